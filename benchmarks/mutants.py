@@ -50,8 +50,6 @@ EQUIVALENT = re.compile(
     r"|(^|[(,])\s*\*,"  # a bare star is no product: other operators there do not compile
 )
 """Lines whose faults no run can tell."""
-UNRUN = ("domain/ports.py",)
-"""Protocols: their defaults are those of whoever implements them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +182,7 @@ def sample(count: int, seed: int) -> list[Mutant]:
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for package in PACKAGES:
         for path in sorted((ROOT / "moetune" / package).rglob("*.py")):
-            for mutant in mutants_of(path) if not str(path).endswith(UNRUN) else ():
+            for mutant in mutants_of(path):
                 by_line.setdefault((mutant.path, mutant.line), []).append(mutant)
     chosen = generator.sample(sorted(by_line), min(count, len(by_line)))
     return [generator.choice(by_line[place]) for place in chosen]

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moetune.domain.layout import Layout
 from moetune.domain.pipeline import SCHEDULES, SPLITTING
+from moetune.domain.training import FoldedLayout
 from tests.ranks import run_ranks
 from tests.runtime import layout_workers
 from tests.runtime.random_layouts import World, trained_worlds
@@ -93,27 +95,33 @@ def _features(one: Held) -> Iterator[str]:
     """Yield what a world's layout has."""
     layout, world = one.world.layout, one.world
     yield f"{one.num_ranks} ranks"
-    for name in ("dp", "cp", "tp", "pp", "ep"):
+    for name in ("dp", "tp", "pp", "ep"):
         if getattr(layout, name) > 1:
             yield f"{name} above 1"
     for what, has in {
-        "experts over tensor-parallel ranks": layout.tp > 1 and layout.ep > 1,
-        "experts over context-parallel ranks": layout.cp > 1 and layout.ep > 1,
-        "ep beyond dp": layout.ep > layout.dp,
+        "clipped gradients": world.max_norm is not None,
+        "AdamW": world.is_adam,
+        "experts in a tensor-parallel group (PPMoE)": isinstance(layout, Layout),
+    }.items():
+        if has:
+            yield what
+    if isinstance(layout, FoldedLayout):
+        yield from _folded_features(layout)
+
+
+def _folded_features(layout: FoldedLayout) -> Iterator[str]:
+    for what, has in {
         "replicas of experts": layout.ep > 1 and layout.edp > 1,
         **{f"schedule {name}": layout.order == name for name in SCHEDULES[1:]},
-        "split backward passes with tp": layout.order in SPLITTING and layout.tp > 1,
         "split backward passes with ep": layout.order in SPLITTING and layout.ep > 1,
         "stages of other sizes": layout.stages is not None,
         "chunks": layout.overlap == "chunks",
         "chunks in stages": layout.overlap == "chunks" and layout.pp > 1,
-        **{f"recomputation of {name}": True for name in layout.recompute},
+        "recomputation": bool(layout.recompute),
         "recomputation in stages": bool(layout.recompute) and layout.pp > 1,
-        "ZeRO stage 1": layout.zero == 1,
-        "ZeRO stage 1 with tp": layout.zero == 1 and layout.tp > 1,
+        **{f"ZeRO stage {stage}": layout.zero == stage for stage in (1, _SHARDS_ALL)},
         "ZeRO stage 1 in stages": layout.zero == 1 and layout.pp > 1,
-        "clipped gradients": world.max_norm is not None,
-        "AdamW": world.is_adam,
+        "split backward passes with ZeRO stage 1": layout.order in SPLITTING and layout.zero == 1,
     }.items():
         if has:
             yield what
@@ -133,7 +141,8 @@ def _page(held: Sequence[Held], seconds: float) -> str:
     return f"""# Random layouts
 
 `python -m benchmarks.random_layouts` draws small models, and layouts from the space that a search
-for `--target moetune` enumerates. Each trains five steps on real ranks, in float64, and is held
+for `--target moetune` enumerates, or for one in five of PPMoE, whose dense parts torch's
+`parallelize_module` cuts. Each trains five steps on real ranks, in float64, and is held
 against one process: every loss, and every parameter after the last step.
 
 {len(held)} worlds with {layouts} different layouts; none differs by more than {largest:.1e}.

@@ -14,13 +14,11 @@ from pathlib import Path
 
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Constraints
-from moetune.domain.costs import LinearCost
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.units import format_seconds
 from moetune.runtime.plans.book import PlanBook
-from moetune.solve.layer.degree import best_degree
 from moetune.store import open_store
 from moetune.workflows.files import load_profile_file, write_text
 from moetune.workflows.plan import make_plan
@@ -38,7 +36,6 @@ def main() -> None:
     rows = [
         ("`import moetune`, beyond Python's own start", "50 ms", _import_seconds()),
         ("`moetune --help`", "300 ms", _process_seconds("-m", "moetune", "--help")),
-        ("one degree, closed form", "50 µs", _solve_seconds()),
         (
             f"plan from a stored profile of {len(profile.samples)} samples",
             "300 ms",
@@ -81,18 +78,6 @@ def _process_seconds(*arguments: str, repeat: int = 9) -> float:
 
 def _import_seconds() -> float:
     return _process_seconds("-c", "import moetune") - _process_seconds("-c", "pass")
-
-
-def _solve_seconds() -> float:
-    transfer = LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10)
-    compute = LinearCost(alpha_seconds=1e-4, beta_seconds=4e-14)
-    return _median(
-        lambda: best_degree(
-            transfer=transfer, payload_bytes=2**24, compute=compute, macs=2**34, max_degree=64
-        ),
-        repeat=201,
-        inner=100,
-    )
 
 
 def _plan_seconds(profile: Profile, **pins: str) -> float:

@@ -29,9 +29,8 @@ from transformers import (
 import moetune
 from moetune.domain.units import format_seconds
 from moetune.runtime.elastic.stop import EXIT_CODE
-from moetune.runtime.elastic.words import resumed_on
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from moetune.runtime.trace import HostRecorder, RecordedSpan, recorder_of
+from moetune.runtime.trace import RecordedSpan, TimelineRecorder
 from moetune.workflows.trace import overlap_of
 
 _LENGTH = 128
@@ -75,7 +74,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> bool:
     replica = DistributedDataParallel(moetune.prepare_ddp(model), broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     checkpoints = moetune.Checkpoints(arguments.checkpoints) if arguments.checkpoints else None
-    begin = resume(checkpoints, model, optimizer, book)
+    begin = resume(checkpoints, model, optimizer)
     times: list[tuple[float, float]] = []
     step, is_stopped = begin, False
     with moetune.StopRequest() as stop:
@@ -123,14 +122,14 @@ def resume(
     checkpoints: moetune.Checkpoints | None,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    book: moetune.PlanBook | None,
 ) -> int:
     """Load the newest checkpoint, if there is one, and return the steps behind it."""
     newest = None if checkpoints is None else checkpoints.newest()
     if checkpoints is None or newest is None:
         return 0
     checkpoints.load(newest, model, optimizer)
-    say(resumed_on(newest, model, book))
+    ranks = dist.get_world_size()
+    say(f"resumed step {newest.step} of {newest.num_ranks} ranks on {ranks}")
     return newest.step
 
 
@@ -174,12 +173,13 @@ def loss_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     )
 
 
-def record(model: nn.Module, device: torch.device) -> list[HostRecorder]:
+def record(model: nn.Module, device: torch.device) -> list[TimelineRecorder]:
     """Time each layer of experts from now on."""
     layers = [module for module in model.modules() if isinstance(module, RoutedLayer)]
-    for layer in layers:
-        layer.recorder = recorder_of(device)
-    return [layer.recorder for layer in layers]  # type: ignore[misc]
+    recorders = [TimelineRecorder(device) for _ in layers]
+    for layer, recorder in zip(layers, recorders, strict=True):
+        layer.recorder = recorder
+    return recorders
 
 
 def seconds(spans: tuple[RecordedSpan, ...]) -> float:

@@ -1,34 +1,35 @@
-"""A small language model with experts, on one rank or cut by a layout into stages and shares.
+"""A small language model with experts, on one rank or cut by a layout into stages and shards.
 
 B sequences, S tokens each, D model width, V tokens of the vocabulary.
 """
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from moetune.comm.group import Communicator, OneRank
 from moetune.domain.layout import check_layout, stage_blocks
 from moetune.domain.model import Transformer
 from moetune.domain.paper_decoder import paper_decoder
-from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
+from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_rules import check_layout as check_folded
 from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
 from moetune.runtime.parallel.groups import ParallelGroups
+from moetune.runtime.parallel.own_layers import with_loss
 from moetune.runtime.parallel.stages import Shapes, Stages
-from moetune.runtime.parallel.vocabulary import (
-    VocabParallelEmbedding,
-    VocabParallelHead,
-    vocab_parallel_cross_entropy,
-    vocab_range,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +46,58 @@ class StageModules:
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
-    """What the layers of a stage share with other ranks; by default nothing.
+class Attention(nn.Module):
+    """Causal self-attention; a rank may have the rows of some heads alone."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.head_width = d_model // num_heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
+        heads = self.qkv(x_BSD).unflatten(-1, (-1, 3, self.head_width))
+        query, key, value = heads.permute(3, 0, 2, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        result: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a GELU between them."""
+
+    def __init__(self, d_model: int, d_hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(d_model, d_hidden), nn.Linear(d_hidden, d_model)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
+        result: torch.Tensor = self.down(functional.gelu(self.up(x_BSD)))
+        return result
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then experts or a dense FFN, each after a norm and with a residual connection.
 
     Args:
-        tensor: the tensor-parallel group.
-        context: the ranks that share a sequence.
-        sequence_parallel: whether tensor-parallel ranks have shards of it between their layers.
-        places: of this rank's tokens in the sequence; None for all.
-        recompute: modules of a block that are computed again in the backward pass.
+        balance: weight of the experts' balance loss, added to the gradients alone.
     """
 
-    tensor: Communicator = field(default_factory=OneRank)
-    context: Communicator = field(default_factory=OneRank)
-    sequence_parallel: bool = False
-    places: torch.Tensor | None = None
-    recompute: tuple[Recompute, ...] = ()
+    def __init__(
+        self, attention: Attention, ffn: nn.Module, d_model: int, balance: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.attention, self.ffn, self.balance = attention, ffn, balance
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
+        x_BSD = x_BSD + self.attention(self.norm1(x_BSD))
+        x_BSD = x_BSD + self.ffn(self.norm2(x_BSD))
+        if self.balance and isinstance(self.ffn, ExpertLayer):
+            x_BSD = with_loss(x_BSD, self.ffn.aux_loss, self.balance)
+        return x_BSD
 
 
 class LanguageModel(nn.Module):
@@ -73,6 +109,7 @@ class LanguageModel(nn.Module):
         make_moe: returns an MoE layer; called once for every block with experts.
         stage: modules of this stage; None for all.
         balance: weight of every layer's balance loss in the gradients.
+        recompute: whether blocks are computed again in the backward pass.
     """
 
     def __init__(
@@ -81,33 +118,25 @@ class LanguageModel(nn.Module):
         make_moe: Callable[[], ExpertLayer],
         *,
         stage: StageModules | None = None,
-        sharing: Sharing | None = None,
         balance: float = 0.0,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         if stage is None:
             stage = StageModules(blocks=range(shape.num_layers), is_first=True, is_last=True)
-        self.sharing = sharing = Sharing() if sharing is None else sharing
         d_model, d_hidden = shape.moe.d_model, shape.moe.d_hidden
-        tensor, parallel = sharing.tensor, {"sequence_parallel": sharing.sequence_parallel}
-        self.is_first, self.is_last = stage.is_first, stage.is_last
+        self.is_first, self.is_last, self.recompute = stage.is_first, stage.is_last, recompute
         if self.is_first:
-            self.tokens = VocabParallelEmbedding(shape.vocab_size, d_model, tensor, **parallel)
+            self.tokens = nn.Embedding(shape.vocab_size, d_model)
             self.places = nn.Embedding(shape.length, d_model)
         self.blocks = nn.ModuleDict()
         for block in stage.blocks:
-            experts = shape.has_experts(block)
-            ffn = make_moe() if experts else FeedForward(d_model, d_hidden, tensor, **parallel)
-            attention = Attention(
-                d_model, shape.num_heads, tensor, context=sharing.context,
-                recompute=sharing.recompute, **parallel,
-            )  # fmt: skip
-            self.blocks[str(block)] = TransformerBlock(
-                attention, ffn, d_model, balance, sharing.recompute
-            )
+            ffn = make_moe() if shape.has_experts(block) else FeedForward(d_model, d_hidden)
+            attention = Attention(d_model, shape.num_heads)
+            self.blocks[str(block)] = TransformerBlock(attention, ffn, d_model, balance)
         if self.is_last:
             self.norm = nn.LayerNorm(d_model)
-            self.head = VocabParallelHead(d_model, shape.vocab_size, tensor, **parallel)
+            self.head = nn.Linear(d_model, shape.vocab_size)
 
     def reset_parameters(self, seed: int) -> None:
         """Draw every layer from the seed and its name: the same values under every layout."""
@@ -118,20 +147,33 @@ class LanguageModel(nn.Module):
                     module.reset_parameters()
 
     def forward(self, x: torch.Tensor, first_place: int = 0) -> torch.Tensor:
-        """Return this rank's logits of the next tokens, or (B, S, D) for the next stage.
+        """Return the logits of the next tokens, or (B, S, D) for the next stage.
 
         Args:
             x: (B, S) tokens as int64, or (B, S, D) of the previous stage.
             first_place: of these tokens in their sequences, for the last positions of a batch.
         """
         if self.is_first:
-            places = self.sharing.places
-            if places is None:
-                places = torch.arange(first_place, first_place + x.shape[1])
-            x = self.tokens(x) + self.places(places.to(x.device))
+            places = torch.arange(first_place, first_place + x.shape[1], device=x.device)
+            x = self.tokens(x) + self.places(places)
         for block in self.blocks.values():
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         return self.head(self.norm(x)) if self.is_last else x
+
+
+def cut_dense_parts(model: LanguageModel, mesh: DeviceMesh) -> None:
+    """Cut all but norms and experts over a tensor-parallel group, by torch's own styles."""
+    for block in model.blocks.values():
+        parts = {"attention.qkv": ColwiseParallel(), "attention.out": RowwiseParallel()}
+        if isinstance(block.ffn, FeedForward):
+            parts |= {"ffn.up": ColwiseParallel(), "ffn.down": RowwiseParallel()}
+        parallelize_module(block, mesh, parts)
+    whole = Replicate()
+    if model.is_first:
+        rows = RowwiseParallel(input_layouts=whole, output_layouts=whole)
+        parallelize_module(model, mesh, {"tokens": rows})
+    if model.is_last:
+        parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=whole)})
 
 
 def next_token_loss(logits_BSV: torch.Tensor, wanted_BS: torch.Tensor) -> torch.Tensor:
@@ -167,40 +209,28 @@ def staged_language_model(
     stages = _stage_modules(shape, ranks, num_sequences, stages_per_rank)
     if isinstance(layout, FoldedLayout) and num_micro_batches is None:
         num_micro_batches = num_sequences // layout.micro_batch
-    losses = max(1, shape.num_moe_layers * (num_micro_batches or 1)) * ranks.num_token_ranks
-    sharing = Sharing(
-        tensor=ranks.tensor_communicator, context=ranks.context_communicator,
-        sequence_parallel=ranks.sequence_parallel, places=ranks.own_places(shape.length),
-        recompute=layout.recompute if isinstance(layout, FoldedLayout) else (),
-    )  # fmt: skip
+    losses = max(1, shape.num_moe_layers * (num_micro_batches or 1)) * layout.dp
     parts = [
         LanguageModel(
             shape, lambda: ranks.expert_layer(layer, **options), stage=stages[stage],
-            sharing=sharing, balance=balance / losses,
+            balance=balance / losses,
+            recompute=isinstance(layout, FoldedLayout) and "full" in layout.recompute,
         ).to(ranks.mesh.device_type, dtype)
         for stage in ranks.stages(stages_per_rank)
     ]  # fmt: skip
     for part in parts:
         part.reset_parameters(seed)
-    communicator = ranks.tensor_communicator
-    size = num_sequences, len(ranks.places(shape.length))
-    own = num_sequences, len(ranks.own_places(shape.length)), layer.d_model
-    vocab = len(vocab_range(shape.vocab_size, communicator))
+        if layout.tp > 1:
+            cut_dense_parts(part, ranks.mesh["tp"])
+    size = num_sequences, shape.length
     shapes = Shapes(
         inputs=torch.empty(size, dtype=torch.int64, device="meta"),
-        between=torch.empty(own, dtype=dtype, device="meta"),
-        outputs=torch.empty((*size, vocab), dtype=dtype, device="meta"),
+        between=torch.empty((*size, layer.d_model), dtype=dtype, device="meta"),
+        outputs=torch.empty((*size, shape.vocab_size), dtype=dtype, device="meta"),
     )
-
-    def loss_of(logits_BSW: torch.Tensor, wanted_BS: torch.Tensor) -> torch.Tensor:
-        return vocab_parallel_cross_entropy(
-            logits_BSW.flatten(0, 1),
-            wanted_BS.flatten(),
-            vocab_size=shape.vocab_size,
-            communicator=communicator,
-        )
-
-    return Stages(parts, ranks, loss_of=loss_of, shapes=shapes, num_micro_batches=num_micro_batches)
+    return Stages(
+        parts, ranks, loss_of=next_token_loss, shapes=shapes, num_micro_batches=num_micro_batches
+    )
 
 
 def _stage_modules(

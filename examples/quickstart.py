@@ -116,7 +116,6 @@ def _show_slow_wire(screen: Screen) -> None:
 
 
 def _profile(screen: Screen) -> None:
-    from moetune.workflows.fitness import fitness_of
     from moetune.workflows.profile import profile_machine
     from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
 
@@ -129,15 +128,12 @@ def _profile(screen: Screen) -> None:
         budget_seconds=_BUDGET_SECONDS,
     )
     with wiring.open_store(wiring.configure().settings) as store:
-        found = profile_machine(
+        profile_machine(
             request,
             MeasurementSetting(environment=config.environment(), oversubscribe=True),
             store=store,
             progress=ScreenProgress(screen, resume=_RESUME),
         )
-    fitness = fitness_of(found.profile, request)
-    if fitness is not None:
-        screen.say(fitness.words)
 
 
 def _plan() -> "Plan":

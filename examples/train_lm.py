@@ -1,6 +1,6 @@
 """Train the byte-level language model on Python's own sources, under any layout.
 
-    torchrun --nproc-per-node 4 -m examples.train_lm --pp 2 --tp 2 --ep 2
+    torchrun --nproc-per-node 4 -m examples.train_lm --pp 2 --dp 2 --ep 2
 
 Every layout trains the same initial weights on the same sequences, and so gives the same losses
 but for rounding and the balance loss.
@@ -46,13 +46,13 @@ def main() -> int:
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name in ("dp", "cp", "tp", "pp", "vpp", "ep"):
+    for name in ("dp", "tp", "pp", "vpp", "ep"):
         parser.add_argument(f"--{name}", type=int, default=1)
-    parser.add_argument("--zero", type=int, choices=(0, 1), default=1, help="default: 1")
+    parser.add_argument("--zero", type=int, choices=(0, 1, 3), default=1, help="default: 1")
     parser.add_argument("--schedule", choices=SCHEDULES, help="of a pipeline; default: 1F1B")
     parser.add_argument(
-        "--recompute", choices=("norm", "mlp", "moe", "core_attn", "full"), nargs="*", default=(),
-        help="modules that the backward pass computes again; default: none",
+        "--recompute", choices=("none", "full"), default="none",
+        help="full: the backward pass computes blocks again; default: none",
     )  # fmt: skip
     parser.add_argument(
         "--expert-parallel",
@@ -94,13 +94,12 @@ def train(arguments: argparse.Namespace, device: str) -> None:
         num_micro_batches=arguments.micro_batches, pipeline=False,
     )  # fmt: skip
     optimizer = stages.optimizer(lambda parts: torch.optim.AdamW(parts, lr=arguments.learning_rate))
-    places = ranks.places(shape.length)
     text = sources()
     generator = torch.Generator().manual_seed(0)
     for step in range(arguments.steps):
         starts = torch.randint(len(text) - shape.length, (arguments.batch, 1), generator=generator)
         text_BS = text[starts[mine] + torch.arange(shape.length + 1)].long().to(device)
-        share = stages.backward(text_BS[:, places], text_BS[:, places + 1])
+        share = stages.backward(text_BS[:, :-1], text_BS[:, 1:])
         optimizer.step()
         loss = float(stages.total_loss(share))
         if dist.get_rank() == 0:
@@ -126,9 +125,9 @@ def layout_of(arguments: argparse.Namespace, batch: int) -> Layout | FoldedLayou
             "use a number of them that divides the sequences",
         )
     return FoldedLayout(
-        dp=arguments.dp, cp=arguments.cp, tp=arguments.tp, pp=arguments.pp, vpp=arguments.vpp,
-        ep=arguments.ep, zero=arguments.zero, micro_batch=micro_batch,
-        recompute=tuple(arguments.recompute), schedule=arguments.schedule,
+        dp=arguments.dp, tp=arguments.tp, pp=arguments.pp, vpp=arguments.vpp, ep=arguments.ep,
+        zero=arguments.zero, micro_batch=micro_batch, schedule=arguments.schedule,
+        recompute=("full",) if arguments.recompute == "full" else (),
     )  # fmt: skip
 
 

@@ -18,9 +18,9 @@ from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.measure.steps import LayerSteps, MeasuredSteps, measure_steps
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.gradients import prepare_ddp
-from moetune.workflows.steps import LayerSteps, MeasuredSteps, measure_steps
 
 AUX_WEIGHT = 0.01
 _SEED = 7

@@ -41,7 +41,7 @@ THOROUGH_FIXTURES = frozenset({"browser", "server"})
 """A real browser, and a real PostgreSQL."""
 LONGEST = (
     "runtime/test_random_layouts.py", "docs/test_docs.py", "measure/test_profile_command.py",
-    "workflows/test_verify_on_ranks.py", "service/test_new_plan_in_a_browser.py",
+    "workflows/test_verify_on_ranks.py",
     "measure/test_measuring_ranks.py", "service/test_page_in_a_browser.py",
     "solve/joint/test_search.py", "test_make_gpu.py", "workflows/test_parallelize.py",
     "service/hostile/test_solves.py",

@@ -17,8 +17,8 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
+from moetune.measure.steps import MeasuredSteps, measure_steps, random_steps
 from moetune.workflows.launch import rank_device, run_on_ranks
-from moetune.workflows.steps import MeasuredSteps, measure_steps, random_steps
 
 
 def run_layers(scale: Scale, folder: Path) -> None:

@@ -15,7 +15,7 @@ from moetune.measure.grid import SUSTAINED
 from moetune.workflows.files import load_profile_file, profile_to_toml, write_text
 from moetune.workflows.profile import measure_profile
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
-from moetune.workflows.recording import SilentProgress
+from moetune.workflows.recording import Progress
 
 FILE = "profile.toml"
 
@@ -44,7 +44,7 @@ def run_profile(scale: Scale, folder: Path) -> None:
         rows.add(**row)
 
 
-class _Visits(SilentProgress):
+class _Visits(Progress):
     """Writes when each visit ended: a part that is ended too late tells where its time went."""
 
     def __init__(self, rows: Rows) -> None:

@@ -16,10 +16,10 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
+from moetune.measure.steps import LayerSteps, measure_steps, random_steps
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.paper_times import paper_seconds
 from moetune.solve.layer.times import step_time
-from moetune.workflows.steps import LayerSteps, measure_steps, random_steps
 
 
 def run_reuse(scale: Scale, folder: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Self, TextIO
 
 from benchmarks.netlab.processes import RankOutput, run_ranks
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.workflows.ports import free_port
+from tests.ports import free_port
 
 _MAX_RANKS = 250
 _BURST = "256kb"

@@ -19,7 +19,7 @@ from moetune.domain.model import WHOLE_MODELS
 from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.targets import find_target
-from moetune.domain.training import LayoutRequest, TrainingJob, ZeroStage
+from moetune.domain.training import TOKEN_DISPATCHERS, LayoutRequest, TrainingJob, ZeroStage
 from moetune.solve.joint.ties import PricedLayout
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_plan import TrainingRequest
@@ -28,6 +28,8 @@ RESULT = Path("docs/results/ppmoe-table2.md")
 _PROFILE = Path("profiles/v100-x256.toml")
 _MICRO_BATCHES_PER_STAGE = 2
 _LARGEST_MICRO_BATCH = 64
+_PAPERS = replace(find_target("moetune"), tp_dispatchers=TOKEN_DISPATCHERS, zero_with_tp=1)
+"""Of the paper's runtime, which cuts attention beside experts that exchange tokens."""
 _ZERO: tuple[ZeroStage, ...] = (1, 3)
 _CLOSE = 0.25
 
@@ -118,7 +120,7 @@ def _at(row: Row, profile: Profile, sequences: int, zero: ZeroStage) -> Found:
     pins = replace(row.pins, micro_batch=sequences, zero=row.pins.zero or zero)
     if zero > 1 and row.tp * row.pp > 1:
         return Found(row=row)  # the runtime shards parameters of single ranks alone
-    request = TrainingRequest(job=job, pins=pins, target=find_target("moetune"))
+    request = TrainingRequest(job=job, pins=pins, target=_PAPERS)
     try:
         plan = plan_training(request, profile)
     except LayoutTooLargeError:

@@ -292,7 +292,7 @@ def machine_of(fact: Fact) -> Machine:
 
 def _between_shapes(table: GemmTable) -> Kept:
     """Return the errors of shapes left out, which the surface blends from the others."""
-    shapes = {shape: series for (_, _, shape), series in gemm_series(table).items()}
+    shapes = {key.shape: series for key, series in gemm_series(table).items()}
     errors = Surface(shapes=shapes, family="", alpha_seconds=0.0).shape_errors()
     return Kept(
         operation="gemm bfloat16, a shape left out",

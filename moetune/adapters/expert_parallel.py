@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.adapters.families import family_of
 from moetune.adapters.layers import AnyPlan, check_dtype, dtype_of, routed_layer, shape_of
-from moetune.adapters.ranks import ExpertRanks
 from moetune.comm.gloo import communicator_of
 from moetune.domain.errors import InputError
 
@@ -77,9 +76,10 @@ class _RoutedExperts:
                 "use moetune.adapt",
             )
         check_dtype(plan, dtype_of(experts, family))
+        shape = shape_of(experts, family, top_k=experts.config.num_experts_per_tok)
         self._layer, _ = routed_layer(
-            experts, family, shape_of(experts, family, top_k=experts.config.num_experts_per_tok),
-            plan, ExpertRanks(communicator=communicator_of(ep_mesh.get_group())), are_wrapped=True,
+            experts, family.names, family.form(experts), shape, plan,
+            communicator_of(ep_mesh.get_group()), are_wrapped=True,
         )  # fmt: skip
         self._layer.agree_on_plans()
 

@@ -5,14 +5,16 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.adapters.families import ExpertsFamily
-from moetune.adapters.ranks import ExpertRanks
+from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
-from moetune.runtime.moe.borrowed import BorrowedExperts
+from moetune.runtime.moe.borrowed import BorrowedExperts, ExpertNames
 from moetune.runtime.moe.decisions import dtype_name
+from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.plans.book import PlanBook
@@ -70,20 +72,23 @@ def check_dtype(plan: AnyPlan, dtype: torch.dtype) -> None:
 
 def routed_layer(
     experts: nn.Module,
-    family: ExpertsFamily,
+    names: ExpertNames,
+    form: FusedForm | None,
     shape: LayerShape,
     plan: AnyPlan,
-    ranks: ExpertRanks,
+    communicator: Communicator,
     *,
+    mesh: DeviceMesh | None = None,
     are_wrapped: bool = False,
 ) -> tuple[RoutedLayer, BorrowedExperts]:
     """Return the layer of a module's experts, which are not cut yet.
 
     Args:
+        names, form: of the experts' parameters, as of `BorrowedExperts`.
+        communicator: of the ranks that share the experts.
+        mesh: the same ranks, or their replicas and them; None where nobody has made it.
         are_wrapped: the model's library cuts and wraps them itself.
     """
-    names, form = family.names, family.form(experts)
-    placement = ExpertPlacement.of(ranks.communicator, shape.num_experts)
+    placement = ExpertPlacement.of(communicator, shape.num_experts)
     own = BorrowedExperts(experts, names, form, placement, are_wrapped=are_wrapped)
-    layer = RoutedLayer.of_any_plan(shape, own, ranks.communicator, plan, mesh=ranks.mesh)
-    return layer, own
+    return RoutedLayer.of_any_plan(shape, own, communicator, plan, mesh=mesh), own

@@ -21,11 +21,14 @@ from moetune.adapters.layers import (
 )
 from moetune.adapters.libraries import teach_libraries
 from moetune.adapters.loading import load_checkpoint
-from moetune.adapters.ranks import ExpertRanks, ranks_of
 from moetune.adapters.shared import run_shared_beside
-from moetune.adapters.together import do_together
+from moetune.comm.agree import agree
+from moetune.comm.gloo import communicator_of, shared_communicator
+from moetune.comm.group import Communicator
+from moetune.comm.launched import check_joined
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
+from moetune.runtime.moe.inputs import expert_group
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.moe.shared_work import SharedWork
@@ -79,14 +82,33 @@ def adapt(
         RankMismatchError: the ranks have different models or plans, or only some can adapt theirs.
         CollectiveError: an exchange failed.
     """
-    return adapt_over(model, plan, ranks_of(mesh), checkpoint=checkpoint)
+    return adapt_over(model, plan, _ranks_of(mesh), mesh=mesh, checkpoint=checkpoint)
+
+
+def _ranks_of(mesh: DeviceMesh | None) -> Communicator:
+    """Return the ranks that share the experts, None for all; the mesh's ranks call this together.
+
+    Raises:
+        InputError: this rank is not among them, or the mesh has too many dimensions.
+        CollectiveError: a rank left.
+    """
+    check_joined("the model")
+    if mesh is None:
+        return shared_communicator()
+    if mesh.get_coordinate() is None:
+        raise InputError(
+            f"the mesh has ranks {mesh.mesh.flatten().tolist()}, this one is not among them",
+            "call moetune.adapt on the mesh's ranks alone, or give a mesh of all",
+        )
+    return communicator_of(expert_group(mesh, None))
 
 
 def adapt_over(
     model: ModelT,
     plan: AnyPlan,
-    ranks: ExpertRanks,
+    communicator: Communicator,
     *,
+    mesh: DeviceMesh | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> ModelT:
     """Do what `adapt` does, over ranks whose groups there are already.
@@ -94,20 +116,28 @@ def adapt_over(
     Raises:
         InputError, RankMismatchError, CollectiveError: as in `adapt`.
     """
-    communicator = ranks.communicator
-    found = do_together(
+    found = agree(
         communicator,
-        lambda: _usable(model, plan, checkpoint, ranks),
+        lambda: _usable(model, plan, checkpoint, communicator.num_ranks),
         _described,
+        "the adapted model",
     )
-    layers = [routed_layer(each.experts, each.family, each.shape, plan, ranks) for each in found]
+    layers = [
+        routed_layer(
+            each.experts, each.family.names, each.family.form(each.experts), each.shape, plan,
+            communicator, mesh=mesh,
+        )
+        for each in found
+    ]  # fmt: skip
     for layer, _ in layers:
         layer.agree_on_plans()
     for each, (layer, experts) in zip(found, layers, strict=True):
         experts.keep_own()
         _install(each, layer)
     if checkpoint is not None:
-        do_together(communicator, lambda: load_checkpoint(model, checkpoint), lambda _: "loaded")
+        agree(
+            communicator, lambda: load_checkpoint(model, checkpoint), lambda _: (), "the checkpoint"
+        )
     for _, experts in layers:
         experts.mark_own()
     if communicator.num_ranks > 1:
@@ -140,7 +170,7 @@ def _usable(
     model: nn.Module,
     plan: AnyPlan,
     checkpoint: str | os.PathLike[str] | None,
-    ranks: ExpertRanks,
+    num_ranks: int,
 ) -> Sequence[_Found]:
     """Return the model's experts.
 
@@ -159,7 +189,7 @@ def _usable(
         )
     for each in found:
         _check_plain(each.experts)
-        check_divisible(each.shape.num_experts, ranks.communicator.num_ranks)
+        check_divisible(each.shape.num_experts, num_ranks)
         check_dtype(plan, dtype_of(each.experts, each.family))
     with_memory = [name for name, each in model.named_parameters() if not each.is_meta]
     if checkpoint is not None and with_memory:
@@ -181,9 +211,9 @@ def _check_plain(experts: nn.Module) -> None:
             )
 
 
-def _described(found: Sequence[_Found]) -> str:
+def _described(found: Sequence[_Found]) -> list[str]:
     layers = {f"{each.shape} in {dtype_of(each.experts, each.family)}" for each in found}
-    return f"{len(found)} layers, {'; '.join(sorted(layers))}"
+    return [f"{len(found)} layers, {'; '.join(sorted(layers))}"]
 
 
 def _found(model: nn.Module) -> Iterator[_Found]:

@@ -7,14 +7,13 @@ are.
 import torch.distributed as dist
 from torch import nn
 
-from moetune.adapters.layers import AnyPlan, check_dtype
+from moetune.adapters.layers import AnyPlan, check_dtype, routed_layer
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
-from moetune.runtime.moe.borrowed import BorrowedExperts, ExpertNames
+from moetune.runtime.moe.borrowed import ExpertNames
 from moetune.runtime.moe.fused import ClampedGate, FusedForm
-from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
 
 _THREE_MATRICES = ExpertNames(up="w1_EFD", down="w2_EDF", factor="w3_EFD")
@@ -47,14 +46,11 @@ def titan_layer(
     check_divisible(num_experts, communicator.num_ranks)
     up, down = experts.get_parameter(names.up), experts.get_parameter(names.down)
     check_dtype(plan, up.dtype)
-    own = BorrowedExperts(
-        experts, names, form, ExpertPlacement.of(communicator, num_experts), are_wrapped=True
-    )
     shape = LayerShape(
         d_model=up.shape[2], d_hidden=down.shape[2], num_experts=num_experts, top_k=top_k,
         activation="swiglu",
     )  # fmt: skip
-    layer = RoutedLayer.of_any_plan(shape, own, communicator, plan)
+    layer, _ = routed_layer(experts, names, form, shape, plan, communicator, are_wrapped=True)
     layer.agree_on_plans()
     return layer
 

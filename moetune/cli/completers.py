@@ -9,7 +9,7 @@ import typer
 from moetune.domain.errors import MoetuneError
 
 if TYPE_CHECKING:
-    from moetune.domain.ports import Store
+    from moetune.store import SqlStore
 
 ID_LETTERS = 8
 """Of a plan's id, which is as unique as a store needs and still readable."""
@@ -50,7 +50,7 @@ def plan_ids(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _stored(
-    context: typer.Context, incomplete: str, names: Callable[["Store"], Iterable[str]]
+    context: typer.Context, incomplete: str, names: Callable[["SqlStore"], Iterable[str]]
 ) -> list[str]:
     """Return names from the store; none where there is no store or it cannot be read."""
     try:
@@ -60,7 +60,7 @@ def _stored(
         return []
 
 
-def _find_store(context: typer.Context) -> "AbstractContextManager[Store | None]":
+def _find_store(context: typer.Context) -> "AbstractContextManager[SqlStore | None]":
     from moetune.workflows import wiring
 
     before = context.find_root().params

@@ -66,10 +66,7 @@ def current(context: typer.Context, *, json: Json = False) -> None:
 
 @app.command(epilog=example("moetune db check"))
 def check(context: typer.Context, *, json: Json = False) -> None:
-    """Check the database for damage: pages, references, schema, and every stored document.
-
-    A backup is compared with its checksum, too.
-    """
+    """Check the database for damage: pages, references, schema, and every stored document."""
     from moetune import store
     from moetune.config import without_password
 
@@ -101,14 +98,13 @@ def backup(
     *,
     json: Json = False,
 ) -> None:
-    """Copy the database to a new file, its checksum to FILE.sha256; others may use it meanwhile."""
+    """Copy the database to a new file; others may use it meanwhile."""
     from moetune import store
     from moetune.config import without_password
 
     session = session_of(context)
     settings = session.settings
     file = store.backup(settings.db, target)
-    checksum = store.checksum_file(file)
     location = without_password(settings.db)
     if json:
         session.screen.document(
@@ -116,11 +112,10 @@ def backup(
                 "schema": "moetune.db.backup/1",
                 "location": location,
                 "file": str(file),
-                "checksum": str(checksum),
             }
         )
     else:
-        session.screen.line(f"copied {location} to {file}, its checksum to {checksum.name}")
+        session.screen.line(f"copied {location} to {file}")
 
 
 @app.command(epilog=example("moetune db prune --older-than 90d --dry-run"))

@@ -16,7 +16,7 @@ from moetune.cli.session import (
     session_of,
 )
 from moetune.domain.units import parse_age
-from moetune.report.section import plural
+from moetune.report.section import Section, plural
 
 app = typer.Typer(help="Stored plans.", rich_markup_mode=None)
 
@@ -39,7 +39,7 @@ def list_(
 ) -> None:
     """List the plans of the store, newest first."""
     from moetune.workflows.library import PlanFilter, list_plans, read_plans, time_ago
-    from moetune.workflows.views.library import plans_section
+    from moetune.workflows.views.stored_plans import stored_plans_table
 
     session = session_of(context, all_rows=all_)
     since = "" if newer_than is None else time_ago(parse_age(newer_than))
@@ -49,8 +49,9 @@ def list_(
         shown = found if all_ or json else found[:MOST_ROWS]
         read = read_plans(store, shown)
     document = {"schema": "moetune.plans.list/1", "plans": found}
-    section = plans_section(read, num_more=len(found) - len(shown))
-    session.screen.answer((section,), document, as_json=json)
+    none = "No plan matches; `moetune plan` makes one."
+    table = stored_plans_table(read, empty=none, num_more=len(found) - len(shown))
+    session.screen.answer((Section(name="plans", tables=(table,)),), document, as_json=json)
 
 
 @app.command("show", epilog=example("moetune plans show 1a2b3c"))

@@ -23,7 +23,6 @@ from moetune.workflows.profile_quality import not_measured
 
 if TYPE_CHECKING:
     from moetune.domain.profile import Profile
-    from moetune.workflows.fitness import Fitness
     from moetune.workflows.profile_request import MeasurementSetting, ProfileOutcome, ProfileRequest
 
 
@@ -223,7 +222,6 @@ def _measure(
     resume: bool,
     as_json: bool,
 ) -> None:
-    from moetune.workflows.fitness import fitness_of
     from moetune.workflows.profile import profile_machine
     from moetune.workflows.profile_request import detect_cluster
 
@@ -255,20 +253,13 @@ def _measure(
                 f"  measure the rest:  {command_again(session, '--resume')}"
             )
             raise typer.Exit(_INTERRUPTED) from None
-    fitness = fitness_of(outcome.profile, request)
     if as_json:
-        document = outcome.document
-        screen.document(document if fitness is None else {**document, "fitness": encode(fitness)})
+        screen.document(outcome.document)
     else:
-        _show(session, request, outcome, fitness)
+        _show(session, request, outcome)
 
 
-def _show(
-    session: Session,
-    request: "ProfileRequest",
-    outcome: "ProfileOutcome",
-    fitness: "Fitness | None",
-) -> None:
+def _show(session: Session, request: "ProfileRequest", outcome: "ProfileOutcome") -> None:
     screen, name = session.screen, outcome.profile.name
     reused = f", {outcome.num_reused} of them from an earlier run" if outcome.num_reused else ""
     screen.say(f'Profile "{name}" has {len(outcome.profile.samples)} samples{reused}.')
@@ -278,8 +269,6 @@ def _show(
             "The machine's speed changed meanwhile by more than 3 %: measure again when nothing "
             "else runs on it."
         )
-    if fitness is not None:
-        screen.say(fitness.words)
     for sample in outcome.failed[:3]:
         screen.say(f"Not measured: {not_measured(sample, outcome.profile.machine)}")
     quoted = shlex.quote(name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from moetune.cli.render import Screen
     from moetune.config import Configuration, Settings
-    from moetune.domain.ports import Store
+    from moetune.store import SqlStore
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 All = Annotated[bool, typer.Option("--all", help="Print every row of long tables.")]
@@ -97,7 +97,7 @@ class Session:
         return self.configuration().settings
 
     @contextmanager
-    def find_store(self) -> "Iterator[Store | None]":
+    def find_store(self) -> "Iterator[SqlStore | None]":
         """Open the store to read, None where none was made yet, and say so where one was named."""
         from moetune.workflows import wiring
 

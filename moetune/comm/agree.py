@@ -6,6 +6,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TypeVar
 
 import torch
@@ -100,32 +101,51 @@ def few_values(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return on_host.to(device, non_blocking=True)
 
 
-def agree_on_digest(communicator: Communicator, digest: str, what: str, beside: T) -> list[T]:
-    """Check that all ranks have the same digest, and return what each tells beside it.
+def agree(
+    communicator: Communicator,
+    work: Callable[[], T],
+    describe: Callable[[T], Sequence[str]],
+    what: str,
+) -> T:
+    """Return what each rank's own work gives, if it gives what the others' does.
 
     Args:
-        what: has that digest; a plural, for the error.
-        beside: picklable; what this rank tells the others.
+        work: without exchanges; raises MoetuneError.
+        describe: lines that must be equal on all ranks; the first that differs is in the error.
+        what: the ranks are about to do; for the error.
 
     Raises:
-        RankMismatchError: they differ; the same text on all ranks.
+        MoetuneError: the work fails on all ranks.
+        RankMismatchError: it fails on some, or the results differ; the same text on all.
         CollectiveError: the exchange failed.
     """
-    told = communicator.all_gather_object((digest, beside), f"the comparison of {what}")
-    digests = [one for one, _ in told]
-    if len(set(digests)) > 1:
-        raise RankMismatchError(f"{what} differ between ranks: {', '.join(digests)}")
-    return [one for _, one in told]
+    results: list[T] = []
+    problem: MoetuneError | None = None
+    try:
+        results.append(work())
+    except MoetuneError as error:
+        problem = error
+    raise_on_all(communicator, problem, what)
+    (result,) = results
+    rows = communicator.all_gather_object(list(describe(result)), f"the agreement on {what}")
+    for lines in zip_longest(*rows, fillvalue="nothing"):
+        if len(set(lines)) > 1:
+            texts = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(lines))
+            raise RankMismatchError(
+                f"the ranks disagree on {what}\n{texts}",
+                "give every rank the same model, plan and options",
+            )
+    return result
 
 
-def raise_on_all(communicator: Communicator, problem: InputError | None, what: str) -> None:
+def raise_on_all(communicator: Communicator, problem: MoetuneError | None, what: str) -> None:
     """Raise an error on every rank where one rank has a problem; all ranks call this.
 
     Args:
         what: cannot be done; for the error.
 
     Raises:
-        InputError: all ranks have the problem.
+        MoetuneError: this rank's problem, where all ranks have one.
         RankMismatchError: some have one; the same text on all.
         CollectiveError: the exchange failed.
     """

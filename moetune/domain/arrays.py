@@ -4,13 +4,15 @@ The solvers work out a layer once for many refits of its costs, or for many size
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+_Value = TypeVar("_Value")
 
 FEW = 256
 """Numbers up to which `math` computes each of them, which NumPy may round otherwise."""
@@ -24,6 +26,11 @@ def is_many(number: object) -> bool:
 def array_of(numbers: Sequence[float] | NDArray[np.generic]) -> float:
     """Return an array in the place of a number."""
     return cast("float", np.asarray(numbers))
+
+
+def as_number(numbers: Floats) -> float:
+    """Return the number of an array without dimensions, else the array in the place of one."""
+    return cast("float", numbers if numbers.ndim else float(numbers))
 
 
 def floats_of(numbers: float) -> Floats:
@@ -53,13 +60,27 @@ def as_rows(numbers: Sequence[float], num: int) -> Floats:
     return found
 
 
-def rows_of(numbers: Iterable[float], num: int) -> list[tuple[float, ...]]:
-    """Return what each of so many has of some numbers: its own of arrays, of others the same."""
-    return [*zip(*(_of_each(one, num) for one in numbers), strict=True)]
+def split(value: _Value, num: int) -> list[_Value]:
+    """Return what each of so many has of numbers: its own of arrays, of others the same.
+
+    Args:
+        value: a number, or numbers in tuples, mappings and dataclasses.
+    """
+    if is_many(value):
+        return cast("list[_Value]", np.asarray(value).tolist())
+    if isinstance(value, Mapping):
+        return [cast("_Value", dict(zip(value, row, strict=True))) for row in _rows(value, num)]
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [item.name for item in fields(value)]
+        rows = _rows({name: getattr(value, name) for name in names}, num)
+        return [replace(value, **dict(zip(names, row, strict=True))) for row in rows]
+    if isinstance(value, tuple):
+        return [type(value)(*row) for row in _rows(dict(enumerate(value)), num)]
+    return [value] * num
 
 
-def _of_each(number: float, num: int) -> list[float]:
-    return floats_of(number).tolist() if is_many(number) else [number] * num
+def _rows(values: Mapping[Any, Any], num: int) -> list[tuple[Any, ...]]:
+    return [*zip(*(split(one, num) for one in values.values()), strict=True)] or [()] * num
 
 
 def exp_of(numbers: Floats) -> Floats:

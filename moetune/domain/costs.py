@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, cast, get_args
 
-from moetune.domain.gemm_forms import GemmForm
+from moetune.domain.cost_keys import CollectiveKey, CostKey, GemmKey
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
-from moetune.domain.samples import CollectiveOp, Direction
 from moetune.domain.step_errors import StepErrors
 
 Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
@@ -56,23 +55,6 @@ class Doubt(NamedTuple):
     stand_in: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burst:
-    """Lead of collectives over their rate when they begin after a pause of the link.
-
-    Args:
-        seconds: on the link at most; a pause of that length gives it back in full.
-        share: of the collectives' time at most: what was measured over a stream may be a rate that
-            holds for its while, as well as bytes that pass at once.
-    """
-
-    seconds: float = 0.0
-    share: float = 0.95
-
-
-NO_BURST = Burst()
-
-
 class Estimate(NamedTuple):
     """A predicted time; not a dataclass, because a plan makes thousands.
 
@@ -105,15 +87,38 @@ class ModelError:
 
 
 class Costs(Protocol):
-    """Times of a machine's operations. Sizes may be fractions: those of chunks are.
+    """Times of a machine's operations.
 
-    Where `takes_arrays`, sizes and numbers in flight may be arrays, too: an estimate then has an
-    array of seconds, and neither trust nor doubts.
+    A size may be a fraction, as those of chunks are, or an array of sizes: an estimate then has an
+    array of seconds, and neither trust nor doubts. Costs of many refits (`costs_of_all`) have an
+    array of seconds for a single size.
     """
 
     @property
     def interference(self) -> Interference:
         """Speeds of operations of different classes beside each other."""
+        ...
+
+    @property
+    def copy_mode(self) -> CopyMode | None:
+        """Way to offload activations; None where copies were not measured both ways."""
+        ...
+
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        """Return the time of an operation at a size.
+
+        Raises:
+            ProfileError: it was not measured, and nothing stands in; the text names the command
+                that measures it.
+        """
+        ...
+
+    def knows(self, key: CostKey) -> bool:
+        """Return whether `seconds` has a memory-bound operation, or attention."""
+        ...
+
+    def line(self, key: GemmKey | CollectiveKey) -> LinearCost | None:
+        """Return the α–β line over sizes; None where measured points predict."""
         ...
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
@@ -125,73 +130,6 @@ class Costs(Protocol):
         """
         ...
 
-    def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
-        """Return what collectives gain by a pause of the link; nothing where it is not known."""
-        ...
-
-    def gemm_line(self, *, dtype: str) -> LinearCost | None:
-        """Return the α–β line over MACs; None where measured points predict."""
-        ...
-
-    def collective_line(
-        self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
-    ) -> LinearCost | None:
-        """Return the α–β line over input bytes; None where measured points predict."""
-        ...
-
-    def gemm(
-        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
-    ) -> Estimate:
-        """Return the time of one GEMM of `num_experts` experts with `rows` rows each.
-
-        Raises:
-            ProfileError: nothing is known about that dtype.
-        """
-        ...
-
-    def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
-        """Return the time of a memory-bound operation; None where it was not measured."""
-        ...
-
-    def collective(
-        self,
-        *,
-        op: CollectiveOp,
-        group_size: int,
-        num_bytes: float,
-        in_flight: int = 1,
-        num_nodes: int = 0,
-    ) -> Estimate:
-        """Return the time of one collective.
-
-        Args:
-            num_nodes: nodes that the ranks are spread over evenly; 0 for consecutive ranks.
-
-        Raises:
-            ProfileError: such a group was not measured; the text names the command that does.
-        """
-        ...
-
-    def attention(
-        self,
-        *,
-        dtype: str,
-        num_sequences: float,
-        length: int,
-        num_heads: int,
-        head_dim: int,
-        backward: bool,
-    ) -> Estimate | None:
-        """Return the time of causal self-attention without its projections.
-
-        Args:
-            backward: the gradients of query, key and value instead.
-
-        Returns:
-            None where it was not measured.
-        """
-        ...
-
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
         """Return by how much steps of a layer differ from the sum of their operations.
 
@@ -200,30 +138,20 @@ class Costs(Protocol):
         """
         ...
 
-    @property
-    def copy_mode(self) -> CopyMode | None:
-        """Way to offload activations; None where copies were not measured both ways."""
-        ...
 
-    def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
-        """Return the time of one copy.
-
-        Raises:
-            ProfileError: no such copy was measured.
-        """
-        ...
+def seconds_if_known(costs: Costs, key: CostKey, size: float) -> Estimate | None:
+    """Return the time of a memory-bound operation or attention; None where it was not measured."""
+    return costs.seconds(key, size) if costs.knows(key) else None
 
 
-def takes_arrays(costs: Costs) -> bool:
-    """Return whether the costs predict arrays of sizes at once."""
-    return bool(getattr(costs, "takes_arrays", False))
-
-
-def costs_of_all(refits: Sequence[Costs]) -> Costs | None:
+def costs_of_all(refits: Sequence[Costs]) -> Costs:
     """Return costs with an array of seconds in each estimate, one for each of the refits.
 
-    Returns:
-        None where the refits know of none.
+    Raises:
+        TypeError: the refits are not of one profile.
     """
     together = getattr(refits[0], "together", None)
-    return None if together is None else together(refits)
+    found = None if together is None else together(refits)
+    if found is None:
+        raise TypeError("refits of different profiles have no costs as one")
+    return cast("Costs", found)

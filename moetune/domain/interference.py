@@ -75,7 +75,8 @@ class Interference:
         if not others:
             return 1.0
         key = "all" if len(others) > 1 else next(iter(others))
-        return float(getattr(getattr(self, victim), key))
+        speed: float = getattr(getattr(self, victim), key)
+        return speed
 
     @property
     def overlap_speeds(self) -> OverlapSpeeds:
@@ -84,8 +85,6 @@ class Interference:
 
     def overlapped(self, speeds: OverlapSpeeds) -> "Interference":
         """Return the table with these speeds of computation and communication beside each other."""
-        if speeds == self.overlap_speeds:
-            return self
         return Interference(
             comp=CompSpeed(comm=speeds.comp, mem=self.comp.mem, all=self.comp.all),
             comm=CommSpeed(comp=speeds.comm, mem=self.comm.mem, all=self.comm.all),

@@ -1,12 +1,12 @@
 """A profile: everything known about one machine's speed, with the keys of `profiles/*.toml`."""
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.costs import NO_BURST, LinearCost
+from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey, RowsKey
+from moetune.domain.costs import LinearCost
 from moetune.domain.document import UNLESS_DEFAULT, decode_schema, digest, encode
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.interference import Interference
@@ -18,12 +18,6 @@ from moetune.domain.withdrawn import without_unread_points
 
 PROFILE_SCHEMA = 1
 Provenance = Literal["measured", "published", "modelled"]
-
-
-def _check_group(line: "CollectiveLine | LinkBurst") -> None:
-    check_positive(line, "group_size")
-    if line.num_nodes < 0:
-        raise InputError(f"num_nodes must be at least 0, got {line.num_nodes}")
 
 
 def _check_line(alpha_seconds: float, beta_seconds: float) -> None:
@@ -87,6 +81,11 @@ class GemmLine:
         _check_line(self.alpha_seconds, self.beta_seconds_per_mac)
 
     @property
+    def key(self) -> GemmKey:
+        """The operation."""
+        return GemmKey(self.dtype)
+
+    @property
     def cost(self) -> LinearCost:
         """The line over MACs."""
         return LinearCost(alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_mac)
@@ -111,35 +110,20 @@ class CollectiveLine:
 
     def __post_init__(self) -> None:
         _check_line(self.alpha_seconds, self.beta_seconds_per_byte)
-        _check_group(self)
+        check_positive(self, "group_size")
+        if self.num_nodes < 0:
+            raise InputError(f"num_nodes must be at least 0, got {self.num_nodes}")
         check_positive(self, "in_flight")
+
+    @property
+    def key(self) -> CollectiveKey:
+        """The operation."""
+        return CollectiveKey(self.op, self.group_size, self.num_nodes, self.in_flight)
 
     @property
     def cost(self) -> LinearCost:
         """The line over bytes."""
         return LinearCost(alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_byte)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkBurst:
-    """Time that collectives are ahead of their rate when they begin after a pause of the link.
-
-    Args:
-        seconds, share: as of `Burst`.
-    """
-
-    op: CollectiveOp
-    group_size: int
-    seconds: float
-    num_nodes: int = 0
-    share: float = NO_BURST.share
-
-    def __post_init__(self) -> None:
-        if not 0 < self.seconds < math.inf:
-            raise InputError(f"a burst must take more than 0 s, got {self.seconds}")
-        if not 0 < self.share < 1:
-            raise InputError(f"a burst's share must be between 0 and 1, got {self.share}")
-        _check_group(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +141,11 @@ class CopyLine:
         _check_line(self.alpha_seconds, self.beta_seconds_per_byte)
 
     @property
+    def key(self) -> CopyKey:
+        """The operation."""
+        return CopyKey(self.direction, self.pinned, self.both_ways)
+
+    @property
     def cost(self) -> LinearCost:
         """The line over bytes."""
         return LinearCost(alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_byte)
@@ -171,9 +160,18 @@ class RowsLine:
     alpha_seconds: float
     beta_seconds_per_element: float
 
+    @property
+    def error(self) -> None:
+        """None: published lines have no error."""
+
     def __post_init__(self) -> None:
         check_product_dtype(self.dtype)
         _check_line(self.alpha_seconds, self.beta_seconds_per_element)
+
+    @property
+    def key(self) -> RowsKey:
+        """The operation."""
+        return RowsKey(self.op, self.dtype)
 
     @property
     def cost(self) -> LinearCost:
@@ -183,12 +181,14 @@ class RowsLine:
         )
 
 
+OperationLine = GemmLine | CollectiveLine | CopyLine | RowsLine
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """One machine's costs and their provenance. Its hash is its digest's.
 
     Args:
-        bursts: of links that pass the first bytes after a pause faster than their rate.
         steps: of layers, measured beside their operations.
         rows: memory-bound operations of published profiles; measured ones have samples instead.
         samples: the raw measurements of a measured profile.
@@ -203,7 +203,6 @@ class Profile:
     machine: Machine
     gemm: tuple[GemmLine, ...] = ()
     collective: tuple[CollectiveLine, ...] = ()
-    bursts: tuple[LinkBurst, ...] = ()
     steps: tuple[StepRecord, ...] = ()
     copy: tuple[CopyLine, ...] = ()
     rows: tuple[RowsLine, ...] = ()
@@ -220,7 +219,7 @@ class Profile:
     def digest(self) -> str:
         """Hash of all but the name, which a plan made from the profile records."""
         plain = encode(replace(self, name=""))
-        for name in ("rows", "bursts", "steps"):
+        for name in ("rows", "steps"):
             if not plain[name]:
                 del plain[name]  # older plans record digests from before profiles had them
         return digest(plain)

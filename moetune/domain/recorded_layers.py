@@ -3,10 +3,11 @@
 All ranks wait for the fullest one of each layer, and that is another one in every layer.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.once import Tables, once
 from moetune.domain.routing import ExpertLoads, RankSkew
 
 
@@ -35,8 +36,8 @@ class RecordedLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedLayers:
-    """Routing of a model's layers of experts, in their order. Not safe for several threads.
+class RecordedLayers(Tables):
+    """Routing of a model's layers of experts, in their order.
 
     Args:
         name: of the record's file.
@@ -44,20 +45,21 @@ class RecordedLayers:
 
     name: str
     layers: tuple[RecordedLayer, ...]
-    _skews: dict[tuple[int | None, int], RankSkew] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
+    @once(lambda layer, ep: (layer, ep))
     def skew(self, layer: int | None, ep: int) -> RankSkew:
         """Return how full the fullest of ep ranks is.
 
         Args:
             layer: its number; None for the mean of all, at least.
         """
-        found = self._skews.get((layer, ep))
-        if found is None:
-            found = self._skews[layer, ep] = self._skew(layer, ep)
-        return found
+        if layer is not None:
+            return self._with_spread(layer, self.fullest(layer, ep), ep)
+        every = [
+            self._with_spread(one, self.fullest_at_least(one, ep), ep)
+            for one in range(len(self.layers))
+        ]
+        return RankSkew(mean=fmean(one.mean for one in every), p99=fmean(one.p99 for one in every))
 
     def fullest(self, layer: int, ep: int) -> float:
         """Return the fullest rank's rows of a layer over the mean."""
@@ -82,15 +84,6 @@ class RecordedLayers:
                 for block in decoder.blocks
             ),
         )
-
-    def _skew(self, layer: int | None, ep: int) -> RankSkew:
-        if layer is not None:
-            return self._with_spread(layer, self.fullest(layer, ep), ep)
-        every = [
-            self._with_spread(one, self.fullest_at_least(one, ep), ep)
-            for one in range(len(self.layers))
-        ]
-        return RankSkew(mean=fmean(one.mean for one in every), p99=fmean(one.p99 for one in every))
 
     def _with_spread(self, layer: int, mean: float, ep: int) -> RankSkew:
         return RankSkew(mean=mean, p99=min(float(ep), mean * self.layers[layer].spread))

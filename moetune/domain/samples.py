@@ -161,39 +161,6 @@ class InterferencePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class BurstPoint:
-    """The first collectives of a stream that begins after a pause, with `in_flight` at once.
-
-    Switches, sockets and rate-limited network cards let the first bytes after a pause pass faster
-    than their rate (a token bucket). The time is that of one collective, and `num_iterations` of
-    its sample say how long the stream was; `CollectivePoint` has the time further on.
-    """
-
-    kind: Literal["burst"] = "burst"
-    op: CollectiveOp
-    group_size: int
-    num_bytes: int
-    in_flight: int
-    num_nodes: int = 0
-
-    @property
-    def group(self) -> Group:
-        """The ranks and the nodes they are spread over."""
-        return self.group_size, self.num_nodes
-
-    @property
-    def collective(self) -> CollectivePoint:
-        """The same collectives further on in the stream."""
-        return CollectivePoint(
-            op=self.op,
-            group_size=self.group_size,
-            num_bytes=self.num_bytes,
-            in_flight=self.in_flight,
-            num_nodes=self.num_nodes,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class StepPoint:
     """A layer's whole step in `degree` chunks forward and backward: the sum that plans predict.
 
@@ -218,7 +185,6 @@ Point = (
     | RowsPoint
     | AttentionPoint
     | CollectivePoint
-    | BurstPoint
     | CopyPoint
     | InterferencePoint
     | StepPoint

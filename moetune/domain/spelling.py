@@ -4,7 +4,6 @@ Keys are flags, keys of JSON, or fields of a form.
 """
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -38,19 +37,6 @@ class Spelling:
         template = self.key if name.partition(".")[0] in _INPUTS else self.constraint
         return self.names.get(name) or template.format(name)
 
-    def respell(self, text: str) -> str:
-        """Return a solver's words, which name flags, with this caller's `names` instead.
-
-        Flags without such a name, and those of a command, stay. "--tp 8 --pp 1" is a list.
-        """
-
-        def named(found: re.Match[str]) -> str:
-            flag, value = found.group("flag", "value")
-            name = self.names.get(_KEY_OF_FLAG.get(flag, flag), f"--{flag}") if flag else found[0]
-            return f"{name}{value}," if value else name
-
-        return _COMMAND_OR_FLAG.sub(named, text)
-
 
 AS_FLAGS = Spelling(
     key="--{}",
@@ -68,11 +54,6 @@ AS_FLAGS = Spelling(
             "memory_limit_bytes": "--memory-limit",
         }
     ),
-)
-_KEY_OF_FLAG = {flag.removeprefix("--"): name for name, flag in AS_FLAGS.names.items()}
-_COMMAND_OR_FLAG = re.compile(
-    r"`[^`]+`|\bmoetune [a-z].*|\btorchrun -.*"
-    r"|--(?P<flag>[a-z][a-z-]*)(?P<value> [^\s-]\S*(?= --))?"
 )
 AS_KEYS = Spelling(key="inputs.{}", constraint="inputs.constraints.{}")
 AS_FIELDS = Spelling(key="{}", constraint="{}")

@@ -109,7 +109,6 @@ def check_profile(profile: Profile) -> None:
         largest = max(size for row in table.points for size in row[:-1])
         if largest > LARGEST_SIZE:
             raise InputError(f"{table.kind} table has the size {largest:g}, which is too large")
-    _check_operations(("burst", one.seconds) for one in profile.bursts)
     _check_steps(
         (name, time)
         for one in profile.steps

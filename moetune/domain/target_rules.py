@@ -137,6 +137,10 @@ def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     if layout.tp > 1 and layout.zero > target.zero_with_tp:
         what = f"ZeRO-{layout.zero} with tp {layout.tp}"
         yield target.refusal(what, f"--zero {target.zero_with_tp}, or --tp 1")
+    if layout.tp > 1 and layout.dispatcher not in target.tp_dispatchers:
+        able = [one for one in target.tp_dispatchers if one in target.dispatchers]
+        instead = f"--dispatcher {' or '.join(able)}, or --tp 1" if able else "--tp 1"
+        yield target.refusal(f"tp {layout.tp} with dispatcher {layout.dispatcher}", instead)
     if layout.order in SPLITTING:
         yield from _splitting_rules(layout, target)
     if target.tp_divides_ep and layout.ep > 1 and layout.ep % layout.tp:

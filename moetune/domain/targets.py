@@ -35,6 +35,7 @@ from moetune.domain.optimizers import (
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.site import Site
 from moetune.domain.training import (
+    TOKEN_DISPATCHERS,
     CudaGraphs,
     Overlap,
     Recompute,
@@ -97,13 +98,13 @@ class Target:
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
         zero_with_tp: highest ZeRO stage beside tensor parallelism.
+        tp_dispatchers: that go with tensor parallelism.
         zero_with_split: highest ZeRO stage beside schedules that split the backward pass.
         schedules: of pipelines; where there are none, pp is 1.
         splits_recomputed: whether schedules that split the backward pass go with recomputation.
         predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
-        hides_beside_exchanges: whether collectives of gradients and parameters are hidden by a
-            pass's exchanges, too, and not by its computation alone.
+        hides_gradients: whether passes hide collectives of gradients and parameters.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
         kernels: beside fused ones.
         optimizers: that it has, the one of its own default recipe first.
@@ -152,6 +153,7 @@ class Target:
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
     zero_with_tp: ZeroStage = 3
+    tp_dispatchers: tuple[TokenDispatcher, ...] = TOKEN_DISPATCHERS
     zero_with_split: ZeroStage = 3
     schedules: tuple[Schedule, ...] = ("1f1b",)
     splits_recomputed: bool = True
@@ -160,7 +162,7 @@ class Target:
     gathers_over_tp: bool = False
     gather_family: str = ""
     overlap_hidden: float = 0.0
-    hides_beside_exchanges: bool = True
+    hides_gradients: bool = True
     launches: float = 1.0
     kernels: RuntimeKernels = FUSED
     optimizers: tuple[OptimizerName, ...] = ("adam",)
@@ -319,12 +321,12 @@ _TRANSFORMERS = Target(
 _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
     "moetune": (Target(
         name="moetune", version="this one", source="moetune.runtime",
-        dispatchers=("all_to_all", "all_gather"), gathers_over_tp=True,
-        gather_family="gpt",
-        recompute=("core_attn", "norm", "mlp", "moe", "full"),
-        overlaps=("none", "chunks"), zero=(0, 1, 3), dtypes=("bfloat16", "float16"),
-        largest=_sizes(etp=1), zero_with_pp=3, zero_with_tp=1, zero_with_split=1,
-        schedules=SCHEDULES, hides_beside_exchanges=False,
+        dispatchers=("all_to_all", "all_gather"), gathers_over_tp=True, gather_family="gpt",
+        recompute=("full",), overlaps=("none", "chunks"), zero=(0, 1, 3),
+        dtypes=("bfloat16", "float16"),
+        largest=_sizes(cp=1, etp=1), zero_with_pp=3, zero_with_tp=0, zero_with_split=1,
+        tp_dispatchers=("all_gather",),  # TensorExpertLayer; torch cuts the dense parts
+        schedules=SCHEDULES, hides_gradients=False,
         kept_by_experts=KeptByExperts(
             activations=False, results=True, gradients_wait=True, router_copies=1
         ),

@@ -8,10 +8,10 @@ from typing import Literal, TypeAlias
 
 from moetune.domain.document import UNLESS_DEFAULT, decode, encode, shown
 from moetune.domain.errors import InputError
-from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import Chunks, Confidence
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import Schedule
+from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Plan
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target
@@ -25,7 +25,7 @@ from moetune.domain.training import (
     TrainingDtype,
     ZeroStage,
 )
-from moetune.domain.withdrawn import ETP
+from moetune.domain.withdrawn import withdrawn_of_moetune
 
 SCHEMA: Literal["moetune.training-plan/1"] = "moetune.training-plan/1"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -326,6 +326,6 @@ def training_from_document(document: object, where: str) -> TrainingDocument:
     if not is_training_document(document):
         raise InputError(f"{where} is not a training plan: its schema is not {SCHEMA!r}")
     plan = decode(TrainingDocument, document, where)
-    if plan.inputs.target == "moetune" and plan.layout.etp > 1:
-        raise ETP.refusal(where)
+    if plan.inputs.target == "moetune" and (gone := withdrawn_of_moetune(plan.layout)):
+        raise gone.refusal(where)
     return plan

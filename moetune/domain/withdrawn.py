@@ -36,9 +36,24 @@ _TURNS = "two batches in turns (moetune.BatchOverlap)"
 _WHOLE = "the planner of the papers' whole models as layers"
 _REPLICAS = "replicas of hot experts"
 _CORRECTED = "delete its [[corrections]], or measure the machine again"
-ETP = Withdrawn(
-    "TrainingLayout", "etp", "experts' width over ranks (etp) in a layer of moetune",
-    "plan again: `moetune plan` with --etp 1, or for another --target",
+_ONE = "plan again: `moetune plan` with --{} 1, or for another --target"
+_OF_MOETUNE = (
+    Withdrawn(
+        "TrainingLayout", "etp", "experts' width over ranks (etp) in a layer of moetune",
+        _ONE.format("etp"),
+    ),
+    Withdrawn(
+        "TrainingLayout", "tp", "tensor parallelism (tp) by layers of moetune's own",
+        _ONE.format("tp"),
+    ),
+    Withdrawn(
+        "TrainingLayout", "cp", "context parallelism (cp) by attention of moetune's own",
+        _ONE.format("cp"),
+    ),
+    Withdrawn(
+        "TrainingLayout", "recompute", "recomputation of single modules of moetune's own blocks",
+        "plan again: `moetune plan` with --recompute full, or for another --target",
+    ),
 )  # fmt: skip
 _KEYS = (
     Withdrawn("PlanInputs", "quantization", _NARROW, _AGAIN),
@@ -63,9 +78,9 @@ _VALUES = (
     Withdrawn("dispatcher", "hierarchical", _HIERARCHICAL, _AGAIN),
     Withdrawn("expert_placement", "once", "placing experts once beside replicas", _AGAIN),
 )
-UNREAD_KEYS = frozenset({("Profile", "turns")})
+UNREAD_KEYS = frozenset({("Profile", "turns"), ("Profile", "bursts")})
 """Keys that are left out where they are read: what else the document says holds without them."""
-UNREAD_POINTS = frozenset({"turns"})
+UNREAD_POINTS = frozenset({"turns", "burst"})
 """Kinds of a profile's points that are left out in the same way."""
 UNREAD_OPS = frozenset({"all_to_all_2d", "quantize", "quantize_matrix", "quantize_wire"})
 """Operations of a profile's points and lines that are left out in the same way."""
@@ -91,6 +106,17 @@ def whole_model_refusal(inputs: object) -> InputError:
 def withdrawn_key(place: str, key: object) -> Withdrawn | None:
     """Return what was taken away of a class's documents by that key."""
     return next((row for row in _KEYS if (row.place, row.key) == (place, key)), None)
+
+
+def withdrawn_of_moetune(layout: object) -> Withdrawn | None:
+    """Return what a layout of a plan for moetune's runtime has that the runtime no longer runs."""
+    for row in _OF_MOETUNE:
+        value = getattr(layout, row.key)
+        if row.key == "tp" and getattr(layout, "dispatcher", "") == "all_gather":
+            continue  # of moetune.TensorExpertLayer
+        if {*value} - {"full", "none"} if row.key == "recompute" else value > 1:
+            return row
+    return None
 
 
 def withdrawn_value(place: str, value: object) -> Withdrawn | None:

@@ -21,8 +21,8 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.training import {names}
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups, join
+from moetune.runtime.parallel.optimizer import MasterOptimizer
 from moetune.runtime.parallel.stages import LossOf, Shapes, Stages
-from moetune.runtime.parallel.zero import BufferOptimizer
 
 SEQUENCES = {sequences}  # of a data-parallel rank in a step
 LENGTH = {length}
@@ -58,8 +58,8 @@ def make_stages(
     return Stages(parts, ranks, loss_of=loss_of, shapes=shapes)
 
 
-def make_optimizer(stages: Stages) -> BufferOptimizer:
-    \"\"\"Return the optimizer, whose states are sharded with ZeRO stage 1.\"\"\"
+def make_optimizer(stages: Stages) -> MasterOptimizer:
+    \"\"\"Return the optimizer, whose states are sharded with a ZeRO stage.\"\"\"
     return stages.optimizer(lambda parts: torch.optim.AdamW(parts, lr=1e-4))
 """
 
@@ -111,13 +111,8 @@ def _written(layout: FoldedLayout) -> str:
 def _not_expressed(layout: FoldedLayout) -> Iterator[str]:
     """Yield what the parts of the model, which are the user's, have to do themselves."""
     if layout.recompute:
-        modules = ", ".join(layout.recompute)
-        yield f"recomputation of {modules}: call them by moetune.runtime.parallel.recompute"
+        yield "recomputation of blocks: call them by torch.utils.checkpoint.checkpoint"
     if layout.pp > 1:
         yield f"pp {layout.pp}: the parts of the stages are the model's own"
-    if layout.tp > 1:
-        yield f"tp {layout.tp}: make the parts of the layers of moetune.runtime.parallel.tensor"
     if layout.offload_optimizer:
         yield "states in host memory: moetune.shard(model, optimizer, plan=…) keeps them in chunks"
-    if layout.cp > 1:
-        yield f"cp {layout.cp}: attend by moetune.runtime.parallel.context.causal_attention"

@@ -5,10 +5,9 @@ machine: of groups inside a node, and between nodes where nodes and cards are th
 The rule for more ranks (`fit.nodes`) has the other groups.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar
 
 from moetune.domain.cluster import (
     HOST_MEMORY,
@@ -19,13 +18,12 @@ from moetune.domain.cluster import (
     nodes_of,
 )
 from moetune.domain.errors import InputError
-from moetune.domain.profile import CollectiveLine, LinkBurst, Profile
+from moetune.domain.profile import Profile
 from moetune.domain.reference import GemmTable, Rows, Table
 from moetune.domain.samples import LAUNCHES
 from moetune.domain.site import site_of
 from moetune.domain.units import parse_flops, parse_rate
 
-T = TypeVar("T", CollectiveLine, LinkBurst)
 _GEMM_SPREAD, _LINK_SPREAD = 0.2, 0.3
 """Of times scaled by data sheets: root mean squares over the published references, each predicted
 from each other (docs/decisions/machines.md#0094)."""
@@ -118,12 +116,6 @@ def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
             else line
             for line in base.collective
         ),
-        bursts=tuple(
-            replace(burst, seconds=burst.seconds * scaled.link_factor)
-            if _is_inside((burst.group_size, burst.num_nodes), base.machine)
-            else burst
-            for burst in base.bursts
-        ),
         tables=tuple(map(of_table, base.tables)),
         rows=tuple(
             replace(
@@ -193,9 +185,8 @@ def without_foreign(
     if "tables" not in own:
         profile = replace(profile, tables=tuple(filter(holds, profile.tables)))
     if "collective" not in own:
-        profile = replace(profile, collective=_that_hold(profile.collective, profile, base))
-    if "bursts" not in own:
-        profile = replace(profile, bursts=_that_hold(profile.bursts, profile, base))
+        of_both = (one for one in profile.collective if _holds(one.key.group, profile, base))
+        profile = replace(profile, collective=tuple(of_both))
     return profile
 
 
@@ -217,11 +208,6 @@ def _with_facts(profile: Profile, base: Profile, facts: Mapping[str, str]) -> Pr
             known.pop(name, None)
     fingerprint = replace(profile.fingerprint, hardware={**known, **facts})
     return replace(profile, fingerprint=fingerprint)
-
-
-def _that_hold(lines: Iterable[T], profile: Profile, base: Profile) -> tuple[T, ...]:
-    """Return those lines of the base that are of a group whose times are the machine's, too."""
-    return tuple(line for line in lines if _holds((line.group_size, line.num_nodes), profile, base))
 
 
 def _holds(group: Group, profile: Profile, base: Profile) -> bool:

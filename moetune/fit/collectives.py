@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from moetune.domain.cluster import Group, Machine, nodes_of
+from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.costs import Trust, least_trust
 from moetune.domain.samples import CollectiveOp
-from moetune.fit.curve import Line
 from moetune.fit.extrapolation import SPREAD_OF_FLIGHT, SPREAD_OF_WIRE, spread_of_group
-from moetune.fit.index import Points, ProfileIndex
+from moetune.fit.index import Points, ProfileIndex, Source
 
 
 def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
@@ -67,64 +66,38 @@ def nearest_group(
     return nearest, wire_share(op, wanted, machine) / wire_share(op, nearest, machine)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The points or line to predict a collective from.
-
-    Args:
-        factor: its bytes for one of the wanted collective's.
-        cap: most that a prediction from it can be trusted.
-        name: of the collective that it predicts from.
-        spread: where that stands in for the wanted one; 0 for itself.
-    """
-
-    found: Points | Line
-    label: str
-    factor: float
-    cap: Trust
-    name: str
-    spread: float
-
-
-def nearest_source(
-    index: ProfileIndex, op: CollectiveOp, group: Group, in_flight: int, *, allow_modelled: bool
+def nearest_collective(
+    index: ProfileIndex, wanted: CollectiveKey, *, allow_modelled: bool
 ) -> Source | None:
     """Return what to predict the collective from; None where nothing is known that may be used.
 
     Args:
+        wanted: of a group as `cluster.canonical` has it.
         allow_modelled: whether another group may stand in.
     """
-    known = index.groups(op)
+    known, machine = index.groups(wanted.op), index.profile.machine
+    group, stretch, spread = wanted.group, 1.0, 0.0
     cap: Trust = "measured"
-    factor, spread = 1.0, 0.0
-    wanted = group
     if group not in known:
         if not (known and allow_modelled):
             return None
         cap = "modelled"
-        group, factor = nearest_group(op, group, known, index.profile.machine)
-        spread = _spread_of_group(wanted, group, index.profile.machine)
-    flight, flight_cap = _nearest_flight(in_flight, index.in_flight(op, group))
-    key = (op, *group, flight)
-    found = index.collective(key)
+        group, stretch = nearest_group(wanted.op, group, known, machine)
+        spread = _spread_of_group(wanted.group, group, machine)
+    flight, flight_cap = _nearest_flight(wanted.in_flight, index.in_flight(wanted.op, group))
+    near = CollectiveKey(wanted.op, *group, flight)
+    found = index.found(near)
+    assert found is not None  # noqa: S101 - the group is known with that number in flight
     if flight_cap == "extrapolated" and isinstance(found, Points) and found.origin is None:
         spread = math.hypot(spread, SPREAD_OF_FLIGHT)
     return Source(
+        key=near,
         found=found,
-        label=f"collective {key}",
-        factor=factor,
+        stretch=stretch,
         cap=least_trust((cap, flight_cap)),
-        name=name_collective(op, group, flight),
         spread=spread,
+        stand_in=near.words if spread else "",
     )
-
-
-def name_collective(op: CollectiveOp, group: Group, in_flight: int) -> str:
-    """Return "all_to_all of 4 ranks on 2 nodes, 4 in flight"."""
-    several = f", {in_flight} in flight" if in_flight > 1 else ""
-    size, num_nodes = group
-    spread = f" on {num_nodes} nodes" if num_nodes else ""
-    return f"{op} of {size} ranks{spread}{several}"
 
 
 def _spread_of_group(wanted: Group, known: Group, machine: Machine) -> float:

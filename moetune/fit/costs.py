@@ -1,26 +1,22 @@
 """A profile as the costs that the solvers read: the last step from samples to a plan's times."""
 
-from dataclasses import replace
 from functools import cached_property
 from typing import get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from moetune.domain.arrays import Floats, array_of, is_many
-from moetune.domain.cluster import Group, canonical
-from moetune.domain.costs import NO_BURST, Burst, CopyMode, Costs, Estimate, LinearCost
-from moetune.domain.gemm_forms import GemmForm
+from moetune.domain.arrays import array_of, is_many
+from moetune.domain.cost_keys import CollectiveKey, CopyKey, CostKey, GemmKey
+from moetune.domain.costs import CopyMode, Costs, Estimate, LinearCost
+from moetune.domain.errors import ProfileError
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
 from moetune.domain.profile import Profile
-from moetune.domain.samples import CollectiveOp, Direction
+from moetune.domain.samples import Direction
 from moetune.domain.step_errors import StepErrors
-from moetune.fit.curve import Line
 from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.operations import Operations
-from moetune.fit.pool import AttentionKey, CollectiveKey, RowsKey
-from moetune.fit.predictor import Curves, ExactCurves, Predictor
+from moetune.fit.predictor import Curves, Predictor
 
 _FREE = Estimate(seconds=0.0, trust="measured")
 
@@ -31,29 +27,20 @@ def costs_of(profile: Profile, *, allow_modelled: bool = False) -> Costs:
     Args:
         allow_modelled: estimate a group that was not measured from the nearest one.
     """
-    return ProfileCosts(
-        index=index_of(profile), curves=ExactCurves(), allow_modelled=allow_modelled
-    )
+    return ProfileCosts(index=index_of(profile), curves=Curves(), allow_modelled=allow_modelled)
 
 
 class ProfileCosts:
     """Predictions from one profile (`domain.costs.Costs`).
 
-    Predictors are cached by operation: a repeated query costs a dictionary access and a
-    bisection. Not safe for several threads.
+    A repeated query costs a dictionary access. Not safe for several threads.
     """
-
-    takes_arrays = True
 
     def __init__(self, *, index: ProfileIndex, curves: Curves, allow_modelled: bool) -> None:
         self._index = index
         self._curves = curves
         self._operations = Operations(index=index, curves=curves, allow_modelled=allow_modelled)
-        self._gemms: dict[tuple[str, GemmForm, int, int, int], Predictor] = {}
-        self._collectives: dict[CollectiveKey, Predictor] = {}
-        self._copies: dict[tuple[Direction, bool], Predictor] = {}
-        self._rows: dict[RowsKey, Predictor | None] = {}
-        self._attention: dict[AttentionKey, Predictor | None] = {}
+        self._known: dict[tuple[CostKey, float], Estimate] = {}
 
     @property
     def interference(self) -> Interference:
@@ -74,133 +61,49 @@ class ProfileCosts:
             else comm.stretched_speed(exchange_bytes, exchange_seconds),
         )
 
-    def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
-        """Return what collectives gain by a pause of the link; nothing where it is not known."""
-        return self._index.bursts.get((op, self._canonical(group_size, num_nodes)), NO_BURST)
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        """Return the time of an operation at a size, or at an array of them; 0 in a group of one.
 
-    def gemm_line(self, *, dtype: str) -> LinearCost | None:
-        """Return the α–β line over MACs; None where measured points predict."""
-        line = self._operations.gemm_line(dtype)
-        return line.cost if line else None
-
-    def collective_line(
-        self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
-    ) -> LinearCost | None:
-        """Return the α–β line over bytes; None where measured points predict."""
-        if group_size == 1:
-            return None
-        source = self._operations.source(op, self._canonical(group_size, num_nodes), 1)
-        if source is None or not isinstance(source.found, Line):
-            return None
-        cost = self._curves.line(source.found, label=source.label).cost
-        return replace(cost, beta_seconds=source.factor * cost.beta_seconds)
-
-    def gemm(
-        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
-    ) -> Estimate:
-        """Return the time of one GEMM of `num_experts` experts with `rows` rows each.
-
-        A measured shape is interpolated over its rows; another shape is blended from the
-        measured ones (`fit.gemm.Surface`). A form that was not measured takes the time of
-        the forward form, labelled "modelled".
+        What stands in for an operation that was not measured is told by `fit.operations`.
 
         Raises:
-            ProfileError: nothing is known about that dtype.
+            ProfileError: it was not measured, and nothing stands in; the text names the command
+                that measures it.
         """
-        key = (dtype, product, num_experts, d_in, d_out)
-        found = self._gemms.get(key)
-        if found is None:
-            shape = (num_experts, d_in, d_out)
-            found = self._gemms[key] = self._operations.gemm(dtype, product, shape)
-        return found.predict(rows)
-
-    def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
-        """Return the time of a memory-bound operation; None where it was not measured."""
-        key = (op, dtype)
-        if key not in self._rows:
-            self._rows[key] = self._operations.rows(key)
-        found = self._rows[key]
-        return found.predict(rows * width) if found else None
-
-    def collective(
-        self,
-        *,
-        op: CollectiveOp,
-        group_size: int,
-        num_bytes: float,
-        in_flight: int = 1,
-        num_nodes: int = 0,
-    ) -> Estimate:
-        """Return the time of one collective; 0 in a group of one.
-
-        A number in flight that was not measured takes the nearest one: "interpolated" at best
-        where both are above 1, else "extrapolated" at best.
-
-        Args:
-            num_bytes, in_flight: or arrays of both.
-
-        Raises:
-            ProfileError: such a group was not measured; the text names the command that does.
-        """
-        if group_size == 1:
+        if isinstance(key, CollectiveKey) and key.group_size == 1:
             return _FREE
-        if is_many(in_flight):
-            sizes, numbers = np.asarray(num_bytes), np.asarray(in_flight)
-            return self._each_collective(op, group_size, num_nodes, sizes, numbers)
-        return self._collective(op, group_size, num_nodes, in_flight).predict(num_bytes)
-
-    def _collective(
-        self, op: CollectiveOp, group_size: int, num_nodes: int, in_flight: int
-    ) -> Predictor:
-        key = (op, group_size, num_nodes, in_flight)
-        found = self._collectives.get(key)
+        if is_many(size):
+            sizes = np.asarray(size, float)
+            [times] = self._predictor(key).at(sizes.ravel())
+            return Estimate(seconds=array_of(times.reshape(sizes.shape)), trust="measured")
+        found = self._known.get((key, size))
         if found is None:
-            group = self._canonical(group_size, num_nodes)
-            found = self._collectives[key] = self._operations.collective(op, group, in_flight)
+            found = self._known[key, size] = self._estimate(self._predictor(key), size)
         return found
 
-    def _each_collective(
-        self,
-        op: CollectiveOp,
-        group_size: int,
-        num_nodes: int,
-        sizes: Floats,
-        numbers: NDArray[np.int64],
-    ) -> Estimate:
-        """Return each time; numbers in flight of one predictor are predicted together."""
-        of_number = {
-            one: self._collective(op, group_size, num_nodes, one) for one in set(numbers.tolist())
-        }
-        predictors = {id(one): one for one in of_number.values()}
-        ids = np.zeros(max(of_number, default=0) + 1, np.int64)
-        ids[[*of_number]] = list(map(id, of_number.values()))
-        of_each = ids[numbers]
-        seconds = np.empty(sizes.shape)
-        for one, predictor in predictors.items():
-            alike = of_each == one
-            seconds[alike] = predictor.predict(array_of(sizes[alike])).seconds
-        return Estimate(seconds=array_of(seconds), trust="measured")
+    def _estimate(self, predictor: Predictor, size: float) -> Estimate:
+        return predictor.estimate(size)
 
-    def attention(
-        self,
-        *,
-        dtype: str,
-        num_sequences: float,
-        length: int,
-        num_heads: int,
-        head_dim: int,
-        backward: bool,
-    ) -> Estimate | None:
-        """Return the time of causal self-attention; None where it was not measured.
+    def _predictor(self, key: CostKey) -> Predictor:
+        found = self._operations.predictor(key)
+        if found is None:
+            raise ProfileError(
+                f"no {key.words} measured (profile {self._index.profile.name!r} lacks it)",
+                "measure it with `moetune profile`",
+            )
+        return found
 
-        Another length or number of heads takes the nearest measured one at as much work,
-        labelled "extrapolated".
-        """
-        key = (dtype, length, num_heads, head_dim, backward)
-        if key not in self._attention:
-            self._attention[key] = self._operations.attention(key)
-        found = self._attention[key]
-        return found.predict(num_sequences) if found else None
+    def knows(self, key: CostKey) -> bool:
+        """Return whether a memory-bound operation or attention, or what stands in, was measured."""
+        return self._operations.predictor(key) is not None
+
+    def line(self, key: GemmKey | CollectiveKey) -> LinearCost | None:
+        """Return the α–β line of an operation; None where measured points predict."""
+        if isinstance(key, CollectiveKey) and key.group_size == 1:
+            return None
+        if isinstance(key, GemmKey) and self._index.gemm_line(key.dtype) is None:
+            return None
+        return self._operations.line(key)
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
         """Return by how much steps of a layer differ from the sum of their operations."""
@@ -209,29 +112,11 @@ class ProfileCosts:
     @cached_property
     def copy_mode(self) -> CopyMode | None:
         """Way to offload activations; None where copies were not measured both ways."""
-        known = {
-            pinned: {way for way, how, both in self._index.copies() if how == pinned and not both}
-            for pinned in (True, False)
-        }
+        known = self._index.keys(CopyKey)
         modes: tuple[CopyMode, CopyMode] = ("pinned", "pageable")
         if self._index.profile.machine.kind == "cpu":
             modes = ("inline", "inline")
         for mode, pinned in zip(modes, (True, False), strict=True):
-            if len(known[pinned]) == len(get_args(Direction)):
+            if all(CopyKey(way, pinned) in known for way in get_args(Direction)):
                 return mode
         return None
-
-    def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
-        """Return the time of one copy while none runs the other way.
-
-        Raises:
-            ProfileError: no such copy was measured.
-        """
-        key = (direction, pinned)
-        found = self._copies.get(key)
-        if found is None:
-            found = self._copies[key] = self._operations.copy(direction, pinned=pinned)
-        return found.predict(num_bytes)
-
-    def _canonical(self, group_size: int, num_nodes: int) -> Group:
-        return canonical((group_size, num_nodes), self._index.profile.machine)

@@ -1,33 +1,25 @@
-"""Prediction over one size: monotone between measured points, or a published α–β line."""
+"""Prediction over one size: monotone between measured points, or a published α–β line.
 
-import math
-from bisect import bisect_left
+A curve, or a line, is one or many of the same operation: the nominal one, or one for each random
+draw. Times are arrays of shape (curves, sizes).
+"""
+
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many, log_of
-from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.arrays import Floats
+from moetune.domain.costs import Estimate, LinearCost, Trust
 from moetune.fit.extrapolation import above_largest, below_smallest
-from moetune.fit.monotone import (
-    Piece,
-    never_falling,
-    on_piece,
-    pieces_through,
-    straight_between,
-)
+from moetune.fit.monotone import never_falling, pieces_through
 
 # Of a published line: the largest median error that the quality gate calls "good".
 ASSUMED_RELATIVE_ERROR = 0.05
 
 
-_FEW = 16
-"""Sizes up to which each by itself is sooner than all of an array."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """Times that never fall as the size grows, a monotone cubic between points in log-log.
 
@@ -36,165 +28,182 @@ class Curve:
     largest it grows by `growth_seconds` for each size, or where nobody knows it the rate is held.
 
     Args:
-        sizes, seconds: the points, ascending.
-        pieces: from each point to the next, the logarithms of its size and time, and the
-            polynomial's coefficients of first to third degree in log(size) from there; none
-            of two points.
+        sizes: of the points, ascending, shape (1 or curves, points).
+        seconds: of the points, shape (curves, points).
+        pieces: as of `monotone.pieces_through`, over log(size); None of less than three points.
+        floor_seconds: shape (curves, 1).
         relative_error: the typical error of a prediction between the points, for draws.
-        growth_seconds: above the largest size; None for its rate.
-        deviates: of a random draw: by how many standard deviations it lies beside the curve,
-            below the smallest size and above the largest.
+        least_seconds_per_size: no time between the points is below this rate's, shape (1 or
+            curves, 1).
+        growth_seconds: above the largest size, of that shape; None for its rate.
+        deviates: of random draws: by how many standard deviations each lies away from the curve,
+            below the smallest size and above the largest, shape (2, curves, 1); None of no draws.
     """
 
-    sizes: tuple[float, ...]
-    seconds: tuple[float, ...]
-    pieces: tuple[Piece, ...]
-    floor_seconds: float
+    sizes: Floats
+    seconds: Floats
+    pieces: Floats | None
+    floor_seconds: Floats
     relative_error: float
-    least_seconds_per_size: float = 0.0
-    growth_seconds: float | None = None
-    deviates: tuple[float, float] = (0.0, 0.0)
+    least_seconds_per_size: Floats
+    growth_seconds: Floats | None = None
+    deviates: Floats | None = None
 
-    def predict(self, size: float) -> Estimate:
-        """Return the time at a size of at least 0, which need not be a whole number.
+    def at(self, sizes: Floats) -> Floats:
+        """Return the times at some sizes of at least 0, which need not be whole numbers.
 
-        Of an array of sizes, an array of times.
+        Args:
+            sizes: shape (sizes,), or (curves, sizes) for others of each curve.
+
+        Returns:
+            Shape (curves, sizes).
         """
-        if is_many(size):
-            many = floats_of(size)
-            found = self._each(many) if many.size <= _FEW else self._many(many)
-            return Estimate(seconds=array_of(found), trust="measured")
-        sizes = self.sizes
-        at = bisect_left(sizes, size)
-        if at == len(sizes):
-            return self._above(size)
-        if sizes[at] == size:
-            return Estimate(seconds=self.seconds[at], trust="measured")
-        if at == 0:
-            return self._below(size)
-        if self._is_line:
-            between = straight_between(self.sizes, self.seconds, size)
-        else:
-            between = on_piece(self.pieces[at - 1], size)
-        seconds = max(between, size * self.least_seconds_per_size)
-        return Estimate(seconds=seconds, trust="interpolated")
-
-    @property
-    def _is_line(self) -> bool:
-        return not self.pieces
-
-    @cached_property
-    def _arrays(self) -> tuple[Floats, Floats, Floats]:
-        """Sizes, seconds and the numbers of the pieces, of shape (5, pieces)."""
-        return np.array(self.sizes), np.array(self.seconds), np.array(self.pieces).T
-
-    def _each(self, sizes: Floats) -> Floats:
-        found = [self.predict(one).seconds for one in sizes.ravel().tolist()]
-        return np.array(found).reshape(sizes.shape)
-
-    def _many(self, sizes: Floats) -> Floats:
-        """Return the times at an array of sizes; beyond the points a draw's one by one."""
-        above, below = sizes > self.sizes[-1], sizes <= self.sizes[0]
-        seconds = np.empty(sizes.shape)
-        for where, times in (
-            (above, self._all_above),
-            (below, self._all_below),
-            (~(above | below), self._all_between),
-        ):
-            if where.all():
-                return times(sizes)
-            if where.any():
-                seconds[where] = times(sizes[where])
+        asked = np.atleast_2d(sizes)
+        seconds = self._between(asked)
+        above, below = asked > self.sizes[:, -1:], asked < self.sizes[:, :1]
+        if above.any():
+            seconds = np.where(above, self._above(asked), seconds)
+        if below.any():
+            seconds = np.where(below, self._below(asked), seconds)
         return seconds
 
-    def _all_between(self, sizes: Floats) -> Floats:
-        known, times, pieces = self._arrays
-        at = known.searchsorted(sizes)
-        if self._is_line:
-            found = straight_between(self.sizes, self.seconds, sizes)
+    def predict(self, size: float) -> Estimate:
+        """Return the time of a single curve at one size."""
+        return Estimate(seconds=float(self.at(np.array([size]))[0, 0]), trust=self.trust(size))
+
+    def trust(self, size: float) -> Trust:
+        """Return the trust in the time at a size."""
+        points = self.sizes[0]
+        if not points[0] <= size <= points[-1]:
+            return "extrapolated"
+        return "measured" if size in points else "interpolated"
+
+    def _between(self, asked: Floats) -> Floats:
+        """Return the times at sizes among the points; elsewhere those of the nearest point."""
+        known, last = self.sizes, self.sizes.shape[1] - 1
+        inside = np.clip(asked, known[:, :1], known[:, -1:])
+        right = (known[:, :, None] < inside[:, None, :]).sum(axis=1)
+        left = np.clip(right - 1, 0, max(last - 1, 0))
+        if self.pieces is not None:
+            start, first, second, third = _taken(self.pieces, left)
+            # As the pieces have it: sizes may be so near that the quotient rounds in other ways.
+            step = np.log(inside) - _taken(np.log(known), left)
+            found = np.exp(start + step * (first + step * (second + step * third)))
+        elif last:
+            rate = np.diff(self.seconds) / np.diff(known)
+            found = self.seconds[:, :1] + rate * (inside - known[:, :1])
         else:
-            found = _on_pieces(pieces[:, at - 1], sizes)
-        found = np.maximum(found, sizes * self.least_seconds_per_size)
-        return np.where(known[at] == sizes, times[at], found)
-
-    def _all_above(self, sizes: Floats) -> Floats:
-        if self.deviates[1]:
-            return self._each(sizes)
-        if self.growth_seconds is None:
-            return self.seconds[-1] * (sizes / self.sizes[-1])
-        return self.seconds[-1] + self.growth_seconds * (sizes - self.sizes[-1])
-
-    def _all_below(self, sizes: Floats) -> Floats:
-        if self.deviates[0]:
-            return self._each(sizes)
-        share, first = sizes / self.sizes[0], self.seconds[0]
-        fallen = self.floor_seconds + (first - self.floor_seconds) * share
-        return np.clip(fallen, first * share, first)
-
-    def _above(self, size: float) -> Estimate:
-        seconds = self.seconds[-1] * (size / self.sizes[-1])
-        if self.growth_seconds is not None:
-            seconds = self.seconds[-1] + self.growth_seconds * (size - self.sizes[-1])
-        if self.deviates[1]:
-            spread = above_largest(sizes=self.sizes, seconds=self.seconds, size=size)
-            seconds *= spread.factor(self.deviates[1])
-        return Estimate(seconds=max(seconds, self.seconds[-1]), trust="extrapolated")
-
-    def _below(self, size: float) -> Estimate:
-        share, first = size / self.sizes[0], self.seconds[0]
-        seconds = self.floor_seconds + (first - self.floor_seconds) * share
-        if self.deviates[0]:
-            spread = below_smallest(
-                sizes=self.sizes, seconds=self.seconds, size=size, predicted_seconds=seconds
+            return np.broadcast_to(
+                self.seconds, np.broadcast_shapes(self.seconds.shape, asked.shape)
             )
-            seconds *= spread.factor(self.deviates[0])
-        return Estimate(seconds=min(max(seconds, first * share), first), trust="extrapolated")
+        found = np.maximum(found, inside * self.least_seconds_per_size)
+        is_point = _taken(known, right) == inside
+        return np.where(is_point, _taken(self.seconds, right), found) if is_point.any() else found
 
-    def scaled(self, factor: float) -> "Curve":
-        """Return the curve with all times multiplied."""
-        shift = math.log(factor)
+    def _above(self, asked: Floats) -> Floats:
+        last, longest = self.sizes[:, -1:], self.seconds[:, -1:]
+        seconds = longest * (asked / last)
+        if self.growth_seconds is not None:
+            seconds = longest + self.growth_seconds * (asked - last)
+        if self.deviates is not None:
+            outside = np.maximum(asked, last)
+            spread = above_largest(sizes=self.sizes, seconds=self.seconds, size=outside)
+            seconds = seconds * spread.factor(self.deviates[1])
+        return np.maximum(seconds, longest)
+
+    def _below(self, asked: Floats) -> Floats:
+        share, first = asked / self.sizes[:, :1], self.seconds[:, :1]
+        seconds = self.floor_seconds + (first - self.floor_seconds) * share
+        if self.deviates is not None:
+            spread = below_smallest(
+                sizes=self.sizes, seconds=self.seconds,
+                size=np.minimum(asked, self.sizes[:, :1]),
+                predicted_seconds=np.minimum(seconds, first),
+            )  # fmt: skip
+            seconds = seconds * spread.factor(self.deviates[0])
+        return np.minimum(np.maximum(seconds, first * share), first)
+
+    def scaled(self, factors: Floats, deviates: Floats | None = None) -> "Curve":
+        """Return the curve with all times multiplied, once for each of the factors.
+
+        Args:
+            factors: shape (curves, 1).
+            deviates: of the curves.
+        """
+        pieces = self.pieces
+        if pieces is not None:
+            rest = np.broadcast_to(pieces[1:], (3, len(factors), pieces.shape[2]))
+            pieces = np.concatenate([(pieces[0] + np.log(factors))[None], rest])
         return replace(
             self,
-            seconds=tuple(one * factor for one in self.seconds),
-            pieces=tuple(
-                (at, value + shift, first, second, third)
-                for at, value, first, second, third in self.pieces
-            ),
-            floor_seconds=self.floor_seconds * factor,
-            least_seconds_per_size=self.least_seconds_per_size * factor,
-            growth_seconds=None if self.growth_seconds is None else self.growth_seconds * factor,
+            seconds=self.seconds * factors,
+            pieces=pieces,
+            floor_seconds=self.floor_seconds * factors,
+            least_seconds_per_size=self.least_seconds_per_size * factors,
+            growth_seconds=None if self.growth_seconds is None else self.growth_seconds * factors,
+            deviates=deviates,
         )
 
 
-def _on_pieces(pieces: Floats, sizes: Floats) -> Floats:
-    log_size, log_seconds, first, second, third = pieces
-    step = log_of(sizes) - log_size
-    return exp_of(log_seconds + step * (first + step * (second + step * third)))
+def _taken(values: Floats, places: NDArray[np.int64]) -> Floats:
+    """Return the values at some places of each curve, whose points are the last dimension."""
+    if len(places) == 1:
+        return values[..., places[0]]
+    shape = (*values.shape[:-2], len(places))
+    return np.take_along_axis(
+        np.broadcast_to(values, (*shape, values.shape[-1])),
+        np.broadcast_to(places, (*shape, places.shape[-1])),
+        axis=-1,
+    )
+
+
+_NOMINAL = np.ones((1, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """An α–β line with no points to check it against: every prediction is "modelled"."""
+    """An α–β line with no points to check it against: every prediction is "modelled".
+
+    Args:
+        label: of its operation, the same in every run: it seeds random draws.
+        alpha_factors, beta_factors: of random draws, shape (draws, 1).
+    """
 
     cost: LinearCost
+    label: str = ""
     relative_error: float = ASSUMED_RELATIVE_ERROR
+    alpha_factors: Floats = field(default_factory=lambda: _NOMINAL, compare=False)
+    beta_factors: Floats = field(default_factory=lambda: _NOMINAL, compare=False)
 
-    def predict(self, size: float) -> Estimate:
-        """Return the time at a size of at least 0."""
-        return Estimate(seconds=self.cost.seconds(size), trust="modelled")
+    def at(self, sizes: Floats) -> Floats:
+        """Return the times at some sizes of at least 0, shape (draws, sizes)."""
+        alphas = self.alpha_factors * self.cost.alpha_seconds
+        return alphas + self.beta_factors * self.cost.beta_seconds * np.atleast_2d(sizes)
+
+    def trust(self, size: float) -> Trust:  # noqa: ARG002 - the same of all
+        """Return "modelled"."""
+        return "modelled"
+
+    @property
+    def only_cost(self) -> LinearCost:
+        """The line of a single draw."""
+        return LinearCost(
+            alpha_seconds=float(self.alpha_factors[0, 0]) * self.cost.alpha_seconds,
+            beta_seconds=float(self.beta_factors[0, 0]) * self.cost.beta_seconds,
+        )
 
 
 def curve_through(
     *,
-    sizes: Sequence[float],
-    seconds: Sequence[float],
-    alpha_seconds: float = 0.0,
+    sizes: Sequence[float] | Floats,
+    seconds: Sequence[float] | Floats,
+    alpha_seconds: float | Floats = 0.0,
     relative_error: float = ASSUMED_RELATIVE_ERROR,
     least_seconds_per_size: float = 0.0,
     growth_seconds: float | None = None,
-    deviates: tuple[float, float] = (0.0, 0.0),
+    deviates: Floats | None = None,
 ) -> Curve:
-    """Return the curve through the points.
+    """Return the curve through the points, or one through each row of them.
 
     A cubic, because coarse sizes are common: straight lines in log-log overrate a start-up
     time plus a rate by up to 25 % between sizes 16 times apart, the cubic by 7 %. Two points have
@@ -208,31 +217,32 @@ def curve_through(
     line through it on either side, so that no plan cuts work up for a gain nobody measured.
 
     Args:
-        sizes: at least one, positive, distinct and ascending.
-        seconds: positive, one for each size.
-        alpha_seconds: start-up time of the fitted line.
+        sizes: at least one, positive, distinct and ascending; of all curves, or a row for each.
+        seconds: positive, one for each size; a row for each curve.
+        alpha_seconds: start-up time of the fitted line; of many curves, shape (curves, 1).
         least_seconds_per_size: no time between the points is below this rate's.
         growth_seconds: for each size above the largest; by default its rate is held.
+        deviates: as of `Curve`.
     """
-    monotone, log_seconds = never_falling(seconds)
-    pieces: tuple[Piece, ...] = ()
-    if len(sizes) > 2:  # noqa: PLR2004 - a line has two ends
-        pieces = pieces_through([math.log(size) for size in sizes], log_seconds)
+    known = np.atleast_2d(np.asarray(sizes, float))
+    monotone, logs = never_falling(np.atleast_2d(np.asarray(seconds, float)))
+    has_bends = known.shape[1] > 2  # noqa: PLR2004 - a line has two ends
     return Curve(
-        sizes=tuple(float(size) for size in sizes),
+        sizes=known,
         seconds=monotone,
-        pieces=pieces,
-        floor_seconds=_floor(sizes, monotone, alpha_seconds),
+        pieces=pieces_through(np.log(known), logs) if has_bends else None,
+        floor_seconds=_floors(known, monotone, alpha_seconds),
         relative_error=relative_error,
-        least_seconds_per_size=least_seconds_per_size,
-        growth_seconds=growth_seconds,
+        least_seconds_per_size=np.full((1, 1), least_seconds_per_size),
+        growth_seconds=None if growth_seconds is None else np.full((1, 1), growth_seconds),
         deviates=deviates,
     )
 
 
-def _floor(sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float) -> float:
-    if len(sizes) == 1:
-        return seconds[0]
-    slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
-    intercept = seconds[0] - slope * sizes[0]
-    return min(seconds[0], max(intercept, alpha_seconds))
+def _floors(sizes: Floats, seconds: Floats, alpha_seconds: float | Floats) -> Floats:
+    first = seconds[:, :1]
+    if sizes.shape[1] == 1:
+        return first
+    slopes = (seconds[:, 1:2] - first) / (sizes[:, 1:2] - sizes[:, :1])
+    intercepts = first - slopes * sizes[:, :1]
+    return np.minimum(first, np.maximum(intercepts, alpha_seconds))

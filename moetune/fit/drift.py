@@ -56,24 +56,6 @@ class DriftDetector:
         self._middle = self._spread = 0.0
         self._slower, self._faster = _Sum(), _Sum()
 
-    @property
-    def before_seconds(self) -> float | None:
-        """Median of the first times; None until there are enough of them."""
-        return math.exp(self._middle) if self._spread else None
-
-    @property
-    def band_seconds(self) -> tuple[float, float] | None:
-        """Shortest and longest time that adds to no sum; None until there are enough times."""
-        if not self._spread:
-            return None
-        wide = _ALLOWANCE * self._spread
-        return math.exp(self._middle - wide), math.exp(self._middle + wide)
-
-    @property
-    def sums(self) -> tuple[float, float]:
-        """Cumulative sums of longer and of shorter times, from 0 to `LIMIT`."""
-        return self._slower.total, self._faster.total
-
     def add(self, step: int, seconds: float) -> Drift | None:
         """Return the change that this time makes certain, None without one.
 
@@ -146,44 +128,6 @@ class _Sum:
             return sum(abs(one - before) for one in old) + sum(abs(one - after) for one in new)
 
         return min(range(len(self.times)), key=misfit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """One time, and what the alarm thinks after it.
-
-    Args:
-        before_seconds: median of the times that it is compared with; None of those first times.
-        band_seconds: around it, what adds to no sum.
-        longer, shorter: the cumulative sums, `LIMIT` where one is beyond it; then both begin again.
-        drift: the change that this time made certain.
-    """
-
-    step: int
-    seconds: float
-    before_seconds: float | None
-    band_seconds: tuple[float, float] | None
-    longer: float
-    shorter: float
-    drift: Drift | None
-
-
-def watch(times: Iterable[tuple[int, float]]) -> tuple[Watched, ...]:
-    """Return what the alarm thinks after each of a series of steps and seconds."""
-    detector, found = DriftDetector(), []
-    for step, seconds in times:
-        before, band = detector.before_seconds, detector.band_seconds
-        drift = detector.add(step, seconds)
-        longer, shorter = detector.sums
-        if drift is not None:
-            longer, shorter = (LIMIT, 0.0) if drift.factor > 1 else (0.0, LIMIT)
-        found.append(
-            Watched(
-                step=step, seconds=seconds, before_seconds=before, band_seconds=band,
-                longer=longer, shorter=shorter, drift=drift,
-            )
-        )  # fmt: skip
-    return tuple(found)
 
 
 def drifts(times: Iterable[tuple[int, float]]) -> tuple[Drift, ...]:

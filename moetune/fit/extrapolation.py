@@ -7,8 +7,11 @@ the 90 % interval, above and below, from one point or several.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from moetune.domain.arrays import Floats
 
 MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
 """The median of |z| of a normal z: turns a median absolute error into a standard deviation."""
@@ -34,46 +37,52 @@ _FARTHEST_OCTAVES = 40.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Spreads of a predicted time towards shorter and towards longer times."""
+    """Spreads of predicted times towards shorter and towards longer times."""
 
-    shorter: float
-    longer: float
+    shorter: Floats
+    longer: Floats
 
-    def factor(self, deviate: float) -> float:
-        """Return the factor of the time at so many standard deviations."""
-        return math.exp(deviate * (self.longer if deviate > 0 else self.shorter))
+    def factor(self, deviates: Floats) -> Floats:
+        """Return the factor of the times at so many standard deviations."""
+        return np.exp(deviates * np.where(deviates > 0, self.longer, self.shorter))
 
 
-def above_largest(*, sizes: Sequence[float], seconds: Sequence[float], size: float) -> Spread:
+def above_largest(*, sizes: Floats, seconds: Floats, size: Floats) -> Spread:
     """Return the spread above the largest measured size, where the rate there is held.
 
     Times never fall as the size grows, and the part that does not grow weighs less and less: the
     time lies between one that keeps the curve's exponent at its end and one in proportion to
     the size, which is the prediction. The former is the end of the 90 % interval. A single point
     shows no exponent: there it is 0, and the time may stay what it is.
+
+    Args:
+        sizes, seconds: of each curve's points, the last dimension.
+        size: that are asked for, of a shape that broadcasts with (curves, 1).
     """
-    exponent = _exponent(sizes[-2:], seconds[-2:], single=0.0)
-    distance = _distance(size / sizes[-1])
-    return _spread(shorter=(1 - exponent) * distance, longer=0.0, distance=distance)
+    exponent = _exponent(sizes[..., -2:], seconds[..., -2:], single=0.0)
+    distance = _distance(size / sizes[..., -1:])
+    return _spread(shorter=(1 - exponent) * distance, longer=np.zeros(1), distance=distance)
 
 
 def below_smallest(
-    *,
-    sizes: Sequence[float],
-    seconds: Sequence[float],
-    size: float,
-    predicted_seconds: float,
+    *, sizes: Floats, seconds: Floats, size: Floats, predicted_seconds: Floats
 ) -> Spread:
     """Return the spread below the smallest measured size, where the time runs to its floor.
 
     The time lies between one that keeps the curve's exponent at its start and that of the
     smallest size; both are ends of the 90 % interval. From a single point it may fall in
     proportion to the size.
+
+    Args:
+        sizes, seconds, size: as of `above_largest`.
     """
-    exponent = _exponent(sizes[:2], seconds[:2], single=1.0)
-    distance = _distance(sizes[0] / size) if size else _FARTHEST_OCTAVES * math.log(2)
-    fallen = math.log(seconds[0] / predicted_seconds) if predicted_seconds else distance
-    return _spread(shorter=max(exponent * distance - fallen, 0.0), longer=fallen, distance=distance)
+    exponent = _exponent(sizes[..., :2], seconds[..., :2], single=1.0)
+    with np.errstate(divide="ignore"):
+        distance = _distance(sizes[..., :1] / size)
+        fallen = np.log(seconds[..., :1] / predicted_seconds)
+    fallen = np.where(predicted_seconds > 0, fallen, distance)
+    shorter = np.maximum(exponent * distance - fallen, 0.0)
+    return _spread(shorter=shorter, longer=fallen, distance=distance)
 
 
 def spread_of_group(wanted: int, known: int) -> float:
@@ -96,26 +105,26 @@ def spread_of_length(work_ratio: float) -> float:
     return DRIFT_PER_OCTAVE * math.sqrt(abs(math.log2(work_ratio)))
 
 
-def _spread(*, shorter: float, longer: float, distance: float) -> Spread:
+def _spread(*, shorter: Floats, longer: Floats, distance: Floats) -> Spread:
     """Return the spread with its 90 % interval's ends so far away, and the drift besides.
 
     Args:
         distance: from the measured sizes, as a logarithm.
     """
-    drift = DRIFT_PER_OCTAVE * math.sqrt(distance / math.log(2))
+    drift = DRIFT_PER_OCTAVE * np.sqrt(distance / math.log(2))
     return Spread(
-        shorter=math.hypot(shorter / INTERVAL_END, drift),
-        longer=math.hypot(longer / INTERVAL_END, drift),
+        shorter=np.hypot(shorter / INTERVAL_END, drift),
+        longer=np.hypot(longer / INTERVAL_END, drift),
     )
 
 
-def _exponent(sizes: Sequence[float], seconds: Sequence[float], *, single: float) -> float:
+def _exponent(sizes: Floats, seconds: Floats, *, single: float) -> Floats:
     """Return d log(time) / d log(size) between two points, from 0 to 1."""
-    if len(sizes) == 1:
-        return single
-    slope = math.log(seconds[1] / seconds[0]) / math.log(sizes[1] / sizes[0])
-    return min(max(slope, 0.0), 1.0)
+    if sizes.shape[-1] == 1:
+        return np.full(1, single)
+    slopes: Floats = np.diff(np.log(seconds)) / np.diff(np.log(sizes))
+    return np.clip(slopes, 0.0, 1.0)
 
 
-def _distance(ratio: float) -> float:
-    return min(math.log(ratio), _FARTHEST_OCTAVES * math.log(2))
+def _distance(ratios: Floats) -> Floats:
+    return np.minimum(np.log(ratios), _FARTHEST_OCTAVES * math.log(2))

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats
-from moetune.domain.gemm_forms import GemmForm
+from moetune.domain.cost_keys import AttentionKey, Shape
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through
 from moetune.fit.left_out import interpolation_errors
-from moetune.fit.monotone import never_falling_rows
-from moetune.fit.pool import AttentionKey, Series, Shape
+from moetune.fit.monotone import never_falling
+from moetune.fit.pool import Series
 from moetune.fit.roofline import Roofline, Table, rooflines_of, table_of, work_of
 
 Bools = NDArray[np.bool_]
@@ -96,17 +96,13 @@ class Surface:
         if shape not in self._completed:
             use = np.array([one != shape for one in self._shapes])
             blend = self._blend(shape, use, 0.0)
-            rows = np.log2(own.sizes)
-            ratios = [
-                math.log(seconds / blend.predict(size).seconds)
-                for size, seconds in zip(own.sizes, own.medians, strict=True)
-            ]
-            points = dict(zip(own.sizes, own.medians, strict=True))
-            for size in self._table.rows.tolist():
-                at = math.log2(size)
-                beyond = max(rows[0] - at, at - rows[-1], 0.0)
-                ratio = float(np.interp(at, rows, ratios)) * FADE**beyond
-                points.setdefault(size, blend.predict(size).seconds * math.exp(ratio))
+            rows, every = np.log2(own.sizes), np.log2(self._table.rows)
+            [blended] = blend.at(np.array(own.sizes))
+            beyond = np.maximum(np.maximum(rows[0] - every, every - rows[-1]), 0.0)
+            ratios = np.interp(every, rows, np.log(own.medians / blended)) * FADE**beyond
+            [seconds] = blend.at(self._table.rows) * np.exp(ratios)
+            points = dict(zip(self._table.rows.tolist(), seconds.tolist(), strict=True))
+            points.update(zip(own.sizes, own.medians, strict=True))
             sizes = tuple(sorted(points))
             self._completed[shape] = Series(
                 sizes=sizes,
@@ -163,7 +159,7 @@ class Surface:
             some = slice(first, first + _AT_ONCE)
             seconds, _ = self._blended([shape for _, (shape, _) in left_out[some]], uses[some])
             blends.append(seconds)
-        rising, _ = never_falling_rows(np.vstack(blends))
+        rising, _ = never_falling(np.vstack(blends))
         for (_, (_, series)), times in zip(left_out, rising.tolist(), strict=True):
             blend = dict(zip(rows, times, strict=True))
             errors += [
@@ -243,14 +239,13 @@ def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> At
 
     Near is near in ratio; of two as near, the smaller.
     """
-    dtype, *shape, backward = wanted
-    alike = [key for key in known if (key[0], key[-1]) == (dtype, backward)]
 
     def distance(key: AttentionKey) -> tuple[float, ...]:
         _, *there, _ = key
-        return (*(abs(math.log(a / b)) for a, b in zip(there, shape, strict=True)), *there)
+        return (*(abs(math.log(a / b)) for a, b in zip(there, wanted[1:-1], strict=True)), *there)
 
-    return min(alike, key=distance, default=None)
+    same = (key for key in known if (key[0], key[-1]) == (wanted[0], wanted[-1]))
+    return min(same, key=distance, default=None)
 
 
 def work_ratio(wanted: AttentionKey, known: AttentionKey) -> float:
@@ -258,18 +253,5 @@ def work_ratio(wanted: AttentionKey, known: AttentionKey) -> float:
 
     Work is length² · heads · head_dim, of both GEMMs.
     """
-    _, length, heads, width, _ = wanted
-    _, length_there, heads_there, width_there, _ = known
-    return (length / length_there) ** 2 * heads * width / (heads_there * width_there)
-
-
-def name_gemm(dtype: str, form: GemmForm, shape: Shape) -> str:
-    """Return "forward GEMM of 2 × 512 × 2048 in float32"."""
-    return f"{form} GEMM of {' × '.join(map(str, shape))} in {dtype}"
-
-
-def name_attention(key: AttentionKey) -> str:
-    """Return "attention of 8 heads over 1024 tokens in float32"."""
-    dtype, length, heads, _, backward = key
-    way = "backward attention" if backward else "attention"
-    return f"{way} of {heads} heads over {length} tokens in {dtype}"
+    widths = (key.num_heads * key.head_dim for key in (wanted, known))
+    return (wanted.length / known.length) ** 2 * next(widths) / next(widths)

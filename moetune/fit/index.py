@@ -7,30 +7,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from moetune.domain.cluster import Group
-from moetune.domain.costs import Burst
+from moetune.domain.cost_keys import CollectiveKey, CostKey, GemmKey
+from moetune.domain.costs import Trust
 from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.profile import FitError, OperationLine, Profile
 from moetune.domain.samples import CollectiveOp
-from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line
+from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line
 from moetune.fit.gemm import Surface
-from moetune.fit.interference import (
-    OverlapLoss,
-    comm_loss,
-    comp_loss,
-    interference_of,
-)
+from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of
 from moetune.fit.left_out import interpolation_errors
 from moetune.fit.model_error import OF_LAYERS
-from moetune.fit.pool import (
-    AttentionKey,
-    CollectiveKey,
-    CopyKey,
-    Pool,
-    RowsKey,
-    Series,
-    Shape,
-    pool,
-)
+from moetune.fit.pool import Key, Pool, Series, pool
 from moetune.fit.reference import Origin, Tables, with_tables
 from moetune.fit.step_errors import MachineErrors, drift_of
 
@@ -55,23 +42,52 @@ class Points:
     origin: Origin | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blend:
+    """The curve of a GEMM's shape that was not measured, from a family's shapes that were."""
+
+    curve: Curve
+    family: str
+    origin: Origin | None
+
+
+Found = Points | Blend | Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What an operation is predicted from: itself, or what stands in for it.
+
+    Args:
+        key: of the operation that it is.
+        stretch: its size for one of the wanted operation's.
+        cap: most that a prediction from it can be trusted.
+        spread: error of what stands in, a standard deviation of a logarithm.
+        stand_in: name of what stands in; "" for the operation itself.
+    """
+
+    key: CostKey
+    found: Found
+    stretch: float = 1.0
+    cap: Trust = "measured"
+    spread: float = 0.0
+    stand_in: str = ""
+
+
 class ProfileIndex:
     """A profile's samples and lines by operation, worked out when they are first read."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._gemm_lines = {line.dtype: line for line in profile.gemm}
-        self._collective_lines: dict[CollectiveKey, CollectiveLine] = {
-            (line.op, line.group_size, line.num_nodes, line.in_flight): line
-            for line in profile.collective
-        }
-        self._copy_lines: dict[CopyKey, CopyLine] = {
-            (line.direction, line.pinned, line.both_ways): line for line in profile.copy
-        }
+        every: tuple[OperationLine, ...] = (
+            *profile.gemm,
+            *profile.collective,
+            *profile.copy,
+            *profile.rows,
+        )
+        self.lines: Mapping[CostKey, OperationLine] = {line.key: line for line in every}
         self._surfaces: dict[tuple[str, GemmForm], Surface] = {}
-        self._rows_lines = {(line.op, line.dtype): line for line in profile.rows}
-        self._rows: dict[RowsKey, Points | Line | None] = {}
-        self._collectives: dict[CollectiveKey, Points] = {}
+        self._found: dict[CostKey, Points | Line | None] = {}
         self._groups: dict[CollectiveOp, tuple[Group, ...]] = {}
         self._in_flight: dict[tuple[CollectiveOp, Group], tuple[int, ...]] = {}
 
@@ -84,14 +100,6 @@ class ProfileIndex:
     def tables(self) -> Tables:
         """The same, with the origins of what is from tables."""
         return with_tables(pool(self.profile.samples), self.profile.tables)
-
-    @cached_property
-    def bursts(self) -> Mapping[tuple[CollectiveOp, Group], Burst]:
-        """Each collective's burst, by its group."""
-        return {
-            (one.op, (one.group_size, one.num_nodes)): Burst(seconds=one.seconds, share=one.share)
-            for one in self.profile.bursts
-        }
 
     @cached_property
     def step_errors(self) -> MachineErrors:
@@ -118,45 +126,45 @@ class ProfileIndex:
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes with a GEMM."""
-        return tuple(sorted({dtype for dtype, _, _ in self.pool.gemm} | self._gemm_lines.keys()))
+        return tuple(sorted({key.dtype for key in self.keys(GemmKey)}))
 
     @cached_property
     def gemm_forms(self) -> tuple[tuple[str, GemmForm], ...]:
         """The measured forms of the GEMM, of each dtype."""
-        return tuple(sorted({(dtype, product) for dtype, product, _ in self.pool.gemm}))
+        return tuple(sorted({(key.dtype, key.product) for key in self.pool.of(GemmKey)}))
 
     def surface(self, dtype: str, product: GemmForm) -> Surface:
         """Return the measured shapes of one of `gemm_forms`."""
-        key = (dtype, product)
-        if key not in self._surfaces:
-            line = self._gemm_lines.get(dtype)
-            self._surfaces[key] = Surface(
+        form = (dtype, product)
+        if form not in self._surfaces:
+            line = self.lines.get(GemmKey(dtype))
+            self._surfaces[form] = Surface(
                 shapes={
-                    shape: series
-                    for (*form, shape), series in self.pool.gemm.items()
-                    if tuple(form) == key
+                    key.shape: series
+                    for key, series in self.pool.of(GemmKey).items()
+                    if (key.dtype, key.product) == form
                 },
                 family=f"gemm {dtype} {product}",
                 alpha_seconds=line.alpha_seconds if line else 0.0,
                 relative_error=line.error.median if line and line.error else None,
             )
-        return self._surfaces[key]
+        return self._surfaces[form]
 
-    def gemm_points(self, dtype: str, product: GemmForm, shape: Shape) -> Points | None:
+    def gemm_points(self, key: GemmKey) -> Points | None:
         """Return the points over rows; None where the shape was not measured.
 
         Tables have few rows of some shapes: the others are completed from other shapes, but for a
         shape of which some rows were measured.
         """
-        surface = self.surface(dtype, product)
-        series = surface.series(shape)
+        surface = self.surface(key.dtype, key.product)
+        series = surface.series(key.shape)
         if series is None:
             return None
-        origin = self.tables.gemm.get((dtype, product, shape))
+        origin = self.tables.origins.get(key)
         if origin is not None and not origin.has_samples:
-            series = surface.completed(shape)
+            series = surface.completed(key.shape)
         return Points(
-            label=f"{surface.family} {shape}",
+            label=f"{surface.family} {key.shape}",
             family=surface.family,
             series=series,
             alpha_seconds=surface.alpha_seconds,
@@ -164,96 +172,82 @@ class ProfileIndex:
             origin=origin,
         )
 
-    def blend_origin(self, dtype: str, product: GemmForm) -> Origin | None:
-        """Return the origin of the first shape from a table, which blends are mixed of."""
-        keys = self.tables.gemm.items()
-        return next(
-            (replace(origin, low=math.inf, high=-math.inf) for (one, form, _), origin in keys
-             if (one, form) == (dtype, product)),
-            None,
-        )  # fmt: skip
+    def gemm_blend(self, key: GemmKey) -> Blend:
+        """Return the shape blended from the measured ones of its dtype and form.
+
+        Its origin is that of the first shape from a table, if there is one.
+        """
+        surface = self.surface(key.dtype, key.product)
+        origins = (
+            replace(origin, low=math.inf, high=-math.inf)
+            for of, origin in self.tables.origins.items()
+            if isinstance(of, GemmKey) and of[:2] == key[:2]
+        )
+        return Blend(
+            curve=surface.blend(key.shape), family=surface.family, origin=next(origins, None)
+        )
 
     def gemm_line(self, dtype: str) -> Line | None:
         """Return the dtype's line over MACs where it was not measured."""
-        line = self._gemm_lines.get(dtype)
-        if line is None or any(dtype == one for one, _ in self.gemm_forms):
-            return None
-        return _line(line)
+        is_measured = any(dtype == measured for measured, _ in self.gemm_forms)
+        found = None if is_measured else self.found(GemmKey(dtype))
+        return found if isinstance(found, Line) else None
 
     def groups(self, op: CollectiveOp) -> tuple[Group, ...]:
         """Return the groups the collective is known for, ascending."""
         if op not in self._groups:
-            keys = self.pool.collective.keys() | self._collective_lines.keys()
-            found = {(size, nodes) for one, size, nodes, _ in keys if one == op}
+            found = {key.group for key in self.keys(CollectiveKey) if key.op == op}
             self._groups[op] = tuple(sorted(found))
         return self._groups[op]
 
     def in_flight(self, op: CollectiveOp, group: Group) -> tuple[int, ...]:
         """Return the numbers in flight that it is known for: of samples, else of lines."""
         found = self._in_flight.get((op, group), ())
-        for keys in (self.pool.collective, self._collective_lines):
+        for keys in (self.pool.series, self.lines):
             found = found or tuple(
-                sorted(several for one, *where, several in keys if (one, *where) == (op, *group))
+                sorted(
+                    key.in_flight
+                    for key in keys
+                    if isinstance(key, CollectiveKey) and (key.op, key.group) == (op, group)
+                )
             )
         self._in_flight[op, group] = found
         return found
 
-    def collective(self, key: CollectiveKey) -> Points | Line:
-        """Return the points, else the line, of a collective with one of those numbers in flight."""
-        if key not in self._collectives:
-            series, line = self.pool.collective.get(key), self._collective_lines.get(key)
-            if series is None:
-                return _line(self._collective_lines[key])
-            found = _points(f"collective {key}", series, line)
-            self._collectives[key] = replace(found, origin=self.tables.collective.get(key))
-        return self._collectives[key]
+    def keys(self, kind: type[Key]) -> tuple[Key, ...]:
+        """Return the operations of a kind that have points or a line, ascending."""
+        every = self.pool.series.keys() | self.lines.keys()
+        return tuple(sorted(key for key in every if isinstance(key, kind)))
 
-    def copies(self) -> tuple[CopyKey, ...]:
-        """Return the known kinds of copy."""
-        return tuple(sorted(self.pool.copy.keys() | self._copy_lines.keys()))
+    def found(self, key: CostKey) -> Points | Line | None:
+        """Return the points, else the line, of an operation; None where neither is known."""
+        if key not in self._found:
+            self._found[key] = self._made(key)
+        return self._found[key]
 
-    def copy(self, key: CopyKey) -> Points | Line:
-        """Return the points, else the line, of one of `copies`."""
-        series = self.pool.copy.get(key)
-        if series is None:
-            return _line(self._copy_lines[key])
-        return _points(f"copy {key}", series, self._copy_lines.get(key))
-
-    def rows(self, key: RowsKey) -> Points | Line | None:
-        """Return the points, else the line, over elements; None for an unknown operation."""
-        if key not in self._rows:
-            series, line = self.pool.rows.get(key), self._rows_lines.get(key)
-            known = None if line is None else Line(cost=line.cost)
-            self._rows[key] = known if series is None else _points(f"rows {key}", series, None)
-        return self._rows[key]
-
-    def rows_keys(self) -> tuple[RowsKey, ...]:
-        """Return the operations that `rows` knows."""
-        return tuple(sorted(self.pool.rows.keys() | self._rows_lines.keys()))
-
-    def attention(self, key: AttentionKey) -> Points:
-        """Return the points over sequences of one of the pool's shapes."""
-        return _points(f"attention {key}", self.pool.attention[key], None)
+    def _made(self, key: CostKey) -> Points | Line | None:
+        series, line = self.pool.series.get(key), self.lines.get(key)
+        error = None if line is None else line.error
+        if series is not None:
+            alpha_seconds = line.alpha_seconds if line else 0.0
+            return Points(
+                label=key.label,
+                family=key.label,
+                series=series,
+                alpha_seconds=alpha_seconds,
+                relative_error=_typical_error(series, alpha_seconds, error),
+                origin=self.tables.origins.get(key),
+            )
+        if line is None:
+            return None
+        relative_error = error.median if error else ASSUMED_RELATIVE_ERROR
+        return Line(cost=line.cost, label=key.label, relative_error=relative_error)
 
 
 @lru_cache(maxsize=8)
 def index_of(profile: Profile) -> ProfileIndex:
     """Return the profile's index, made once: one plan after the other asks the same one."""
     return ProfileIndex(profile)
-
-
-_AnyLine = GemmLine | CollectiveLine | CopyLine
-
-
-def _points(label: str, series: Series, line: _AnyLine | None) -> Points:
-    alpha_seconds = line.alpha_seconds if line else 0.0
-    return Points(
-        label=label,
-        family=label,
-        series=series,
-        alpha_seconds=alpha_seconds,
-        relative_error=_typical_error(series, alpha_seconds, line.error if line else None),
-    )
 
 
 def _typical_error(series: Series, alpha_seconds: float, error: FitError | None) -> float:
@@ -263,8 +257,3 @@ def _typical_error(series: Series, alpha_seconds: float, error: FitError | None)
         sizes=series.sizes, seconds=series.medians, alpha_seconds=alpha_seconds
     )
     return statistics.median(errors) if errors else ASSUMED_RELATIVE_ERROR
-
-
-def _line(line: _AnyLine) -> Line:
-    error = line.error.median if line.error else ASSUMED_RELATIVE_ERROR
-    return Line(cost=line.cost, relative_error=error)

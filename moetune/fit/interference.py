@@ -8,13 +8,13 @@ exchange and a tenth of a large one. With one factor plans cut too fine.
 """
 
 import statistics
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of, is_many, shorter
+from moetune.domain.arrays import Floats, as_number, shorter
+from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.samples import ResourceClass
 from moetune.fit.curve import Curve, curve_through
@@ -70,41 +70,28 @@ class OverlapLoss:
 
         Of arrays, an array.
         """
-        if is_many(exchange_seconds):
-            lost = self._many_at(num_bytes) / np.where(exchange_seconds, exchange_seconds, np.inf)
-            return array_of(np.clip(1 - lost, _LEAST_SPEED, 1.0))
-        if not exchange_seconds:
-            return 1.0
-        return min(max(1 - self._at(num_bytes) / exchange_seconds, _LEAST_SPEED), 1.0)
+        seconds = np.asarray(exchange_seconds, float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            speeds = np.clip(1 - self._at(num_bytes) / seconds, _LEAST_SPEED, 1.0)
+        return as_number(np.where(seconds, speeds, 1.0))
 
     def stretched_speed(self, num_bytes: float, exchange_seconds: float) -> float:
         """Return the speed of exchanges of that time: time / (time + loss); of arrays, an array."""
-        if is_many(exchange_seconds):
-            whole = exchange_seconds + self._many_at(num_bytes)
-            speeds = np.divide(exchange_seconds, whole, out=np.ones_like(whole), where=whole > 0)
-            slowest = np.where(exchange_seconds, _LEAST_SPEED, 1.0)
-            return array_of(np.maximum(speeds, slowest))
-        if not exchange_seconds:
-            return 1.0
-        return max(exchange_seconds / (exchange_seconds + self._at(num_bytes)), _LEAST_SPEED)
+        seconds = np.asarray(exchange_seconds, float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            speeds = np.maximum(seconds / (seconds + self._at(num_bytes)), _LEAST_SPEED)
+        return as_number(np.where(seconds, speeds, 1.0))
 
-    def _many_at(self, num_bytes: float) -> Floats:
-        sizes, seconds = np.asarray(num_bytes), np.array(self.seconds)
-        if len(self.sizes) == 1:
-            return np.full(sizes.shape, self.seconds[0])
-        at = np.clip(np.searchsorted(self.sizes, sizes), 1, len(self.sizes) - 1)
-        known, slopes = np.array(self.sizes), np.diff(self.seconds) / np.diff(self.sizes)
-        found = seconds[at - 1] + slopes[at - 1] * (sizes - known[at - 1])
-        return np.where(sizes <= known[0], seconds[0], np.maximum(found, 0.0))  # type: ignore[no-any-return]
-
-    def _at(self, num_bytes: float) -> float:
+    def _at(self, num_bytes: float) -> Floats:
         """Return the loss: constant below the sizes, linear between them and on above."""
-        sizes, seconds = self.sizes, self.seconds
-        if num_bytes <= sizes[0] or len(sizes) == 1:
-            return seconds[0]
-        at = min(bisect_left(sizes, num_bytes), len(sizes) - 1)
-        slope = (seconds[at] - seconds[at - 1]) / (sizes[at] - sizes[at - 1])
-        return max(seconds[at - 1] + slope * (num_bytes - sizes[at - 1]), 0.0)
+        asked, sizes, seconds = np.asarray(num_bytes), np.array(self.sizes), np.array(self.seconds)
+        if len(sizes) == 1:
+            return np.broadcast_to(seconds[0], asked.shape)
+        left = np.clip(np.searchsorted(sizes, asked), 1, len(sizes) - 1) - 1
+        slopes = np.diff(seconds) / np.diff(sizes)
+        above = seconds[left] + slopes[left] * (asked - sizes[left])
+        found: Floats = np.where(asked <= sizes[0], seconds[0], np.maximum(above, 0.0))
+        return found
 
 
 def comp_loss(found: Pool) -> OverlapLoss | None:
@@ -138,11 +125,12 @@ def comm_loss(found: Pool) -> OverlapLoss | None:
 
 def _exchange(found: Pool, *, is_alone: bool) -> Curve | None:
     """Return the all-to-all of the largest group, with the most in flight unless it is alone."""
-    keys = [key for key in found.collective if key[0] == "all_to_all"]
+    known = found.of(CollectiveKey)
+    keys = [key for key in known if key.op == "all_to_all"]
     if not keys:
         return None
-    largest = [key for key in keys if key[1:3] == max(one[1:3] for one in keys)]
-    series = found.collective[(min if is_alone else max)(largest)]
+    largest = [key for key in keys if key.group == max(one.group for one in keys)]
+    series = known[(min if is_alone else max)(largest)]
     return curve_through(sizes=series.sizes, seconds=series.medians)
 
 

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from moetune.fit.curve import curve_through
 
 LINE_ERROR = 0.017
@@ -46,13 +48,12 @@ def left_out_errors(
 ) -> dict[int, float]:
     """Return predicted / measured − 1 of the points that `interpolation_errors` looks at."""
     count = len(sizes)
-    left_out = range(1, count - 1) if count > 2 else range(count if count > 1 else 0)  # noqa: PLR2004 - of a line
-    errors = {}
-    for at in left_out:
-        rest = curve_through(
-            sizes=[*sizes[:at], *sizes[at + 1 :]],
-            seconds=[*seconds[:at], *seconds[at + 1 :]],
-            alpha_seconds=alpha_seconds,
-        )
-        errors[at] = rest.predict(sizes[at]).seconds / seconds[at] - 1
-    return errors
+    left_out = np.arange(1, count - 1) if count > 2 else np.arange(count if count > 1 else 0)  # noqa: PLR2004 - of a line
+    if not left_out.size:
+        return {}
+    points, times = np.asarray(sizes, float), np.asarray(seconds, float)
+    others = np.array([np.delete(np.arange(count), at) for at in left_out])
+    rest = curve_through(sizes=points[others], seconds=times[others], alpha_seconds=alpha_seconds)
+    predicted = rest.at(points[left_out][:, None])[:, 0]
+    errors = (predicted / times[left_out] - 1).tolist()
+    return dict(zip(left_out.tolist(), errors, strict=True))

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moetune.domain.arrays import Floats
 from moetune.domain.costs import LinearCost
-
-Floats = NDArray[np.float64]
 
 # A flat curve still gets a slope above 0: it adds this share of α at the largest size.
 _LEAST_SLOPE = 1e-6

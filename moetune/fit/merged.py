@@ -13,17 +13,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moetune.domain.cluster import Machine
-from moetune.domain.costs import Costs
+from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.reference import CollectiveTable, GemmTable, Table
 from moetune.fit.costs import costs_of
 from moetune.fit.index import ProfileIndex
-from moetune.fit.pool import GemmKey, Series, pool
+from moetune.fit.pool import Series, pool
 
 _LEAST_SPREAD, _SPREAD_OF_FEW = 0.05, 0.10
 """Of a scaled reference: assumed at least, and of fewer than three common points."""
 _FEW = 3
+_NOWHERE = (math.inf, -math.inf)
 Ratios = dict[tuple[str, ...], list[float]]
 """Measured over reference at each common point, by ("gemm", dtype), ("comm", op, group), …"""
 
@@ -61,19 +62,14 @@ def merged(measured: Profile, base: Profile) -> Profile:
     tables = _tables_of(base)
     ratios = _ratios(measured, replace(base, tables=tables, samples=()))
     index = ProfileIndex(measured)
-    rows = {(line.op, line.dtype) for line in measured.rows} | set(index.pool.rows)
-    copies = set(index.copies())
     return replace(
         measured,
         machine=replace(measured.machine, devices_per_node=base.machine.devices_per_node),
         citation=f"{base.name} for the rest",
         tables=tuple(_scaled(table, base.name, ratios) for table in tables),
         network=base.network,
-        rows=(*measured.rows, *(one for one in base.rows if (one.op, one.dtype) not in rows)),
-        copy=(
-            *measured.copy,
-            *(one for one in base.copy if (one.direction, one.pinned, one.both_ways) not in copies),
-        ),
+        rows=(*measured.rows, *(one for one in base.rows if index.found(one.key) is None)),
+        copy=(*measured.copy, *(one for one in base.copy if index.found(one.key) is None)),
     )
 
 
@@ -82,20 +78,20 @@ def _tables_of(base: Profile) -> tuple[Table, ...]:
     own = pool(base.samples)
     words = f"samples of {base.name}"
     tables: list[Table] = []
-    for (dtype, product, (num_experts, d_in, d_out)), series in own.gemm.items():
-        points = [(size, d_in, d_out, seconds) for size, seconds in _points(series)]
+    for gemm, series in own.of(GemmKey).items():
+        points = [(size, gemm.d_in, gemm.d_out, seconds) for size, seconds in _points(series)]
         tables.append(
             GemmTable(
-                label="measured", source=words, dtype=dtype, product=product,
-                num_experts=num_experts, points=tuple(points),
+                label="measured", source=words, dtype=gemm.dtype, product=gemm.product,
+                num_experts=gemm.num_experts, points=tuple(points),
             )
         )  # fmt: skip
-    for (op, size, nodes, in_flight), series in own.collective.items():
-        if in_flight == 1:
+    for key, series in own.of(CollectiveKey).items():
+        if key.in_flight == 1:
             tables.append(
                 CollectiveTable(
-                    label="measured", source=words, op=op, group_size=size, num_nodes=nodes,
-                    points=tuple(_points(series)),
+                    label="measured", source=words, op=key.op, group_size=key.group_size,
+                    num_nodes=key.num_nodes, points=tuple(_points(series)),
                 )
             )  # fmt: skip
     return (*tables, *base.tables)
@@ -107,42 +103,34 @@ def _points(series: Series) -> Iterator[tuple[float, float]]:
 
 def _ratios(measured: Profile, base: Profile) -> Ratios:
     """Return measured over reference at every point that both have."""
-    index, costs, own = ProfileIndex(base), costs_of(base), pool(measured.samples)
+    index, costs = ProfileIndex(base), costs_of(base)
     found: Ratios = defaultdict(list)
-    for key, series in own.gemm.items():
-        found["gemm", key[0]] += _gemm_ratios(key, series, index, costs)
-    for (op, size, nodes, in_flight), series in own.collective.items():
-        known = index.pool.collective.get((op, size, nodes, in_flight))
-        if known is None:
+    for key, series in pool(measured.samples).series.items():
+        if not isinstance(key, GemmKey | CollectiveKey):
             continue
-        for num_bytes, seconds in _points(series):
-            if known.sizes[0] <= num_bytes <= known.sizes[-1]:
-                reference = costs.collective(
-                    op=op, group_size=size, num_nodes=nodes, num_bytes=num_bytes
-                )
-                for name in _keys_of(op, size, nodes):
-                    found[name].append(seconds / reference.seconds)
+        low, high = _covered(key, index)
+        for size, seconds in _points(series):
+            if low <= size <= high:
+                for name in _names_of(key):
+                    found[name].append(seconds / costs.seconds(key, size).seconds)
     return found
 
 
-def _gemm_ratios(
-    key: GemmKey, series: Series, index: ProfileIndex, costs: Costs
-) -> Iterator[float]:
-    """Yield a shape's ratios, where it lies among the reference's shapes and rows."""
-    dtype, product, (num_experts, d_in, d_out) = key
-    if (dtype, product) not in index.gemm_forms:
-        return
-    surface = index.surface(dtype, product)
-    low, high = surface.rows_range
-    if surface.octaves_outside((num_experts, d_in, d_out)):
-        return
-    for rows, seconds in _points(series):
-        if low <= rows <= high:
-            reference = costs.gemm(
-                dtype=dtype, product=product, num_experts=num_experts, rows=rows, d_in=d_in,
-                d_out=d_out,
-            )  # fmt: skip
-            yield seconds / reference.seconds
+def _covered(key: GemmKey | CollectiveKey, index: ProfileIndex) -> tuple[float, float]:
+    """Return the sizes at which the reference knows an operation: of a GEMM by shapes around it."""
+    if isinstance(key, CollectiveKey):
+        known = index.pool.series.get(key)
+        return (known.sizes[0], known.sizes[-1]) if known else _NOWHERE
+    if (key.dtype, key.product) not in index.gemm_forms:
+        return _NOWHERE
+    surface = index.surface(key.dtype, key.product)
+    return _NOWHERE if surface.octaves_outside(key.shape) else surface.rows_range
+
+
+def _names_of(key: GemmKey | CollectiveKey) -> tuple[tuple[str, ...], ...]:
+    if isinstance(key, GemmKey):
+        return (("gemm", key.dtype),)
+    return _keys_of(key.op, key.group_size, key.num_nodes)
 
 
 def _keys_of(op: str, size: int, nodes: int) -> tuple[tuple[str, ...], ...]:

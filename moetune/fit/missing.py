@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 
 from moetune.domain.cluster import Group, Machine, nodes_of, torchrun
+from moetune.domain.cost_keys import CopyKey
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.quantization import NARROW
-from moetune.domain.samples import CollectiveOp, Direction
+from moetune.domain.samples import CollectiveOp
 
 
 def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> ProfileError:
@@ -42,20 +43,12 @@ def group_name(group: Group) -> str:
     return f"{size} on {num_nodes} nodes" if num_nodes else str(size)
 
 
-def missing_copy(
-    profile: Profile, *, direction: Direction, pinned: bool, known: Sequence[str]
-) -> ProfileError:
+def missing_copy(profile: Profile, *, copy: CopyKey, known: Sequence[str]) -> ProfileError:
     """Return the error for a kind of copy that was not measured."""
     return ProfileError(
-        f"no {copy_name(direction=direction, pinned=pinned)} copy measured "
-        f"({_has(profile, known)})",
+        f"no {copy.words} measured ({_has(profile, known)})",
         f"measure it:  moetune profile {_name(profile)}",
     )
-
-
-def copy_name(*, direction: Direction, pinned: bool) -> str:
-    """Return "pinned h2d" and the like."""
-    return f"{'pinned' if pinned else 'pageable'} {direction}"
 
 
 def _has(profile: Profile, known: Sequence[object]) -> str:

@@ -17,12 +17,15 @@ otherwise; the slope is that between the two largest known groups.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.arrays import longer
-from moetune.domain.cluster import Group, Machine, nodes_of
-from moetune.domain.costs import Estimate
+import numpy as np
+
+from moetune.domain.arrays import Floats
+from moetune.domain.cluster import Machine, nodes_of
+from moetune.domain.cost_keys import CollectiveKey
+from moetune.domain.costs import Trust
 from moetune.domain.reference import Network
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.collectives import nearest_group, wire_share
@@ -45,23 +48,31 @@ class Ruled:
         inside: of the ranks of one node; None for one rank in each.
         inside_share: size inside, for one byte of the collective.
         crossing_seconds_per_byte: 0 inside a node.
+        startup_seconds: shape (curves, 1).
     """
 
-    inside: Predictor | None
-    inside_share: float
-    crossing_seconds_per_byte: float
-    startup_seconds: float
+    inside: Predictor | None = None
+    inside_share: float = 0.0
+    crossing_seconds_per_byte: float = 0.0
+    startup_seconds: Floats
 
-    def predict(self, size: float) -> Estimate:
-        """Return the time at that size."""
-        crossing = self.crossing_seconds_per_byte * size
-        inside = self.inside.predict(self.inside_share * size).seconds if self.inside else 0.0
-        seconds = self.startup_seconds + longer(crossing, inside)
-        return Estimate(seconds=seconds, trust="modelled")
+    def at(self, sizes: Floats) -> Floats:
+        """Return the times at some sizes, shape (curves, sizes)."""
+        seconds = self.crossing_seconds_per_byte * np.atleast_2d(sizes)
+        if self.inside is not None:
+            seconds = np.maximum(seconds, self.inside.at(self.inside_share * sizes))
+        return self.startup_seconds + seconds
+
+    def trust(self, size: float) -> Trust:  # noqa: ARG002 - the same of all
+        """Return "modelled"."""
+        return "modelled"
 
 
 def rule_of(
-    op: CollectiveOp, group: Group, *, index: ProfileIndex, predictor: Callable[[Group], Predictor]
+    key: CollectiveKey,
+    *,
+    index: ProfileIndex,
+    predictor: Callable[[CollectiveKey], Predictor],
 ) -> Ruled | None:
     """Return the rule for a group that the profile does not know.
 
@@ -71,38 +82,32 @@ def rule_of(
     Returns:
         None without a rule in the profile, or where a group inside a node is needed and none known.
     """
-    machine, network = index.profile.machine, index.profile.network
-    known = [one for one in index.groups(op) if nodes_of(one, machine) == 1]
-    nodes = nodes_of(group, machine)
-    here = math.ceil(group[0] / nodes)
+    machine, network, op = index.profile.machine, index.profile.network, key.op
+    known = [group for group in index.groups(op) if nodes_of(group, machine) == 1]
+    nodes = nodes_of(key.group, machine)
+    here = math.ceil(key.group_size / nodes)
     if op == "send":
         here = min(_SEND_RANKS, machine.devices_per_node)
     if network is None or (here > 1 and not known):
         return None
     if nodes > 1:
-        inside = predictor((here, 0)) if here > 1 else None
-        return between_nodes(op, group, machine=machine, network=network, inside=inside)
-    near, factor = nearest_group(op, group, known, machine)
-    startups = tuple(
-        (size, predictor((size, 0)).predict(0.0).seconds)
+        inside = predictor(CollectiveKey(op, here)) if here > 1 else None
+        return _between_nodes(key, machine=machine, network=network, inside=inside)
+    near, factor = nearest_group(op, key.group, known, machine)
+    startups = [
+        (size, predictor(CollectiveKey(op, size)).at(np.zeros(1)))
         for size in sorted({size for size, _ in known})
         if size <= near[0]
-    )
+    ]
     return Ruled(
-        inside=predictor(near),
+        inside=predictor(CollectiveKey(op, *near)),
         inside_share=factor,
-        crossing_seconds_per_byte=0.0,
-        startup_seconds=startup_growth(op, group[0], startups),
+        startup_seconds=_startup_growth(key, startups),
     )
 
 
-def between_nodes(
-    op: CollectiveOp,
-    group: Group,
-    *,
-    machine: Machine,
-    network: Network,
-    inside: Predictor | None,
+def _between_nodes(
+    key: CollectiveKey, *, machine: Machine, network: Network, inside: Predictor | None
 ) -> Ruled:
     """Return the rule for a group on several nodes.
 
@@ -110,23 +115,20 @@ def between_nodes(
         inside: of the group's ranks in one node; None for one rank in each. Of a send, that of
             two ranks in a node, whose start-up it has.
     """
-    size, _ = group
-    nodes = nodes_of(group, machine)
+    op, size = key.op, key.group_size
+    nodes = nodes_of(key.group, machine)
     here = math.ceil(size / nodes)
     rate = network.bytes_per_second(nodes if op == "all_to_all" else 0)
+    startup = np.full((1, 1), network.startup(nodes))
     if op == "send":
-        startup = inside.predict(0.0).seconds if inside else network.startup(nodes)
         return Ruled(
-            inside=None,
-            inside_share=0.0,
             crossing_seconds_per_byte=1 / rate,
-            startup_seconds=startup,
+            startup_seconds=inside.at(np.zeros(1)) if inside else startup,
         )
-    crossing = wire_share(op, group, machine) / (machine.devices_per_node * rate)
-    startup = network.startup(nodes)
+    crossing = wire_share(op, key.group, machine) / (machine.devices_per_node * rate)
     if op in _RINGS:
         crossing *= _RING_LOSS * (1 + _RING_LOSS_PER_NODE * nodes)
-        startup += _RING_HOP_SECONDS * size
+        startup = startup + _RING_HOP_SECONDS * size
     return Ruled(
         inside=inside if here > 1 else None,
         inside_share=_inside_share(op, size, here) if here > 1 else 0.0,
@@ -144,18 +146,19 @@ def _inside_share(op: CollectiveOp, size: int, here: int) -> float:
     return passed / alone
 
 
-def startup_growth(op: CollectiveOp, wanted: int, known: tuple[tuple[int, float], ...]) -> float:
+def _startup_growth(key: CollectiveKey, known: Sequence[tuple[int, Floats]]) -> Floats:
     """Return the seconds that a start-up grows by from the largest known group to a wanted one.
 
     Args:
         known: ranks and seconds of the smallest known size, ascending; at least one.
     """
     if len(known) == 1:
-        return 0.0
+        return np.zeros((1, 1))
     (fewer, before), (more, after) = known[-2:]
+    wanted = key.group_size
     steps = (
         (wanted - more) / (more - fewer)
-        if op == "all_to_all"
+        if key.op == "all_to_all"
         else math.log2(wanted / more) / math.log2(more / fewer)
     )
-    return longer(after - before, 0.0) * max(steps, 0.0)
+    return np.maximum(after - before, 0.0) * max(steps, 0.0)

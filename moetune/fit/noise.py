@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from moetune.domain.arrays import array_of
+from moetune.domain.arrays import Floats, array_of
 from moetune.domain.interference import Interference
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.interference import table_of
-from moetune.fit.line import Floats, resampled_medians
+from moetune.fit.line import resampled_medians
 from moetune.fit.pool import InterferenceKey
 
 # The largest standard deviation of a common factor's logarithm: two in three draws within a
@@ -39,21 +39,19 @@ class Noise:
             )
         return self._medians[points.label]
 
-    def factors(self, family: str, *, draw: int, relative_error: float) -> tuple[float, float]:
-        """Return two independent log-normal factors with that median absolute error."""
+    def factors(self, family: str, *, relative_error: float) -> Floats:
+        """Return two independent log-normal factors with that median absolute error, of each draw.
+
+        Returns:
+            Shape (2, draws).
+        """
         spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
-        one, other = self.deviates(f"{family}: factors", draw=draw)
-        return math.exp(spread * one), math.exp(spread * other)
+        return np.exp(spread * self.deviates(f"{family}: factors"))
 
-    def deviates(self, label: str, *, draw: int) -> tuple[float, float]:
-        """Return two independent standard normal numbers."""
-        one, other = self.all_deviates(label)[draw].tolist()
-        return one, other
-
-    def all_deviates(self, label: str) -> Floats:
-        """Return the numbers of all draws, shape (draws, 2)."""
+    def deviates(self, label: str) -> Floats:
+        """Return two independent standard normal numbers of each draw, shape (2, draws)."""
         if label not in self._deviates:
-            self._deviates[label] = self._rng(label).normal(size=(self._num, 2))
+            self._deviates[label] = self._rng(label).normal(size=(self._num, 2)).T
         return self._deviates[label]
 
     def interference(self, index: ProfileIndex, *, draws: tuple[int, ...]) -> Interference:

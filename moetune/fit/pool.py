@@ -2,36 +2,24 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
-from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.samples import (
-    AttentionPoint,
-    CollectiveOp,
-    CollectivePoint,
-    CopyPoint,
-    Direction,
-    GemmPoint,
-    InterferencePoint,
-    Point,
-    ResourceClass,
-    RowsPoint,
-    Sample,
-    undisturbed,
+from moetune.domain.cost_keys import (
+    AttentionKey,
+    CollectiveKey,
+    CopyKey,
+    CostKey,
+    GemmKey,
+    RowsKey,
+    place_of,
 )
+from moetune.domain.samples import InterferencePoint, ResourceClass, Sample, undisturbed
 
-Shape = tuple[int, int, int]
-GemmKey = tuple[str, GemmForm, Shape]
-CollectiveKey = tuple[CollectiveOp, int, int, int]
-CopyKey = tuple[Direction, bool, bool]
-RowsKey = tuple[str, str]
-AttentionKey = tuple[str, int, int, int, bool]
-"""Dtype, length, heads, width of a head, and whether backward."""
 Key = TypeVar("Key", GemmKey, CollectiveKey, CopyKey, RowsKey, AttentionKey)
-OnePoint = TypeVar("OnePoint", bound=Point)
+_KINDS = (GemmKey, CollectiveKey, CopyKey, RowsKey, AttentionKey)
 Overlapped = tuple[int, bool]
 """Bytes of each exchange that overlaps others, and whether it is alone on the link."""
 InterferenceKey = tuple[ResourceClass, frozenset[ResourceClass]]
@@ -57,24 +45,20 @@ class Pool:
     """All that was measured without an error, by operation.
 
     Args:
-        gemm: by dtype, form and (num_experts, d_in, d_out), over rows of one expert.
-        collective: by op, group size, nodes and number in flight, over bytes.
-        copy: by direction, pinned and both_ways, over bytes.
-        rows: by op and dtype, over elements.
-        attention: by dtype, length, heads, width of a head and direction, over sequences.
+        series: by operation, over its size.
         interference: raw times by victim and the others that run.
         overlapped_comp: raw times of computation, by the exchanges that overlap it.
         overlapped_comm: raw times of exchanges that overlap computation.
     """
 
-    gemm: Mapping[GemmKey, Series]
-    collective: Mapping[CollectiveKey, Series]
-    copy: Mapping[CopyKey, Series]
-    rows: Mapping[RowsKey, Series]
-    attention: Mapping[AttentionKey, Series]
+    series: Mapping[CostKey, Series]
     interference: Mapping[InterferenceKey, tuple[float, ...]]
     overlapped_comp: Mapping[Overlapped, tuple[float, ...]]
     overlapped_comm: Mapping[Overlapped, tuple[float, ...]]
+
+    def of(self, kind: type[Key]) -> dict[Key, Series]:
+        """Return the operations of a kind."""
+        return {key: series for key, series in self.series.items() if isinstance(key, kind)}
 
 
 def pool(samples: Iterable[Sample]) -> Pool:
@@ -84,56 +68,31 @@ def pool(samples: Iterable[Sample]) -> Pool:
     """
     timed = [sample for sample in samples if sample.seconds and not sample.error]
     interference, overlapped_comp, overlapped_comm = _interference(timed)
+    visits: defaultdict[CostKey, defaultdict[int, list[Sample]]]
+    visits = defaultdict(lambda: defaultdict(list))
+    for sample in timed:
+        place = place_of(sample.point)
+        if place is not None and place[1] > 0:
+            visits[place[0]][place[1]].append(sample)
     return Pool(
-        gemm=_curves(
-            timed,
-            GemmPoint,
-            lambda at: ((at.dtype, at.product, (at.num_experts, at.d_in, at.d_out)), at.rows),
-        ),
-        collective=_curves(
-            timed,
-            CollectivePoint,
-            lambda at: ((at.op, at.group_size, at.num_nodes, at.in_flight), at.num_bytes),
-        ),
-        copy=_curves(
-            timed,
-            CopyPoint,
-            lambda at: ((at.direction, at.pinned, at.both_ways), at.num_bytes),
-        ),
-        rows=_curves(timed, RowsPoint, lambda at: ((at.op, at.dtype), at.elements)),
-        attention=_curves(
-            timed,
-            AttentionPoint,
-            lambda at: (
-                (at.dtype, at.length, at.num_heads, at.head_dim, at.backward),
-                at.num_sequences,
-            ),
-        ),
+        series=in_order({key: _series(of_key) for key, of_key in visits.items()}),
         interference=interference,
         overlapped_comp=overlapped_comp,
         overlapped_comm=overlapped_comm,
     )
 
 
-def _curves(
-    samples: Iterable[Sample], kind: type[OnePoint], place: Callable[[OnePoint], tuple[Key, int]]
-) -> dict[Key, Series]:
-    """Return the operations in sorted order, so that a seed means the same in every run.
-
-    Args:
-        place: a point's operation and size.
-    """
-    found: defaultdict[Key, defaultdict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
-    for sample in samples:
-        if isinstance(sample.point, kind):
-            key, size = place(sample.point)
-            found[key][size].append(sample)
-    made = {key: _series(found[key]) for key in sorted(found)}
-    return {key: series for key, series in made.items() if series.sizes}
+def in_order(series: Mapping[CostKey, Series]) -> dict[CostKey, Series]:
+    """Return the operations in sorted order, one kind after the other."""
+    return {
+        key: series[key]
+        for kind in _KINDS
+        for key in sorted(key for key in series if isinstance(key, kind))
+    }
 
 
 def _series(visits_of: Mapping[int, Sequence[Sample]]) -> Series:
-    points = sorted((float(size), _times(visits)) for size, visits in visits_of.items() if size > 0)
+    points = sorted((float(size), _times(visits)) for size, visits in visits_of.items())
     return Series(
         sizes=tuple(size for size, _ in points),
         times=tuple(times for _, times in points),

@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypedDict
 
 import numpy as np
 
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey
 from moetune.domain.errors import ProfileError
 from moetune.domain.gemm_forms import even_form
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import Quality, Sample
-from moetune.fit.bursts import bursts_of
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import interference_of
 from moetune.fit.left_out import interpolation_errors
 from moetune.fit.line import fit_line, line_intervals
-from moetune.fit.pool import GemmKey, Pool, Series, pool
+from moetune.fit.pool import Pool, Series, pool
 
 # Largest median and 95th percentile of the relative error that each label allows.
 _GOOD = (0.05, 0.15)
@@ -91,9 +92,20 @@ def fit_profile(
         provenance="measured",
         machine=machine,
         gemm=_gemm_lines(found, seed),
-        collective=_collective_lines(found, seed),
-        bursts=bursts_of(measured, found.collective),
-        copy=_copy_lines(found, seed),
+        collective=tuple(
+            CollectiveLine(
+                op=key.op,
+                group_size=key.group_size,
+                num_nodes=key.num_nodes,
+                in_flight=key.in_flight,
+                **_line(series, seed),
+            )
+            for key, series in found.of(CollectiveKey).items()
+        ),
+        copy=tuple(
+            CopyLine(**key._asdict(), **_line(series, seed))
+            for key, series in found.of(CopyKey).items()
+        ),
         interference=interference_of(found.interference),
         fingerprint=fingerprint,
         samples=measured,
@@ -102,13 +114,13 @@ def fit_profile(
 
 def _gemm_lines(found: Pool, seed: int) -> tuple[GemmLine, ...]:
     """Return one line over MACs for each dtype, whatever the shape and the form but uneven ones."""
-    lines = []
-    even = {key: series for key, series in found.gemm.items() if key[1] == even_form(key[1])}
-    for dtype in sorted({dtype for dtype, _, _ in even}):
-        forms = {key: series for key, series in even.items() if key[0] == dtype}
-        sizes, times, medians = _over_macs(forms)
+    known, lines = found.of(GemmKey), []
+    for dtype in sorted({key.dtype for key in known if key.product == even_form(key.product)}):
+        forms = {key: series for key, series in known.items() if key.dtype == dtype}
+        even = {key: one for key, one in forms.items() if key.product == even_form(key.product)}
+        sizes, times, medians = _over_macs(even)
         cost = fit_line(sizes=sizes, seconds=medians)
-        errors = _gemm_errors(found, dtype, cost.alpha_seconds)
+        errors = _gemm_errors(forms, cost.alpha_seconds)
         lines.append(
             GemmLine(
                 dtype=dtype,
@@ -125,73 +137,50 @@ def _over_macs(
 ) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...], tuple[float, ...]]:
     """Return MACs, raw times and medians of all points; the same MACs may come several times."""
     points = [
-        (rows * math.prod(shape), times, median)
-        for (_, _, shape), series in forms.items()
+        (rows * math.prod(key.shape), times, median)
+        for key, series in forms.items()
         for rows, times, median in zip(series.sizes, series.times, series.medians, strict=True)
     ]
     macs, times, medians = zip(*points, strict=True)
     return macs, times, medians
 
 
-def _gemm_errors(found: Pool, dtype: str, alpha_seconds: float) -> list[float]:
-    """Return the errors of rows left out; where no shape has enough rows, of shapes left out."""
+def _gemm_errors(forms: Mapping[GemmKey, Series], alpha_seconds: float) -> list[float]:
+    """Return the errors of rows left out; where no shape has enough rows, of shapes left out.
+
+    Args:
+        forms: of one dtype.
+    """
     surfaces = [
         Surface(
-            shapes={
-                shape: series
-                for (one, form, shape), series in found.gemm.items()
-                if (one, form) == (dtype, product)
-            },
+            shapes={key.shape: one for key, one in forms.items() if key.product == product},
             family=product,
             alpha_seconds=alpha_seconds,
         )
-        for product in sorted({form for one, form, _ in found.gemm if one == dtype})
+        for product in sorted({key.product for key in forms})
     ]
     by_rows = [error for surface in surfaces for error in surface.row_errors()]
     return by_rows or [error for surface in surfaces for error in surface.shape_errors()]
 
 
-def _collective_lines(found: Pool, seed: int) -> tuple[CollectiveLine, ...]:
-    lines = []
-    for (op, group_size, num_nodes, in_flight), series in found.collective.items():
-        alpha, beta, error = _line(series, seed)
-        lines.append(
-            CollectiveLine(
-                op=op,
-                group_size=group_size,
-                num_nodes=num_nodes,
-                in_flight=in_flight,
-                alpha_seconds=alpha,
-                beta_seconds_per_byte=beta,
-                error=error,
-            )
-        )
-    return tuple(lines)
+class _ByteLine(TypedDict):
+    """A line over bytes, as profiles have it."""
+
+    alpha_seconds: float
+    beta_seconds_per_byte: float
+    error: FitError | None
 
 
-def _copy_lines(found: Pool, seed: int) -> tuple[CopyLine, ...]:
-    lines = []
-    for (direction, pinned, both_ways), series in found.copy.items():
-        alpha, beta, error = _line(series, seed)
-        lines.append(
-            CopyLine(
-                direction=direction,
-                pinned=pinned,
-                both_ways=both_ways,
-                alpha_seconds=alpha,
-                beta_seconds_per_byte=beta,
-                error=error,
-            )
-        )
-    return tuple(lines)
-
-
-def _line(series: Series, seed: int) -> tuple[float, float, FitError | None]:
+def _line(series: Series, seed: int) -> _ByteLine:
     cost = fit_line(sizes=series.sizes, seconds=series.medians)
     errors = interpolation_errors(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=cost.alpha_seconds
     )
-    return cost.alpha_seconds, cost.beta_seconds, _error(series.sizes, series.times, errors, seed)
+    return {
+        "alpha_seconds": cost.alpha_seconds,
+        "beta_seconds_per_byte": cost.beta_seconds,
+        "error": _error(series.sizes, series.times, errors, seed),
+    }
 
 
 def _error(

@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from moetune.domain.cost_keys import CollectiveKey, CostKey, GemmKey
 from moetune.domain.reference import CollectiveTable, GemmTable, Label, Table
-from moetune.fit.pool import CollectiveKey, GemmKey, Pool, Series
+from moetune.fit.pool import Pool, Series, in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,7 @@ class Tables:
     """A pool with the tables' points, and the origin of each operation that has some."""
 
     pool: Pool
-    gemm: Mapping[GemmKey, Origin]
-    collective: Mapping[CollectiveKey, Origin]
+    origins: Mapping[CostKey, Origin]
 
 
 def with_tables(measured: Pool, tables: Iterable[Table]) -> Tables:
@@ -56,28 +56,24 @@ def with_tables(measured: Pool, tables: Iterable[Table]) -> Tables:
 
     Of several tables of one operation, or one shape of a GEMM, the first one counts.
     """
-    gemm, collective = dict(measured.gemm), dict(measured.collective)
-    gemm_origins: dict[GemmKey, Origin] = {}
-    origins: dict[CollectiveKey, Origin] = {}
+    joined = dict(measured.series)
+    origins: dict[CostKey, Origin] = {}
     for table in tables:
-        if isinstance(table, GemmTable):
-            alone = _origin(table, None)
-            for gemm_key, series in gemm_series(table).items():
-                if gemm_key not in gemm_origins:
-                    known = gemm.get(gemm_key)
-                    gemm_origins[gemm_key] = _origin(table, known) if known else alone
-                    gemm[gemm_key] = _joined(gemm.get(gemm_key), series)
-        elif isinstance(table, CollectiveTable):
-            key = (table.op, table.group_size, table.num_nodes, 1)
+        for key, series in _series_by_key(table).items():
             if key not in origins:
-                origins[key] = _origin(table, collective.get(key))
-                collective[key] = _joined(collective.get(key), series_of(table.points))
-    joined = replace(
-        measured,
-        gemm={key: gemm[key] for key in sorted(gemm)},
-        collective={key: collective[key] for key in sorted(collective)},
-    )
-    return Tables(pool=joined, gemm=gemm_origins, collective=origins)
+                origins[key] = _origin(table, measured.series.get(key))
+                joined[key] = _joined(measured.series.get(key), series)
+    return Tables(pool=replace(measured, series=in_order(joined)), origins=origins)
+
+
+def _series_by_key(table: Table) -> Mapping[CostKey, Series]:
+    """Return the times of a table's operations; none of a dispatcher's, which only is shown."""
+    if isinstance(table, GemmTable):
+        return dict(gemm_series(table).items())
+    if isinstance(table, CollectiveTable):
+        key = CollectiveKey(table.op, table.group_size, table.num_nodes)
+        return {key: series_of(table.points)}
+    return {}
 
 
 def gemm_series(table: GemmTable) -> dict[GemmKey, Series]:
@@ -86,7 +82,9 @@ def gemm_series(table: GemmTable) -> dict[GemmKey, Series]:
     for size, d_in, d_out, seconds in table.points:
         rows[d_in, d_out].append((size, seconds))
     return {
-        (table.dtype, table.product, (table.num_experts, int(d_in), int(d_out))): series_of(points)
+        GemmKey(table.dtype, table.product, table.num_experts, int(d_in), int(d_out)): series_of(
+            points
+        )
         for (d_in, d_out), points in rows.items()
     }
 

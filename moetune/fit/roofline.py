@@ -8,10 +8,10 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.arrays import array_of, floats_of
+from moetune.domain.arrays import Floats
+from moetune.domain.cost_keys import Shape
 from moetune.fit.curve import curve_through
-from moetune.fit.line import Floats
-from moetune.fit.pool import Series, Shape
+from moetune.fit.pool import Series
 
 Bools = NDArray[np.bool_]
 
@@ -69,7 +69,8 @@ class Table:
 
 def _seconds_at(rows: Floats, curve: Series, alpha_seconds: float) -> Floats:
     through = curve_through(sizes=curve.sizes, seconds=curve.medians, alpha_seconds=alpha_seconds)
-    return floats_of(through.predict(array_of(rows)).seconds)
+    [seconds] = through.at(rows)
+    return cast("Floats", seconds)
 
 
 def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:

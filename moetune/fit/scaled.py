@@ -10,7 +10,6 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile, RowsLine
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import (
-    BurstPoint,
     CollectivePoint,
     CopyPoint,
     InterferencePoint,
@@ -81,9 +80,6 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
         machine=_machine(profile.machine, speeds.computation),
         gemm=tuple(_gemm_line(line, speeds.computation) for line in profile.gemm),
         collective=tuple(_byte_line(line, speeds.communication) for line in profile.collective),
-        bursts=tuple(
-            replace(burst, seconds=burst.seconds / speeds.communication) for burst in profile.bursts
-        ),
         copy=tuple(_byte_line(line, speeds.copies) for line in profile.copy),
         rows=tuple(_rows_line(line, speeds.computation) for line in profile.rows),
         # The same but for rounding; costs use the samples' own only where these equal the table.
@@ -129,7 +125,7 @@ def _sample(sample: Sample, speeds: Speeds) -> Sample:
 def _class_of(point: Point) -> ResourceClass:
     if isinstance(point, InterferencePoint):
         return point.victim
-    if isinstance(point, (CollectivePoint, BurstPoint)):
+    if isinstance(point, CollectivePoint):
         return "comm"
     return "mem" if isinstance(point, CopyPoint) else "comp"
 

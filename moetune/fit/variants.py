@@ -1,20 +1,20 @@
 """Variants of a profile: costs drawn within the noise of its samples and the errors of its fits."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from moetune.domain.arrays import array_of
+from moetune.domain.arrays import Floats, array_of
+from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.interference import Interference
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
-from moetune.fit.index import Points, ProfileIndex, index_of
+from moetune.fit.index import Blend, Found, Points, ProfileIndex, index_of
 from moetune.fit.noise import Noise
-from moetune.fit.predictor import Name, Predictor, StandIn
+from moetune.fit.predictor import Curves, Predictor
 
 NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
 """Draws behind a plan's own spread, and behind the bands of figures."""
@@ -45,149 +45,106 @@ def resample_costs(
         num: how many.
     """
     draws = _Draws(
-        index=index_of(profile), noise=Noise(num=num, seed=seed),
-        allow_modelled=allow_modelled,
-    )  # fmt: skip
-    return tuple(_DrawnCosts(draws, draw) for draw in range(num))
+        index=index_of(profile), noise=Noise(num=num, seed=seed), allow_modelled=allow_modelled
+    )
+    return tuple(draws.costs((draw,)) for draw in range(num))
 
 
-def drawn_predictors(
-    found: Points | Line, *, label: str, num: int, seed: int
-) -> tuple[Predictor, ...]:
-    """Return one operation as each of `num` draws of `resample_costs` predicts it.
+def drawn_seconds(found: Found, sizes: Sequence[float], *, num: int, seed: int) -> Floats:
+    """Return one operation's times as each of `num` draws of `resample_costs` predicts them.
 
-    Args:
-        label: seeds the draws of a line; points have their own label.
+    Returns:
+        Shape (draws, sizes).
     """
-    noise = Noise(num=num, seed=seed)
-    curves = [_DrawnCurves(noise=noise, draw=draw) for draw in range(num)]
-    if isinstance(found, Line):
-        return tuple(one.line(found, label=label) for one in curves)
-    return tuple(one.through(found) for one in curves)
+    curves = _DrawnCurves(Noise(num=num, seed=seed), tuple(range(num)))
+    return curves.times(found).at(np.array(sizes))
 
 
 class _Draws:
     """All draws of a profile's costs."""
 
     def __init__(self, *, index: ProfileIndex, noise: Noise, allow_modelled: bool) -> None:
-        self.index, self.noise = index, noise
-        self.allow_modelled = allow_modelled
-        self._together: dict[tuple[int, ...], Costs] = {}
+        self._index, self._noise, self._allow_modelled = index, noise, allow_modelled
+        self._costs: dict[tuple[int, ...], DrawnCosts] = {}
 
-    def together(self, draws: tuple[int, ...]) -> Costs:
-        """Return costs with an array of seconds in each estimate, one for each of the draws."""
-        if draws not in self._together:
-            curves = _CurvesOfAll(noise=self.noise, draws=draws)
-            self._together[draws] = ProfileCosts(
-                index=self.index, curves=curves, allow_modelled=self.allow_modelled
-            )
-        return self._together[draws]
+    def costs(self, chosen: tuple[int, ...]) -> "DrawnCosts":
+        """Return the costs of some draws as one, made once."""
+        if chosen not in self._costs:
+            curves = _DrawnCurves(self._noise, chosen)
+            self._costs[chosen] = DrawnCosts(
+                index=self._index, curves=curves, allow_modelled=self._allow_modelled,
+                draws=self, chosen=chosen,
+            )  # fmt: skip
+        return self._costs[chosen]
 
 
-class _DrawnCosts(ProfileCosts):
-    """Costs of one draw."""
+class DrawnCosts(ProfileCosts):
+    """Costs of one draw, or of some as one: with an array of seconds in each estimate."""
 
-    def __init__(self, draws: _Draws, draw: int) -> None:
-        curves = _DrawnCurves(noise=draws.noise, draw=draw)
-        super().__init__(index=draws.index, curves=curves, allow_modelled=draws.allow_modelled)
-        self.draws, self.draw = draws, draw
+    def __init__(
+        self, *, index: ProfileIndex, curves: Curves, allow_modelled: bool, draws: _Draws,
+        chosen: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        super().__init__(index=index, curves=curves, allow_modelled=allow_modelled)
+        self.draws, self.chosen = draws, chosen
 
-    def together(self, others: Sequence[Costs]) -> Costs | None:
+    def together(self, refits: Sequence[Costs]) -> Costs | None:
         """Return the costs of some draws as one; None where they are not all of one profile's."""
-        drawn = [one for one in others if isinstance(one, _DrawnCosts)]
-        if len(drawn) < len(others) or any(one.draws is not self.draws for one in drawn):
+        drawn = [one for one in refits if isinstance(one, DrawnCosts) and one.draws is self.draws]
+        if len(drawn) < len(refits):
             return None
-        return self.draws.together(tuple(one.draw for one in drawn))
+        return self.draws.costs(tuple(draw for one in drawn for draw in one.chosen))
+
+    def line(self, key: GemmKey | CollectiveKey) -> LinearCost | None:
+        """Return the α–β line of one draw; None of several."""
+        return super().line(key) if len(self.chosen) == 1 else None
+
+    def _estimate(self, predictor: Predictor, size: float) -> Estimate:
+        seconds = predictor.at(np.array([size]))[:, 0]
+        if len(self.chosen) == 1:
+            return Estimate(seconds=float(seconds[0]), trust=predictor.trust(size))
+        every = np.broadcast_to(seconds, len(self.chosen))
+        return Estimate(seconds=array_of(every), trust="measured")
 
 
-class _DrawnCurves:
-    """The curves, lines and blends of one draw."""
+class _DrawnCurves(Curves):
+    """The curves, lines and blends of some draws."""
 
-    def __init__(self, *, noise: Noise, draw: int) -> None:
-        self._noise = noise
-        self._draw = draw
-
-    def interference(self, index: ProfileIndex) -> Interference:
-        return self._noise.interference(index, draws=(self._draw,))
-
-    def through(self, points: Points) -> Curve:
-        factor, _ = self._noise.factors(
-            points.family, draw=self._draw, relative_error=points.relative_error
-        )
-        return curve_through(
-            sizes=points.series.sizes,
-            seconds=(factor * self._noise.medians(points)[self._draw]).tolist(),
-            alpha_seconds=factor * points.alpha_seconds,
-            relative_error=points.relative_error,
-            deviates=self._beyond(points.family),
-        )
-
-    def line(self, line: Line, *, label: str) -> Line:
-        for_alpha, for_beta = self._noise.factors(
-            label, draw=self._draw, relative_error=line.relative_error
-        )
-        cost = LinearCost(
-            alpha_seconds=line.cost.alpha_seconds * for_alpha,
-            beta_seconds=line.cost.beta_seconds * for_beta,
-        )
-        return Line(cost=cost, relative_error=line.relative_error)
-
-    def blend(self, curve: Curve, *, family: str) -> Curve:
-        factor, _ = self._noise.factors(
-            family, draw=self._draw, relative_error=curve.relative_error
-        )
-        return replace(curve.scaled(factor), deviates=self._beyond(family))
-
-    def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
-        deviate, _ = self._noise.deviates(label, draw=self._draw)
-        return StandIn(inner=inner, factor=math.exp(spread * deviate))
-
-    def named(self, inner: Predictor, name: Name) -> Predictor:  # noqa: ARG002 - draws name nothing
-        return inner
-
-    def _beyond(self, family: str) -> tuple[float, float]:
-        return self._noise.deviates(f"{family}: beyond", draw=self._draw)
-
-
-@dataclass(frozen=True, slots=True)
-class _Together:
-    """One operation as each draw predicts it: an array of seconds."""
-
-    each: tuple[Predictor, ...]
-
-    def predict(self, size: float) -> Estimate:
-        """Return the times at a size, one for each draw."""
-        seconds = [one.predict(size).seconds for one in self.each]
-        return Estimate(seconds=array_of(np.array(seconds)), trust="measured")
-
-
-class _CurvesOfAll:
-    """The curves, lines and blends of some draws, whose predictions are arrays."""
-
-    def __init__(self, *, noise: Noise, draws: tuple[int, ...]) -> None:
-        self._noise, self._draws = noise, draws
-        self._each = tuple(_DrawnCurves(noise=noise, draw=draw) for draw in draws)
+    def __init__(self, noise: Noise, chosen: tuple[int, ...]) -> None:
+        self._noise, self._chosen = noise, list(chosen)
 
     def interference(self, index: ProfileIndex) -> Interference:
-        return self._noise.interference(index, draws=self._draws)
+        """Return the factors of each draw: of several, arrays of speeds."""
+        return self._noise.interference(index, draws=tuple(self._chosen))
 
-    def through(self, points: Points) -> Predictor:
-        return _Together(tuple(one.through(points) for one in self._each))
+    def times(self, found: Found) -> Curve | Line:
+        """Return the curves, or lines, of the draws."""
+        match found:
+            case Points():
+                factors, _ = self._factors(found.family, found.relative_error)
+                return curve_through(
+                    sizes=found.series.sizes,
+                    seconds=factors * self._noise.medians(found)[self._chosen],
+                    alpha_seconds=factors * found.alpha_seconds,
+                    relative_error=found.relative_error,
+                    deviates=self._beyond(found.family),
+                )
+            case Blend():
+                factors, _ = self._factors(found.family, found.curve.relative_error)
+                return found.curve.scaled(factors, self._beyond(found.family))
+            case Line():
+                for_alpha, for_beta = self._factors(found.label, found.relative_error)
+                return replace(found, alpha_factors=for_alpha, beta_factors=for_beta)
 
-    def line(self, line: Line, *, label: str) -> Line:
-        costs = [one.line(line, label=label).cost for one in self._each]
-        cost = LinearCost(
-            alpha_seconds=array_of(np.array([one.alpha_seconds for one in costs])),
-            beta_seconds=array_of(np.array([one.beta_seconds for one in costs])),
-        )
-        return Line(cost=cost, relative_error=line.relative_error)
+    def factors(self, label: str, spread: float) -> Floats:
+        """Return log-normal factors with that spread."""
+        if not spread:
+            return super().factors(label, spread)
+        deviates: Floats = self._noise.deviates(label)[0, self._chosen, None]
+        return np.exp(spread * deviates)
 
-    def blend(self, curve: Curve, *, family: str) -> Predictor:
-        return _Together(tuple(one.blend(curve, family=family) for one in self._each))
+    def _factors(self, family: str, relative_error: float) -> Floats:
+        return self._noise.factors(family, relative_error=relative_error)[:, self._chosen, None]
 
-    def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
-        deviates = self._noise.all_deviates(label)[list(self._draws), 0]
-        return StandIn(inner=inner, factor=array_of(np.exp(spread * deviates)))
-
-    def named(self, inner: Predictor, name: Name) -> Predictor:  # noqa: ARG002 - draws name nothing
-        return inner
+    def _beyond(self, family: str) -> Floats:
+        return self._noise.deviates(f"{family}: beyond")[:, self._chosen, None]

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from moetune.comm.agree import vote
@@ -179,12 +178,7 @@ class Background:
             load.has_run(_START_TURNS)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for load in self._loads:
             load.stop()
         for load in self._loads:

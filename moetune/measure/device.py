@@ -4,11 +4,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 import torch
 
 from moetune.domain.cluster import DeviceKind
+from moetune.runtime.stamps import stamp_now
 
 _FLUSHED_L2_SIZES = 2
 # Above every GPU's clock: a sleep of so many cycles is never too short.
@@ -17,27 +17,23 @@ _CYCLES_PER_SECOND = 2.5e9
 _LONGEST_HEAD_START_SECONDS = 0.02
 
 
-class Device(Protocol):
-    """Where operations run. A thread that uses it calls `use` first."""
+class Device:
+    """Where operations run: this host's cores, which have run them when they return.
 
-    @property
-    def kind(self) -> DeviceKind:
-        """CPU or CUDA."""
-        ...
+    `CudaDevice` is a GPU. A thread that uses a device calls `use` first.
 
-    @property
-    def torch_device(self) -> torch.device:
-        """Its name in torch."""
-        ...
+    Attributes:
+        cache_bytes: of a cache that no operation of a layer finds warm; 0 for none: a CPU's
+            operations take turns with operands themselves.
+    """
 
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of a cache that no operation of a layer finds warm; 0 for none."""
-        ...
+    kind: DeviceKind = "cpu"
+    torch_device = torch.device("cpu")
+    cache_bytes = 0
 
     def use(self) -> AbstractContextManager[object]:
         """Return a context in which this thread issues work on a stream of its own."""
-        ...
+        return nullcontext()
 
     def seconds(
         self,
@@ -49,15 +45,20 @@ class Device(Protocol):
         """Return the time that the work issued by `run` takes, to its very end.
 
         Args:
-            lead_in: issues work that runs before the clock starts, where a device can be told so.
-            head_start_seconds: time that the host needs to issue all of it; a device that runs
-                it meanwhile begins that much later.
+            lead_in: issues work that runs before the clock starts, on a GPU.
+            head_start_seconds: time that the host needs to issue all of it; a GPU, which runs
+                it meanwhile, begins that much later.
         """
-        ...
+        self.prepare(lead_in, head_start_seconds)
+        start = stamp_now(self.torch_device)
+        run()
+        return stamp_now(self.torch_device).since(start)
+
+    def prepare(self, lead_in: Callable[[], None] | None, head_start_seconds: float) -> None:
+        """Do what comes before a timed block; a CPU's ranks have just left the barrier."""
 
     def synchronize(self) -> None:
         """Wait for what this thread issued."""
-        ...
 
     def mark(self) -> Callable[[], float]:
         """Mark what this thread has issued so far.
@@ -65,73 +66,29 @@ class Device(Protocol):
         Returns:
             A function that waits for it and returns when it was done, on `perf_counter`.
         """
-        ...
-
-    def flush(self) -> None:
-        """Drop what the last block left in the device's cache, before a timed block."""
-        ...
-
-    def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
-        """Return an uninitialised buffer in host memory."""
-        ...
-
-    def usable_bytes(self) -> int | None:
-        """Return the memory that tensors can have now, freed ones included; None if not known."""
-        ...
-
-    def clock_hertz(self) -> float | None:
-        """Return the current clock of the processors, None where it cannot be read."""
-        ...
-
-
-class CpuDevice:
-    """Host cores: operations are done when they return."""
-
-    kind: DeviceKind = "cpu"
-    torch_device = torch.device("cpu")
-    cache_bytes = 0  # its operations take turns with operands themselves
-
-    def use(self) -> AbstractContextManager[object]:
-        """Return an empty context: there are no streams."""
-        return nullcontext()
-
-    def seconds(
-        self,
-        run: Callable[[], None],
-        *,
-        lead_in: Callable[[], None] | None = None,  # noqa: ARG002 - the barrier was just left
-        head_start_seconds: float = 0.0,  # noqa: ARG002 - the host itself computes
-    ) -> float:
-        """Return the time of `run`."""
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def mark(self) -> Callable[[], float]:
-        """Return the time now: operations are done when they return."""
         now = time.perf_counter()
         return lambda: now
 
     def flush(self) -> None:
-        """Keep the caches: a chunk's rows come from the core that just received them."""
+        """Drop what the last block left in a GPU's cache, before a timed block.
 
-    def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:  # noqa: ARG002
-        """Return a buffer; host memory is not pinned for a CPU."""
+        A CPU's caches stay: a chunk's rows come from the core that just received them.
+        """
+
+    def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:  # noqa: ARG002 - for a GPU alone
+        """Return an uninitialised buffer in host memory."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def usable_bytes(self) -> int | None:
-        """Return None: host memory is shared with everything else."""
+        """Return the memory that tensors can have now, freed ones included; None on a CPU."""
         return None
 
     def clock_hertz(self) -> float | None:
-        """Return None: the clock that a virtual machine reports is not the real one."""
+        """Return the current clock, None where it cannot be read: a virtual machine's is wrong."""
         return None
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """One CUDA device, timed by events on the calling thread's stream.
 
     Threads take streams that earlier ones have left: torch's allocator keeps the memory of each
@@ -160,36 +117,25 @@ class CudaDevice:
             stream = idle.pop() if idle else torch.cuda.Stream(self.torch_device)
         try:
             with torch.cuda.stream(stream):
-                self._thread.zero = _Zero()
+                # Anew for each point: events count in float32.
+                zero = stamp_now(self.torch_device)
+                stream.synchronize()
+                self._thread.zero = zero, time.perf_counter()
                 yield stream
         finally:
             with self._lock:
                 self._idle_streams.append(stream)
 
-    def seconds(
-        self,
-        run: Callable[[], None],
-        *,
-        lead_in: Callable[[], None] | None = None,
-        head_start_seconds: float = 0.0,
-    ) -> float:
-        """Return the time between two events around `run`.
+    def prepare(self, lead_in: Callable[[], None] | None, head_start_seconds: float) -> None:
+        """Let the stream sleep while the host issues everything, and run the lead-in.
 
-        The stream sleeps first while the host issues everything: kernels that are shorter than
-        their launch would otherwise be timed by it.
+        Kernels that are shorter than their launch would otherwise be timed by it.
         """
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
         if head_start_seconds:
             asleep_seconds = min(head_start_seconds, _LONGEST_HEAD_START_SECONDS)
             torch.cuda._sleep(int(asleep_seconds * _CYCLES_PER_SECOND))  # noqa: SLF001 - torch's own, for tests of streams
         if lead_in is not None:
             lead_in()
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
 
     def synchronize(self) -> None:
         """Wait for this thread's stream."""
@@ -197,15 +143,8 @@ class CudaDevice:
 
     def mark(self) -> Callable[[], float]:
         """Record an event; its time is the device's, however late the host asks for it."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        zero: _Zero = self._thread.zero
-
-        def done() -> float:
-            event.synchronize()
-            return zero.host_seconds + float(zero.event.elapsed_time(event)) / 1e3
-
-        return done
+        stamp, (zero, host_seconds) = stamp_now(self.torch_device), self._thread.zero
+        return lambda: host_seconds + stamp.since(zero)
 
     def flush(self) -> None:
         """Overwrite twice the size of the L2 cache, ahead of the timed block in its stream."""
@@ -228,25 +167,12 @@ class CudaDevice:
             return None
 
 
-class _Zero:
-    """A moment on the current stream and on `perf_counter`; events count from it.
-
-    It is taken anew for each point, as they count in float32.
-    """
-
-    def __init__(self) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)
-        self.event.record()
-        self.event.synchronize()
-        self.host_seconds = time.perf_counter()
-
-
 def open_device(local_rank: int = 0) -> Device:
     """Return this rank's device: CUDA where torch can use it."""
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank)
         return CudaDevice(local_rank)
-    return CpuDevice()
+    return Device()
 
 
 def drop(_: object) -> None:

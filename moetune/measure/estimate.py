@@ -7,7 +7,6 @@ from types import MappingProxyType
 from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.samples import (
     AttentionPoint,
-    BurstPoint,
     CollectivePoint,
     CopyPoint,
     GemmPoint,
@@ -17,17 +16,18 @@ from moetune.domain.samples import (
     StepPoint,
 )
 from moetune.domain.units import dtype_bytes
-from moetune.measure.device import CpuDevice, Device
+from moetune.measure.device import Device
 from moetune.measure.expert_kernels import gemm
 from moetune.measure.grid import IN_FLIGHT, SUSTAINED, SUSTAINED_SECONDS, Preset, collective
-from moetune.measure.operations import Representatives
-from moetune.measure.point_memory import memory_bytes
-from moetune.measure.stopwatch import NUM_STREAM_BLOCKS, FailedPointError
+from moetune.measure.operations import Bench, Representatives
+from moetune.measure.sizes import memory_bytes
 from moetune.measure.timing import (
+    NUM_STREAM_BLOCKS,
     OVERLAPPED_SECONDS,
     STREAM_BLOCK_SECONDS,
     TURNS_IN_WINDOW,
     Effort,
+    FailedPointError,
     Timing,
 )
 
@@ -36,15 +36,18 @@ _BLOCKS_TO_SETTLE = 2
 # Until two in a row agree. Noise may let it last as long as its limit; the clock ends a session.
 _WARM_UP_BLOCKS = 6
 # With those that warm it up.
-_BURST_BLOCKS = 5
 _OVERLAPPED_BLOCKS = 5
 _STREAM_BLOCKS = NUM_STREAM_BLOCKS + 3
 # Random numbers are drawn once for each tensor: a core draws a few hundred million a second, and
 # so does the one that writes each page of the host's memory once.
 _FILL_BYTES_PER_SECOND: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 1e9, "cuda": 2e11})
-_HOST_FILL_BYTES_PER_SECOND = 1e9
 # To allocate, and to issue what is timed.
 _START_SECONDS: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 0.0, "cuda": 0.02})
+_SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20
+_QUEUED_BYTES = 2**18
+_UNKNOWN_SECONDS = 1.0
+_FAST = 0.8
+_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,31 +73,37 @@ class Rates:
     wires: Mapping[Group, Wire]
     kind: DeviceKind = "cpu"
 
+    def wire_seconds(self, group: Group, num_bytes: float, in_flight: int = 1) -> float:
+        """Return a rough time of all-to-alls that are issued together."""
+        wire = self.wires[group]
+        return in_flight * (wire.seconds + num_bytes / wire.bytes_per_second)
+
 
 def operation_seconds(point: Point, rates: Rates) -> float:
-    """Return a rough time of one run of the point's operation."""
-    if isinstance(point, (GemmPoint, AttentionPoint)):
-        return point.macs / rates.macs_per_second[point.dtype]
-    if isinstance(point, RowsPoint):
-        return 5 * point.elements * dtype_bytes(point.dtype) / rates.copy_bytes_per_second
-    if isinstance(point, (CollectivePoint, BurstPoint)):
-        times = {"all_reduce": 2, "all_gather": point.group_size}.get(point.op, 1)
-        wire = rates.wires[point.group]
-        return point.in_flight * (wire.seconds + times * point.num_bytes / wire.bytes_per_second)
-    if isinstance(point, CopyPoint):
-        return point.num_bytes / rates.copy_bytes_per_second * (1 + point.both_ways)
-    if isinstance(point, StepPoint):
-        return _step_seconds(point, rates)
-    return 0.0
+    """Return a rough time of one run of the point's operation.
 
-
-def _turn_seconds(point: InterferencePoint, rates: Rates) -> float:
-    """Return a rough time of the exchanges that are under way at once beside computation."""
-    if not point.comm_bytes or not rates.wires:
-        return 0.0
-    wire = max(rates.wires.values(), key=lambda one: one.seconds)
-    at_once = 1 if point.is_alone else IN_FLIGHT
-    return at_once * (wire.seconds + point.comm_bytes / wire.bytes_per_second)
+    Of interference it is the time of the exchanges that are under way at once.
+    """
+    match point:
+        case GemmPoint() | AttentionPoint():
+            seconds = point.macs / rates.macs_per_second[point.dtype]
+        case RowsPoint():
+            seconds = 5 * point.elements * dtype_bytes(point.dtype) / rates.copy_bytes_per_second
+        case CollectivePoint():
+            times = {"all_reduce": 2, "all_gather": point.group_size}.get(point.op, 1)
+            seconds = rates.wire_seconds(point.group, times * point.num_bytes, point.in_flight)
+        case CopyPoint():
+            seconds = point.num_bytes / rates.copy_bytes_per_second * (1 + point.both_ways)
+        case InterferencePoint() if point.comm_bytes and rates.wires:
+            slowest = max(rates.wires, key=lambda group: rates.wires[group].seconds)
+            seconds = rates.wire_seconds(
+                slowest, point.comm_bytes, 1 if point.is_alone else IN_FLIGHT
+            )
+        case StepPoint():
+            seconds = _step_seconds(point, rates)
+        case _:
+            seconds = 0.0
+    return seconds
 
 
 def _step_seconds(point: StepPoint, rates: Rates) -> float:
@@ -103,35 +112,26 @@ def _step_seconds(point: StepPoint, rates: Rates) -> float:
     gemms = 3 * load.layer.num_gemms * load.macs / rates.macs_per_second[load.dtype]
     if load.world_size == 1:
         return gemms
-    wire = rates.wires[point.group]
-    exchange = point.degree * wire.seconds + load.payload_bytes / wire.bytes_per_second
-    return gemms + 4 * exchange
+    share = load.payload_bytes / point.degree
+    return gemms + 4 * rates.wire_seconds(point.group, share, point.degree)
 
 
 def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
     """Return a rough time of one visit of the point, with its preparation."""
-    if isinstance(point, InterferencePoint):
-        blocks_seconds = _OVERLAPPED_BLOCKS * TURNS_IN_WINDOW * _turn_seconds(point, rates)
-        longest = max(effort.max_seconds, OVERLAPPED_SECONDS, blocks_seconds)
-        return _warm_up_seconds(effort, _turn_seconds(point, rates), rates.kind) + longest
     once = operation_seconds(point, rates)
-    filling = _START_SECONDS[rates.kind] + memory_bytes(point) / (
-        _HOST_FILL_BYTES_PER_SECOND
-        if isinstance(point, CopyPoint)
-        else _FILL_BYTES_PER_SECOND[rates.kind]
-    )
-    if isinstance(point, BurstPoint):
-        return filling + _BURST_BLOCKS * (max(once, STREAM_BLOCK_SECONDS) + STREAM_BLOCK_SECONDS)
+    if isinstance(point, InterferencePoint):
+        blocks_seconds = _OVERLAPPED_BLOCKS * TURNS_IN_WINDOW * once
+        longest = max(effort.max_seconds, OVERLAPPED_SECONDS, blocks_seconds)
+        return _warm_up_seconds(effort, once, rates.kind) + longest
+    fill_rate = _FILL_BYTES_PER_SECOND["cpu" if isinstance(point, CopyPoint) else rates.kind]
+    filling = _START_SECONDS[rates.kind] + memory_bytes(point) / fill_rate
     if isinstance(point, CollectivePoint):
         return filling + _STREAM_BLOCKS * max(once, STREAM_BLOCK_SECONDS)
+    if isinstance(point, RowsPoint) and point.op == SUSTAINED:
+        filling += SUSTAINED_SECONDS
     block = max(once, effort.block_seconds) + _AGREEMENT_SECONDS
-    is_sustained = isinstance(point, RowsPoint) and point.op == SUSTAINED
-    return (
-        filling
-        + (SUSTAINED_SECONDS if is_sustained else 0.0)
-        + _warm_up_seconds(effort, block, rates.kind)
-        + max(min(_BLOCKS_TO_SETTLE * effort.min_blocks * block, effort.max_seconds), 3 * block)
-    )
+    blocks_seconds = min(_BLOCKS_TO_SETTLE * effort.min_blocks * block, effort.max_seconds)
+    return filling + _warm_up_seconds(effort, block, rates.kind) + max(blocks_seconds, 3 * block)
 
 
 def _warm_up_seconds(effort: Effort, block_seconds: float, kind: DeviceKind) -> float:
@@ -139,13 +139,6 @@ def _warm_up_seconds(effort: Effort, block_seconds: float, kind: DeviceKind) -> 
     blocks = 2 if kind == "cpu" else _WARM_UP_BLOCKS
     shortest = effort.warmup_seconds if kind == "cpu" else 0.0
     return max(shortest, blocks * max(block_seconds, effort.block_seconds))
-
-
-_SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20
-_QUEUED_BYTES = 2**18
-_UNKNOWN_SECONDS = 1.0
-_FAST = 0.8
-_TRIES = 5
 
 
 def representatives(device: Device, world_size: int) -> Representatives:
@@ -172,12 +165,7 @@ def representatives(device: Device, world_size: int) -> Representatives:
     )
 
 
-def probe(
-    points: Sequence[Point],
-    representatives: Representatives,
-    timed: Callable[[Point], Timing],
-    kind: DeviceKind,
-) -> Rates:
+def probe(points: Sequence[Point], bench: Bench, timed: Callable[[Point], Timing]) -> Rates:
     """Return rough speeds from a few operations.
 
     Args:
@@ -191,20 +179,20 @@ def probe(
             return _UNKNOWN_SECONDS
 
     macs: dict[str, float] = {}
-    width = min(representatives.comp.d_in, 2048)
+    width = min(bench.representatives.comp.d_in, 2048)
     dtypes = {point.dtype for point in points if isinstance(point, (GemmPoint, AttentionPoint))}
     dtypes |= {point.workload.dtype for point in points if isinstance(point, StepPoint)}
     for dtype in sorted(dtypes):
         square = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)
         macs[dtype] = square.macs / seconds(square)
     copy = CopyPoint(direction="d2h", pinned=True, num_bytes=_LARGE_BYTES)
-    linked = (CollectivePoint, BurstPoint, StepPoint)
+    linked = (CollectivePoint, StepPoint)
     groups = sorted({point.group for point in points if isinstance(point, linked)})
     return Rates(
         macs_per_second=macs,
         copy_bytes_per_second=copy.num_bytes / seconds(copy),
         wires={group: _wire(group, seconds) for group in groups},
-        kind=kind,
+        kind=bench.device.kind,
     )
 
 
@@ -231,6 +219,6 @@ def default_dtypes(kind: DeviceKind, preset: Preset) -> tuple[str, ...]:
 
 
 def _gemm_seconds(dtype: str) -> float:
-    device = CpuDevice()
+    device = Device()
     run = gemm(GemmPoint(dtype=dtype, rows=256, d_in=512, d_out=512), device)
     return min(device.seconds(run) for _ in range(_TRIES))

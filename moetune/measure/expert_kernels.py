@@ -1,24 +1,26 @@
-"""Operations of an expert layer: its grouped GEMMs, and the memory-bound ones around them.
+"""Operations of an expert layer: its GEMMs, by the layer's own functions, and those around them.
 
 E experts, N rows of all of them together, about equally many of each.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate, cycle
 
 import torch
 
 from moetune.domain.errors import InputError
 from moetune.domain.gemm_forms import even_form
+from moetune.domain.layer import ACTIVATIONS, Activation
 from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.domain.units import dtype_bytes
 from moetune.measure import model_kernels
 from moetune.measure.device import Device, drop, tensor_maker
+from moetune.runtime.moe.kernels import activate
+from moetune.runtime.moe.products import RowPart, add_product, blocks_of, has_grouped, multiply
 
 _TOP_K = 2
 _ROWS_BYTES, _MOST_ROWS = 2**26, 8
 _WEIGHTS_BYTES = 2**28
-_ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
 
 
 def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
@@ -32,25 +34,32 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     total_rows = point.rows * point.num_experts
     weights = [make(point.num_experts, point.d_in, point.d_out) for _ in range(num_weights)]
     rows = [(make(total_rows, point.d_in), make(total_rows, point.d_out)) for _ in range(num_rows)]
-    turns = cycle([(weight, *one) for one in rows for weight in weights])
+    turns = cycle([(weight, *pair) for pair in rows for weight in weights])
 
-    product, ends = even_form(point.product), list(accumulate(point.expert_rows))
-    offsets = None
-    if point.num_experts > 1 and _has_grouped(rows[0][0], weights[0]):
-        offsets = torch.tensor(ends, dtype=torch.int32, device=device.torch_device)
+    product, part = even_form(point.product), _part(point, rows[0][0], weights[0], device)
 
     def run() -> None:
         weight, x, y = next(turns)
         if product == "forward":
-            _multiply(x, weight, ends, y, offsets)
+            multiply(x, weight, part, y if part.ends_E is None else None)
         elif product == "grad_input":
-            _multiply(y, weight.transpose(1, 2), ends, x, offsets)
-        elif offsets is not None:
-            torch._grouped_mm(x.T, y, offs=offsets)  # noqa: SLF001 - no public name in 2.10
+            multiply(y, weight.transpose(1, 2), part, x if part.ends_E is None else None)
+        elif part.ends_E is not None:
+            torch._grouped_mm(x.T, y, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
         else:
-            _accumulate(weight, x, y, ends)
+            for expert, low, high in part.blocks:
+                add_product(weight[expert], x[low:high].T, y[low:high], is_first=False)
 
     return run
+
+
+def _part(point: GemmPoint, x: torch.Tensor, weights: torch.Tensor, device: Device) -> RowPart:
+    """Return the experts' rows as the layer has them, with offsets for a grouped kernel."""
+    blocks, ends_E = blocks_of([point.expert_rows]), None
+    if has_grouped(x, weights):
+        ends = torch.tensor(list(accumulate(point.expert_rows)), dtype=torch.int32)
+        ends_E = ends.to(device.torch_device)
+    return RowPart(rows=slice(0, len(x)), blocks=blocks, ends_E=ends_E)
 
 
 def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:
@@ -74,38 +83,6 @@ def _num_weights(point: GemmPoint) -> int:
     return min(max(_WEIGHTS_BYTES // num_bytes, 2), 4)
 
 
-def _multiply(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    ends: Sequence[int],
-    out: torch.Tensor,
-    offsets: torch.Tensor | None,
-) -> None:
-    """Multiply every expert's rows: one grouped kernel where there is one, else one by one."""
-    if offsets is not None:
-        torch._grouped_mm(x, weights, offs=offsets)  # noqa: SLF001 - no public name in 2.10
-        return
-    for weight, low, high in zip(weights, [0, *ends], ends, strict=False):
-        torch.mm(x[low:high], weight, out=out[low:high])
-
-
-def _accumulate(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor, ends: Sequence[int]) -> None:
-    for one, low, high in zip(total, [0, *ends], ends, strict=False):
-        one.addmm_(x[low:high].T, y[low:high])
-
-
-def _has_grouped(x: torch.Tensor, weights: torch.Tensor) -> bool:
-    """Return whether one kernel takes all experts, as the layer asks: `moe.products.has_grouped`.
-
-    Measurements cannot import the runtime; a test compares both operation by operation.
-    """
-    if not x.is_cuda or x.dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm"):
-        return False
-    aligned = all(size * x.element_size() % 16 == 0 for size in weights.shape[1:])
-    properties = torch.cuda.get_device_properties(x.device)
-    return aligned and (properties.major, properties.minor) in {(9, 0), (10, 0)}
-
-
 def memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
     """Return a function that runs the operation once, on tensors that are already filled.
 
@@ -127,10 +104,11 @@ def memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 
 def _memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
-    forward = point.op.removesuffix("_backward")
-    if forward in _ACTIVATIONS:
-        make = _activation_grad if point.op.endswith("_backward") else _activation
-        return make(point, device, forward)
+    name = point.op.removesuffix("_backward")
+    for activation in ACTIVATIONS:
+        if name == activation:
+            make = _activation if point.op == name else _activation_grad
+            return make(point, device, activation)
     known = {
         "gather": _gather,
         "scatter_add": _scatter_add,
@@ -146,7 +124,7 @@ def _memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
     return known[point.op](point, device)
 
 
-def _activation(point: RowsPoint, device: Device, name: str) -> Callable[[], None]:
+def _activation(point: RowsPoint, device: Device, name: Activation) -> Callable[[], None]:
     """act(x + b), or silu(x)·y for swiglu, which has no bias.
 
     On a CPU the bias is copied to every row first, for a GEMM to be added to it, as `addmm` does.
@@ -156,24 +134,14 @@ def _activation(point: RowsPoint, device: Device, name: str) -> Callable[[], Non
     out = torch.empty_like(x)
 
     def run() -> None:
-        if name == "swiglu":
-            torch.ops.aten.silu.out(x, out=out).mul_(y)
-            return
-        if x.is_cuda:
-            x.add_(bias)
-        else:
-            x.copy_(bias)
-        if name == "relu":
-            x.relu_()
-        elif name == "gelu":
-            torch.ops.aten.gelu.out(x, out=out)
-        else:
-            torch.ops.aten.silu.out(x, out=out)
+        if name != "swiglu":
+            x.add_(bias) if x.is_cuda else x.copy_(bias)
+        activate(x, y if name == "swiglu" else None, name, out)
 
     return run
 
 
-def _activation_grad(point: RowsPoint, device: Device, name: str) -> Callable[[], None]:
+def _activation_grad(point: RowsPoint, device: Device, name: Activation) -> Callable[[], None]:
     """grad·act'(x) and the bias's gradient; for swiglu both factors' gradients."""
     make = tensor_maker(device, point.dtype)
     x, grad, y = (make(point.rows, point.width) for _ in range(3))

@@ -7,7 +7,8 @@ from typing import Literal
 
 from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmPoint
+from moetune.domain.layer import LayerShape
+from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmPoint, RowsPoint
 
 Preset = Literal["quick", "full"]
 
@@ -88,6 +89,17 @@ def gemm_points(dtype: str, experts: int, rows: int, d_in: int, d_out: int) -> I
         yield GemmPoint(
             dtype=dtype, product=product, num_experts=experts, rows=rows, d_in=d_in, d_out=d_out
         )
+
+
+def rows_points(layer: LayerShape, dtype: str, *, rows: int, tokens: int) -> Iterator[RowsPoint]:
+    """Yield a layer's memory-bound operations on rows of experts, and its gate's on tokens."""
+    for op, count, width in (
+        (layer.activation, rows, layer.d_hidden), ("gather", rows, layer.d_model),
+        ("gate", tokens, layer.num_experts),
+    ):  # fmt: skip
+        yield RowsPoint(op=op, dtype=dtype, rows=count, width=width)
+        back = "scatter_add" if op == "gather" else f"{op}_backward"
+        yield RowsPoint(op=back, dtype=dtype, rows=count, width=width)
 
 
 def collective(

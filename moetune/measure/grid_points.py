@@ -1,9 +1,10 @@
 """Points of a grid, for layers not known yet: products, exchanges, copies, and their losses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from moetune.domain.cluster import DeviceKind, Group
-from moetune.domain.layer import ACTIVATIONS
+from moetune.domain.layer import ACTIVATIONS, LayerShape
 from moetune.domain.samples import (
     CopyPoint,
     Direction,
@@ -22,6 +23,7 @@ from moetune.measure.grid import (
     collective,
     gemm_points,
     ladder,
+    rows_points,
 )
 
 _CLASSES: tuple[ResourceClass, ...] = ("comp", "comm", "mem")
@@ -32,6 +34,9 @@ _SMALLEST_BYTES = 2**10
 _SMALLEST_COPY_BYTES = 2**16
 _LARGEST_COPY_BYTES = 2**28
 _SUSTAINED_SHAPE = (8192, 4096)
+_ADAM_DIVISORS = (16, 4, 1)
+_MAX_ADAM_ELEMENTS: Mapping[DeviceKind, int] = MappingProxyType({"cpu": 2**24, "cuda": 2**28})
+_MAX_HOST_ADAM_ELEMENTS = 2**26
 
 
 def interference(*, has_link: bool) -> Iterator[Point]:
@@ -101,11 +106,23 @@ def copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[CopyPoint]:
 def rows_grid(dtypes: Sequence[str], max_tokens: int, grid: Grid) -> Iterator[Point]:
     """Yield the memory-bound operations of a layer with few and many rows."""
     narrow, wide = grid.shapes[-1]
-    activations = [op for name in ACTIVATIONS for op in (name, f"{name}_backward")]
-    widths = {**dict.fromkeys(activations, wide), "gather": narrow, "scatter_add": narrow,
-              "gate": _NUM_EXPERTS, "gate_backward": _NUM_EXPERTS}  # fmt: skip
+    for activation in ACTIVATIONS:
+        layer = LayerShape(
+            d_model=narrow, d_hidden=wide, num_experts=_NUM_EXPERTS, activation=activation
+        )
+        for dtype in dtypes:
+            for divisor in grid.row_divisors:
+                rows = -(-max_tokens // divisor)
+                yield from rows_points(layer, dtype, rows=rows, tokens=rows)
+
+
+def optimizer_grid(dtypes: Sequence[str], kind: DeviceKind) -> Iterator[Point]:
+    """Yield AdamW's step on few and many parameters, on a GPU also on the host's copy of them.
+
+    Its time tells the rate of the device's memory, too: see `solve.training.machine`.
+    """
+    most = {"adam": _MAX_ADAM_ELEMENTS[kind], "host_adam": _MAX_HOST_ADAM_ELEMENTS}
     for dtype in dtypes:
-        for divisor in grid.row_divisors:
-            rows = -(-max_tokens // divisor)
-            for op, width in widths.items():
-                yield RowsPoint(op=op, dtype=dtype, rows=rows, width=width)
+        for op in ("adam", "host_adam") if kind == "cuda" else ("adam",):
+            for divisor in _ADAM_DIVISORS:
+                yield RowsPoint(op=op, dtype=dtype, rows=most[op] // divisor, width=1)

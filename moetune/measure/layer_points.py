@@ -12,7 +12,6 @@ from moetune.domain.samples import (
     ALONE_CHUNKS,
     HOST_CHUNKS,
     LAUNCHES,
-    BurstPoint,
     CollectivePoint,
     InterferencePoint,
     Point,
@@ -20,7 +19,7 @@ from moetune.domain.samples import (
     StepPoint,
 )
 from moetune.domain.units import dtype_bytes
-from moetune.measure.grid import IN_FLIGHT, STAGED, Grid, collective, gemm_points
+from moetune.measure.grid import IN_FLIGHT, STAGED, Grid, collective, gemm_points, rows_points
 
 _GROUPED_DTYPE = "bfloat16"
 """Of the kernels that multiply all experts at once."""
@@ -43,7 +42,9 @@ def layer_points(
         for group in groups:
             if group[0] == load.world_size:
                 yield from _exchanges(load, group, grid)
-        yield from _layer_rows(load, grid)
+        for degree in grid.degrees[::2]:
+            rows, tokens = max(load.rows // degree, 1), max(load.tokens_per_rank // degree, 1)
+            yield from rows_points(load.layer, load.dtype, rows=rows, tokens=tokens)
 
 
 def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
@@ -82,18 +83,11 @@ def gate_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
 
 
 def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
-    """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
-    group_size, num_nodes = group
+    """Yield all-to-alls of the rows in chunks, alone and several at once."""
     for degree in (*range(1, ALONE_CHUNKS + 1), _FEW_TOKENS):
         yield collective("all_to_all", group, load.payload_bytes // degree)
     for degree in grid.queued_degrees:
         yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)
-    if group_size > STAGED:
-        queue = collective("all_to_all", group, load.payload_bytes // grid.queued_degrees[0])
-        yield BurstPoint(
-            op="all_to_all", group_size=group_size, num_bytes=queue.num_bytes,
-            in_flight=IN_FLIGHT, num_nodes=num_nodes,
-        )  # fmt: skip
 
 
 def step_points(workloads: Sequence[Workload]) -> Iterator[StepPoint]:
@@ -124,19 +118,6 @@ def tensor_points(
                     yield collective("all_reduce", group, size // degree, IN_FLIGHT)
                     yield collective("reduce_scatter", group, size // degree)
                 yield collective("all_gather", group, size // load.world_size)
-
-
-def _layer_rows(load: Workload, grid: Grid) -> Iterator[Point]:
-    layer, dtype = load.layer, load.dtype
-    for degree in grid.degrees[::2]:
-        rows = max(load.rows // degree, 1)
-        for op in (layer.activation, f"{layer.activation}_backward"):
-            yield RowsPoint(op=op, dtype=dtype, rows=rows, width=layer.d_hidden)
-        for op in ("gather", "scatter_add"):
-            yield RowsPoint(op=op, dtype=dtype, rows=rows, width=layer.d_model)
-        tokens = max(load.tokens_per_rank // degree, 1)
-        for op in ("gate", "gate_backward"):
-            yield RowsPoint(op=op, dtype=dtype, rows=tokens, width=layer.num_experts)
 
 
 def overlapped_exchanges(

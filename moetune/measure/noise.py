@@ -1,10 +1,9 @@
-"""Noise of a measurement: uncertain points, drift, and other programs on the machine."""
+"""Noise of a measurement: uncertain points, drift, shared cores, and a clock that falls."""
 
 import math
 import os
 import socket
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,12 +45,7 @@ def has_drifted(samples: Sequence[Sample]) -> bool:
     return bool(changes) and abs(statistics.median(changes)) > _MAX_DRIFT
 
 
-BUSY = "busy"
 THROTTLED = "throttled"
-_TICKS = "SC_CLK_TCK"
-# /proc/stat counts in ticks of 10 ms: shorter spans say nothing.
-_SHORTEST_SECONDS = 0.2
-_BUSY_SHARE = 0.1
 _CLOCK_SHARE = 0.9
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -80,58 +74,14 @@ def num_sharers(cores: Sequence[Cores]) -> tuple[int, ...]:
     return tuple(max(round(load), 1) for load in loads)
 
 
-class Load:
-    """Monitor of this rank's cores and its device's clock between calls of `signs`.
+class Clock:
+    """Watches the clock of a device, which falls when it is too hot or takes too much power."""
 
-    Args:
-        sharers: ranks on the same cores, with this one; they are assumed to work as much.
-    """
+    def __init__(self, device: Device) -> None:
+        self._device, self._best_hertz = device, 0.0
 
-    def __init__(self, device: Device, *, sharers: int = 1, root: Path = Path("/")) -> None:
-        self._device, self._sharers, self._stat = device, sharers, root / "proc/stat"
-        self._cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-        self._best_hertz = 0.0
-        self._before = self._now()
-
-    def signs(self) -> tuple[bool, bool]:
-        """Return whether others were busy, and the clock was low, since the last answer.
-
-        The first is False for spans too short to tell, which are added to the next one.
-        """
-        return self._is_busy(), self._is_throttled()
-
-    def _is_busy(self) -> bool:
-        now = self._now()
-        wall, own, busy = (one - other for one, other in zip(now, self._before, strict=True))
-        if wall < _SHORTEST_SECONDS:
-            return False
-        self._before = now
-        mine = own * self._sharers
-        free = max(len(self._cores) * wall - mine, 0.0)
-        # Other programs disturb only where they leave no idle core to use instead.
-        idle = len(self._cores) * wall - busy
-        return busy - mine > _BUSY_SHARE * len(self._cores) * wall and idle < free / 2
-
-    def _now(self) -> tuple[float, float, float]:
-        """Return the wall clock, this process's and everyone's seconds on these cores."""
-        times = os.times()
-        return time.perf_counter(), times.user + times.system, self._busy_seconds()
-
-    def _busy_seconds(self) -> float:
-        try:
-            lines = self._stat.read_text().splitlines()
-        except OSError:
-            return 0.0
-        ticks = 0
-        for line in lines:
-            name, *values = line.split()
-            if name in self._cores:
-                # Without interrupts: those of our own packets are no other program's.
-                user, nice, system, *_, steal = map(int, values[:8])
-                ticks += user + nice + system + steal
-        return ticks / os.sysconf(_TICKS)
-
-    def _is_throttled(self) -> bool:
+    def is_low(self) -> bool:
+        """Return whether it is below nine tenths of the highest that was seen."""
         hertz = self._device.clock_hertz()
         if hertz is None:
             return False

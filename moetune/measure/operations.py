@@ -4,8 +4,8 @@
 buffers that were used before, as the layer does: fresh ones would measure page faults.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,9 +13,10 @@ import torch
 from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
+from moetune.domain.plan import SAFE_DECISION
 from moetune.domain.samples import (
+    LAUNCHES,
     AttentionPoint,
-    BurstPoint,
     CollectivePoint,
     CopyPoint,
     Direction,
@@ -29,12 +30,13 @@ from moetune.domain.samples import (
 from moetune.measure import expert_kernels, model_kernels
 from moetune.measure.device import Device, drop
 from moetune.measure.grid import SUSTAINED, SUSTAINED_SECONDS
-from moetune.measure.point_memory import memory_bytes
+from moetune.measure.launches import chunked_layer
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.rotation import in_turns
+from moetune.measure.sizes import memory_bytes
+from moetune.measure.steps import random_steps
 
 _FLOAT_BYTES = 4
-_BURST_SECONDS = 0.05
 _OPPOSITE: dict[Direction, Direction] = {"h2d": "d2h", "d2h": "h2d"}
 
 
@@ -76,23 +78,19 @@ class Experiment:
     """The operation that is timed, and those that must run in the background meanwhile.
 
     Args:
-        rest_seconds: pause of the link before each block.
-        block_seconds: shortest block.
         sustained_seconds: time for which the victim runs before anything is measured.
         is_issued: the host's issuing of it is part of the time, as in a layer's step.
     """
 
     victim: TimedOperation
     background_loads: tuple[TimedOperation, ...] = ()
-    rest_seconds: float = 0.0
-    block_seconds: float = 0.0
     sustained_seconds: float = 0.0
     is_issued: bool = False
 
     @property
     def is_stream(self) -> bool:
         """Whether its blocks follow each other without a pause."""
-        return self.victim.ranks_meet and not self.rest_seconds
+        return self.victim.ranks_meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,111 +105,91 @@ class Representatives:
     comm: CollectivePoint | None
     mem: CopyPoint
 
-    def of(self, victim: ResourceClass, *, comm_bytes: int = 0, is_alone: bool = False) -> Point:
-        """Return the class's operation.
-
-        Args:
-            comm_bytes: size of the exchange, for "comm"; 0 is the representative's own.
-            is_alone: one exchange at once, and not as many as the representative has.
+    def of(self, name: ResourceClass, point: InterferencePoint) -> Point:
+        """Return the class's operation; of "comm", in the point's size.
 
         Raises:
             InputError: there is no other rank to communicate with.
         """
-        point = {"comp": self.comp, "comm": self.comm, "mem": self.mem}[victim]
-        if point is None:
+        found = {"comp": self.comp, "comm": self.comm, "mem": self.mem}[name]
+        if found is None:
             raise InputError("one rank has no communication to measure")
-        if comm_bytes and isinstance(point, CollectivePoint):
-            at_once = 1 if is_alone else point.in_flight
-            return replace(point, num_bytes=comm_bytes, in_flight=at_once)
-        return point
+        if point.comm_bytes and isinstance(found, CollectivePoint):
+            in_flight = 1 if point.is_alone else found.in_flight
+            return replace(found, num_bytes=point.comm_bytes, in_flight=in_flight)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Makers:
-    """Makers of operations that only the caller knows; each returns the function to run.
+class Bench:
+    """Where points are measured."""
 
-    Args:
-        rows: by `RowsPoint.op`.
-        step: of a layer's step on these ranks; None where no steps are measured.
-    """
-
-    rows: Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]] = field(
-        default_factory=dict
-    )
-    step: Callable[[StepPoint, Device, Communicator], Callable[[], None]] | None = None
+    device: Device
+    ranks: MeasuringRanks
+    representatives: Representatives
 
 
-def prepare_experiment(
-    point: Point,
-    *,
-    device: Device,
-    ranks: MeasuringRanks,
-    representatives: Representatives,
-    makers: Makers,
-) -> Experiment:
+def prepare_experiment(point: Point, bench: Bench) -> Experiment:
     """Allocate and fill the point's tensors, and return its experiment.
 
     Raises:
         InputError: the point cannot be measured on these ranks.
         RuntimeError: torch cannot run it, for example for lack of memory.
     """
-
-    def operation(one: Point) -> TimedOperation:
-        return _operation(one, device, ranks)
-
-    if isinstance(point, InterferencePoint):
-        victim, *others = (
-            _sharing(
-                representatives.of(name, comm_bytes=point.comm_bytes, is_alone=point.is_alone),
-                operation,
+    match point:
+        case InterferencePoint():
+            victim, *others = (
+                _sharing(bench.representatives.of(name, point), bench)
+                for name in (point.victim, *point.others)
             )
-            for name in (point.victim, *point.others)
-        )
-        return Experiment(victim=victim, background_loads=tuple(others))
-    if isinstance(point, RowsPoint) and point.op == SUSTAINED:
-        victim = operation(_sustained_product(point))
-        return Experiment(victim=victim, sustained_seconds=SUSTAINED_SECONDS)
-    if isinstance(point, StepPoint) or (isinstance(point, RowsPoint) and point.op in makers.rows):
-        return Experiment(victim=_made(point, device, ranks, makers), is_issued=True)
-    if isinstance(point, CopyPoint) and point.both_ways:
-        opposite = replace(point, direction=_OPPOSITE[point.direction], both_ways=False)
-        return Experiment(victim=operation(point), background_loads=(operation(opposite),))
-    if isinstance(point, BurstPoint):
-        return Experiment(
-            victim=operation(point.collective),
-            rest_seconds=_BURST_SECONDS,
-            block_seconds=_BURST_SECONDS,
-        )
-    return Experiment(victim=operation(point))
+            return Experiment(victim=victim, background_loads=tuple(others))
+        case CopyPoint(both_ways=True):
+            opposite = replace(point, direction=_OPPOSITE[point.direction], both_ways=False)
+            load = _operation(opposite, bench)
+            return Experiment(victim=_operation(point, bench), background_loads=(load,))
+        case RowsPoint() if point.op == SUSTAINED:
+            product = GemmPoint(
+                dtype=point.dtype, rows=point.rows, d_in=point.width, d_out=point.width
+            )
+            return Experiment(
+                victim=_operation(product, bench), sustained_seconds=SUSTAINED_SECONDS
+            )
+        case _:
+            is_issued = isinstance(point, StepPoint) or getattr(point, "op", "") in LAUNCHES
+            return Experiment(victim=_operation(point, bench), is_issued=is_issued)
 
 
-def _sharing(point: Point, operation: Callable[[Point], TimedOperation]) -> TimedOperation:
+def _sharing(point: Point, bench: Bench) -> TimedOperation:
     """Return the operation as it runs beside others: a GPU's copies share an engine.
 
     The engine of an H100 ran one stream's copies for as long as there were any, and another
     stream's not once within seconds.
     """
     is_loopback = isinstance(point, CollectivePoint) and point.group_size == 1
-    return replace(operation(point), one_by_one=is_loopback or isinstance(point, CopyPoint))
+    one_by_one = is_loopback or isinstance(point, CopyPoint)
+    return replace(_operation(point, bench), one_by_one=one_by_one)
 
 
-def _sustained_product(point: RowsPoint) -> GemmPoint:
-    return GemmPoint(dtype=point.dtype, rows=point.rows, d_in=point.width, d_out=point.width)
-
-
-def _operation(point: Point, device: Device, ranks: MeasuringRanks) -> TimedOperation:
-    if isinstance(point, (GemmPoint, RowsPoint, AttentionPoint)):
-        run = in_turns(
-            lambda: _computation(point, device), num_bytes=memory_bytes(point), device=device
-        )
-        return local_operation(run)
-    if isinstance(point, CopyPoint):
-        return local_operation(_copy(point, device))
-    if isinstance(point, CollectivePoint):
-        if point.group_size == 1:
+def _operation(point: Point, bench: Bench) -> TimedOperation:
+    device = bench.device
+    match point:
+        case StepPoint():
+            return _step(point, bench)
+        case RowsPoint() if point.op in LAUNCHES:
+            return local_operation(chunked_layer(point, device))
+        case GemmPoint() | RowsPoint() | AttentionPoint():
+            run = in_turns(
+                lambda: _computation(point, device), num_bytes=memory_bytes(point), device=device
+            )
+            return local_operation(run)
+        case CopyPoint():
+            return local_operation(_copy(point, device))
+        case CollectivePoint(group_size=1):
             return _loopback(point, device)
-        return _collective(point, device, ranks)
-    raise InputError(f"an interference point stands for no single operation: {point}")
+        case CollectivePoint():
+            return _collective(point, device, bench.ranks)
+        case _:
+            raise InputError(f"no single operation is measured as {point}")
 
 
 def _computation(
@@ -224,18 +202,17 @@ def _computation(
     return model_kernels.attention(point, device)
 
 
-def _made(
-    point: StepPoint | RowsPoint, device: Device, ranks: MeasuringRanks, makers: Makers
-) -> TimedOperation:
-    """Return an operation that the caller knows."""
-    if isinstance(point, RowsPoint):
-        return local_operation(makers.rows[point.op](point, device))
-    group = OneRank() if point.workload.world_size == 1 else ranks.group(point.group)
+def _step(point: StepPoint, bench: Bench) -> TimedOperation:
+    """Return a layer's step; nothing on a rank that is in none of its groups."""
+    alone = point.workload.world_size == 1
+    group = OneRank() if alone else bench.ranks.group(point.group)
     if group is None:
         return local_operation(_nothing)
-    if makers.step is not None:
-        return local_operation(makers.step(point, device, group))
-    raise InputError("whole steps are not measured here")
+    device = bench.device.torch_device
+    steps = random_steps(point.workload, device=device, communicator=group)
+    decision = replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
+    steps.layer.pin(decision)
+    return local_operation(steps.once)
 
 
 def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:
@@ -311,9 +288,9 @@ def _neighbour_exchange(sent: torch.Tensor, group: Communicator) -> Callable[[],
 
     Between a forward and a backward pass of 1F1B an activation and a gradient travel at once.
     """
-    neighbours = [one for one in (group.rank - 1, group.rank + 1) if 0 <= one < group.num_ranks]
+    neighbours = {group.rank - 1, group.rank + 1} & set(range(group.num_ranks))
     to = dict.fromkeys(neighbours, sent)
-    source = {one: torch.zeros_like(sent) for one in neighbours}
+    source = {rank: torch.zeros_like(sent) for rank in neighbours}
     return lambda: group.send_receive(to, source, "send")
 
 

@@ -25,6 +25,7 @@ from moetune.measure.grid_points import (
     copy_grid,
     gemm_grid,
     interference,
+    optimizer_grid,
     rows_grid,
     sustained,
 )
@@ -38,7 +39,7 @@ from moetune.measure.layer_points import (
     tensor_points,
     uneven_points,
 )
-from moetune.measure.point_memory import memory_bytes
+from moetune.measure.sizes import memory_bytes
 
 _MEMORY_SHARE = 8
 # Of exchanges that overlap computation: several, as the loss has a constant and a rate.
@@ -202,6 +203,7 @@ class _Scope:
             yield from gemm_grid(self.dtypes, self.max_tokens, grid, forward_only=forward_only)
         if not workloads:
             yield from rows_grid(self.dtypes, self.max_tokens, grid)
+        yield from optimizer_grid(self.dtypes, self.machine.kind)
 
 
 def that_fit(points: Iterable[Point], machine: Machine) -> tuple[Point, ...]:

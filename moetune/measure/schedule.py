@@ -13,18 +13,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from moetune.domain.samples import (
-    AttentionPoint,
-    BurstPoint,
-    CollectivePoint,
-    CopyPoint,
-    GemmPoint,
-    InterferencePoint,
-    Point,
-    RowsPoint,
-    Sample,
-    StepPoint,
-)
+from moetune.domain.samples import InterferencePoint, Point, Sample, StepPoint
+from moetune.measure.sizes import family, size_of
 
 NUM_VISITS = 3
 """Visits of every point, if there is time: two that agree tell which one was disturbed."""
@@ -39,7 +29,7 @@ _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
 _AT_ONCE: Mapping[str, int] = MappingProxyType({"gemm": 4, "collective": 2})
 """Points of a kind that are visited in a turn; one of the others. Steps consist of these."""
-_FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2, "burst": 2})
+_FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2})
 """Of kinds that take long and change a step by less; 0 of the others."""
 _STEP = 1
 """Tier of whole steps, which say how far the sum of the operations is from them: after the ends of
@@ -98,9 +88,11 @@ def doubtful(visits: Mapping[Point, Sequence[Sample]]) -> tuple[Point, ...]:
             families.setdefault(family(point), []).append(point)
     found = []
     for members in families.values():
-        curve = sorted(members, key=_size)
+        curve = sorted(members, key=size_of)
         for below, point, above in zip(curve, curve[1:], curve[2:], strict=False):
-            share = math.log(_size(point) / _size(below)) / math.log(_size(above) / _size(below))
+            share = math.log(size_of(point) / size_of(below)) / math.log(
+                size_of(above) / size_of(below)
+            )
             first, middle, last = (visits[each][0].median_seconds for each in (below, point, above))
             chord = first ** (1 - share) * last**share
             if len(visits[point]) == 1 and middle > _DOUBTFUL * chord:
@@ -111,7 +103,7 @@ def doubtful(visits: Mapping[Point, Sequence[Sample]]) -> tuple[Point, ...]:
 def _largest_first(points: Sequence[Point]) -> list[Point]:
     """Return the points, where those of one family have their places by falling size."""
     families: dict[object, list[Point]] = {}
-    for point in sorted(points, key=_size):
+    for point in sorted(points, key=size_of):
         families.setdefault(family(point), []).append(point)
     return [families[family(point)].pop() for point in points]
 
@@ -137,7 +129,7 @@ def _depths(points: Sequence[Point]) -> dict[Point, int]:
     depths = {
         point: depth
         for members in families.values()
-        for point, depth in _bisected(sorted(members, key=_size))
+        for point, depth in _bisected(sorted(members, key=size_of))
     }
     return {point: depths[point] for point in points}
 
@@ -151,40 +143,6 @@ def _bisected(members: Sequence[Point]) -> list[tuple[Point, int]]:
             middle = (low + high) // 2
             found[middle] = depth
             for first, last in ((low, middle), (middle, high)):
-                is_wide = _size(members[last]) > _WIDE * _size(members[first])
+                is_wide = size_of(members[last]) > _WIDE * size_of(members[first])
                 gaps.append((first, last, depth + (not is_wide)))
     return [(members[index], depth) for index, depth in found.items()]
-
-
-def family(point: Point) -> object:
-    """Return the key of the points that make one curve over their sizes."""
-    if isinstance(point, GemmPoint):
-        return (point.kind, point.dtype, point.product, point.num_experts, point.d_in, point.d_out)
-    if isinstance(point, RowsPoint):
-        return (point.kind, point.op, point.dtype, point.width)
-    if isinstance(point, (CollectivePoint, BurstPoint)):
-        return (point.kind, point.op, *point.group, point.in_flight)
-    if isinstance(point, AttentionPoint):
-        shape = (point.length, point.num_heads, point.head_dim)
-        return (point.kind, point.dtype, *shape, point.backward)
-    if isinstance(point, CopyPoint):
-        return (point.kind, point.direction, point.pinned, point.both_ways)
-    return _rest(point)
-
-
-def _rest(point: InterferencePoint | StepPoint) -> object:
-    if isinstance(point, StepPoint):
-        return (point.kind, point.workload.key)
-    return (point.kind, point.victim, point.others)
-
-
-def _size(point: Point) -> int:
-    if isinstance(point, (GemmPoint, RowsPoint)):
-        return point.rows
-    if isinstance(point, (CollectivePoint, BurstPoint, CopyPoint)):
-        return point.num_bytes
-    if isinstance(point, AttentionPoint):
-        return point.num_sequences
-    if isinstance(point, StepPoint):
-        return point.workload.tokens_per_rank
-    return point.comm_bytes

@@ -15,7 +15,6 @@ from moetune.comm.agree import largest
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.errors import InputError
 from moetune.domain.samples import (
-    BurstPoint,
     CollectivePoint,
     Point,
     Sample,
@@ -31,7 +30,7 @@ from moetune.measure.noise import (
     process_cores,
     relative_uncertainty,
 )
-from moetune.measure.operations import Makers
+from moetune.measure.operations import Bench
 from moetune.measure.point_runner import PointRunner
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.schedule import MAX_VISITS, NUM_VISITS, doubtful, round_of, tiers
@@ -45,7 +44,6 @@ _EFFORTS: dict[tuple[Preset, DeviceKind], Effort] = {
     ("full", "cuda"): Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.05),
 }
 _LARGEST_SHARE, _SHORT_SECONDS = 1 / 6, 1.0
-_NO_MAKERS = Makers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +97,6 @@ def run_session(
     device: Device,
     ranks: MeasuringRanks,
     on_news: Callable[[News], object],
-    makers: Makers = _NO_MAKERS,
 ) -> None:
     """Probe, and visit the points in rounds; all ranks call this together.
 
@@ -108,7 +105,6 @@ def run_session(
 
     Args:
         on_news: called on rank 0 with the estimates, and with every sample as it is finished.
-        makers: of operations that only the caller knows.
 
     Raises:
         InputError: the budget holds no point; on every rank.
@@ -120,7 +116,11 @@ def run_session(
     if not assignment.points:
         return
     _open_groups(assignment, ranks)
-    runner, effort = _runner_of(assignment, device, ranks, makers)
+    sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
+    chosen = representatives(device, control.num_ranks)
+    bench = Bench(device=device, ranks=ranks, representatives=chosen)
+    runner = PointRunner(bench)
+    effort = _EFFORTS[assignment.preset, device.kind].for_sharers(max(sharers))
     rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
     seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}
     by_worth = _affordable(assignment, seconds)
@@ -134,22 +134,10 @@ def run_session(
         _visit_all(by_worth, visits, assignment, seconds)
 
 
-def _runner_of(
-    assignment: Assignment, device: Device, ranks: MeasuringRanks, makers: Makers
-) -> tuple["PointRunner", Effort]:
-    """Return what runs points here, and the effort on them where ranks share cores."""
-    control = ranks.control
-    sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
-    runner = PointRunner(
-        device, ranks, representatives(device, control.num_ranks), sharers[control.rank], makers
-    )
-    return runner, _EFFORTS[assignment.preset, device.kind].for_sharers(max(sharers))
-
-
 def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
     """Open the groups of all points that need one, and that of all ranks."""
     num_ranks = ranks.control.num_ranks
-    linked = (CollectivePoint, BurstPoint, StepPoint)
+    linked = (CollectivePoint, StepPoint)
     groups = {point.group for point in assignment.points if isinstance(point, linked)}
     ranks.open_groups(
         [*groups, (num_ranks, 0)], ranks_per_node=assignment.ranks_per_node or num_ranks
@@ -238,7 +226,7 @@ class _Visits:
 
     def __init__(
         self,
-        runner: "PointRunner",
+        runner: PointRunner,
         effort: Effort,
         ranks: MeasuringRanks,
         on_news: Callable[[News], object],

@@ -1,4 +1,4 @@
-"""The measuring protocol of one visit: warm up until times are stable, then time blocks.
+"""One visit of a point: blocks of its runs, timed on all ranks at once, until their times settle.
 
 `session` calls `measure` for every visit of a point. Every rank runs the same blocks at the same
 time, as in training, even those of operations without communication. A block's time is the largest
@@ -11,14 +11,18 @@ occupy them for longer than that.
 
 import math
 import statistics
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 
+from moetune.comm.agree import first_text, largest
+from moetune.domain.errors import MoetuneError
 from moetune.domain.samples import USABLE_SPREAD
 from moetune.measure.background import Background
 from moetune.measure.device import Device
 from moetune.measure.operations import Experiment
 from moetune.measure.ranks import MeasuringRanks
-from moetune.measure.stopwatch import FailedPointError, Stopwatch
 
 _MIN_QUARTILE_BLOCKS = 4
 _FEWEST_BLOCKS = 3
@@ -32,6 +36,11 @@ SHARED_SECONDS = 0.02
 # Within one or two turns a pause between turns would not show.
 TURNS_IN_WINDOW = 3
 STREAM_BLOCK_SECONDS = 0.05
+_CLOCK_SECONDS = 1e-9
+# Of the time that issuing a block took before: the next one may take longer.
+_HEAD_START = 1.3
+_SUSTAINED_RUNS = 20
+NUM_STREAM_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +71,7 @@ class Effort:
 
     def for_experiment(self, experiment: Experiment) -> "Effort":
         """Return the effort with the blocks and the time that the experiment needs at least."""
-        shortest = STREAM_BLOCK_SECONDS if experiment.is_stream else experiment.block_seconds
+        shortest = STREAM_BLOCK_SECONDS if experiment.is_stream else 0.0
         effort = replace(self, block_seconds=max(self.block_seconds, shortest))
         if not experiment.background_loads:
             return effort
@@ -82,6 +91,166 @@ class Timing:
         width = max(self.seconds) - min(self.seconds)
         few = len(self.seconds) < _MIN_QUARTILE_BLOCKS
         return few and width / statistics.median(self.seconds) > USABLE_SPREAD
+
+
+class FailedPointError(MoetuneError):
+    """This point cannot be measured here; others may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedBlock:
+    """One block, equal on all ranks.
+
+    Args:
+        seconds: time of one run.
+        counts: all background loads provably ran through it.
+        turn_seconds: time of the slowest background load's turn, 0 without loads.
+        elapsed_seconds: since the stopwatch was started.
+    """
+
+    seconds: float
+    counts: bool
+    turn_seconds: float
+    elapsed_seconds: float
+
+
+class Stopwatch:
+    """Times blocks of one experiment on all ranks."""
+
+    def __init__(
+        self, experiment: Experiment, background: Background, device: Device, ranks: MeasuringRanks
+    ) -> None:
+        self._experiment, self._background = experiment, background
+        self._device, self._control = device, ranks.control
+        self._start = time.perf_counter()
+        self._issue_seconds = math.inf
+
+    def restart(self) -> None:
+        """Restart the elapsed time."""
+        self._start = time.perf_counter()
+
+    def block(self, iterations: int) -> TimedBlock:
+        """Run and time one block.
+
+        Raises:
+            FailedPointError: it failed on a rank; raised on all of them.
+            CollectiveError: a rank is gone.
+        """
+        self._device.flush()
+
+        def work() -> list[tuple[float, bool, float]]:
+            opened = time.perf_counter()
+            seconds = self._seconds(iterations)
+            counts = self._background.ran_through((opened, time.perf_counter()))
+            return [(seconds, counts, self._background.slowest_turn_seconds())]
+
+        (block,) = self._agreed(work, iterations, 1, "a block")
+        return block
+
+    def stream(self, iterations: int) -> list[TimedBlock]:
+        """Run blocks without a pause between them, and time all but the first, the lead-in.
+
+        Raises:
+            FailedPointError: it failed on a rank; raised on all of them.
+            CollectiveError: a rank is gone.
+        """
+
+        def work() -> list[tuple[float, bool, float]]:
+            marks = [self._marked(iterations) for _ in range(NUM_STREAM_BLOCKS + 1)]
+            windows = list(pairwise([done() for done in marks]))
+            return [
+                (window[1] - window[0], self._background.ran_through(window), 0.0)
+                for window in windows
+            ]
+
+        return self._agreed(work, iterations, NUM_STREAM_BLOCKS, "a stream")
+
+    def _agreed(
+        self,
+        work: Callable[[], list[tuple[float, bool, float]]],
+        iterations: int,
+        num_blocks: int,
+        what: str,
+    ) -> list[TimedBlock]:
+        """Return the blocks that all ranks ran together, each as long as on the slowest.
+
+        Args:
+            work: returns each block's seconds, whether it counts, and the background's turn.
+        """
+        text, mine = "", [(0.0, False, 0.0)] * num_blocks
+        self._control.barrier(what)
+        self._background.begin_block()
+        try:
+            mine = work()
+        except (RuntimeError, MemoryError, MoetuneError) as error:
+            text = explain(error)
+        elapsed = time.perf_counter() - self._start
+        values = [(seconds / iterations, not counts, turn) for seconds, counts, turn in mine]
+        failed, elapsed, *slowest = largest(
+            self._control, (bool(text), elapsed, *chain.from_iterable(values)), f"times of {what}"
+        )
+        if failed:
+            raise FailedPointError(first_text(self._control, text, f"the failure of {what}"))
+        seconds, uncounted, turns = slowest[::3], slowest[1::3], slowest[2::3]
+        return [
+            TimedBlock(
+                seconds=max(block_seconds, _CLOCK_SECONDS), counts=not is_void, turn_seconds=turn,
+                elapsed_seconds=elapsed,
+            )
+            for block_seconds, is_void, turn in zip(seconds, uncounted, turns, strict=True)
+        ]  # fmt: skip
+
+    def _seconds(self, iterations: int) -> float:
+        """Return the time of a block's runs.
+
+        What ranks do together is done once before the clock starts: they leave the barrier at
+        different moments.
+        """
+        shared = self._control.num_ranks > 1
+        return self._device.seconds(
+            lambda: self._repeat(iterations),
+            lead_in=self._experiment.victim.run if shared else None,
+            head_start_seconds=self._head_start_seconds(iterations),
+        )
+
+    def _head_start_seconds(self, iterations: int) -> float:
+        """Return how long the host needs to issue a block; 0 where that is not known.
+
+        Beside background loads the device never idles: what is issued waits for them anyway.
+        """
+        experiment = self._experiment
+        if experiment.is_issued or experiment.background_loads or self._issue_seconds == math.inf:
+            return 0.0
+        return _HEAD_START * iterations * self._issue_seconds
+
+    def _marked(self, iterations: int) -> Callable[[], float]:
+        self._repeat(iterations)
+        return self._device.mark()
+
+    def _repeat(self, iterations: int) -> None:
+        began = time.perf_counter()
+        for _ in range(iterations):
+            self._experiment.victim.run()
+            if self._experiment.victim.one_by_one:
+                self._device.synchronize()
+        mean_seconds = (time.perf_counter() - began) / iterations
+        self._issue_seconds = min(self._issue_seconds, mean_seconds)
+
+    def sustain(self) -> None:
+        """Run the victim for as long as the experiment wants, as training does without end."""
+        until = time.perf_counter() + self._experiment.sustained_seconds
+        while time.perf_counter() < until:
+            for _ in range(_SUSTAINED_RUNS):
+                self._experiment.victim.run()
+            self._device.synchronize()
+
+
+def explain(error: BaseException) -> str:
+    """Return one line for `Sample.error`."""
+    text = str(error)
+    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate" in text:
+        return "out of memory"
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def measure(
@@ -104,8 +273,7 @@ def measure(
         watch.sustain()
         growth = _MAX_STREAM_GROWTH if experiment.is_stream else _MAX_GROWTH
         iterations = _warm_up(watch, effort, max_growth=growth)
-        take = _stream_blocks if experiment.is_stream else _blocks
-        blocks = take(watch, iterations, effort)
+        blocks = _blocks(watch, iterations, effort, is_stream=experiment.is_stream)
     at_once = experiment.victim.at_once
     return Timing(
         seconds=tuple(seconds / at_once for seconds in blocks),
@@ -130,39 +298,26 @@ def _warm_up(watch: Stopwatch, effort: Effort, *, max_growth: int) -> int:
             before = block.seconds
 
 
-def _blocks(watch: Stopwatch, iterations: int, effort: Effort) -> list[float]:
+def _blocks(watch: Stopwatch, iterations: int, effort: Effort, *, is_stream: bool) -> list[float]:
+    """Return the times of the blocks that count: of one stream, or until they settle."""
     seconds: list[float] = []
     rejected = 0
     watch.restart()
     while True:
-        block = watch.block(iterations)
-        if block.counts:
-            seconds.append(block.seconds)
-        else:
-            rejected += 1
-        late = block.elapsed_seconds > effort.max_seconds
+        blocks = watch.stream(iterations) if is_stream else [watch.block(iterations)]
+        seconds += [block.seconds for block in blocks if block.counts]
+        rejected += sum(not block.counts for block in blocks)
+        late = blocks[-1].elapsed_seconds > effort.max_seconds
         counted = len(seconds)
         settled = counted >= effort.min_blocks and _spread(seconds) < _SETTLED_SPREAD
-        if counted >= _FEWEST_BLOCKS and (late or settled or counted >= effort.max_blocks):
+        enough = is_stream or late or settled or counted >= effort.max_blocks
+        if counted >= _FEWEST_BLOCKS and enough:
             return seconds
         if late and rejected > counted + effort.min_blocks:
             raise FailedPointError(
                 f"the background operations ran through only {counted} of "
                 f"{counted + rejected} blocks"
             )
-
-
-def _stream_blocks(watch: Stopwatch, iterations: int, effort: Effort) -> list[float]:
-    """Return the times of one stream's blocks; of several where background loads paused."""
-    seconds: list[float] = []
-    watch.restart()
-    while True:
-        blocks = watch.stream(iterations)
-        seconds += [block.seconds for block in blocks if block.counts]
-        if len(seconds) >= _FEWEST_BLOCKS:
-            return seconds
-        if blocks[-1].elapsed_seconds > effort.max_seconds:
-            raise FailedPointError("the background operations paused in nearly every block")
 
 
 def _spread(seconds: list[float]) -> float:

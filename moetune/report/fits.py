@@ -3,15 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.fit.curve import curve_through
 from moetune.fit.index import Points
 from moetune.fit.left_out import left_out_errors
-from moetune.fit.predictor import Predictor
-from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_predictors
+from moetune.fit.predictor import Curves
+from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_seconds
 from moetune.report.operations import OperationCurve
 from moetune.report.section import Figure, Value
 from moetune.report.theme import SERIES, axis, drawing, log_seconds, log_sizes
@@ -29,14 +29,13 @@ _UNMEASURED: Mapping[str, tuple[float, float]] = MappingProxyType({
 def fit_figure(operation: OperationCurve) -> Figure:
     """Return raw times, medians, the curve between them, its 5–95 % band and the α–β line."""
     sizes = _grid(operation)
-    curve = _curve(operation)
-    nominal = [curve.predict(size).seconds for size in sizes]
+    nominal = _nominal(operation, sizes)
     low, high = _band(operation, sizes)
     line = [operation.line.seconds(size) for size in sizes] if operation.line else []
     data = [
         *_band_traces(sizes, low, high),
-        _line_trace("predicted", sizes, nominal, operation, color=SERIES[0]),
-        *([_line_trace("α–β line", sizes, line, operation, color="@muted", dash="dot")]
+        _line_trace("predicted", sizes, nominal, color=SERIES[0]),
+        *([_line_trace("α–β line", sizes, line, color="@muted", dash="dot")]
           if line and isinstance(operation.found, Points) else []),
         *_point_traces(operation),
     ]  # fmt: skip
@@ -93,10 +92,7 @@ def residual_figure(operation: OperationCurve) -> Figure | None:
                 _residuals("curve, point left out", curve, operation, symbol="circle"),
             ],
             x=log_sizes(_size_title(operation), ends[0] / 2, ends[1] * 2, unit=operation.unit),
-            y=axis(
-                "relative error", tickformat="+.0%", zeroline=True,
-                zerolinecolor="@muted",
-            ),
+            y=axis("relative error", tickformat="+.0%", zeroline=True),
         ),
         header=(f"size_{operation.unit.lower()}", "curve_left_out", "alpha_beta_line"),
         rows=tuple(
@@ -111,12 +107,11 @@ def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[s
     rows: list[tuple[Value, ...]] = []
     grids = _grid(first), _grid(second)
     for operation, name, sizes, color in zip((first, second), names, grids, SERIES, strict=False):
-        curve = _curve(operation)
         low, high = _band(operation, sizes)
-        nominal = [curve.predict(size).seconds for size in sizes]
+        nominal = _nominal(operation, sizes)
         data += [
             *_band_traces(sizes, low, high, color=color, legend=False),
-            _line_trace(name, sizes, nominal, operation, color=color),
+            _line_trace(name, sizes, nominal, color=color),
         ]
         rows += [(name, *one) for one in zip(sizes, nominal, low, high, strict=True)]
     ends = min(sizes[0] for sizes in grids), max(sizes[-1] for sizes in grids)
@@ -134,23 +129,13 @@ def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[s
     )
 
 
-def _curve(operation: OperationCurve) -> Predictor:
-    found = operation.found
-    if not isinstance(found, Points):
-        return found
-    return curve_through(
-        sizes=found.series.sizes,
-        seconds=found.series.medians,
-        alpha_seconds=found.alpha_seconds,
-        relative_error=found.relative_error,
-    )
+def _nominal(operation: OperationCurve, sizes: Sequence[float]) -> list[float]:
+    [seconds] = Curves().times(operation.found).at(np.array(sizes)).tolist()
+    return cast("list[float]", seconds)
 
 
 def _band(operation: OperationCurve, sizes: Sequence[float]) -> tuple[list[float], list[float]]:
-    drawn = drawn_predictors(
-        operation.found, label=operation.label, num=NUM_RESAMPLES, seed=RESAMPLING_SEED
-    )
-    seconds = np.array([[one.predict(size).seconds for size in sizes] for one in drawn])
+    seconds = drawn_seconds(operation.found, sizes, num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
     low, high = np.percentile(seconds, _BAND_PERCENT, axis=0)
     return low.tolist(), high.tolist()
 
@@ -176,25 +161,22 @@ def _band_traces(
     color: str = SERIES[0],
     legend: bool = True,
 ) -> list[dict[str, object]]:
-    common = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    common = {"type": "scatter", "mode": "lines", "line": {"width": 0}}
     return [
         {**common, "x": list(sizes), "y": list(low), "showlegend": False},
         {
-            **common, "x": list(sizes), "y": list(high), "fill": "tonexty", "name": "5–95 %",
+            **common, "x": list(sizes), "y": list(high), "name": "5–95 %",
             "fillcolor": f"{color}/0.16", "showlegend": legend,
         },
     ]  # fmt: skip
 
 
 def _line_trace(
-    name: str, sizes: Sequence[float], seconds: Sequence[float], operation: OperationCurve,
-    *, color: str, dash: str = "solid",
+    name: str, sizes: Sequence[float], seconds: Sequence[float], *, color: str, dash: str = "solid"
 ) -> dict[str, object]:  # fmt: skip
     return {
         "type": "scatter", "mode": "lines", "name": name, "x": list(sizes), "y": list(seconds),
         "line": {"color": color, "width": 2 if dash == "solid" else 1.5, "dash": dash},
-        "text": _hover(sizes, seconds, operation),
-        "hovertemplate": f"%{{text}}<extra>{name}</extra>",
     }  # fmt: skip
 
 
@@ -211,14 +193,16 @@ def _point_traces(operation: OperationCurve) -> list[dict[str, object]]:
         {
             "type": "scatter", "mode": "markers", "name": "single blocks",
             "x": [size for size, _ in raw], "y": [seconds for _, seconds in raw],
-            "marker": {"color": "@second/0.35", "size": 4}, "hoverinfo": "skip",
+            "marker": {"color": "@second/0.35", "size": 4},
         },
         {
             "type": "scatter", "mode": "markers", "name": "medians", "x": list(series.sizes),
             "y": list(series.medians),
             "marker": {"color": SERIES[0], "size": 8, "line": {"color": "@surface", "width": 1.5}},
-            "text": _hover(series.sizes, series.medians, operation),
-            "hovertemplate": "%{text}<extra>measured</extra>",
+            "hovertext": [
+                f"measured: {_size_text(size, operation.unit)}: {format_seconds(seconds)}"
+                for size, seconds in zip(series.sizes, series.medians, strict=True)
+            ],
         },
     ]  # fmt: skip
 
@@ -232,8 +216,11 @@ def _residuals(
     marker = {"symbol": symbol, "color": color, "size": 9, "line": {"color": color, "width": 1.5}}
     return {
         "type": "scatter", "mode": "markers", "name": name, "x": sizes, "y": list(errors.values()),
-        "marker": marker, "text": [_size_text(size, operation.unit) for size in sizes],
-        "hovertemplate": "%{text}: %{y:+.1%}<extra>" + name + "</extra>",
+        "marker": marker,
+        "hovertext": [
+            f"{name}: {_size_text(size, operation.unit)}: {error:+.1%}"
+            for size, error in zip(sizes, errors.values(), strict=True)
+        ],
     }  # fmt: skip
 
 
@@ -246,15 +233,6 @@ def _measured_rows(operation: OperationCurve) -> list[tuple[Value, ...]]:
         rows.append(("median", size, median, None, None))
         rows += [("block", size, seconds, None, None) for seconds in times]
     return rows
-
-
-def _hover(
-    sizes: Sequence[float], seconds: Sequence[float], operation: OperationCurve
-) -> list[str]:
-    return [
-        f"{_size_text(size, operation.unit)}: {format_seconds(one)}"
-        for size, one in zip(sizes, seconds, strict=True)
-    ]
 
 
 def _size_text(size: float, unit: str) -> str:

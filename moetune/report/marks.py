@@ -21,8 +21,6 @@ CHARACTER_PIXELS = 7.0
 PHONE_PIXELS = 250
 """Width of a drawing on a phone."""
 _ROLE = re.compile(r"@(\w+)(?:/([\d.]+))?")
-_FIELD = re.compile(r"%\{(x|y|text)(?::([^}]*))?\}")
-_EXTRA = re.compile(r"<extra>(.*?)</extra>")
 _DASHES = {"solid": "", "dot": "2 3", "dash": "6 4"}
 _SYMBOLS = {
     "circle": "M-{r} 0a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0 -{d} 0z",
@@ -107,21 +105,8 @@ def text(
 
 
 def hover(trace: Mapping[str, Any], at: int) -> str:
-    """Return what plotly would show over a mark, as plain text."""
-    template = trace.get("hovertemplate")
-    if trace.get("hoverinfo") == "skip":
-        return ""
-    if template is None:
-        found = trace.get("hovertext")
-        return str(found[at]).replace("<br>", "\n") if found else ""
-
-    def field(match: re.Match[str]) -> str:
-        value = trace[match[1]][at]
-        return format(value, match[2]) if match[2] else str(value)
-
-    extra = _EXTRA.search(template)
-    words = _FIELD.sub(field, _EXTRA.sub("", template)).replace("<br>", "\n")
-    return f"{extra[1]}: {words}" if extra and extra[1] else words
+    """Return what is shown on hovering over a mark; "" for nothing."""
+    return str(trace["hovertext"][at]) if "hovertext" in trace else ""
 
 
 def line_marks(trace: Mapping[str, Any], panel: Panel, below: Mapping[str, Any] | None) -> str:
@@ -232,21 +217,3 @@ def _bar_text(
         words, (left + right) / 2, middle + font["size"] * 0.35, size=font["size"],
         color=font["color"], classes="mark" if fits else "mark roomy",
     )  # fmt: skip
-
-
-def text_marks(trace: Mapping[str, Any], panel: Panel) -> Iterator[str]:
-    """Yield a trace's texts."""
-    font = trace["textfont"]
-    for words, x, y in zip(trace["text"], trace["x"], trace["y"], strict=True):
-        place = panel.left(x), panel.down(y) + font["size"] * 0.35
-        yield text(str(words), *place, size=font["size"], color=font["color"])
-
-
-def rectangle(shape: Mapping[str, Any], panel: Panel) -> str:
-    """Return a rectangle between two places of the panel."""
-    left, right = sorted((panel.left(shape["x0"]), panel.left(shape["x1"])))
-    top, bottom = sorted((panel.down(shape["y0"]), panel.down(shape["y1"])))
-    return (
-        f'<rect x="{percentage(left)}" y="{pixels(top)}" width="{percentage(right - left)}" '
-        f'height="{pixels(bottom - top)}" {paint(shape["fillcolor"])}/>'
-    )

@@ -41,7 +41,7 @@ def memory_parts_figure(
                 if some
             ],
             x=axis(unit, range=[0.0, _ROOM * longest]),
-            y=axis("", autorange="reversed", showgrid=False, fixedrange=True),
+            y=axis("", autorange="reversed", showgrid=False),
             showlegend=False,
         ),
         header=("part", "bytes", "share"),
@@ -58,9 +58,9 @@ def _bars(
 ) -> dict[str, object]:
     words = [format_bytes(size) for _, size in rows]
     return {
-        "type": "bar", "orientation": "h", "y": [name for name, _ in rows],
+        "type": "bar", "y": [name for name, _ in rows],
         "x": [size / scale for _, size in rows], "marker": {"color": color},
-        "text": words, "textposition": "outside", "cliponaxis": False, "hoverinfo": "text",
+        "text": words, "textposition": "outside",
         "hovertext": [
             f"{name}: {format_bytes(size)}, {percent(size / whole)}" for name, size in rows
         ],

@@ -91,7 +91,7 @@ def observed_figure(found: Sequence[Seen]) -> Figure:
                     "type": "scatter", "mode": "lines", "name": "predicted",
                     "x": [one.at for one in some],
                     "y": [one.observation.predicted_seconds / scale for one in some],
-                    "line": {"color": "@ink", "width": 1.5, "shape": "hv"}, "hoverinfo": "skip",
+                    "line": {"color": "@ink", "width": 1.5, "shape": "hv"},
                 },
             ],
             x=axis("time, UTC", type="date"),
@@ -125,14 +125,10 @@ def drift_figure(found: Sequence[Seen]) -> Figure:
                     "type": "scatter", "mode": "lines", "name": f"median of {WINDOW}",
                     "x": [one.at for one in some], "y": [drift[at] for at in shown],
                     "line": {"color": "@accent", "width": 2},
-                    "hovertemplate": "%{x}: %{y:+.1%}<extra>drift</extra>",
                 },
             ],
             x=axis("time, UTC", type="date"),
-            y=axis(
-                "relative error", tickformat="+.0%", zeroline=True,
-                zerolinecolor="@muted",
-            ),
+            y=axis("relative error", tickformat="+.0%", zeroline=True),
         ),
         header=(*HEADER, "error", "median_error"),
         rows=tuple(
@@ -168,13 +164,12 @@ def _points(name: str, some: Sequence[Seen], y: Sequence[float]) -> dict[str, ob
     return {
         "type": "scatter", "mode": "markers", "name": name, "x": [one.at for one in some],
         "y": list(y), "marker": {"color": "@second/0.55", "size": 5},
-        "text": [
-            f"{format_seconds(one.seconds)}, predicted "
-            f"{format_seconds(one.observation.predicted_seconds)}<br>"
+        "hovertext": [
+            f"{one.at}\n{format_seconds(one.seconds)}, predicted "
+            f"{format_seconds(one.observation.predicted_seconds)}\n"
             f"plan {one.observation.plan_id[:6]}, {one.observation.source}"
             for one in some
         ],
-        "hovertemplate": "%{x}<br>%{text}<extra></extra>",
     }  # fmt: skip
 
 

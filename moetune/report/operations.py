@@ -1,23 +1,26 @@
-"""Operations of a profile as curves over their size, and the figure of their interference."""
+"""Operations of a profile as curves over their size, and what they take from each other."""
 
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypedDict
 
-from moetune.domain.cluster import placement_name
+from moetune.domain.cluster import Machine, placement_name
+from moetune.domain.cost_keys import (
+    AttentionKey,
+    CollectiveKey,
+    CopyKey,
+    CostKey,
+    GemmKey,
+    RowsKey,
+)
 from moetune.domain.costs import LinearCost
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference
-from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.domain.samples import LAUNCHES, ResourceClass
-from moetune.domain.units import format_share
 from moetune.fit.curve import Line
 from moetune.fit.index import Points, ProfileIndex, index_of
-from moetune.fit.pool import CollectiveKey, CopyKey, Shape
-from moetune.report.section import Figure
-from moetune.report.theme import axis, drawing, note
 
 _NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
 
@@ -35,7 +38,6 @@ class OperationCurve:
         num_points: known sizes.
         line: the α–β line over the same size, in seconds.
         error: of the line's fit; of a GEMM's shape, that of its dtype's line.
-        label: seeds the operation's random draws, as in the plan's own resamples.
     """
 
     name: str
@@ -45,7 +47,6 @@ class OperationCurve:
     num_points: int
     line: LinearCost | None
     error: FitError | None
-    label: str
 
     @property
     def key(self) -> str:
@@ -66,139 +67,95 @@ class OperationCurve:
 def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
     """Return all operations of the profile, collectives first."""
     index = index_of(profile)
+    others: tuple[CostKey, ...] = (
+        *index.keys(CopyKey),
+        *index.keys(RowsKey),
+        *index.keys(AttentionKey),
+    )
     return (
-        *_collectives(index),
-        *_gemms(index),
-        *_copies(index),
-        *_memory_bound(index),
-        *_attention(index),
+        *(_operation(index, key) for key in index.keys(CollectiveKey)),
+        *(_gemm(index, key) for key in index.pool.of(GemmKey)),
+        *(_gemm_line(line) for line in profile.gemm if index.gemm_line(line.dtype)),
+        *(_operation(index, key) for key in others),
     )
 
 
-def _collectives(index: ProfileIndex) -> Iterator[OperationCurve]:
-    lines: dict[CollectiveKey, CollectiveLine] = {
-        (line.op, line.group_size, line.num_nodes, line.in_flight): line
-        for line in index.profile.collective
-    }
-    for key in sorted(index.pool.collective.keys() | lines.keys()):
-        op, group_size, num_nodes, in_flight = key
-        line = lines.get(key)
-        flight = f", {in_flight} in flight" if in_flight > 1 else ""
-        place = placement_name((group_size, num_nodes), index.profile.machine)
-        yield OperationCurve(
-            name=f"{op}, {place}{flight}",
-            kind="collective",
-            unit="bytes",
-            **_known(index.collective(key)),
-            line=line.cost if line else None,
-            error=line.error if line else None,
-            label=f"collective {key}",
-        )
+def _operation(index: ProfileIndex, key: CostKey) -> OperationCurve:
+    """Return a known operation whose line, if any, is over its own size."""
+    known, line = index.found(key), index.lines.get(key)
+    assert known is not None  # noqa: S101 - it is one of the keys
+    name, kind, unit = _words(key, index.profile.machine)
+    return OperationCurve(
+        name=name,
+        kind=kind,
+        unit=unit,
+        find=lambda: known,
+        num_points=len(known.series.sizes) if isinstance(known, Points) else 0,
+        line=line.cost if line else None,
+        error=line.error if line else None,
+    )
 
 
-def _gemms(index: ProfileIndex) -> Iterator[OperationCurve]:
-    lines = {line.dtype: line for line in index.profile.gemm}
-    for dtype, product, shape in sorted(index.pool.gemm):
-        surface = index.surface(dtype, product)
-        series = surface.series(shape)
-        assert series is not None  # noqa: S101 - the pool names what was measured
-        num_experts, d_in, d_out = shape
-        line = lines.get(dtype)
-        yield OperationCurve(
-            name=f"gemm {dtype} {product}, {num_experts} × {d_in} × {d_out}",
-            kind="GEMM",
-            unit="rows",
-            find=partial(_points_of, index, dtype, product, shape),
-            num_points=len(series.sizes),
-            line=_per_row(line, macs=num_experts * d_in * d_out) if line else None,
-            error=line.error if line else None,
-            label=f"{surface.family} {shape}",
-        )
-    for line in lines.values():
-        found = index.gemm_line(line.dtype)
-        if found is not None:
-            yield OperationCurve(
-                name=f"gemm {line.dtype}",
-                kind="GEMM",
-                unit="MACs",
-                **_known(found),
-                line=line.cost,
-                error=line.error,
-                label=f"gemm {line.dtype}",
-            )
+def _words(key: CostKey, machine: Machine) -> tuple[str, str, str]:
+    """Return an operation's name, its kind and the unit of its size."""
+    match key:
+        case CollectiveKey():
+            flight = f", {key.in_flight} in flight" if key.in_flight > 1 else ""
+            name = f"{key.op}, {placement_name(key.group, machine)}{flight}"
+            return name, "collective", key.unit
+        case CopyKey():
+            both = ", both ways" if key.both_ways else ""
+            pinned = "pinned" if key.pinned else "pageable"
+            return f"{key.direction} {pinned}{both}", "copy", key.unit
+        case RowsKey():
+            unit = "chunks" if key.op in LAUNCHES else key.unit
+            return f"{key.op} {key.dtype}", "memory-bound operation", unit
+        case AttentionKey():
+            way = " backward" if key.backward else ""
+            sizes = f"{key.length} long, {key.num_heads} × {key.head_dim}"
+            return f"attention {key.dtype}{way}, {sizes}", "attention", key.unit
+        case GemmKey():
+            shape = " × ".join(map(str, key.shape))
+            return f"gemm {key.dtype} {key.product}, {shape}", "GEMM", key.unit
 
 
-def _points_of(index: ProfileIndex, dtype: str, product: GemmForm, shape: Shape) -> Points:
-    points = index.gemm_points(dtype, product, shape)
+def _gemm(index: ProfileIndex, key: GemmKey) -> OperationCurve:
+    """Return a measured shape; its line is the dtype's, over rows."""
+    name, kind, unit = _words(key, index.profile.machine)
+    line = index.lines.get(GemmKey(key.dtype))
+    cost = line.cost if line else None
+    return OperationCurve(
+        name=name,
+        kind=kind,
+        unit=unit,
+        find=partial(_points_of, index, key),
+        num_points=len(index.pool.series[key].sizes),
+        line=replace(cost, beta_seconds=cost.beta_seconds * math.prod(key.shape)) if cost else None,
+        error=line.error if line else None,
+    )
+
+
+def _gemm_line(line: GemmLine) -> OperationCurve:
+    """Return the GEMMs of a dtype that was not measured, over multiply-accumulates."""
+    name = f"gemm {line.dtype}"
+    found = Line(cost=line.cost, label=name)
+    if line.error:
+        found = replace(found, relative_error=line.error.median)
+    return OperationCurve(
+        name=name,
+        kind="GEMM",
+        unit="MACs",
+        find=lambda: found,
+        num_points=0,
+        line=line.cost,
+        error=line.error,
+    )
+
+
+def _points_of(index: ProfileIndex, key: GemmKey) -> Points:
+    points = index.gemm_points(key)
     assert points is not None  # noqa: S101 - the pool names what was measured
     return points
-
-
-class _Known(TypedDict):
-    find: Callable[[], Points | Line]
-    num_points: int
-
-
-def _known(found: Points | Line) -> _Known:
-    number = len(found.series.sizes) if isinstance(found, Points) else 0
-    return {"find": lambda: found, "num_points": number}
-
-
-def _per_row(line: GemmLine, *, macs: int) -> LinearCost:
-    """Return the line over rows of `macs` multiply-accumulates each."""
-    return LinearCost(
-        alpha_seconds=line.alpha_seconds, beta_seconds=line.beta_seconds_per_mac * macs
-    )
-
-
-def _copies(index: ProfileIndex) -> Iterator[OperationCurve]:
-    lines: dict[CopyKey, CopyLine] = {
-        (line.direction, line.pinned, line.both_ways): line for line in index.profile.copy
-    }
-    for key in index.copies():
-        direction, pinned, both_ways = key
-        line = lines.get(key)
-        both = ", both ways" if both_ways else ""
-        yield OperationCurve(
-            name=f"{direction} {'pinned' if pinned else 'pageable'}{both}",
-            kind="copy",
-            unit="bytes",
-            **_known(index.copy(key)),
-            line=line.cost if line else None,
-            error=line.error if line else None,
-            label=f"copy {key}",
-        )
-
-
-def _memory_bound(index: ProfileIndex) -> Iterator[OperationCurve]:
-    for op, dtype in index.rows_keys():
-        known = index.rows((op, dtype))
-        assert known is not None  # noqa: S101 - it is one of the keys
-        yield OperationCurve(
-            name=f"{op} {dtype}",
-            kind="memory-bound operation",
-            unit="chunks" if op in LAUNCHES else "elements",
-            **_known(known),
-            line=known.cost if isinstance(known, Line) else None,
-            error=None,
-            label=f"rows {(op, dtype)}",
-        )
-
-
-def _attention(index: ProfileIndex) -> Iterator[OperationCurve]:
-    for key in sorted(index.pool.attention):
-        dtype, length, num_heads, head_dim, backward = key
-        points = index.attention(key)
-        yield OperationCurve(
-            name=f"attention {dtype}{' backward' if backward else ''}, "
-            f"{length} long, {num_heads} × {head_dim}",
-            kind="attention",
-            unit="sequences",
-            **_known(points),
-            line=None,
-            error=None,
-            label=points.label,
-        )
 
 
 CLASSES: dict[ResourceClass, str] = {
@@ -207,48 +164,6 @@ CLASSES: dict[ResourceClass, str] = {
     "mem": "copies",
 }
 OVERLAPPED = (*CLASSES.values(), "both others")
-_STRONGEST = 0.55
-"""Opacity of a cell of speed 0, at which its text is still readable."""
-_Cell = tuple[int, int, float]
-"""(row, column, speed)."""
-
-
-def interference_figure(table: Interference) -> Figure:
-    """Return the relative speed of each class when overlapped with others (MPipeMoE Fig. 3)."""
-    cells = [
-        (row, column, speed)
-        for row, victim in enumerate(CLASSES)
-        for column, speed in enumerate(overlapped_speeds(table, victim))
-        if speed is not None
-    ]
-    names = list(CLASSES.values())
-    return Figure(
-        name="interference",
-        is_low=True,
-        title="Interference",
-        words=(
-            "Speed of the row's operation while the column's runs at the same time, relative to "
-            "its speed alone. Stronger colour is slower."
-        ),
-        drawing=drawing(
-            [_numbers(cells, names)],
-            x=axis(
-                "", side="top", tickvals=list(range(4)), ticktext=list(OVERLAPPED),
-                showgrid=False, range=[-0.5, 3.5], showline=False, fixedrange=True, tickangle=0,
-            ),
-            y=axis(
-                "", tickvals=list(range(3)), ticktext=names, showgrid=False, range=[2.5, -0.5],
-                showline=False, fixedrange=True,
-            ),
-            shapes=[_cell(row, column, speed) for row, column, speed in cells],
-            annotations=[
-                note("–", x=row, y=row, font={"color": "@muted", "size": 15}) for row in range(3)
-            ],
-            margin={"l": 8, "r": 8, "t": 24, "b": 8},
-        ),
-        header=("operation", "beside", "speed"),
-        rows=tuple((names[row], OVERLAPPED[column], speed) for row, column, speed in cells),
-    )  # fmt: skip
 
 
 def overlapped_speeds(table: Interference, victim: ResourceClass) -> tuple[float | None, ...]:
@@ -257,24 +172,3 @@ def overlapped_speeds(table: Interference, victim: ResourceClass) -> tuple[float
         None if other == victim else table.speed(victim, frozenset({other})) for other in CLASSES
     )
     return (*alone, table.speed(victim, frozenset(CLASSES)))
-
-
-def _numbers(cells: Sequence[_Cell], names: Sequence[str]) -> dict[str, object]:
-    return {
-        "type": "scatter", "mode": "text", "showlegend": False, "hoverinfo": "text",
-        "x": [column for _, column, _ in cells], "y": [row for row, _, _ in cells],
-        "text": [f"{speed:.2f}" for _, _, speed in cells],
-        "hovertext": [
-            f"{names[row]} with {OVERLAPPED[column]}: {format_share(speed)} of its speed alone"
-            for row, column, speed in cells
-        ],
-        "textfont": {"size": 15, "color": "@ink"},
-    }  # fmt: skip
-
-
-def _cell(row: int, column: int, speed: float) -> dict[str, object]:
-    return {
-        "type": "rect", "layer": "below",
-        "x0": column - 0.47, "x1": column + 0.47, "y0": row - 0.45, "y1": row + 0.45,
-        "fillcolor": f"@accent/{0.04 + (1 - speed) * _STRONGEST:.3f}", "line": {"width": 0},
-    }  # fmt: skip

@@ -33,7 +33,7 @@ def degree_figure(plans: Mapping[str, Plan]) -> Figure:
     highest = max((max(row[2:]) for row in ranges), default=1)
     top = max((row[1] for row in ranges), default=1)
     plan = next(iter(plans.values()))
-    mark = {} if several else upright(plan.tokens_per_rank, "this plan ", is_log=True)
+    mark = {} if several else upright(plan.tokens_per_rank, "this plan ")
     return Figure(
         name="degrees",
         title="Chunks by batch",
@@ -63,7 +63,6 @@ def _steps(ranges: tuple[Range, ...], at: int, name: str, color: str) -> dict[st
     return {
         "type": "scatter", "mode": "lines", "name": f"{name}{phase}", "x": sizes, "y": degrees,
         "line": {"shape": "hv", "color": color, "width": 2, "dash": ("solid", "dot")[at]},
-        "hovertemplate": "from %{x:,} tokens: %{y} chunks<extra>" + f"{name}{phase}</extra>",
     }  # fmt: skip
 
 
@@ -155,8 +154,7 @@ class _Scales:
         return {
             "type": "scatter", "x": [one.memory_bytes / self.size for one in some],
             "y": [one.step_seconds / self.seconds for one in some],
-            "text": [_hover(one, self.limit_bytes) for one in some],
-            "hovertemplate": "%{text}<extra></extra>", **changes,
+            "hovertext": [_hover(one, self.limit_bytes) for one in some], **changes,
         }  # fmt: skip
 
 
@@ -167,7 +165,7 @@ def _traces(
     groups = list(dict.fromkeys(one.group for one in options))
     return [
         scales.trace(
-            front, name="Pareto front", mode="lines", hoverinfo="skip", hovertemplate=None,
+            front, name="Pareto front", mode="lines",
             line={"color": "@accent/0.6", "width": 1.5, "shape": "hv"},
         ),
         *(
@@ -187,7 +185,7 @@ def _traces(
 def _hover(one: Option, limit_bytes: int | None) -> str:
     over = limit_bytes is not None and one.memory_bytes > limit_bytes
     return (
-        f"{one.name}<br>{format_seconds(one.step_seconds)}, {format_bytes(one.memory_bytes)}"
+        f"{one.name}\n{format_seconds(one.step_seconds)}, {format_bytes(one.memory_bytes)}"
         f"{', does not fit' if over else ''}"
     )
 
@@ -242,12 +240,9 @@ def stacked_figure(parts: Mapping[str, Mapping[str, float]], *, title: str, word
         drawing=drawing(
             _stacked(parts, scale),
             x=axis(unit, rangemode="tozero"),
-            y=axis("", autorange="reversed", showgrid=False, fixedrange=True),
+            y=axis("", autorange="reversed", showgrid=False),
             barmode="stack",
             bargap=0.4,
-            legend={
-                "orientation": "h", "x": 0, "y": 1.04, "yanchor": "bottom", "traceorder": "normal",
-            },
         ),
         header=("plan", "phase", "seconds"),
         rows=tuple(
@@ -263,13 +258,12 @@ def _stacked(parts: Mapping[str, Mapping[str, float]], scale: float) -> list[dic
     phases = list(dict.fromkeys(phase for each in parts.values() for phase in each))
     return [
         {
-            "type": "bar", "orientation": "h", "name": phase, "y": list(parts),
+            "type": "bar", "name": phase, "y": list(parts),
             "x": [each.get(phase, 0.0) / scale for each in parts.values()],
             "marker": {"color": color, "line": {"color": "@surface", "width": 1}},
             "hovertext": [
                 f"{phase}: {format_seconds(each.get(phase, 0.0))}" for each in parts.values()
             ],
-            "hoverinfo": "text",
         }
         for phase, color in zip(phases, SERIES, strict=False)
         if any(each.get(phase) for each in parts.values())

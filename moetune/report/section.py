@@ -13,7 +13,7 @@ from typing import TypeAlias
 from moetune.domain.units import format_bytes, format_seconds, format_share
 
 Drawing: TypeAlias = dict[str, object]
-"""`data` and `layout` in plotly's form; colours are roles of the theme, as in `theme.py`."""
+"""Traces (`data`) and their `layout`; colours are roles of the theme, as in `theme.py`."""
 Value: TypeAlias = str | int | float | None
 
 

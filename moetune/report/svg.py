@@ -1,6 +1,6 @@
 """Figures as SVG that needs no script: axes, legend and marks, in the theme's colours.
 
-It draws what `theme.drawing` and this package's figures use of plotly's JSON, and refuses the rest.
+It draws what this package's figures hold, whose names are a few of plotly's, and refuses the rest.
 Labels of the y axis stand in a drawing of fixed width; the one beside it takes what is left.
 """
 
@@ -20,11 +20,9 @@ from moetune.report.marks import (
     percentage,
     pixels,
     point_marks,
-    rectangle,
     stroke,
     symbol,
     text,
-    text_marks,
 )
 from moetune.report.scales import Scale, Tick, scale_of
 from moetune.report.section import Figure
@@ -35,7 +33,7 @@ _ROWS = ((6, 36), (12, 26), (10**9, 18))
 """Pixels of a row of bars, by the most rows."""
 _ROW_LABELS = 24
 """Characters of a label from which it takes two lines."""
-_AXIS, _TITLE, _ABOVE, _HEAD = 20, 20, 34, 20
+_AXIS, _TITLE, _HEAD = 20, 20, 20
 _GAP = 12
 _BESIDE_BARS = 0.16
 """Share of the longest bar that its text may take beside it."""
@@ -45,7 +43,7 @@ def figure_svg(figure: Figure) -> str:
     """Return a figure's legend and drawing as HTML; its words and title stand around it.
 
     Raises:
-        ValueError: the drawing uses something of plotly that is not drawn here.
+        ValueError: the drawing has a trace that is not drawn here.
     """
     chart = _Chart.of(figure)
     area = "".join((*chart.grid(), *chart.marks(), *chart.notes(), *chart.x_labels()))
@@ -85,11 +83,10 @@ class _Chart:
         traces = tuple(data)
         names = ("x", "x2") if "xaxis2" in layout else ("x",)
         scales = {one: _scales(layout, _of_panel(traces, one), one) for one in names}
-        is_above = layout["xaxis"].get("side") == "top"
         heads = any(one.get("yanchor") == "bottom" for one in layout.get("annotations", ()))
-        top = _ABOVE if is_above else _HEAD if heads else _GAP
+        top = _HEAD if heads else _GAP
         inner = _inner_height(figure, layout, scales)
-        below = 0 if is_above else _AXIS + (_TITLE if _title_of(_x_axis(layout)) else 0)
+        below = _AXIS + (_TITLE if _title_of(_x_axis(layout)) else 0)
         wide = _WIDE if figure.is_wide else _HALF
         panels = {
             one: _panel(layout, one, scales[one], top=top, inner=inner, pixels=wide)
@@ -103,7 +100,7 @@ class _Chart:
         )  # fmt: skip
 
     def grid(self) -> Iterator[str]:
-        """Yield the lines of both axes, and rectangles below the marks."""
+        """Yield the lines of both axes."""
         for name, panel in self.panels.items():
             x_axis, y_axis = self._axis("x", name), self._axis("y", name)
             bottom = panel.top + panel.height
@@ -115,10 +112,6 @@ class _Chart:
                     yield _upright(tick.share, panel.top, bottom, 'class="grid"')
             if y_axis.get("zeroline") and 0 <= panel.y.share(0.0) <= 1:
                 yield _level(panel.down(0.0), "zero")
-        panel = self.panels["x"]
-        for shape in self.layout.get("shapes", ()):
-            if shape["type"] == "rect":
-                yield rectangle(shape, panel)
 
     def marks(self) -> Iterator[str]:
         """Yield every trace's marks, those of lines in a drawing that is stretched."""
@@ -132,8 +125,7 @@ class _Chart:
                 elif trace["mode"] == "lines":
                     yield _stretched(line_marks(trace, panel, before), self.height)
                 else:
-                    draw = {"markers": point_marks, "text": text_marks}[trace["mode"]]
-                    yield from draw(trace, panel)
+                    yield from point_marks(trace, panel)
                 before = trace
 
     def notes(self) -> Iterator[str]:
@@ -141,17 +133,15 @@ class _Chart:
         panel = self.panels["x"]
         bottom = self.top + self.inner
         for shape in self.layout.get("shapes", ()):
-            if shape["type"] == "line":
-                at = panel.left(shape["x0"])
-                yield _upright(at, self.top, bottom, stroke(shape["line"]))
+            at = panel.left(shape["x0"])
+            yield _upright(at, self.top, bottom, stroke(shape["line"]))
         for one in self.layout.get("annotations", ()):
             yield self._note(one, panel)
 
     def _note(self, one: Mapping[str, Any], panel: Panel) -> str:
         at = one["x"]
         if one.get("xref") != "paper":
-            # plotly places annotations on a logarithmic axis by the exponent.
-            at = panel.left(10**at if panel.x.kind == "log" else at)
+            at = panel.left(at)
         is_paper = one.get("yref") == "paper"
         down = self.top + self.inner * (1 - one["y"]) if is_paper else panel.down(one["y"])
         size = one["font"]["size"]
@@ -172,10 +162,9 @@ class _Chart:
         panel, axis = self.panels[name], self._axis("x", name)
         ticks = panel.x.ticks(axis)
         is_dense = sum(len(one.text) * CHARACTER_PIXELS + 16 for one in ticks) > PHONE_PIXELS
-        is_above = axis.get("side") == "top"
-        down = panel.top - 8 if is_above else panel.top + panel.height + 15
+        down = panel.top + panel.height + 15
         for at, tick in enumerate(ticks):
-            moves = (" raised" if is_above else " roomy") if is_dense and at % 2 else ""
+            moves = " roomy" if is_dense and at % 2 else ""
             anchor = "end" if tick.share > 1 - 1e-3 and len(tick.text) > 4 else "middle"  # noqa: PLR2004 - what the edge leaves room for
             yield text(tick.text, tick.share, down, classes=f"tick{moves}", anchor=anchor)
         if words := _title_of(axis):
@@ -229,7 +218,7 @@ def _scales(
         else:
             raise ValueError(f"traces of type {trace['type']!r} are not drawn")
     if panel == "x":
-        along += [one["x0"] for one in layout.get("shapes", ()) if one["type"] == "line"]
+        along += [one["x0"] for one in layout.get("shapes", ())]
     across = [one for trace in traces for one in trace["y"]]
     return (
         scale_of(_axis_of(layout, "x", panel), along),

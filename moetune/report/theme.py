@@ -4,7 +4,6 @@
 `moetune.js` replaces roles by values when it draws, and again when the reader changes the theme.
 """
 
-import math
 from collections.abc import Sequence
 
 from moetune.domain.units import format_bytes, format_seconds
@@ -29,25 +28,9 @@ def drawing(
 
     Args:
         x, y: axes, as `axis` makes them.
-        layout: more keys of plotly's layout, or other values of common ones.
+        layout: `barmode`, `bargap`, `shapes`, `annotations`, and a second panel's axes.
     """
-    common: dict[str, object] = {
-        "font": {"family": "inherit", "size": 13, "color": "@ink"},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 8, "r": 12, "t": 36, "b": 8},
-        "legend": {
-            "orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": _SMALL,
-            "traceorder": "normal",
-        },
-        "hoverlabel": {
-            "bgcolor": "@surface", "bordercolor": "@grid", "font": {"color": "@ink", "size": 12},
-        },
-        "hovermode": "closest",
-        "xaxis": x,
-        "yaxis": y,
-    }  # fmt: skip
-    return {"data": list(data), "layout": {**common, **layout}}
+    return {"data": list(data), "layout": {"xaxis": x, "yaxis": y, **layout}}
 
 
 def axis(title: str, **changes: object) -> dict[str, object]:
@@ -55,17 +38,9 @@ def axis(title: str, **changes: object) -> dict[str, object]:
 
     Args:
         title: with the unit.
-        changes: more keys of plotly's axis, or other values of common ones.
+        changes: more keys, as `scales.scale_of` and `svg` read them.
     """
-    return {
-        "title": {"text": title, "font": _SMALL, "standoff": 8},
-        "tickfont": _SMALL,
-        "gridcolor": "@grid",
-        "linecolor": "@grid",
-        "zeroline": False,
-        "automargin": True,
-        **changes,
-    }
+    return {"title": {"text": title}, **changes}
 
 
 def log_seconds(title: str) -> dict[str, object]:
@@ -106,28 +81,22 @@ def bytes_scale(num_bytes: float) -> tuple[float, str]:
     return next(((float(one), name) for one, name in _BYTES if num_bytes >= one), (1.0, "B"))
 
 
-def upright(at: float, words: str, *, is_log: bool = False) -> dict[str, object]:
+def upright(at: float, words: str) -> dict[str, object]:
     """Return a vertical line across the figure, with a label.
 
-    Args:
-        is_log: whether the axis is logarithmic: plotly places annotations there by the exponent.
-
     Returns:
-        Entries of plotly's layout: `shapes` and `annotations`.
+        Entries of a drawing's layout: `shapes` and `annotations`.
     """
-    place = math.log10(at) if is_log else at
     line = {"color": "@muted", "width": 1, "dash": "dot"}
     return {
-        "shapes": [
-            {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
-        ],
-        "annotations": [note(words, x=place, y=1, yref="paper", xanchor="right", yanchor="top")],
+        "shapes": [{"x0": at, "line": line}],
+        "annotations": [note(words, x=at, y=1, yref="paper", xanchor="right", yanchor="top")],
     }
 
 
 def note(words: str, **place: object) -> dict[str, object]:
     """Return an annotation without an arrow."""
-    return {"text": words, "showarrow": False, "font": _SMALL, **place}
+    return {"text": words, "font": _SMALL, **place}
 
 
 def _powers(low: float, high: float) -> list[int]:

@@ -26,13 +26,8 @@ def timeline_figure(
     forward: Timeline,
     backward: Timeline,
     title: str = "Timeline of one step",
-    words: str = "",
 ) -> Figure:
-    """Return both phases of a layer's step, one lane per stream, on the same time scale.
-
-    Args:
-        words: what is drawn, where bars are modules with names; "" of chunks with letters.
-    """
+    """Return both phases of a layer's step, one lane per stream, on the same time scale."""
     phases = (("forward", forward), ("backward", backward))
     rows: list[tuple[Value, ...]] = [
         (phase, shown_name(span.name), CLASSES[span.resource], span.stream, span.start_seconds,
@@ -46,47 +41,41 @@ def timeline_figure(
         words=(
             f"The simulated forward pass takes {format_seconds(forward.makespan_seconds)}, the "
             f"backward pass {format_seconds(backward.makespan_seconds)}. "
-            f"{words or _letters(forward, backward)}"
+            f"{_letters(forward, backward)}"
         ),
-        drawing=_chart(phases, is_named=bool(words)),
+        drawing=_chart(phases),
         is_wide=True,
         header=("phase", "span", "class", "stream", "start_seconds", "end_seconds"),
         rows=tuple(rows),
     )
 
 
-def _chart(phases: Sequence[tuple[str, Timeline]], *, is_named: bool) -> Drawing:
+def _chart(phases: Sequence[tuple[str, Timeline]]) -> Drawing:
     """Return the drawing, with one phase above the other."""
     longest = max(timeline.makespan_seconds for _, timeline in phases)
     scale, unit = seconds_scale(longest)
     time = axis(unit, range=[0, 1.02 * longest / scale])
-    lane = axis("", autorange="reversed", showgrid=False, fixedrange=True)
-    above = {"title": {"text": ""}, "anchor": "y", "matches": "x2", "showticklabels": False}
+    lane = axis("", autorange="reversed", showgrid=False)
     return drawing(
         [
             trace
             for at, (phase, timeline) in enumerate(phases)
-            for trace in _bars(phase, timeline, at, scale, is_named=is_named)
+            for trace in _bars(phase, timeline, at, scale)
         ],
-        x={**time, **above},
+        x={**time, "title": {"text": ""}},
         y={**lane, "domain": list(_DOMAINS[0])},
-        xaxis2={**time, "anchor": "y2"},
+        xaxis2=time,
         yaxis2={**lane, "domain": list(_DOMAINS[1])},
         barmode="overlay",
         bargap=0.25,
-        uniformtext={"mode": "hide", "minsize": 9},
         annotations=[
             _phase_note(phase, timeline, domain[1])
             for (phase, timeline), domain in zip(phases, _DOMAINS, strict=True)
         ],
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.04, "yanchor": "bottom"},
     )
 
 
-def _bars(
-    phase: str, timeline: Timeline, at: int, scale: float, *, is_named: bool
-) -> list[dict[str, object]]:
-    axes = ("x", "y") if at == 0 else ("x2", "y2")
+def _bars(phase: str, timeline: Timeline, at: int, scale: float) -> list[dict[str, object]]:
     found = []
     for resource, name in CLASSES.items():
         spans = [span for span in timeline.spans if span.resource == resource]
@@ -94,21 +83,20 @@ def _bars(
             continue
         found.append(
             {
-                "type": "bar", "orientation": "h", "name": name, "legendgroup": resource,
-                "showlegend": at == 0, "xaxis": axes[0], "yaxis": axes[1],
+                "type": "bar", "name": name,
+                "showlegend": at == 0, "xaxis": ("x", "x2")[at],
                 "y": [span.stream for span in spans],
                 "base": [span.start_seconds / scale for span in spans],
                 "x": [_seconds(span) / scale for span in spans],
-                "text": [span.name if is_named else _short(span.name) for span in spans],
-                "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
+                "text": [_short(span.name) for span in spans],
+                "textposition": "inside",
                 "textfont": {"size": 11, "color": _TEXT[resource]},
                 "marker": {"color": _COLORS[resource], "line": {"color": "@surface", "width": 1}},
                 "hovertext": [
-                    f"{phase} {shown_name(span.name)}<br>{format_seconds(_seconds(span))}, "
+                    f"{phase} {shown_name(span.name)}\n{format_seconds(_seconds(span))}, "
                     f"from {format_seconds(span.start_seconds)}"
                     for span in spans
                 ],
-                "hoverinfo": "text",
             }
         )  # fmt: skip
     return found
@@ -175,11 +163,9 @@ def _stage_chart(spans: Sequence[Span], makespan_seconds: float) -> Drawing:
     return drawing(
         [trace for kind in _PASS_COLORS if (trace := _pass_bars(kind, spans, scale))],
         x=axis(unit, range=[0, 1.01 * makespan_seconds / scale]),
-        y=axis("", autorange="reversed", showgrid=False, fixedrange=True),
+        y=axis("", autorange="reversed", showgrid=False),
         barmode="overlay",
         bargap=0.25,
-        uniformtext={"mode": "hide", "minsize": 8},
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.04, "yanchor": "bottom"},
     )
 
 
@@ -191,20 +177,19 @@ def _pass_bars(kind: str, spans: Sequence[Span], scale: float) -> dict[str, obje
         return None
     seconds = [span.end_seconds - span.start_seconds for span in some]
     return {
-        "type": "bar", "orientation": "h", "name": kind,
+        "type": "bar", "name": kind,
         "y": [span.stream for span in some],
         "base": [span.start_seconds / scale for span in some],
         "x": [one / scale for one in seconds],
         "text": [_split(span)[1] for span in some],
-        "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
+        "textposition": "inside",
         "textfont": {"size": 10, "color": "@ink" if kind == PASS_WORDS["W"] else "@surface"},
         "marker": {"color": _PASS_COLORS[kind], "line": {"color": "@surface", "width": 1}},
         "hovertext": [
-            f"{span.stream}, {span.name}<br>{format_seconds(one)}, "
+            f"{span.stream}, {span.name}\n{format_seconds(one)}, "
             f"from {format_seconds(span.start_seconds)}"
             for span, one in zip(some, seconds, strict=True)
         ],
-        "hoverinfo": "text",
     }  # fmt: skip
 
 

@@ -3,18 +3,20 @@
 The executor of `moe` reports every computation and transfer to a `SpanRecorder`.
 """
 
-import abc
-import contextlib
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 from typing import Literal, Protocol
 
 import torch
 
 from moetune.comm.transfer import Transfer
-from moetune.domain.layer import Phase
+from moetune.domain.layer import Phase, Workload
+from moetune.domain.operations import Operation, transfer_seconds
+from moetune.runtime.stamps import CudaStamp, HostStamp, Stamp, stamp_now
 
 _END_SECONDS = 10.0
 _Resource = Literal["comp", "comm"]
@@ -40,14 +42,12 @@ class RecordedSpan:
 class SpanRecorder(Protocol):
     """Records the steps of a phase."""
 
-    def compute(
-        self, phase: Phase, name: str, chunk: int
-    ) -> contextlib.AbstractContextManager[None]:
+    def compute(self, phase: Phase, name: str, chunk: int) -> AbstractContextManager[None]:
         """Record the body as one computation."""
 
     def exchange(
         self, phase: Phase, name: str, chunk: int, num_bytes: int
-    ) -> contextlib.AbstractContextManager[None]:
+    ) -> AbstractContextManager[None]:
         """Record the body as one exchange that is not overlapped."""
 
     def transfer(
@@ -63,9 +63,9 @@ class SpanRecorder(Protocol):
 class NoRecorder:
     """Records nothing."""
 
-    def compute(self, *_: object) -> contextlib.AbstractContextManager[None]:
+    def compute(self, *_: object) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
-        return contextlib.nullcontext()
+        return nullcontext()
 
     exchange = compute
 
@@ -76,206 +76,160 @@ class NoRecorder:
         return transfer
 
 
-class _Issued:
-    """An exchange under way; the thread that completes it sets its end."""
+class _Step:
+    """One step under way, begun when it is made; the first that sees the end sets it.
+
+    A context around a body, or a transfer whose end is where it was waited for.
+    """
+
+    __slots__ = (
+        "chunk", "clock", "end", "has_ended", "name", "num_bytes", "phase", "resource", "start",
+        "transfer",
+    )  # fmt: skip
 
     def __init__(
-        self, phase: Phase, name: str, chunk: int, start_seconds: float, num_bytes: int
-    ) -> None:
+        self, phase: Phase, name: str, chunk: int, clock: Callable[[], Stamp], *,
+        num_bytes: int | None = None, transfer: Transfer | None = None,
+    ) -> None:  # fmt: skip
         self.phase: Phase = phase
-        self.name, self.chunk, self.start_seconds = name, chunk, start_seconds
-        self.end_seconds, self.num_bytes = start_seconds, num_bytes
-        self.ended = threading.Event()
+        self.name, self.chunk, self.num_bytes = name, chunk, num_bytes
+        self.resource: _Resource = "comp" if num_bytes is None else "comm"
+        self.clock, self.transfer = clock, transfer
+        self.start = clock()
+        self.end: Stamp | None = None
+        self.has_ended: threading.Event | None = None
 
-    def end(self, seconds: float) -> None:
-        self.end_seconds = seconds
-        self.ended.set()
+    def set_end(self, _: object = None) -> None:
+        """Set the end to now, the first time."""
+        if self.end is None:
+            self.end = self.clock()
+            if self.has_ended is not None:
+                self.has_ended.set()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.set_end()
+
+    def wait(self) -> None:
+        """Wait for the transfer."""
+        assert self.transfer is not None  # noqa: S101 - of a transfer's step alone
+        self.transfer.wait()
+        self.set_end()
+
+    def future(self) -> torch.futures.Future[object] | None:
+        """Return the transfer's future."""
+        return None if self.transfer is None else self.transfer.future()
 
 
-class _BodyRecorder(abc.ABC):
-    """Times what blocks its caller or its stream, computation or exchange, in the same way."""
+class TimelineRecorder:
+    """Records with the device's clock: stamps of the host, or events of a GPU's stream.
 
-    def compute(
-        self, phase: Phase, name: str, chunk: int
-    ) -> contextlib.AbstractContextManager[None]:
+    A body's stamps are in the current stream. A transfer starts when it is issued or when the one
+    before it ends: the wire serves exchanges in order. It ends when it has completed, which takes a
+    thread or a stream that nothing else uses, or at the latest when it was waited for.
+
+    Args:
+        follows_transfers: False records a transfer's end only where it is waited for: cheaper, and
+            right for the end of a phase, which waits for its last transfer at once.
+    """
+
+    def __init__(self, device: torch.device, *, follows_transfers: bool = True) -> None:
+        self._device, self._follows = device, follows_transfers
+        self._clock = HostStamp if device.type != "cuda" else partial(stamp_now, device)
+        self._zero = self._clock()
+        self._steps: list[_Step] = []
+        self._behind_transfers: torch.cuda.Stream | None = None
+        if follows_transfers and device.type == "cuda":
+            self._behind_transfers = torch.cuda.Stream(device)
+
+    def compute(self, phase: Phase, name: str, chunk: int) -> AbstractContextManager[None]:
         """Time the body."""
-        return self._time(phase, name, chunk, "comp")
+        return self._added(_Step(phase, name, chunk, self._clock))
 
     def exchange(
         self, phase: Phase, name: str, chunk: int, num_bytes: int
-    ) -> contextlib.AbstractContextManager[None]:
-        """Time the body."""
-        return self._time(phase, name, chunk, "comm", num_bytes)
+    ) -> AbstractContextManager[None]:
+        """Time the body; without following transfers nothing, as it is no part of the pipeline."""
+        if not self._follows:
+            return nullcontext()
+        return self._added(_Step(phase, name, chunk, self._clock, num_bytes=num_bytes))
 
-    @abc.abstractmethod
-    def _time(
-        self,
-        phase: Phase,
-        name: str,
-        chunk: int,
-        resource: _Resource,
-        num_bytes: int | None = None,
-    ) -> contextlib.AbstractContextManager[None]: ...
-
-
-class HostRecorder(_BodyRecorder):
-    """Records with the host's clock: right on a CPU, where computing blocks the caller.
-
-    An exchange starts when it is issued or when the one before it ends: the wire serves exchanges
-    in order.
-    """
-
-    def __init__(self) -> None:
-        self._zero = time.perf_counter()
-        self._blocking: list[RecordedSpan] = []
-        self._issued: list[_Issued] = []
+    def _added(self, step: _Step) -> _Step:
+        self._steps.append(step)
+        return step
 
     def transfer(
         self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int
     ) -> Transfer:
         """Record the time of issue and, when the exchange completes, of its end."""
-        issued = _Issued(phase, name, chunk, self._now(), num_bytes)
-        self._issued.append(issued)
-        future = transfer.future()
-        if future is None:
-            issued.end(self._now())
-        else:
-            future.add_done_callback(lambda _: issued.end(self._now()))
-        return transfer
+        if self._behind_transfers is not None:
+            self._follow(phase, name, chunk, transfer, num_bytes, self._behind_transfers)
+            return transfer
+        step = _Step(phase, name, chunk, self._clock, num_bytes=num_bytes, transfer=transfer)
+        self._steps.append(step)
+        if self._follows:
+            step.has_ended, future = threading.Event(), transfer.future()
+            if future is None:
+                step.set_end()
+            else:
+                future.add_done_callback(step.set_end)
+        return step
 
-    def spans(self) -> tuple[RecordedSpan, ...]:
-        """Return all spans in the order of their starts, once the last exchange has ended.
+    def _follow(
+        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int,
+        stream: torch.cuda.Stream,
+    ) -> None:  # fmt: skip
+        """Record events around a wait for the exchange, in a stream of their own.
 
-        The recorded end may be late, where the completing thread had to wait for the interpreter:
-        a dispatch ends at the latest when its chunk's computation starts.
+        A transfer's future is complete as soon as NCCL has issued it. The first event is over when
+        the transfer before it has ended, and when the computing stream has reached the issue.
         """
-        spans, previous_end = list(self._blocking), 0.0
-        computed = {
-            (span.phase, span.chunk): span.start_seconds
-            for span in self._blocking
-            if span.resource == "comp"
-        }
-        for one in self._issued:
-            one.ended.wait(_END_SECONDS)
-            latest = computed.get((one.phase, one.chunk)) if one.name == "dispatch" else None
-            end = one.end_seconds if latest is None else min(one.end_seconds, latest)
-            start = min(max(one.start_seconds, previous_end), end)
-            previous_end = max(previous_end, end)
-            spans.append(
-                RecordedSpan(
-                    phase=one.phase, name=one.name, resource="comm", chunk=one.chunk,
-                    start_seconds=start, end_seconds=end, num_bytes=one.num_bytes,
-                )
-            )  # fmt: skip
-        return tuple(sorted(spans, key=lambda span: span.start_seconds))
-
-    @contextlib.contextmanager
-    def _time(
-        self,
-        phase: Phase,
-        name: str,
-        chunk: int,
-        resource: _Resource,
-        num_bytes: int | None = None,
-    ) -> Iterator[None]:
-        start = self._now()
-        yield
-        self._blocking.append(
-            RecordedSpan(
-                phase=phase, name=name, resource=resource, chunk=chunk,
-                start_seconds=start, end_seconds=self._now(), num_bytes=num_bytes,
-            )
-        )  # fmt: skip
-
-    def _now(self) -> float:
-        return time.perf_counter() - self._zero
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Timed:
-    """One step between two events."""
-
-    phase: Phase
-    name: str
-    resource: _Resource
-    chunk: int
-    start: torch.cuda.Event
-    end: torch.cuda.Event
-    num_bytes: int | None
-
-
-class CudaRecorder(_BodyRecorder):
-    """Records with a GPU's events: the host's clock would time launches.
-
-    A body's events are in the current stream. A transfer's future is complete as soon as NCCL has
-    issued it, so a stream that nothing else uses waits for the transfer, between two events. The
-    first one is over when the transfer before it has ended, and when the computing stream has
-    reached the issue: the wire serves exchanges in order.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._behind_transfers = torch.cuda.Stream(device)
-        self._zero = self._mark(torch.cuda.current_stream(device))
-        self._steps: list[_Timed] = []
-
-    def transfer(
-        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int
-    ) -> Transfer:
-        """Record events around a wait for the exchange, in a stream of their own."""
-        stream, future = self._behind_transfers, transfer.future()
+        future = transfer.future()
         stream.wait_stream(torch.cuda.current_stream(self._device))
-        start = self._mark(stream)
+        step = _Step(phase, name, chunk, partial(CudaStamp, stream), num_bytes=num_bytes)
         if future is not None:
             # Not the transfer's own wait, after which nothing holds its tensors.
             with torch.cuda.stream(stream):
                 future.wait()
-        step = _Timed(
-            phase=phase, name=name, resource="comm", chunk=chunk, start=start,
-            end=self._mark(stream), num_bytes=num_bytes,
-        )  # fmt: skip
+        step.set_end()
         self._steps.append(step)
-        return transfer
+
+    def is_over(self) -> bool:
+        """Return whether every step has ended, without waiting."""
+        return all(step.end is not None and step.end.is_over() for step in self._steps)
 
     def spans(self) -> tuple[RecordedSpan, ...]:
         """Return all spans in the order of their starts, once the last step has ended."""
+        spans, previous_end = [], 0.0
         for step in self._steps:
-            step.end.synchronize()
-        spans = (
-            RecordedSpan(
-                phase=step.phase, name=step.name, resource=step.resource, chunk=step.chunk,
-                start_seconds=self._zero.elapsed_time(step.start) / 1e3,
-                end_seconds=self._zero.elapsed_time(step.end) / 1e3, num_bytes=step.num_bytes,
-            )
-            for step in self._steps
-        )  # fmt: skip
+            if step.has_ended is not None:
+                step.has_ended.wait(_END_SECONDS)
+            end = (step.end or self._clock()).since(self._zero)
+            start = step.start.since(self._zero)
+            if step.resource == "comm":
+                start, previous_end = min(max(start, previous_end), end), max(previous_end, end)
+            spans.append(
+                RecordedSpan(
+                    phase=step.phase, name=step.name, resource=step.resource, chunk=step.chunk,
+                    start_seconds=start, end_seconds=end, num_bytes=step.num_bytes,
+                )
+            )  # fmt: skip
         return tuple(sorted(spans, key=lambda span: span.start_seconds))
 
-    @contextlib.contextmanager
-    def _time(
-        self,
-        phase: Phase,
-        name: str,
-        chunk: int,
-        resource: _Resource,
-        num_bytes: int | None = None,
-    ) -> Iterator[None]:
-        stream = torch.cuda.current_stream(self._device)
-        start = self._mark(stream)
-        yield
-        step = _Timed(
-            phase=phase, name=name, resource=resource, chunk=chunk, start=start,
-            end=self._mark(stream), num_bytes=num_bytes,
+    def seconds(self, workload: Workload, operation: Operation) -> float | None:
+        """Return the time of one of the call's operations; None where it had none to wait for."""
+        steps = [span for span in self.spans() if span.phase == operation.phase]
+        experts = [one for one in steps if one.resource == "comp"]
+        if not experts:
+            return None
+        compute_seconds = fmean(one.end_seconds - one.start_seconds for one in experts)
+        if operation.name == "experts":
+            return compute_seconds
+        phase_seconds = max(one.end_seconds for one in steps) - steps[0].start_seconds
+        seconds = transfer_seconds(
+            workload, degree=operation.degree, phase_seconds=phase_seconds,
+            compute_seconds=compute_seconds,
         )  # fmt: skip
-        self._steps.append(step)
-
-    @staticmethod
-    def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(stream)
-        return event
-
-
-def recorder_of(device: torch.device) -> HostRecorder | CudaRecorder:
-    """Return a recorder with the clock of a device."""
-    return CudaRecorder(device) if device.type == "cuda" else HostRecorder()
+        return seconds if seconds > 0 else None

@@ -12,10 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.service import describe
 from moetune.service.access import Access
 from moetune.service.bodies import document
-from moetune.service.describe import openapi_of
+from moetune.service.describe import PROBLEMS, openapi_of
 from moetune.service.login import add_login
 from moetune.service.metrics import CONTENT_TYPE
 from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in, wants_page
@@ -36,14 +35,16 @@ def add_health(app: FastAPI, pools: WorkerPools, *, version: str) -> None:
     """Add the routes of health, readiness and metrics."""
 
     @app.get(
-        "/healthz", summary="Is the process alive", responses=describe.answers(dict[str, object])
+        "/healthz",
+        summary="Is the process alive",
     )
     async def healthz() -> Response:
         """Answer without the database."""
         return document({"schema": "moetune.health/1", "status": "ok", "version": version})
 
     @app.get(
-        "/readyz", summary="Can the database be used", responses=describe.answers(dict[str, object])
+        "/readyz",
+        summary="Can the database be used",
     )
     async def readyz(request: Request) -> Response:
         """Answer 200, or 503 with the reasons, which only those who may read get."""
@@ -86,6 +87,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        responses=PROBLEMS,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     pools = WorkerPools.of(planner, limits)

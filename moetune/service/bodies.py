@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -60,6 +61,8 @@ def _matches(etag: str, header: str) -> bool:
 JSON = "application/json"
 TOML = "application/toml"
 FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+_MAX_PART_BYTES = 2**20
 _MAX_DEPTH = 32
 _MAX_WHOLE_NUMBER = 2**63 - 1
 
@@ -83,6 +86,31 @@ async def read_body(request: Request, *, kinds: Collection[str]) -> tuple[str, b
             f"send {' or '.join(kinds)}",
         )
     return kind, await request.body()
+
+
+async def read_form(request: Request, *, kind: str, max_fields: int) -> dict[str, bytes]:
+    """Return the fields of a form by their names; of one that comes twice the last.
+
+    Args:
+        kind: `FORM`, or `MULTIPART` for one with a file.
+
+    Raises:
+        MediaTypeError: it is no such form.
+        UnreadableBodyError: it is broken, or has more fields or files than a page sends.
+    """
+    _, content = await read_body(request, kinds=(kind,))
+    if kind == MULTIPART and not content.rstrip(b"\r\n").endswith(b"--"):
+        raise UnreadableBodyError("the form is cut off", "send it again")
+    try:
+        async with request.form(
+            max_files=1, max_fields=max_fields, max_part_size=_MAX_PART_BYTES
+        ) as form:
+            return {
+                name: value.encode() if isinstance(value, str) else await value.read()
+                for name, value in form.multi_items()
+            }
+    except HTTPException as error:
+        raise UnreadableBodyError(f"the form cannot be read: {error.detail}") from None
 
 
 async def read_document(request: Request, pools: WorkerPools, *, schema: str) -> dict[str, object]:

@@ -87,35 +87,29 @@ PLAN_ID: dict[str, Any] = {
     ]
 }
 _BODIES: tuple[type, ...] = (InputsDocument, ChangeDocument, Observations, Profile, ProblemDocument)
-_ALWAYS = (
-    HTTPStatus.UNAUTHORIZED,
-    HTTPStatus.FORBIDDEN,
-    HTTPStatus.MISDIRECTED_REQUEST,
-    HTTPStatus.UNPROCESSABLE_ENTITY,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-)
-_OF_BODIES = (
-    HTTPStatus.BAD_REQUEST,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-)
-
-
-def answers(model: Any, *statuses: HTTPStatus, takes_body: bool = False) -> dict[int | str, Any]:  # noqa: ANN401 - any type
-    """Return the `responses` of a route: its document, and problems.
-
-    Args:
-        model: type of the document.
-        statuses: in addition to those of every route.
-        takes_body: add the statuses of routes with a body.
-    """
-    problem = {"$ref": _REF.format(model=ProblemDocument.__name__)}
-    found: dict[int | str, Any] = {int(HTTPStatus.OK): {"model": model}}
-    for status in (*statuses, *_ALWAYS, *(_OF_BODIES if takes_body else ())):
-        found[int(status)] = {"description": status.phrase}
-        if status >= HTTPStatus.BAD_REQUEST:
-            found[int(status)]["content"] = {MEDIA_TYPE: {"schema": problem}}
-    return found
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    int(status): {
+        "description": status.phrase,
+        "content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDocument")}}},
+    }
+    for status in (
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        HTTPStatus.MISDIRECTED_REQUEST,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.FAILED_DEPENDENCY,
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+        HTTPStatus.INSUFFICIENT_STORAGE,
+    )
+}
+"""Answers that every address may give instead of its document."""
 
 
 def json_body(kind: type) -> dict[str, Any]:

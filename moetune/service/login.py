@@ -1,17 +1,14 @@
 """Login form for browsers: the token is sent once, then a session that only reads stands for it."""
 
-from collections.abc import Mapping
 from html import escape
 from http import HTTPStatus
-from urllib.parse import parse_qs
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from moetune.domain.errors import InputError
 from moetune.service.access import Access
-from moetune.service.bodies import FORM, read_body
+from moetune.service.bodies import FORM, read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
 
 _MOST_FIELDS = 10
@@ -52,10 +49,9 @@ def add_login(app: FastAPI, access: Access) -> None:
 
     @app.post(LOGIN_PATH, include_in_schema=False)
     async def log_in(request: Request) -> Response:
-        _, content = await read_body(request, kinds=(FORM,))
-        fields = _fields(content)
-        target = _own_path(fields.get("next", [""])[0])
-        if access.right_of(fields.get("token", [""])[0].strip()) == "none":
+        fields = await read_form(request, kind=FORM, max_fields=_MOST_FIELDS)
+        target = _own_path(fields.get("next", b"").decode())
+        if access.right_of(fields.get("token", b"").decode().strip()) == "none":
             return _form(target, problem="This is not a token of this service.")
         answer = RedirectResponse(target, HTTPStatus.SEE_OTHER)
         answer.set_cookie(
@@ -73,13 +69,6 @@ def add_login(app: FastAPI, access: Access) -> None:
         answer = RedirectResponse(LOGIN_PATH, HTTPStatus.SEE_OTHER)
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
-
-
-def _fields(content: bytes) -> Mapping[str, list[str]]:
-    try:
-        return parse_qs(content.decode("latin-1"), max_num_fields=_MOST_FIELDS)
-    except ValueError:
-        raise InputError(f"the form has more than {_MOST_FIELDS} fields") from None
 
 
 def _form(target: str, *, problem: str = "") -> Response:

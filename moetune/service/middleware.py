@@ -42,8 +42,7 @@ UPLOAD_PATH = "/machines"
 KEEP_PATH = "/new/keep"
 _READING_POSTS = frozenset(
     {
-        "/v1/whatif", "/whatif", "/new", "/new/answer", "/new/front", "/new/plan.json", KEEP_PATH,
-        UPLOAD_PATH,
+        "/v1/whatif", "/whatif", "/new", KEEP_PATH, UPLOAD_PATH,
     }
 )  # fmt: skip
 """These compute and store nothing, and so need the read token only; what stores a form's file or

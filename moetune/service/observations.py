@@ -29,7 +29,6 @@ def add_observations(app: FastAPI, pools: WorkerPools) -> None:
         "/v1/observations",
         summary="Store measured steps",
         status_code=HTTPStatus.CREATED,
-        responses=describe.answers(dict[str, object], HTTPStatus.CREATED, takes_body=True),
         openapi_extra=describe.json_body(describe.Observations),
     )
     async def store_observations(request: Request) -> Response:
@@ -47,7 +46,7 @@ def add_observations(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/observations",
         summary="Measured steps",
-        responses=describe.answers(describe.PageDocument),
+        response_model=describe.PageDocument,
     )
     async def observations(
         plan: PlanCursor = "", after: RowCursor = 0, limit: Limit = 200
@@ -66,7 +65,6 @@ def _add_drift(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/drift",
         summary="Operations whose time changed",
-        responses=describe.answers(dict[str, object]),
     )
     async def drift(plan: PlanCursor = "") -> Response:
         """List the changes among the newest observations of all plans, or of one."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from http import HTTPStatus
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -10,20 +9,21 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moetune.domain.document import shown
+from moetune.domain.document import canonical_json, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.spelling import Spelling
-from moetune.domain.training_document import AnyPlan
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.service import describe
 from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
-from moetune.workflows.files import plan_to_json
+from moetune.workflows.arguments import named_as_arguments
 from moetune.workflows.plan import InputsDocument
-from moetune.workflows.training_whatif import whatif_training
+from moetune.workflows.questions import Question, asks_for_model, read_question
+from moetune.workflows.training_whatif import TrainingWhatIf, whatif_training
 from moetune.workflows.views.training_explanation import TrainingExplanation
-from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf
+from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf, WhatIfAnswer
 from moetune.workflows.why_not import WhyNot
 
 INPUTS_SCHEMA = "moetune.inputs/1"
@@ -70,7 +70,7 @@ def _add_known_plan(app: FastAPI, pools: WorkerPools) -> None:
         route_class_override=PlainRoute,
         summary="A stored plan",
         description="The plan file of exactly this id, with an ETag.",
-        responses=describe.answers(Plan, HTTPStatus.NOT_MODIFIED, HTTPStatus.NOT_FOUND),
+        response_model=Plan,
         openapi_extra=describe.PLAN_ID,
     )
 
@@ -79,30 +79,30 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
     @app.post(
         "/v1/plans:resolve",
         summary="The plan for these inputs",
-        responses=describe.answers(
-            Plan, HTTPStatus.CONFLICT, HTTPStatus.FAILED_DEPENDENCY, takes_body=True
-        ),
+        response_model=Plan,
         openapi_extra=describe.json_body(InputsDocument),
     )
     async def resolve(request: Request) -> Response:
         """Return the stored plan of the inputs, else solve for it and store it.
 
-        Of the keys of a plan's `inputs` only `model` or `layer` is required.
+        Of the keys of a plan's `inputs` only `model` or `layer` is required. For a Hugging Face
+        model the keys are the arguments of `moetune.plan`; `config` has the values of a
+        `config.json` in the place of a name.
         """
         inputs = await read_document(request, pools, schema=INPUTS_SCHEMA)
-        plan = await resolved(request, pools, inputs)
-        answer = tagged(plan_to_json(plan), None)
+        if asks_for_model(inputs):
+            with named_as_arguments():
+                question = await pools.read(read_question, inputs)
+                plan: AnyPlan = await kept_answer(request, pools, question)
+        else:
+            plan = await _resolved(request, pools, inputs)
+        answer = tagged(canonical_json(plan) + "\n", None)
         answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"
         return answer
 
 
-async def resolved(request: Request, pools: WorkerPools, inputs: Mapping[str, object]) -> Plan:
-    """Return the stored plan of the inputs, else solve for it, store it and count it.
-
-    Raises:
-        QuotaError, StoreFullError: the client may not add it.
-        MoetuneError: as of `Planner.resolve`.
-    """
+async def _resolved(request: Request, pools: WorkerPools, inputs: Mapping[str, object]) -> Plan:
+    """Return the stored plan of the inputs, else solve for it, store it and count it."""
     plan = await pools.read(pools.planner.known, inputs)
     if plan is None:
         await pools.may_add(request, "plans")
@@ -110,13 +110,25 @@ async def resolved(request: Request, pools: WorkerPools, inputs: Mapping[str, ob
     return plan
 
 
+async def kept_answer(request: Request, pools: WorkerPools, question: Question) -> AnyPlan:
+    """Return the answer of a question, which is stored and counted if it is new.
+
+    Raises:
+        QuotaError, StoreFullError: the client may not add it.
+        MoetuneError: as of `Question.answer`.
+    """
+    planner = pools.planner
+    plan = await pools.solve(question.answer, planner)
+    if await pools.read(planner.reading.plan_document, plan.id) is None:
+        await pools.may_add(request, "plans")
+    await pools.write(planner.save, plan)
+    return plan
+
+
 def _add_explain(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/plans/{plan_id}/explain",
         summary="The reasons of a plan, or why it is not another choice",
-        responses=describe.answers(
-            dict[str, object], HTTPStatus.NOT_FOUND, HTTPStatus.FAILED_DEPENDENCY
-        ),
     )
     async def explain(
         request: Request,
@@ -157,9 +169,6 @@ def _add_trace(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/plans/{plan_id}/trace",
         summary="A plan's predicted timeline",
-        responses=describe.answers(
-            dict[str, object], HTTPStatus.NOT_FOUND, HTTPStatus.FAILED_DEPENDENCY
-        ),
     )
     async def trace(plan_id: str) -> Response:
         """Return a Chrome trace for ui.perfetto.dev."""
@@ -178,30 +187,31 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
     @app.post(
         "/v1/whatif",
         summary="A plan for changed inputs or speeds",
-        responses=describe.answers(
-            dict[str, object],
-            HTTPStatus.NOT_FOUND,
-            HTTPStatus.CONFLICT,
-            HTTPStatus.FAILED_DEPENDENCY,
-            takes_body=True,
-        ),
         openapi_extra=describe.json_body(describe.ChangeDocument),
     )
     async def whatif(request: Request) -> Response:
         """Plan again with other inputs or speeds; nothing is stored."""
         question = question_in(await read_document(request, pools, schema=WHATIF_SCHEMA))
-        if question.plan_id is None:
-            return document((await pools.solve(pools.planner.whatif, question)).document)
+        return document((await _changed(pools, question)).document)
+
+
+async def _changed(pools: WorkerPools, question: WhatIf) -> WhatIfAnswer | TrainingWhatIf:
+    planner = pools.planner
+    training: AnyPlan | None = None
+    if question.plan_id is not None and not question.inputs:
         await _require(pools, question.plan_id)
-        training = await pools.read(pools.planner.reading.training_plan, question.plan_id)
-        if training is None:
-            return document((await pools.solve(pools.planner.whatif, question)).document)
-        changed = await pools.solve(whatif_training, pools.planner, training, question)
-        return document(changed.document)
+        training = await pools.read(planner.reading.training_plan, question.plan_id)
+    elif question.plan_id is None and asks_for_model(question.inputs):
+        with named_as_arguments():
+            asked = await pools.read(read_question, question.inputs)
+            training = await pools.solve(asked.answer, planner)
+    if isinstance(training, TrainingDocument):
+        return await pools.solve(whatif_training, planner, training, question)
+    return await pools.solve(planner.whatif, question)
 
 
 def _add_list(app: FastAPI, pools: WorkerPools) -> None:
-    @app.get("/v1/plans", summary="Stored plans", responses=describe.answers(describe.PageDocument))
+    @app.get("/v1/plans", summary="Stored plans", response_model=describe.PageDocument)
     async def plans(after: PlanCursor = "", limit: Limit = 50) -> Response:
         """List the plans, newest first."""
         rows = await pools.read(pools.planner.reading.plan_page, after=after, limit=limit + 1)

@@ -1,6 +1,7 @@
 """Routes of measurements: profiles, their fits, and machines."""
 
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fastapi import FastAPI
@@ -8,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.service import describe
 from moetune.service.bodies import (
@@ -26,6 +26,9 @@ from moetune.service.workers import WorkerPools
 from moetune.workflows.files import bundled_profiles, profile_to_toml
 from moetune.workflows.profile_toml import parse_toml, profile_in_toml
 from moetune.workflows.profiles import ProfileInfo, is_path, list_profiles, named_profile
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 _MAX_NAME_CHARACTERS = 200
 
@@ -54,19 +57,19 @@ def check_name(name: str) -> str:
 def _add_lists(app: FastAPI, pools: WorkerPools) -> None:
     reading = pools.planner.reading
 
-    @app.get("/v1/machines", summary="Machines", responses=describe.answers(describe.PageDocument))
+    @app.get("/v1/machines", summary="Machines", response_model=describe.PageDocument)
     async def machines(after: RowCursor = 0, limit: Limit = 50) -> Response:
         """List the machines that were measured, newest first."""
         rows = await pools.read(reading.machines, after=after, limit=limit + 1)
         return page("moetune.machines/1", rows, limit=limit, cursor=lambda row: row.id)
 
-    @app.get("/v1/fits", summary="Fits", responses=describe.answers(describe.PageDocument))
+    @app.get("/v1/fits", summary="Fits", response_model=describe.PageDocument)
     async def fits(after: RowCursor = 0, limit: Limit = 50) -> Response:
         """List the fits of all profiles, newest first."""
         rows = await pools.read(reading.fits, after=after, limit=limit + 1)
         return page("moetune.fits/1", rows, limit=limit, cursor=lambda row: row.id)
 
-    @app.get("/v1/profiles", summary="Profiles", responses=describe.answers(describe.PageDocument))
+    @app.get("/v1/profiles", summary="Profiles", response_model=describe.PageDocument)
     async def profiles(after: NameCursor = "", limit: Limit = 50) -> Response:
         """List the profiles of the store, newest first, and the reference machines."""
         found = await pools.read(list_profiles, reading)
@@ -81,7 +84,7 @@ def _add_profile(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/profiles/{name}",
         summary="A profile",
-        responses=describe.answers(Profile, HTTPStatus.NOT_FOUND),
+        response_model=Profile,
     )
     async def profile(request: Request, name: str) -> Response:
         """Return a profile as JSON, or as the TOML of `moetune profiles export` by `Accept`."""
@@ -100,7 +103,6 @@ def _add_upload(app: FastAPI, pools: WorkerPools) -> None:
         "/v1/profiles",
         summary="Store a profile",
         status_code=HTTPStatus.CREATED,
-        responses=describe.answers(dict[str, object], HTTPStatus.CREATED, takes_body=True),
         openapi_extra=describe.profile_body(),
     )
     async def upload(request: Request) -> Response:
@@ -146,7 +148,7 @@ def profile_in(kind: str, content: bytes) -> Profile:
     return profile
 
 
-def store_profile(store: Store, profile: Profile) -> bool:
+def store_profile(store: "SqlStore", profile: Profile) -> bool:
     """Store a profile unless the current one of its name is equal; return whether it is new."""
     current = store.profile(profile.name)
     if current is not None and current.digest == profile.digest:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from moetune.domain.document import is_pointer, refuse_zip
@@ -16,39 +15,13 @@ from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.units import format_bytes
 from moetune.service.access import Access
-from moetune.service.bodies import TOML, read_body
+from moetune.service.bodies import TOML
 from moetune.service.middleware import may_write
-from moetune.service.problems import ForbiddenError, UnreadableBodyError
+from moetune.service.problems import ForbiddenError
 from moetune.service.profiles import check_name, profile_in
 from moetune.workflows.open_planner import ServicePlanner
 
 MAX_FILE_BYTES = 2**20
-MULTIPART = "multipart/form-data"
-_MOST_FIELDS = 10
-
-
-async def read_form(request: Request) -> dict[str, bytes]:
-    """Return the fields of a form with files, by their names.
-
-    Raises:
-        ForbiddenError: it comes from another site's page, or no page.
-        MediaTypeError: it is no such form.
-        UnreadableBodyError: it is broken, or has more fields or files than a page sends.
-    """
-    check_own_page(request)
-    _, content = await read_body(request, kinds=(MULTIPART,))
-    if not content.rstrip(b"\r\n").endswith(b"--"):
-        raise UnreadableBodyError("the form is cut off", "send it again")
-    try:
-        async with request.form(
-            max_files=1, max_fields=_MOST_FIELDS, max_part_size=MAX_FILE_BYTES
-        ) as form:
-            return {
-                name: value.encode() if isinstance(value, str) else await value.read()
-                for name, value in form.multi_items()
-            }
-    except HTTPException as error:
-        raise UnreadableBodyError(f"the form cannot be read: {error.detail}") from None
 
 
 def check_own_page(request: Request) -> None:

@@ -20,17 +20,6 @@ class Bucket(NamedTuple):
     seconds_before: float
 
 
-def equal_buckets(seconds: float, *, first: float, num: int) -> tuple[Bucket, ...]:
-    """Return the buckets that bind of so many that have equal blocks: the two at the ends.
-
-    Args:
-        seconds: of all by themselves.
-        first: of the first block's parameters, and of those before it.
-        num: at least one.
-    """
-    return Bucket(1 / num, 0.0), Bucket(1.0, seconds - min(seconds, max(first, seconds / num)))
-
-
 def exposed_beside(
     seconds: float,
     buckets: Iterable[Bucket],

@@ -8,9 +8,9 @@ from moetune.domain.plan import Decision, Plan
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.reuse import chunk_of, reuse_timeline
+from moetune.solve.layer.reuse import chunk_of, reuse_tasks
 from moetune.solve.layer.timeline import Span, Timeline, simulate
-from moetune.solve.layer.times import StepTime, step_time
+from moetune.solve.layer.times import StepTime, phase_time, step_time
 
 
 def plan_step(
@@ -59,24 +59,20 @@ def plan_timelines(*, plan: Plan, costs: Costs, num_nodes: int = 0) -> tuple[Tim
 
 
 def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timeline:
-    workload, strategy = plan.workload, plan.memory.strategy
-    rows = layer.rows(workload.tokens_per_rank, degree=degree)
-    reuses = max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) > 1
-    if strategy != "none" and reuses:
+    tokens, order = plan.workload.tokens_per_rank, plan.pipeline.order
+    rows = layer.rows(tokens, degree=degree)
+    strategy = plan.memory.strategy
+    if strategy != "none" and max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) > 1:
         chunk = chunk_of(costs=layer, phase=phase, strategy=strategy, rows=rows, degree=degree)
-        return reuse_timeline(costs=layer, phase=phase, chunk=chunk, rows=rows, degree=degree)
-    transfer, compute = (
-        layer.in_step(one, rows=rows, degree=degree).seconds
-        for one in (
-            layer.transfer(rows=rows, degree=degree), layer.compute(phase=phase, rows=rows)
+        tasks = reuse_tasks(chunk=chunk, phase=phase, degree=degree)
+    else:
+        time = phase_time(costs=layer, phase=phase, tokens=tokens, degree=degree, order=order)
+        tasks = layer.tasks(
+            transfer_seconds=[time.transfer.seconds] * degree,
+            compute_seconds=[time.compute.seconds] * degree,
+            gather_seconds=time.gathering.seconds,
+            order=order,
         )
-    )  # fmt: skip
-    tasks = layer.tasks(
-        transfer_seconds=[transfer] * degree,
-        compute_seconds=[compute] * degree,
-        gather_seconds=layer.gathering(tokens=workload.tokens_per_rank).seconds,
-        order=plan.pipeline.order,
-    )
     return simulate(tasks, interference=layer.interference(rows=rows, degree=degree))
 
 

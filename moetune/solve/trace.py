@@ -14,8 +14,8 @@ from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.memory import middle_elements
 from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span, Timeline, operation_and_chunk
 
 PREDICTED = 0

@@ -2,7 +2,6 @@
 
 from moetune.store.address import database_file
 from moetune.store.admin import backup, check, current, upgrade
-from moetune.store.checksum import checksum_file
 from moetune.store.migrate import SchemaState
 from moetune.store.sql_store import SqlStore, open_store
 
@@ -11,7 +10,6 @@ __all__ = [
     "SqlStore",
     "backup",
     "check",
-    "checksum_file",
     "current",
     "database_file",
     "open_store",

@@ -1,5 +1,6 @@
 """Administration of a database: upgrade, current revision, check, backup."""
 
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -13,7 +14,6 @@ from sqlalchemy import Connection
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.store.address import Address, parse_address
 from moetune.store.checks import document_problems
-from moetune.store.checksum import check_checksum, checksum_file, write_checksum
 from moetune.store.database import Database
 from moetune.store.migrate import (
     SchemaState,
@@ -64,16 +64,13 @@ def check(url: str) -> tuple[str, ...]:
     """Return everything that is wrong with a database; empty for a sound one.
 
     Checks the file's pages, the references between rows, the revision and the tables against
-    this moetune's, and reads every document. A backup is compared with its checksum before.
+    this moetune's, and reads every document.
 
     Raises:
-        InputError: there is no database, or the file cannot be read as one at all, or it is not
-            the backup of its checksum.
+        InputError: there is no database, or the file cannot be read as one at all.
         MoetuneError: the database cannot be reached or read.
     """
     address = parse_address(url)
-    if address.path is not None:
-        check_checksum(address.path)
     with closing(_open_to_read(address)) as database:
         state = database.read(read_state)
         if state.found is None:
@@ -103,8 +100,6 @@ def _page_problems(connection: Connection) -> tuple[str, ...]:
 def backup(url: str, target: Path) -> Path:
     """Copy the database to a new file: of SQLite a database, of PostgreSQL a `pg_dump` archive.
 
-    Its sha256 is written next to it, as `sha256sum` does: see `checksum_file`.
-
     Returns:
         The file's absolute path.
 
@@ -116,9 +111,8 @@ def backup(url: str, target: Path) -> Path:
     address = parse_address(url)
     check_place(address, must_exist=True)
     target = target.absolute()
-    for file in (target, checksum_file(target)):
-        if file.exists():
-            raise InputError(f"{file} exists already", "name a new file: backups are not replaced")
+    if target.exists():
+        raise InputError(f"{target} exists already", "name a new file: backups are not replaced")
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent}", "make it, or name another file")
     database = Database.connect(address, read_only=True)
@@ -139,20 +133,14 @@ def backup(url: str, target: Path) -> Path:
 
 @contextmanager
 def _whole_or_nothing(target: Path) -> Iterator[Path]:
-    """Yield a file in a temporary folder next to the target; rename it when all went well.
-
-    Its checksum is renamed before it: whoever finds the target finds the checksum, too.
-    """
+    """Yield a file in a temporary folder next to the target; sync and rename it when it is done."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".moetune-backup-") as folder:
         temporary = Path(folder) / target.name
         yield temporary
         temporary.chmod(0o600)
-        checksum = write_checksum(temporary).replace(checksum_file(target))
-        try:
-            temporary.replace(target)
-        except OSError:
-            checksum.unlink(missing_ok=True)
-            raise
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
 
 
 def _copy_sqlite(database: Database, target: Path) -> None:

@@ -17,7 +17,7 @@ from moetune.store.schema import fits, machines, runs, samples
 
 
 class MeasurementStore(DatabaseStore):
-    """The part of `moetune.domain.ports.Store` about measurements; the contract stands there."""
+    """Runs, samples, machines and profiles."""
 
     def start_run(self, *, name: str, cluster: Cluster, preset: str) -> int:
         """Append a running measurement under that profile name and return its id."""
@@ -34,7 +34,11 @@ class MeasurementStore(DatabaseStore):
         )
 
     def open_run(self, *, name: str, fingerprint: Fingerprint) -> int | None:
-        """Return the latest unfinished run of that name with that fingerprint, to resume it."""
+        """Return the latest unfinished run of that name, to resume it.
+
+        None where it ran on other hardware or with other software: its samples do not describe
+        this machine as it is now.
+        """
         query = (
             select(runs.c.id, runs.c.software)
             .join(machines)
@@ -53,7 +57,11 @@ class MeasurementStore(DatabaseStore):
         return None
 
     def add_samples(self, run_id: int, samples: Sequence[Sample]) -> None:
-        """Append samples to the run, all or none."""
+        """Append samples to the run, all or none.
+
+        Raises:
+            InputError: a time that no operation takes (`moetune.domain.storable`).
+        """
         check_samples(samples)
 
         def work(connection: Connection) -> None:
@@ -81,7 +89,13 @@ class MeasurementStore(DatabaseStore):
         self._database.write(work)
 
     def save_profile(self, profile: Profile, *, run_id: int | None = None) -> None:
-        """Append the profile: fitted to the run's samples so far, or imported with its own."""
+        """Append the profile: fitted to the run's samples so far, or imported with its own.
+
+        The newest profile of a name is the current one.
+
+        Raises:
+            InputError: it has times or rates of no machine (`moetune.domain.storable`).
+        """
         check_profile(profile)
 
         def work(connection: Connection) -> None:

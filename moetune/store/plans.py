@@ -40,12 +40,15 @@ _DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
 
 
 class PlanStore(DatabaseStore):
-    """The part of `moetune.domain.ports.Store` about plans; the contract stands there."""
+    """Plans, observations and settled sizes."""
 
     def save_plan(self, plan: Plan) -> None:
         """Append the plan; one of the same inputs by an older moetune gives way to it.
 
         Observations keep the prediction of the plan under which they were made.
+
+        Raises:
+            InputError: it predicts a time that no step takes (`moetune.domain.storable`).
         """
         check_plan(plan)
         self._save(rows.plan_values(plan))
@@ -67,12 +70,20 @@ class PlanStore(DatabaseStore):
         self._database.write(work)
 
     def plan(self, plan_id: str) -> Plan | None:
-        """Return the plan whose id starts so; None where it is a training plan."""
+        """Return the plan whose id starts so; None where it is a training plan.
+
+        Raises:
+            InputError: several plans' ids start so.
+        """
         row = self._plan_row(plan_id)
         return None if row is None else rows.plan_from_row(row, self.location)
 
     def training_plan(self, plan_id: str) -> TrainingDocument | None:
-        """Return the training plan whose id starts so; None where it is no such plan."""
+        """Return the training plan whose id starts so; None where it is no such plan.
+
+        Raises:
+            InputError: several plans' ids start so.
+        """
         row = self._plan_row(plan_id)
         return None if row is None else rows.training_plan_from_row(row, self.location)
 

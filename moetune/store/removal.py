@@ -21,10 +21,14 @@ _POSTGRESQL_BYTES = text("SELECT pg_total_relation_size(cast(:name AS regclass))
 
 
 class RemovalStore(DatabaseStore):
-    """The part of `moetune.domain.ports.Store` about removal; the contract stands there."""
+    """Removal of plans and observations."""
 
     def remove_plans(self, plan_ids: Sequence[str]) -> Removed:
-        """Delete plans, and what was observed and settled under them."""
+        """Delete plans with exactly these ids, and what was observed and settled under them.
+
+        Raises:
+            NotFoundError: a plan is not stored; then none is deleted.
+        """
         wanted = list(dict.fromkeys(plan_ids))
         children = [one.c.plan_id.in_(wanted) for one in (observations, settled_sizes)]
 
@@ -39,7 +43,11 @@ class RemovalStore(DatabaseStore):
         return self._database.write(work)
 
     def remove_observations(self, numbers: Sequence[int]) -> int:
-        """Delete observations by their ids."""
+        """Delete the observations of these ids and return how many there were.
+
+        Raises:
+            NotFoundError: an observation is not stored; then none is deleted.
+        """
         wanted = list(dict.fromkeys(numbers))
         mine = observations.c.id.in_(wanted)
 
@@ -53,7 +61,12 @@ class RemovalStore(DatabaseStore):
         return self._database.write(work)
 
     def prune(self, before: str, *, dry_run: bool = False) -> Removed:
-        """Delete what is older, and plans that nothing newer was observed or settled under."""
+        """Delete what is older, and plans that nothing newer was observed or settled under.
+
+        Args:
+            before: UTC, ISO 8601, as of `Stored`.
+            dry_run: count only.
+        """
         later = [
             exists().where(one.c.plan_id == plans.c.id, one.c.created_at >= before)
             for one in (observations, settled_sizes)

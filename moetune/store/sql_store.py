@@ -18,7 +18,12 @@ from moetune.store.removal import RemovalStore
 
 
 class SqlStore(MeasurementStore, PlanStore, RemovalStore):
-    """Implements `moetune.domain.ports.Store`; made by `open_store`."""
+    """Storage of measurements and plans, made by `open_store`.
+
+    Rows are appended, never averaged away. Safe for several processes and threads; every method
+    commits before it returns. Lists that take `after` are pages, newest first: `after` is the id
+    of the previous page's last entry, and rows appended meanwhile do not shift later pages.
+    """
 
 
 def open_store(

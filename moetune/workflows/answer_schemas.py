@@ -9,8 +9,8 @@ from moetune.domain.cluster import Machine
 from moetune.domain.json_schema import Keys, ListOf, schema_of_keys
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Model, WholeModel
-from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import Confidence
+from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Plan
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
@@ -18,7 +18,6 @@ from moetune.domain.samples import Point
 from moetune.domain.training_document import TrainingDocument, TrainingLayout
 from moetune.huggingface.registry import RegisteredModel
 from moetune.workflows.drift import OperationDrift
-from moetune.workflows.fitness import Fitness
 from moetune.workflows.plan import InputsDocument
 from moetune.workflows.profile_quality import GroupSummary
 from moetune.workflows.profiles import Difference, ProfileInfo
@@ -120,7 +119,7 @@ _PROFILES: Mapping[str, tuple[Keys, ...]] = {
             "points": ListOf(Keys({"point": Point, "seconds": float})),
         }),
     ),
-    "profile-run/1": (Keys(_RUN, optional={"fitness": Fitness}),),
+    "profile-run/1": (Keys(_RUN),),
     "profiles/1": (Keys({"profiles": tuple[ProfileInfo, ...], **_SECTIONS}),),
     "profiles.diff/1": (
         Keys({

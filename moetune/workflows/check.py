@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moetune.domain.errors import InputError
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.workflows.profile import take_part
@@ -13,12 +12,13 @@ from moetune.workflows.staleness import Check, check_points, judge_check
 
 if TYPE_CHECKING:
     from moetune.measure.session import News
+    from moetune.store import SqlStore
 
 _BUDGET_SECONDS = 10.0
 
 
 def check_profile(
-    profile: Profile, setting: MeasurementSetting, *, store: Store | None
+    profile: Profile, setting: MeasurementSetting, *, store: "SqlStore | None"
 ) -> Check | None:
     """Measure a few of the profile's points again, on as many ranks as it has.
 
@@ -61,10 +61,8 @@ def check_profile(
             ranks_per_node=profile.machine.devices_per_node,
             budget_seconds=_BUDGET_SECONDS,
         ),
+        replace(setting, oversubscribe=True),  # as when it was measured
         num_ranks=request.num_ranks,
-        launch=setting.launch,
-        environ=setting.environment,
-        oversubscribe=True,  # as when it was measured
         on_news=keep,
     )
     check = judge_check(profile, samples)

@@ -5,11 +5,12 @@ Whatever the description does not say is the reference's, and the file names it 
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from moetune.domain.chips import Chip, chip_of
 from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
@@ -17,9 +18,10 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.site import site_of
 from moetune.domain.spelling import nearest_then
-from moetune.domain.units import format_bytes, format_rate, parse_flops, parse_rate
+from moetune.domain.units import format_bytes, format_rate, parse_bytes, parse_flops, parse_rate
 from moetune.report.section import plural
 from moetune.workflows.files import bundled_profiles, toml_value
+from moetune.workflows.flags import read_flag
 from moetune.workflows.profile_toml import parse_toml, profile_in_toml, reference_profile
 
 _NODES_OF = re.compile(r"(\w+)-(?:x4|x8|nvl72)")
@@ -80,6 +82,43 @@ class Described:
     stand_ins: tuple[str, ...]
 
 
+_READERS: Mapping[str, Callable[[str], object]] = MappingProxyType({
+    "nic_rate": parse_rate, "memory": parse_bytes, "tflops": parse_flops,
+    "memory_bandwidth": parse_rate, "link_rate": parse_rate, "host_memory": parse_bytes,
+})  # fmt: skip
+"""Readers of the texts with units, by field."""
+_EXAMPLES = {
+    "gpu": "h100", "gpus_per_node": "8", "nodes": "8", "nics": "8", "nic_rate": "400Gbit/s",
+}  # fmt: skip
+"""Values of the fields without which no machine is described; cards where it has a network."""
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def description_of(flags: Mapping[str, Any]) -> Description:
+    """Return the description that the values of flags make.
+
+    Args:
+        flags: by field of `Description`; None for what is not described.
+
+    Raises:
+        InputError: a text cannot be read, or a field is missing.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    for name in given.keys() & _READERS.keys():
+        read_flag(given[name], _READERS[name], _flag(name))
+    has_network = given.get("nodes", 1) > 1 or "nics" in given or "nic_rate" in given
+    wanted = [name for name in _EXAMPLES if has_network or not name.startswith("nic")]
+    if missing := [name for name in wanted if name not in given]:
+        raise InputError(
+            f"the description lacks {', '.join(map(_flag, missing))}",
+            f"such as {', '.join(f'{_flag(name)} {_EXAMPLES[name]}' for name in missing)}",
+        )
+    return Description(**given)
+
+
 def gpus() -> Mapping[str, str]:
     """Return the reference machine of each GPU that has whole nodes, by the GPU's name."""
     found = ((name, _NODES_OF.fullmatch(name)) for name in bundled_profiles())
@@ -137,15 +176,7 @@ def _check(description: Description) -> None:
     name = description.name
     if name in bundled_profiles() or not name.strip() or not name.isprintable():
         why = "is that of a reference machine" if name in bundled_profiles() else "cannot be one"
-        raise InputError(f"the name {name!r} {why}", "choose another with --name")
-    if (description.nics is None) != (not description.nic_rate):
-        raise InputError(
-            "--nics and --nic-rate go together", "such as --nics 8 --nic-rate 400Gbit/s"
-        )
-    if description.nodes > 1 and description.nics is None:
-        raise InputError(
-            f"{description.nodes} nodes need a network", "such as --nics 8 --nic-rate 400Gbit/s"
-        )
+        raise InputError(f"the name {name!r} {why}", "choose another name")
 
 
 def _base_of(description: Description) -> Profile:

@@ -2,18 +2,16 @@
 
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
 
-from moetune.config import Configuration, without_password
+from moetune.config import Configuration, Settings, without_password
 from moetune.domain.cluster import Cluster
 from moetune.domain.document import encode
 from moetune.domain.errors import MissingPackageError, MoetuneError
 from moetune.workflows import wiring
 
-T = TypeVar("T")
 DOCTOR_SCHEMA = "moetune.doctor/1"
 PACKAGES = (
     "moetune", "torch", "numpy", "sqlalchemy", "alembic", "optuna", "typer", "rich", "psycopg",
@@ -39,11 +37,11 @@ class StoreReport:
     """
 
     location: str
-    revision: str | None
-    wanted: str | None
-    num_runs: int
-    num_plans: int
-    problem: Finding | None
+    revision: str | None = None
+    wanted: str | None = None
+    num_runs: int = 0
+    num_plans: int = 0
+    problem: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,52 +71,42 @@ class Diagnosis:
 
 def examine(configuration: Configuration) -> Diagnosis:
     """Return the diagnosis of this machine; problems are a part of it and not raised."""
-    cluster, problem = _attempt(wiring.detect_cluster)
+    cluster, problem = None, None
+    try:
+        cluster = wiring.detect_cluster()
+    except MoetuneError as error:
+        problem = _finding(error)
     return Diagnosis(
         versions=_versions(),
         cluster=cluster,
         hardware_id=cluster.fingerprint.hardware_id if cluster else None,
         software_id=cluster.fingerprint.software_id if cluster else None,
         machine_problem=problem,
-        store=_store_report(configuration),
+        store=_store_report(configuration.settings),
         settings=_shown_settings(configuration),
         origins=configuration.origins,
     )
 
 
-def _store_report(configuration: Configuration) -> StoreReport:
+def _store_report(settings: Settings) -> StoreReport:
     from moetune.store import current
 
-    settings = configuration.settings
-    report = StoreReport(
-        location=without_password(settings.db),
-        revision=None,
-        wanted=None,
-        num_runs=0,
-        num_plans=0,
-        problem=None,
-    )
-    state, problem = _attempt(lambda: current(settings.db))
-    if state is None:
-        return replace(report, problem=problem)
-    report = replace(report, revision=state.found, wanted=state.head)
-
-    def count() -> tuple[int, int]:
-        with wiring.find_store(settings) as store:
-            return (len(store.runs()), len(store.plans())) if store else (0, 0)
-
-    counts, problem = _attempt(count)
-    num_runs, num_plans = counts or (0, 0)
-    return replace(report, num_runs=num_runs, num_plans=num_plans, problem=problem)
-
-
-def _attempt(work: Callable[[], T]) -> tuple[T | None, Finding | None]:
+    report = StoreReport(location=without_password(settings.db))
     try:
-        return work(), None
-    except MissingPackageError as error:  # planning alone needs none of them
-        return None, Finding(error=error.what, hint=error.hint, exit_code=0)
+        state = current(settings.db)
+        report = replace(report, revision=state.found, wanted=state.head)
+        with wiring.find_store(settings) as store:
+            if store is None:
+                return report
+            return replace(report, num_runs=len(store.runs()), num_plans=len(store.plans()))
     except MoetuneError as error:
-        return None, Finding(error=error.what, hint=error.hint, exit_code=error.exit_code)
+        return replace(report, problem=_finding(error))
+
+
+def _finding(error: MoetuneError) -> Finding:
+    # Planning alone needs no package that is missing.
+    exit_code = 0 if isinstance(error, MissingPackageError) else error.exit_code
+    return Finding(error=error.what, hint=error.hint, exit_code=exit_code)
 
 
 def _shown_settings(configuration: Configuration) -> Mapping[str, object]:

@@ -10,8 +10,8 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.candidates import rank_layer
 from moetune.solve.layer.plan import SolvedPlan
+from moetune.solve.layer.strategies import rank_layer
 from moetune.solve.predict import plan_step
 from moetune.workflows.compared import is_same_step
 

@@ -1,9 +1,9 @@
 """Exports of plan files: reading, the model and the machine behind them, and the document."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.site import Site, site_of
@@ -17,7 +17,6 @@ from moetune.huggingface.nesting import language_model
 from moetune.workflows.models import find_planned_model
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.training_files import MAKE_ONE, folded_layout
-from moetune.workflows.training_plan import TrainingPlan
 from moetune.workflows.wiring import StoreFinder
 
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
@@ -105,32 +104,6 @@ def export_plan(
         warnings=(*_warnings(inputs.facts, target, fits=plan.fits), *_not_placed(plan)),
     )
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
-
-
-def export_training(
-    plan: TrainingPlan, *, to: Target, source: str, site: Site, config: Mapping[str, Any]
-) -> PlanExport:
-    """Return what a runtime reads for a plan that was just made.
-
-    Args:
-        source: of the model (`FoundModel.source`), "" for a configuration of its own.
-        config: of the model, as far as it is known.
-
-    Raises:
-        InfeasiblePlanError: the target cannot run the layout.
-    """
-    planned = Planned(
-        plan_id=plan.id,
-        job=plan.request.job,
-        layout=plan.best.layout,
-        target=to,
-        hub_name=_hub_name(source),
-        site=site,
-        predicted=_predicted(plan.best.step.seconds, plan.best.memory.peak_bytes),
-        config=language_model(config)[0],
-        warnings=tuple(_warnings(plan.request.target, to, fits=plan.fits)),
-    )
-    return PlanExport(plan_id=plan.id, target=to, export=export_layout(planned))
 
 
 def _predicted(seconds: float, peak_bytes: float) -> str:

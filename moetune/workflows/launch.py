@@ -1,17 +1,16 @@
 """Launch of a function on several ranks of this machine, or on this rank of `torchrun`.
 
-`python -m moetune.workflows.launch` is one started rank: it reads the pickled call, joins the
-process group, and sends messages, result or error back through a pipe. Call and outputs are files
-without a name, so that nothing is left of them whoever is killed.
+`python -m moetune.workflows.launch` is one started rank: it gets the call through a pipe, joins the
+process group, and sends messages, result or error back. Its output is a file without a name, so
+that nothing is left of it whoever is killed. `torch.multiprocessing` would import the caller's
+program anew in every rank, which a script or a notebook must be written for.
 """
 
-import ctypes
 import datetime as dt
 import importlib
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -23,7 +22,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
-from typing import IO, Any, Literal, NoReturn
+from types import MappingProxyType
+from typing import IO, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,19 +32,26 @@ from moetune import config
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError, InputError, MoetuneError
 from moetune.hardware.facts import num_cores
-from moetune.workflows.ports import free_port
 
 _TIMEOUT = dt.timedelta(minutes=5)
 _GRACE_SECONDS = 3.0
 _TAIL_LINES = 15
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_NEVER_TRIM = 2**31 - 1
+_HERE = "127.0.0.1"
+_KEEPS_BLOCKS: Mapping[str, str] = MappingProxyType({
+    "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": f"{2**31 - 1}",
+})  # fmt: skip
+"""glibc returns freed large blocks to the system, and touching new pages costs a CPU rank more than
+many of the operations that fill them. No effect with another C library."""
+_MEETS_LAUNCHER: Mapping[str, str] = MappingProxyType({
+    "MASTER_ADDR": _HERE, "GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+})  # fmt: skip
+"""Of every rank: all of them are clients of the store of the process that started them."""
 
 Send = Callable[[Any], object]
 """Takes a message that a rank sends while it works."""
 RankFunction = Callable[[Any, Send], Any]
 """Takes the argument, and the function to send messages with."""
-_Kind = Literal["message", "returned", "raised"]
 
 
 def run_on_ranks(
@@ -80,14 +87,21 @@ def run_on_ranks(
     if num_ranks == 1:
         return function(argument, on_message)
     _check_room(num_ranks, oversubscribe=oversubscribe)
-    name = f"{function.__module__}:{function.__qualname__}"
+    call = f"{function.__module__}:{function.__qualname__}", argument
+    # The ranks meet at this process, whose port nobody can take before them.
+    meeting = dist.TCPStore(  # type: ignore[attr-defined] # it is documented
+        _HERE, 0, is_master=True, wait_for_workers=False
+    )
     ranks: list[_Rank] = []
     try:
-        _start(ranks, num_ranks, pickle.dumps((name, argument)), environ)
+        _start(ranks, num_ranks, {**environ, "MASTER_PORT": str(meeting.port)})
+        for rank in ranks:
+            with suppress(OSError):  # it has ended, which `_follow` tells
+                rank.pipe.send(call)
         return _follow(ranks, on_message)
     finally:
         for rank in ranks:
-            with rank.process, rank.receiver, rank.output:
+            with rank.process, rank.pipe, rank.output:
                 rank.process.kill()
 
 
@@ -149,66 +163,39 @@ class _Rank:
 
     number: int
     process: "subprocess.Popen[bytes]"
-    receiver: "Connection[Any, Any]"
+    pipe: "Connection[Any, Any]"
     output: IO[bytes]
     result: object = None
     error: MoetuneError | None = None
     has_ended: bool = False
 
 
-def _start(ranks: list[_Rank], num_ranks: int, call: bytes, environ: Mapping[str, str]) -> None:
+def _start(ranks: list[_Rank], num_ranks: int, environ: Mapping[str, str]) -> None:
     """Start every rank and append it to `ranks`, which the caller ends even after an error here."""
     cores = sorted(os.sched_getaffinity(0))
-    port = free_port()
-    with tempfile.TemporaryFile() as file:
-        file.write(call)
-        file.flush()
-        for number in range(num_ranks):
-            mine = cores_of(number, num_ranks, cores)
-            variables = {
-                **environ,
-                "OMP_NUM_THREADS": str(len(mine)),
-                "RANK": str(number),
-                "WORLD_SIZE": str(num_ranks),
-                "LOCAL_RANK": str(number),
-                "LOCAL_WORLD_SIZE": str(num_ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "GLOO_SOCKET_IFNAME": "lo",
-            }
-            ranks.append(_start_rank(number, file.fileno(), mine, variables))
-
-
-def _start_rank(
-    number: int, call: int, cores: Sequence[int], variables: Mapping[str, str]
-) -> _Rank:
-    """Start one rank, which inherits the descriptor of the call."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    output = tempfile.TemporaryFile()  # noqa: SIM115 - the caller of `_start` closes it
-    inherited = call, sender.fileno()
-    arguments = *map(str, inherited), ",".join(map(str, cores))
-    # In a session of its own: Ctrl-C interrupts this process alone, which then ends the ranks.
-    with sender:
-        process = subprocess.Popen(  # noqa: S603 - this program
-            [sys.executable, "-m", __name__, *arguments], env=variables, stdin=subprocess.PIPE,
-            stdout=output, stderr=output, pass_fds=inherited, start_new_session=True,
-        )  # fmt: skip
-    return _Rank(number=number, process=process, receiver=receiver, output=output)
-
-
-def _content(descriptor: int) -> bytes:
-    """Return a file from its beginning; the place where other processes read or write stays."""
-    parts, size = list[bytes](), 0
-    while part := os.pread(descriptor, 2**24, size):
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
+    for number in range(num_ranks):
+        mine = cores_of(number, num_ranks, cores)
+        pipe, end = multiprocessing.Pipe()
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+        variables = {
+            **environ, **_MEETS_LAUNCHER, **_KEEPS_BLOCKS, "OMP_NUM_THREADS": str(len(mine)),
+            "RANK": str(number), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(number),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
+        }  # fmt: skip
+        # In a session of its own: Ctrl-C interrupts this process alone, which then ends the ranks.
+        with end:
+            process = subprocess.Popen(  # noqa: S603 - this program
+                [sys.executable, "-m", __name__, str(end.fileno()), ",".join(map(str, mine))],
+                env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                pass_fds=[end.fileno()], start_new_session=True,
+            )  # fmt: skip
+        ranks.append(_Rank(number=number, process=process, pipe=pipe, output=output))
 
 
 def _follow(ranks: Sequence[_Rank], on_message: Send) -> object:
     """Receive from the ranks until all have ended; after a failure the others get 3 s to end."""
     deadline: float | None = None
-    while running := {rank.receiver: rank for rank in ranks if not rank.has_ended}:
+    while running := {rank.pipe: rank for rank in ranks if not rank.has_ended}:
         patience = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         ready = connection.wait(list(running), patience)
         if not ready:
@@ -225,7 +212,7 @@ def _follow(ranks: Sequence[_Rank], on_message: Send) -> object:
 
 def _receive(rank: _Rank, on_message: Send) -> None:
     try:
-        kind, value = rank.receiver.recv()
+        kind, value = rank.pipe.recv()
     except (EOFError, ConnectionError):
         rank.has_ended = True
         with suppress(subprocess.TimeoutExpired):
@@ -252,7 +239,8 @@ def _error(ranks: Sequence[_Rank]) -> MoetuneError:
     rank = (killed or died)[0]
     code = rank.process.returncode
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    tail = _content(rank.output.fileno()).decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    rank.output.seek(0)
+    tail = rank.output.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
     lines = (f"rank {rank.number} of {len(ranks)} {how}", *(f"  | {line}" for line in tail))
     return CollectiveError("\n".join(lines))
 
@@ -288,43 +276,30 @@ def _process_group(launch: Launch) -> Iterator[None]:
 
 def _main() -> None:
     """Run as one rank of `run_on_ranks`."""
-    call_at, descriptor, cores = sys.argv[1:]
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    descriptor, cores = sys.argv[1:]
+    pipe: Connection[Any, Any] = Connection(int(descriptor))
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    _keep_large_blocks()
-    sender: Connection[tuple[_Kind, object], None] = Connection(int(descriptor), readable=False)
-    name, argument = pickle.loads(_content(int(call_at)))  # noqa: S301 - our parent wrote it
+    name, argument = pipe.recv()
+    threading.Thread(target=_leave_with_parent, args=[pipe], daemon=True).start()
     module, _, function = name.partition(":")
     launch = config.launch(config.environment())
     try:
         call: RankFunction = getattr(importlib.import_module(module), function)
         with _process_group(launch) if launch else nullcontext():
-            result = call(argument, lambda message: sender.send(("message", message)))
+            result = call(argument, lambda message: pipe.send(("message", message)))
     except MoetuneError as error:
-        sender.send(("raised", error))
+        pipe.send(("raised", error))
         leave(error.exit_code)
     if launch is None or launch.rank == 0:
-        sender.send(("returned", result))
+        pipe.send(("returned", result))
     leave(0)
 
 
-def _leave_with_parent() -> None:
-    """End this process when its standard input closes: the parent has ended, or was killed."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
+def _leave_with_parent(pipe: "Connection[Any, Any]") -> None:
+    """End this process when the pipe closes: the parent has ended, or was killed."""
+    with suppress(EOFError, OSError):
+        pipe.recv()
     os._exit(1)
-
-
-def _keep_large_blocks() -> None:
-    """Keep freed large blocks of host memory in this process.
-
-    glibc returns them to the system, and touching new pages costs a CPU rank more than many of
-    the operations that fill them. No effect with another C library.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
-from moetune.solve.layer.candidates import rank_layer
 from moetune.solve.layer.memory import limit_of
-from moetune.solve.layer.strategies import RankedLayer, all_contenders, choose_safely
+from moetune.solve.layer.strategies import RankedLayer, choose_safely, rank_layer
 from moetune.solve.predict import plan_step
 from moetune.workflows.compared import degrees_name
 from moetune.workflows.plan import drawn_costs
@@ -81,10 +80,10 @@ class LayerSubject:
                     yield self._knob(flag, replace(own, **moved))
 
     def _strategies(self, ranked: RankedLayer) -> Iterator[KnobEffect]:
-        for one in all_contenders(ranked):
+        for one in ranked.contenders:
             if one.strategy == self.decision.strategy:
                 continue
-            forward, backward = one.step.degrees
+            forward, backward = one.degrees
             seconds = one.step.seconds - self.step(None)
             yield KnobEffect(
                 knob="strategy",
@@ -128,7 +127,7 @@ class LayerSubject:
 
     def _chosen(self, inputs: PlanInputs) -> Decision:
         found = choose_safely(self._ranked(inputs), self.resamples).best
-        forward, backward = found.best.degrees
+        forward, backward = found.degrees
         return Decision(
             forward_degree=forward, backward_degree=backward, order=found.order,
             strategy=found.strategy,

@@ -4,12 +4,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from moetune.domain.errors import InputError, NotFoundError, StoreUnavailableError
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Store
 from moetune.domain.records import Observation, PlanInfo, Removed, Stored
 from moetune.domain.training_document import AnyPlan
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 _MOST_DAYS = 36_500
 
@@ -49,33 +52,33 @@ class StoredPlan:
     plan: AnyPlan | None
 
 
-def read_plans(store: Store | None, found: Sequence[PlanInfo]) -> tuple[StoredPlan, ...]:
+def read_plans(store: "SqlStore | None", found: Sequence[PlanInfo]) -> tuple[StoredPlan, ...]:
     """Return the plans of list entries, with those that cannot be read."""
     if store is None:
         return ()
     return tuple(StoredPlan(info=one, plan=_readable(store, one.id)) for one in found)
 
 
-def plans_by_id(store: Store, ids: Iterable[str]) -> dict[str, Plan]:
+def plans_by_id(store: "SqlStore", ids: Iterable[str]) -> dict[str, Plan]:
     """Return the plans of whole ids; training plans, and what cannot be read, are omitted."""
     found = {one: _readable(store, one) for one in ids}
     return {one: plan for one, plan in found.items() if isinstance(plan, Plan)}
 
 
-def _readable(store: Store, plan_id: str) -> AnyPlan | None:
+def _readable(store: "SqlStore", plan_id: str) -> AnyPlan | None:
     try:
         return store.training_plan(plan_id) or store.plan(plan_id)
     except InputError:
         return None
 
 
-def list_plans(store: Store | None, wanted: PlanFilter) -> tuple[PlanInfo, ...]:
+def list_plans(store: "SqlStore | None", wanted: PlanFilter) -> tuple[PlanInfo, ...]:
     """Return the stored plans that a filter takes, newest first."""
     return tuple(filter(wanted.takes, store.plans())) if store else ()
 
 
 def list_observations(
-    store: Store | None, plan: str | None, *, limit: int
+    store: "SqlStore | None", plan: str | None, *, limit: int
 ) -> tuple[Stored[Observation], ...]:
     """Return the newest observations of all plans, or of one by the beginning of its id.
 
@@ -87,7 +90,7 @@ def list_observations(
     return store.observation_page(plan_id, limit=limit) if store else ()
 
 
-def plan_ids(store: Store | None, wanted: Sequence[str]) -> tuple[str, ...]:
+def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]:
     """Return the whole ids of plans by their beginnings; their documents are not read.
 
     Raises:
@@ -98,7 +101,7 @@ def plan_ids(store: Store | None, wanted: Sequence[str]) -> tuple[str, ...]:
     return tuple(_plan_id(known, one) for one in wanted)
 
 
-def prune(store: Store, *, older_than_seconds: float, dry_run: bool = False) -> Removed:
+def prune(store: "SqlStore", *, older_than_seconds: float, dry_run: bool = False) -> Removed:
     """Delete old observations, old settled sizes, and old plans under which nothing is left.
 
     What was measured stays. The space is given back, where others do not hold it.

@@ -173,7 +173,7 @@ class _Fit:
     def _may_fit(self, shape: FoldedLayout) -> bool:
         """Return whether a shape may fit with all that is sharded, recomputed and on the host."""
         fitting, pins = self._fitting, self._question.pins
-        if fitting.is_hopeless(shape, pins):
+        if fitting.least_of_states(shape, pins) > fitting.limit_bytes:
             return False
         most = shape.changed(recompute=self._space.recomputes(pins)[-1])
         on_host = 1.0 if self._question.target.offloads_optimizer else 0.0

@@ -4,16 +4,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from moetune.config import Settings
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows import wiring
 from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import is_path
 from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import LocalSources, StoredSources
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 PATIENCE_SECONDS = 5.0
 """Longest wait of the service for a lock on the database."""
@@ -27,8 +31,15 @@ class ServicePlanner(Planner):
         reading: the same database as `store`, opened read-only.
     """
 
-    store: Store
-    reading: Store
+    store: "SqlStore"
+    reading: "SqlStore"
+
+    def save(self, plan: AnyPlan) -> None:
+        """Store a plan; one that is there already stays."""
+        if isinstance(plan, TrainingDocument):
+            self.store.save_training_plan(plan)
+        else:
+            self.store.save_plan(plan)
 
     def problems(self) -> tuple[str, ...]:
         """Return the reasons why the database cannot be used now; empty when it can."""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("moetune")
 _MAKE_ONE = (
-    "make one:  moetune plan --model config.json --target moetune --tp 1 --cp 1 "
-    "--global-batch 256 --seq 4096 --output plan.json"
+    "make one:  moetune plan --model config.json --target moetune --global-batch 256 --seq 4096 "
+    "--output plan.json"
 )
 _Source: TypeAlias = TrainingDocument | TrainingPlanView | str | os.PathLike[str]
 
@@ -51,14 +51,14 @@ def parallelize(
     `x = block(x)`, where x is (B, S, D) and further arguments may follow. Layers of experts are
     `moetune.MoELayer` or experts of transformers that `moetune.adapt` knows. Of the plan come:
 
-    - the DeviceMesh, `ranks.mesh`, with dimensions "pp", "dp", "cp" and "tp", and all groups;
+    - the DeviceMesh, `ranks.mesh`, with dimensions "pp", "dp" and "tp", and all groups;
     - pipeline stages: each has some blocks, the first what comes before them, the last what comes
       behind; the model's own forward runs in each;
     - experts, spread over ep ranks of a stage, with the plan's chunks and dispatcher, each layer's
       on the ranks that the plan has placed them on;
-    - ZeRO: with stage 1 each replica's optimizer has a part; with stage 3 everything beside the
-      experts, and the experts over their replicas, is sharded by FSDP2 (`fully_shard`), block by
-      block;
+    - ZeRO by FSDP2 (`fully_shard`): everything beside the experts, and the experts over their
+      replicas, is sharded; with stage 1 parameters stay gathered and gradients whole until the
+      last micro-batch, with stage 3 both are gathered and reduced block by block;
     - recomputation of blocks in the backward pass.
 
     A training loop is then:
@@ -78,7 +78,7 @@ def parallelize(
         model: the whole model on every rank, which is not to be used afterwards. Give
             `communicator=moetune.OneRank()` to its layers of experts where all ranks do not divide
             the number of experts.
-        plan: of `moetune plan --target moetune --tp 1 --cp 1`, as a file, an id or a view; the
+        plan: of `moetune plan --target moetune`, as a file, an id or a view; the
             first rank reads it.
         loss_of: of a micro-batch's outputs and targets, the mean over its tokens.
         blocks: name of the `nn.ModuleList`; default, the one with layers of experts.
@@ -93,9 +93,7 @@ def parallelize(
 
     Raises:
         InputError: there is no process group, or no such plan; it is for another runtime, model or
-            number of ranks; it has tensor or context parallelism, or recomputes single modules,
-            which only layers that are made for it know; or the model cannot be cut into its
-            stages. On all ranks.
+            number of ranks; or the model cannot be cut into its stages. On all ranks.
         CollectiveError: a rank left.
     """
     import torch.distributed as dist
@@ -152,23 +150,9 @@ def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
     name, layout = f"plan {plan.id[:6]}", folded_layout(plan.layout)
     if plan.inputs.target != "moetune":
         raise InputError(f"{name} is for {plan.inputs.target}", "plan with --target moetune")
-    for flag, size, what in (
-        ("tp", layout.tp, "tensor and sequence parallelism, which needs layers that are cut"),
-        ("cp", layout.cp, "context parallelism, which needs attention that knows it"),
-    ):
-        if size > 1:
-            raise InputError(
-                f"{name} has {flag} {size}: {what}",
-                f"plan with --{flag} 1, or build the parts of moetune.runtime.parallel for Stages",
-            )
     if layout.offload_optimizer:
         raise InputError(
             f"{name} keeps states in host memory", "give it to moetune.shard(plan=…), in chunks"
-        )
-    if modules := [one for one in layout.recompute if one != "full"]:
-        raise InputError(
-            f"{name} recomputes {', '.join(modules)}, which blocks that are made for it can",
-            "plan with --recompute full or --recompute none",
         )
     if any("m" in word for word in layout.stages or ()):
         raise InputError(
@@ -239,12 +223,10 @@ def _adapt(model: "nn.Module", ranks: "ParallelGroups") -> None:
     """Spread the experts of transformers' modules, where the model has such ones."""
     from moetune.adapters.families import is_experts
     from moetune.adapters.model import adapt_over
-    from moetune.adapters.ranks import ExpertRanks
     from moetune.runtime.moe.expert_module import Experts
 
     if any(is_experts(one) and not isinstance(one, Experts) for one in model.modules()):
-        spread = ExpertRanks(communicator=ranks.expert_communicator)
-        adapt_over(model, None, spread)
+        adapt_over(model, None, ranks.expert_communicator)
 
 
 def _device_type() -> str:

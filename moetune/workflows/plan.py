@@ -143,26 +143,6 @@ class NewPlan:
     found: FoundProfile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownCosts:
-    """A profile's costs for layers, and the refits behind a plan's confidence.
-
-    They keep what was asked of them, so that the next plan with them is faster. Not safe for
-    several threads.
-    """
-
-    own: Costs
-    drawn: tuple[Costs, ...]
-
-    @classmethod
-    def of(cls, profile: Profile, *, allow_modelled: bool) -> "KnownCosts":
-        """Return the costs of a profile."""
-        return cls(
-            own=costs_of(profile, allow_modelled=allow_modelled),
-            drawn=drawn_costs(profile, allow_modelled=allow_modelled),
-        )
-
-
 def make_plan(
     request: PlanRequest,
     *,
@@ -205,34 +185,22 @@ def sound_numbers(profile: str) -> Iterator[None]:
         ) from error
 
 
-def solve_layer(
-    inputs: PlanInputs,
-    profile: Profile,
-    costs: KnownCosts | None = None,
-    *,
-    has_ranges: bool = True,
-) -> SolvedPlan:
+def solve_layer(inputs: PlanInputs, profile: Profile) -> SolvedPlan:
     """Return the plan of a layer on the profile's machine, with its candidates.
-
-    Args:
-        costs: the profile's, where they are known already.
-        has_ranges: see `solve_plan`.
 
     Raises:
         InfeasiblePlanError, ProfileError: as `make_plan`.
     """
     constraints = inputs.pinned
-    costs = costs or KnownCosts.of(profile, allow_modelled=constraints.allow_modelled)
     return solve_placed(
         LayerProblem(
             inputs=inputs,
-            costs=costs.own,
-            resamples=costs.drawn,
+            costs=costs_of(profile, allow_modelled=constraints.allow_modelled),
+            resamples=drawn_costs(profile, allow_modelled=constraints.allow_modelled),
             bounds=constraints.bounds,
             device_memory_bytes=profile.machine.plannable_bytes,
             provenance=profile.provenance,
             launch=launcher((inputs.world_size, 0), profile.machine),
-            has_ranges=has_ranges,
         )
     )
 

@@ -26,6 +26,8 @@ from moetune.domain.training import (
 )
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import full_dtype
+from moetune.huggingface.pasted import NAME as PASTED
+from moetune.huggingface.pasted import PastedConfig
 from moetune.workflows import wiring
 from moetune.workflows.flags import LayerFlags, modules_of, shape_of, tokens_of
 from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
@@ -62,6 +64,7 @@ class PlanFlags:
     Args:
         tokens, seq, vocab: numbers, without a unit.
         memory_limit, memory_taken: bytes.
+        config: of a Hugging Face model, in place of its name; a command line has its path.
 
     Raises:
         InputError: a number is out of range, or a flag is not for this kind of model.
@@ -116,10 +119,13 @@ class PlanFlags:
     dispatcher: str | None = None
     allow_modelled: bool | None = None
     front: bool = False
+    config: PastedConfig | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, *_COUNTS)
         if self.model is not None:
+            if self.config is not None:
+                raise InputError("--model and config exclude each other", "give one of them")
             check_known(self.model)
         if self.moe_every is not None and self.moe_every < 0:
             raise InputError(f"moe_every must be at least 0, got {self.moe_every}")
@@ -130,7 +136,9 @@ class PlanFlags:
     @property
     def is_of_decoder(self) -> bool:
         """Whether the model is a whole one, and not a layer."""
-        return self.shape is not None or (self.model is not None and is_decoder_name(self.model))
+        if self.config is not None or self.shape is not None:
+            return True
+        return self.model is not None and is_decoder_name(self.model)
 
     @property
     def layer(self) -> LayerShape | None:
@@ -191,13 +199,17 @@ class PlanFlags:
             ranks = self.nodes * profile.machine.devices_per_node
         target = find_target(self.target or "moetune")
         ranks = ranks or profile.machine.num_devices
-        found = find_decoder_model(self.model_name, world_size=ranks)
-        assert found.decoder is not None  # noqa: S101 - only papers' layers have none
-        decoder, routing = read_routing(self.routing, found.decoder)
         batch, length = self.global_batch, self.seq
-        if found.whole is not None:
-            batch = batch or found.whole.sequences_per_rank * ranks
-            length = length or found.whole.shape.length
+        if self.config is not None:
+            decoder = self.config.decoder()
+        else:
+            model = find_decoder_model(self.model_name, world_size=ranks)
+            assert model.decoder is not None  # noqa: S101 - only papers' layers have none
+            decoder = model.decoder
+            if model.whole is not None:
+                batch = batch or model.whole.sequences_per_rank * ranks
+                length = length or model.whole.shape.length
+        decoder, routing = read_routing(self.routing, decoder)
         return TrainingRequest(
             job=training_job(
                 decoder, world_size=ranks, global_batch=batch, length=length,
@@ -223,10 +235,10 @@ class PlanFlags:
         given = [name for name in unknown if getattr(self, name) != default[name]]
         if not given:
             return
-        flag = "--" + given[0].replace("_", "-")
+        flag, model = "--" + given[0].replace("_", "-"), self.model or PASTED
         if self.is_of_decoder:
             raise InputError(
-                f"{flag} is for layers, not for {self.model or 'a whole model'}",
+                f"{flag} is for layers, not for {self.model or model}",
                 "omit it; give --global-batch and --seq, and pin --tp, --pp, --ep and the like",
             )
         raise InputError(

@@ -15,9 +15,8 @@ from moetune import config
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.compare import OwnPlans
-from moetune.runtime.plans.lost_time import BUDGET_SECONDS
 from moetune.runtime.plans.shared import FoundPlans, read_plans, share_plans
+from moetune.runtime.plans.tuner import BUDGET_SECONDS
 from moetune.workflows import wiring
 from moetune.workflows.renewal import renewed
 from moetune.workflows.served_plans import EXAMPLE, ask_service, is_served
@@ -44,8 +43,8 @@ def open_planbook(
 ) -> PlanBook:
     """Return the same plans on every rank of the group; all its ranks call this together.
 
-    The group's first rank reads the plans and broadcasts them; the ranks compare a digest. The
-    files need not be on the other ranks' machines, but where they are they must be the same. With
+    The group's first rank reads the plans and broadcasts them; files on the other ranks' machines
+    are not read. With
     `MOETUNE_DISABLE=1` on the first rank the book is empty, and layers run one chunk.
 
     With `online` the book searches for better degrees and strategies while its layers train: call
@@ -83,8 +82,6 @@ def open_planbook(
     Raises:
         InputError: a file, an id of the store, an input's name or the url is wrong, or `renew` is
             given without a source; on every rank.
-        RankMismatchError: a rank received other plans, or its own files have other plans than the
-            first rank's; on every rank.
         MoetuneError: the store cannot be read, or `online` lacks Optuna; on every rank.
     """
     request = _BookRequest(
@@ -92,12 +89,10 @@ def open_planbook(
     )
     if online:
         return share_plans(
-            lambda: _find_settled(request, group), find_own=partial(_find_own, request),
+            lambda: _find_settled(request, group),
             make_tuner=partial(_make_tuner, db), budget_seconds=search_budget_seconds, group=group,
         )  # fmt: skip
-    return share_plans(
-        lambda: _find_all(request, group), find_own=partial(_find_own, request), group=group
-    )
+    return share_plans(lambda: _find_all(request, group), group=group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,30 +195,6 @@ def _find(one: object, db: str | None) -> Iterable[Plan]:
         return read_plans([Path(text)])
     settings = wiring.configure(db=db).settings
     return (find_plan(text, stores=lambda: wiring.find_store(settings)),)
-
-
-def _find_own(request: _BookRequest) -> Sequence[OwnPlans | None]:
-    """Return what this rank has of each source that is plans, files or folders; called on each."""
-    if config.is_disabled(config.environment()):
-        return ()
-    return [_own_plans(one) for one in request.sources]
-
-
-def _own_plans(source: object) -> OwnPlans | None:
-    from moetune.workflows.files import is_plan_path
-
-    if isinstance(source, Plan):
-        return OwnPlans.of((source,), "a plan of the program")
-    if not isinstance(source, (str, os.PathLike)):
-        return None
-    text = os.fspath(source)
-    path = Path(text)
-    if not (path.is_dir() or is_plan_path(text)) or not os.access(path, os.R_OK):
-        return None
-    try:
-        return OwnPlans.of(read_plans([path]), str(path))
-    except InputError as error:
-        return OwnPlans(digest="", shown=error.what)
 
 
 def _all_plans(db: str | None) -> Iterable[Plan]:

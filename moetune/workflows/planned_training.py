@@ -7,8 +7,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.solve.joint.graphs import as_graphed
+from moetune.solve.joint.placement import placed_job, placing
 from moetune.workflows.models import find_planned_model
-from moetune.workflows.placed_training import placed_request
 from moetune.workflows.routing_files import read_routing
 from moetune.workflows.training_files import MAKE_ONE, folded_layout
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
@@ -74,7 +74,7 @@ def _priced(plan: TrainingDocument, request: TrainingRequest) -> TrainingRequest
     """Return the request with experts as the plan places them."""
     if plan.placement is None or not plan.is_placed:
         return request
-    return placed_request(request)
+    return replace(request, job=placed_job(request.job), target=placing(request.target))
 
 
 def _check_id(document: TrainingDocument, request: TrainingRequest) -> None:

@@ -94,6 +94,15 @@ class Planner:
         self.sources.save(plan)
         return NewPlan(plan=plan, found=complete.found)
 
+    def draft(self, request: PlanRequest, profile: str | None) -> Plan:
+        """Return a request's plan, and store nothing.
+
+        Raises:
+            MoetuneError: as of `resolve`.
+        """
+        complete = self._complete(request, profile)
+        return self.sources.stored(complete.inputs.plan_id) or self._solve(complete)
+
     def plan(self, wanted: str) -> Plan:
         """Return the plan of an id or its beginning; on the command line also of a file.
 
@@ -128,7 +137,7 @@ class Planner:
             return explain_plan(plan, profile=None, missing=missing)
         if found.digest != plan.inputs.profile_fingerprint:
             return explain_plan(plan, profile=None, missing=_is_another(found.profile.name))
-        return self._run(plan.inputs.profile, explain_plan, plan, profile=found.profile)
+        return self.run(plan.inputs.profile, explain_plan, plan, profile=found.profile)
 
     def trace(self, wanted: str) -> Trace:
         """Return a plan's predicted timelines.
@@ -139,7 +148,7 @@ class Planner:
         """
         plan = self.plan(wanted)
         profile = self.profile_behind(plan)
-        return self._run(plan.inputs.profile, predicted_trace, plan, profile=profile)
+        return self.run(plan.inputs.profile, predicted_trace, plan, profile=profile)
 
     def trace_training(self, plan: TrainingDocument, *, model: str | None = None) -> Trace:
         """Return a training plan's predicted passes, and one block of its model.
@@ -152,7 +161,7 @@ class Planner:
             ProfileError: the plan's profile is missing or has changed.
         """
         profile = self.profile_behind(plan)
-        return self._run(profile.name, training_trace, plan, profile=profile, model=model)
+        return self.run(profile.name, training_trace, plan, profile=profile, model=model)
 
     def whatif(self, question: WhatIf) -> WhatIfAnswer:
         """Return a plan, and the plan for changed inputs or another machine.
@@ -176,7 +185,7 @@ class Planner:
             start = self._read(question.inputs)
             profile = start.found.profile
             before = self.sources.stored(start.inputs.plan_id) or self._solve(start)
-        return self._run(profile.name, change_plan, before, profile=profile, question=question)
+        return self.run(profile.name, change_plan, before, profile=profile, question=question)
 
     def plan_training(self, request: TrainingRequest, profile: Profile) -> TrainingDocument:
         """Solve for the layout of a training on a machine; nothing is stored.
@@ -184,7 +193,7 @@ class Planner:
         Raises:
             MoetuneError: as of `workflows.training.plan_training`.
         """
-        return self._run(profile.name, _training, request, profile)
+        return self.run(profile.name, _training, request, profile)
 
     def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None = None) -> WhyNotAnswer:
         """Return another choice beside a plan's own: the best with what is asked pinned.
@@ -202,12 +211,12 @@ class Planner:
         profile = self.profile_if_known(plan)
         if isinstance(plan, TrainingDocument):
             kept = kept_layout(plan, question) if profile is None else None
-            return kept or self._run(
+            return kept or self.run(
                 plan.inputs.profile, compare_layouts, plan,
                 profile=profile or self.profile_behind(plan), question=question, model=model,
             )  # fmt: skip
         answer = answer_from_plan(plan, question) if profile is None else None
-        return answer or self._run(
+        return answer or self.run(
             plan.inputs.profile, compare_choices, plan,
             profile=profile or self.profile_behind(plan), question=question,
         )  # fmt: skip
@@ -224,8 +233,8 @@ class Planner:
         """
         profile = self.profile_behind(plan)
         if isinstance(plan, TrainingDocument):
-            return self._run(profile.name, training_sensitivity, plan, profile=profile, model=model)
-        return self._run(profile.name, _sensitivity, plan, profile)
+            return self.run(profile.name, training_sensitivity, plan, profile=profile, model=model)
+        return self.run(profile.name, _sensitivity, plan, profile)
 
     def profile_behind(self, plan: AnyPlan) -> Profile:
         """Return the profile that a plan was made with.
@@ -277,13 +286,18 @@ class Planner:
 
     def _solve(self, complete: CompleteRequest) -> Plan:
         profile, fingerprint = complete.found.profile, complete.found.digest
-        return self._run(
+        return self.run(
             profile.name, make_plan, complete.request, profile=profile, fingerprint=fingerprint
         )
 
-    def _run(
+    def run(
         self, profile: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
+        """Return the result of a function that computes with a profile's numbers.
+
+        Raises:
+            MoetuneError: of the function, of the solver's limits, or of the profile's numbers.
+        """
         return self.solver.run(_soundly, profile, partial(function, *args, **kwargs))
 
 

@@ -3,18 +3,16 @@
 `moetune profile` calls `profile_machine` on rank 0 and `take_part` on the other ranks of a launch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moetune.domain.cluster import Cluster
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Point, Sample
 from moetune.fit.merged import check_base, merged
 from moetune.fit.profile import fit_profile
 from moetune.measure.points import PointChoice, choose_points, default_group_sizes
-from moetune.workflows.beginning import Beginning, resumed
 from moetune.workflows.profile_quality import summarize
 from moetune.workflows.profile_request import (
     MeasurementSetting,
@@ -25,18 +23,19 @@ from moetune.workflows.profile_request import (
 )
 from moetune.workflows.recording import (
     Progress,
+    ResumeState,
     SampleRecorder,
-    SilentProgress,
     StoredRun,
+    resumed,
 )
 from moetune.workflows.step_records import with_steps
 
 if TYPE_CHECKING:
-    from moetune.measure.session import Assignment, News
+    from moetune.store import SqlStore
 
 
 def estimate_profile(
-    request: ProfileRequest, setting: MeasurementSetting, *, store: Store | None = None
+    request: ProfileRequest, setting: MeasurementSetting, *, store: "SqlStore | None" = None
 ) -> Mapping[Point, float]:
     """Return the seconds that each point would take, estimated with a short probe.
 
@@ -48,8 +47,8 @@ def estimate_profile(
         CollectiveError: a rank died.
     """
     cluster = detect_cluster(request, setting)
-    begun = _beginning(request, cluster, store, resume=True) if store else Beginning()
-    recorder = SampleRecorder(machine=cluster.machine, progress=SilentProgress())
+    begun = resumed(store, profile_name(request, cluster), cluster) if store else ResumeState()
+    recorder = SampleRecorder(machine=cluster.machine, progress=Progress())
     _measure(request, setting, cluster, begun.done, recorder, plan_only=True)
     return recorder.seconds
 
@@ -65,7 +64,7 @@ def measure_profile(
         ProfileError: nothing could be measured.
     """
     cluster = detect_cluster(request, setting)
-    shown = progress or SilentProgress()
+    shown = progress or Progress()
     recorder = SampleRecorder(machine=cluster.machine, progress=shown)
     _measure(request, setting, cluster, frozenset(), recorder)
     name = profile_name(request, cluster)
@@ -82,16 +81,17 @@ def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
         CollectiveError: a rank died.
     """
     from moetune.measure.session import Assignment
+    from moetune.workflows.measuring import measure_on_ranks
 
     assignment = Assignment(needed=(), preset=request.preset)
-    _on_ranks(assignment, request, setting, lambda _: None)
+    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks)
 
 
 def profile_machine(
     request: ProfileRequest,
     setting: MeasurementSetting,
     *,
-    store: Store,
+    store: "SqlStore",
     progress: Progress,
     resume: bool = False,
 ) -> ProfileOutcome:
@@ -113,14 +113,11 @@ def profile_machine(
     """
     cluster = detect_cluster(request, setting)
     name = profile_name(request, cluster)
-    begun = _beginning(request, cluster, store, resume=resume)
+    begun = resumed(store, name, cluster) if resume else ResumeState()
     base = request.base or begun.base
     if base is not None:
         check_base(base, cluster.machine)
-    run = StoredRun(
-        store, name=name, cluster=cluster, preset=request.preset, run_id=begun.run_id,
-        known=begun.known,
-    )  # fmt: skip
+    run = StoredRun(store, name=name, cluster=cluster, preset=request.preset, begun=begun)
     recorder = SampleRecorder(
         machine=cluster.machine, store=run.append, progress=progress, begin=run.begin
     )
@@ -142,12 +139,6 @@ def profile_machine(
     )
 
 
-def _beginning(
-    request: ProfileRequest, cluster: Cluster, store: Store, *, resume: bool
-) -> Beginning:
-    return resumed(store, profile_name(request, cluster), cluster) if resume else Beginning()
-
-
 def _measure(
     request: ProfileRequest,
     setting: MeasurementSetting,
@@ -159,6 +150,7 @@ def _measure(
 ) -> None:
     """Measure the points that are not done."""
     from moetune.measure.session import Assignment
+    from moetune.workflows.measuring import measure_on_ranks
 
     left = _chosen_points(request, cluster).without(done)
     assignment = Assignment(
@@ -170,7 +162,7 @@ def _measure(
         plan_only=plan_only,
         seed=request.seed,
     )
-    _on_ranks(assignment, request, setting, recorder.receive)
+    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks, on_news=recorder.receive)
 
 
 def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
@@ -186,24 +178,6 @@ def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
         models=request.models,
         preset=request.preset,
         max_tokens=request.max_tokens,
-    )
-
-
-def _on_ranks(
-    assignment: "Assignment",
-    request: ProfileRequest,
-    setting: MeasurementSetting,
-    on_news: Callable[["News"], object],
-) -> None:
-    from moetune.workflows.measuring import measure_on_ranks
-
-    measure_on_ranks(
-        assignment,
-        num_ranks=request.num_ranks,
-        launch=setting.launch,
-        environ=setting.environment,
-        oversubscribe=setting.oversubscribe,
-        on_news=on_news,
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from moetune.domain.cluster import Group, Machine, placement_name
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
 from moetune.domain.samples import (
-    BurstPoint,
     CollectiveOp,
     CollectivePoint,
     Point,
@@ -68,7 +67,7 @@ def _suspect(group: str, errors: Sequence[FitError]) -> SuspectGroup:
 
 def group_of(point: Point, machine: Machine) -> str:
     """Return the group in which a point is shown, such as "GEMM"."""
-    if isinstance(point, (CollectivePoint, BurstPoint)):
+    if isinstance(point, CollectivePoint):
         return _collective_group(point.op, point.group, machine)
     return _NAMES.get(point.kind, point.kind)
 

@@ -18,7 +18,6 @@ from moetune.fit.based import BaseScaling, scaled_base, without_foreign
 _UNIQUE: Mapping[str, tuple[str, ...]] = {
     "gemm": ("dtype",),
     "collective": ("op", "group_size", "num_nodes", "in_flight"),
-    "bursts": ("op", "group_size", "num_nodes"),
     "copy": ("direction", "pinned", "both_ways"),
     "rows": ("op", "dtype"),
 }

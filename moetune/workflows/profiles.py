@@ -1,23 +1,34 @@
 """Look-up, list, comparison, import and removal of profiles in files, store and package."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError, ProfileError
-from moetune.domain.ports import Store
-from moetune.domain.profile import Profile, Provenance
+from moetune.domain.profile import (
+    CollectiveLine,
+    CopyLine,
+    GemmLine,
+    Profile,
+    Provenance,
+    RowsLine,
+)
 from moetune.domain.records import RunInfo
 from moetune.domain.spelling import nearest_then
 from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.profile_quality import quality_of
-from moetune.workflows.staleness import stale_note
+from moetune.workflows.staleness import Change, stale_note
 from moetune.workflows.wiring import StoreFinder
 
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
+
+_MAX_FACTS = 2
+_Line = GemmLine | CollectiveLine | CopyLine | RowsLine
 Source = Literal["file", "store", "bundled", "program"]
 
 
@@ -106,7 +117,7 @@ def is_path(wanted: str) -> bool:
     return wanted.endswith(".toml") or "/" in wanted
 
 
-def named_profile(name: str, *, store: Store | None) -> FoundProfile:
+def named_profile(name: str, *, store: "SqlStore | None") -> FoundProfile:
     """Return the profile of a name in the store, else of a bundled name; no other file is read.
 
     Raises:
@@ -127,7 +138,7 @@ def _bundled(path: Path) -> FoundProfile:
     return FoundProfile(profile=load_profile_file(path), source="bundled")
 
 
-def newest_measured(store: Store | None, *, for_models: bool = False) -> str:
+def newest_measured(store: "SqlStore | None", *, for_models: bool = False) -> str:
     """Return the name of the newest measured profile; of a suspect one only where all are.
 
     Args:
@@ -158,7 +169,7 @@ def newest_measured(store: Store | None, *, for_models: bool = False) -> str:
     )
 
 
-def list_profiles(store: Store | None) -> tuple[ProfileInfo, ...]:
+def list_profiles(store: "SqlStore | None") -> tuple[ProfileInfo, ...]:
     """Return the profiles of the store, newest first, followed by the bundled ones."""
     runs: dict[str, list[RunInfo]] = {}
     for run in store.runs() if store else ():
@@ -166,7 +177,7 @@ def list_profiles(store: Store | None) -> tuple[ProfileInfo, ...]:
     return (*map(_of_runs, runs.values()), *map(_of_file, bundled_profiles().values()))
 
 
-def import_profile(path: Path, *, name: str | None, store: Store) -> Profile:
+def import_profile(path: Path, *, name: str | None, store: "SqlStore") -> Profile:
     """Append the profile of a file to the store, under `name` if one is given.
 
     Raises:
@@ -179,7 +190,7 @@ def import_profile(path: Path, *, name: str | None, store: Store) -> Profile:
     return profile
 
 
-def remove_profile(name: str, *, store: Store | None) -> int:
+def remove_profile(name: str, *, store: "SqlStore | None") -> int:
     """Delete all runs and fits of a name and return the number of runs.
 
     Raises:
@@ -220,10 +231,13 @@ def machine_note(profile: Profile) -> str:
         return f"this machine cannot be compared with the profile's: {error.what}"
     here = cluster.fingerprint
     if there.hardware_id != here.hardware_id:
-        changed = _changed(
-            there.hardware, here.hardware, tuple({**there.hardware, **here.hardware})
-        )
-        return f"the profile was measured on another machine than this one ({changed})"
+        found = [
+            Change(name=name, profiled=there.hardware.get(name), now=here.hardware.get(name)).words
+            for name in {**there.hardware, **here.hardware}
+            if there.hardware.get(name) != here.hardware.get(name)
+        ]
+        shown = ", ".join(found[:_MAX_FACTS])
+        return f"the profile was measured on another machine than this one ({shown})"
     return stale_note(profile, here.software)
 
 
@@ -274,40 +288,33 @@ def _of_file(path: Path) -> ProfileInfo:
 
 
 def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
-    machine = profile.machine
     yield "provenance", profile.provenance
-    yield "device", machine.device
-    yield "num_devices", machine.num_devices
-    yield "devices_per_node", machine.devices_per_node
-    yield "memory_bytes", machine.memory_bytes
-    for gemm in profile.gemm:
-        yield f"gemm {gemm.dtype} alpha_seconds", gemm.alpha_seconds
-        yield f"gemm {gemm.dtype} beta_seconds_per_mac", gemm.beta_seconds_per_mac
-    for line in profile.collective:
-        flight = f" {line.in_flight} in flight" if line.in_flight > 1 else ""
-        spread = f" on {line.num_nodes} nodes" if line.num_nodes else ""
-        label = f"{line.op} {line.group_size} ranks{spread}{flight}"
-        yield f"{label} alpha_seconds", line.alpha_seconds
-        yield f"{label} beta_seconds_per_byte", line.beta_seconds_per_byte
-    for copy in profile.copy:
-        both = " both ways" if copy.both_ways else ""
-        label = f"{copy.direction} {'pinned' if copy.pinned else 'pageable'}{both}"
-        yield f"{label} alpha_seconds", copy.alpha_seconds
-        yield f"{label} beta_seconds_per_byte", copy.beta_seconds_per_byte
-    for rows in profile.rows:
-        yield f"{rows.op} {rows.dtype} alpha_seconds", rows.alpha_seconds
-        yield f"{rows.op} {rows.dtype} beta_seconds_per_element", rows.beta_seconds_per_element
+    yield from encode(profile.machine).items()
+    lines: tuple[_Line, ...] = (
+        *profile.gemm, *profile.collective, *profile.copy, *profile.rows,
+    )  # fmt: skip
+    for line in lines:
+        for item in fields(line):
+            if "_seconds" in item.name:
+                yield f"{_label(line)} {item.name}", getattr(line, item.name)
     for victim, speeds in encode(profile.interference).items():
         for other, speed in speeds.items():
             yield f"{victim} beside {other}", speed
-    for key, value in profile.fingerprint.hardware.items():
-        yield f"hardware {key}", value
-    for key, value in profile.fingerprint.software.items():
-        yield f"software {key}", value
+    for kind, facts in encode(profile.fingerprint).items():
+        for key, value in facts.items():
+            yield f"{kind} {key}", value
 
 
-def _changed(there: Mapping[str, str], here: Mapping[str, str], keys: Iterable[str]) -> str:
-    found = [key for key in keys if there.get(key) != here.get(key)]
-    return ", ".join(
-        f"{key} {there.get(key, '—')} there, {here.get(key, '—')} here" for key in found[:2]
-    )
+def _label(line: _Line) -> str:
+    match line:
+        case GemmLine():
+            return f"gemm {line.dtype}"
+        case CollectiveLine():
+            flight = f" {line.in_flight} in flight" if line.in_flight > 1 else ""
+            spread = f" on {line.num_nodes} nodes" if line.num_nodes else ""
+            return f"{line.op} {line.group_size} ranks{spread}{flight}"
+        case CopyLine():
+            both = " both ways" if line.both_ways else ""
+            return f"{line.direction} {'pinned' if line.pinned else 'pageable'}{both}"
+        case RowsLine():
+            return f"{line.op} {line.dtype}"

@@ -7,12 +7,10 @@ each sample and updates the progress display.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from moetune.domain.cluster import Cluster, Machine
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.records import RunStatus
 from moetune.domain.samples import Point, Sample
@@ -20,42 +18,23 @@ from moetune.workflows.profile_quality import GroupSummary, group_of
 
 if TYPE_CHECKING:
     from moetune.measure.session import Estimates, News
+    from moetune.store import SqlStore
 
 
-class Progress(Protocol):
-    """Progress display of a measurement."""
+class Progress:
+    """Progress display of a measurement; this one shows nothing."""
 
     def start(self, groups: Mapping[str, int], seconds: float) -> None:
         """Show the number of points of each group, and the estimated seconds of all."""
-        ...
 
     def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
         """Show one more finished point."""
-        ...
 
     def repeat(self, group: str, seconds_left: float) -> None:
         """Show that a finished point was measured again."""
-        ...
 
     def finish(self, summaries: Sequence[GroupSummary]) -> None:
         """Show the groups' quality; `summaries` is empty where the measurement ended early."""
-        ...
-
-
-class SilentProgress:
-    """No progress display."""
-
-    def start(self, groups: Mapping[str, int], seconds: float) -> None:
-        """Show nothing."""
-
-    def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
-        """Show nothing."""
-
-    def repeat(self, group: str, seconds_left: float) -> None:
-        """Show nothing."""
-
-    def finish(self, summaries: Sequence[GroupSummary]) -> None:
-        """Show nothing."""
 
 
 class SampleRecorder:
@@ -115,28 +94,69 @@ class SampleRecorder:
             self._progress.repeat(group, seconds_left)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeState:
+    """What a run begins with of earlier ones.
+
+    Args:
+        run_id: of an unfinished run to continue; None for a new one.
+        known: samples that it begins with, or has.
+        done: points that need not be measured.
+        base: the profile that it continues, where it has tables of another one; else None.
+    """
+
+    run_id: int | None = None
+    known: tuple[Sample, ...] = ()
+    done: frozenset[Point] = frozenset()
+    base: Profile | None = None
+
+
+def resumed(store: "SqlStore", name: str, cluster: Cluster) -> ResumeState:
+    """Return the last unfinished run of this name on this machine, else the current profile.
+
+    What they have measured without an error is done.
+    """
+    run_id = store.open_run(name=name, fingerprint=cluster.fingerprint)
+    current = store.profile(name) if run_id is None else None
+    known: tuple[Sample, ...] = ()
+    if run_id is not None:
+        known = store.samples(run_id)
+    elif current is not None and current.fingerprint == cluster.fingerprint:
+        known = current.samples
+    done = frozenset(sample.point for sample in known if not sample.error)
+    return ResumeState(run_id=run_id, known=known, done=done, base=_base_of(current))
+
+
+def _base_of(current: Profile | None) -> Profile | None:
+    """Return what a measured profile took from another one: all but its own samples."""
+    if current is None or not (current.tables or current.network):
+        return None
+    return replace(current, samples=())
+
+
+_NOTHING = ResumeState()
+
+
 class StoredRun:
     """A run of the store, created with its first sample or by `begin`.
 
     As a context manager it sets the run's status: complete after `complete`, else partial.
 
     Args:
-        run_id: of an unfinished run to continue; None for a new one.
-        known: samples of an earlier run, with which a new one begins.
+        begun: the run to continue, or the samples that a new one begins with.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: "SqlStore",
         *,
         name: str,
         cluster: Cluster,
         preset: str,
-        run_id: int | None,
-        known: Sequence[Sample],
+        begun: ResumeState = _NOTHING,
     ) -> None:
         self._store, self._name, self._cluster, self._preset = store, name, cluster, preset
-        self._id, self._known = run_id, known
+        self._id, self._known = begun.run_id, begun.known
         self._status: RunStatus = "partial"
 
     def begin(self, machine: Machine | None = None) -> int:
@@ -167,11 +187,6 @@ class StoredRun:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._id is not None:
             self._store.finish_run(self._id, status=self._status)

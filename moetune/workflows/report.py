@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from moetune.domain.errors import ProfileError
-from moetune.domain.training_document import AnyPlan, TrainingDocument
+from moetune.domain.training_document import AnyPlan
 from moetune.report.html import Chapter, report_page
 from moetune.report.observed import seen
 from moetune.report.section import Section, all_figures
@@ -15,15 +15,9 @@ from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import FoundProfile, find_profile
 from moetune.workflows.sources import LocalSources
 from moetune.workflows.training_files import find_any_plan
-from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.observed import observed_figures
-from moetune.workflows.views.plan import page_sections
+from moetune.workflows.views.plan_page import plan_page_sections
 from moetune.workflows.views.profile import machine_scope, profile_report
-from moetune.workflows.views.training_page import training_page, training_scope
-from moetune.workflows.views.words import (
-    plan_name,
-    plan_scope,
-)
 from moetune.workflows.wiring import StoreFinder
 
 NUM_PLANS = 5
@@ -112,30 +106,17 @@ def _profile(
 
 
 def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
-    if isinstance(plan, TrainingDocument):
-        return Chapter(
-            name=f"plan-{plan.id[:12]}",
-            short=f"Plan {plan.id[:6]}",
-            title=f"Plan {plan.id[:6]}: training {plan.inputs.model}",
-            scope=f"{training_scope(plan)} · profile {plan.inputs.profile}",
-            sections=training_page(plan),
-        )
-    explanation = Planner(sources=LocalSources(stores=stores)).explain_plan(plan)
+    sections = plan_page_sections(plan, Planner(sources=LocalSources(stores=stores)))
     with stores() as store:
         page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
     figures = observed_figures(seen(page))
     observed = Section(name="observed", title="Observed steps", figures=figures)
-    scope = plan_scope(plan, profile=explanation.profile)
     return Chapter(
         name=f"plan-{plan.id[:12]}",
         short=f"Plan {plan.id[:6]}",
-        title=f"Plan {plan.id[:6]}: {plan_name(plan)}",
-        scope=f"{scope} · profile {plan.inputs.profile}",
-        sections=(
-            *page_sections(explanation),
-            *reasons(explanation, is_drawn=True),
-            *((observed,) if figures else ()),
-        ),
+        title=f"Plan {plan.id[:6]}: {sections[0].title}",
+        scope=f"{sections[0].scope} · profile {plan.inputs.profile}",
+        sections=(*sections, *((observed,) if figures else ())),
     )
 
 

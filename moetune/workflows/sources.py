@@ -3,17 +3,19 @@
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from moetune.domain.errors import NotFoundError
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.training_document import AnyPlan
 from moetune.workflows.files import find_plan
 from moetune.workflows.profiles import FoundProfile, find_profile, named_profile, newest_measured
 from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.wiring import StoreFinder
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 MOST_PROFILES = 8
 
@@ -66,7 +68,7 @@ class ProfileCache:
     A service would otherwise read all samples and compute the digest for every request.
     """
 
-    store: Store
+    store: "SqlStore"
     _found: OrderedDict[tuple[str, int | None], FoundProfile] = field(
         default_factory=OrderedDict, init=False
     )
@@ -107,8 +109,8 @@ class StoredSources:
         default_profile: a name; None for the newest measured.
     """
 
-    store: Store
-    reading: Store
+    store: "SqlStore"
+    reading: "SqlStore"
     default_profile: str | None
     profiles: ProfileCache = field(init=False)
     must_match: bool = field(default=False, init=False)
@@ -157,7 +159,7 @@ class LocalSources:
     """
 
     stores: StoreFinder
-    store: Store | None = None
+    store: "SqlStore | None" = None
     named: str | Profile | None = None
     default_profile: str | None = None
 

@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from moetune.domain.profile import Profile
-from moetune.domain.samples import (
-    AttentionPoint,
-    CollectivePoint,
-    CopyPoint,
-    GemmPoint,
-    Point,
-    RowsPoint,
-    Sample,
-)
+from moetune.domain.samples import Point, Sample
 from moetune.report.section import percent, percents
 
 Verdict = Literal["keep", "measure", "unsure"]
@@ -163,8 +155,8 @@ def check_points(profile: Profile) -> tuple[Point, ...]:
     by_kind: dict[str, dict[object, list[Point]]] = {}
     for sample in profile.samples:
         if sample.seconds and not sample.error and sample.point.kind in _KINDS:
-            kind, family, _ = _place(sample.point)
-            by_kind.setdefault(kind, {}).setdefault(family, []).append(sample.point)
+            operations = by_kind.setdefault(sample.point.kind, {})
+            operations.setdefault(_operation(sample.point), []).append(sample.point)
     queues = [_queue(by_kind[kind]) for kind in _KINDS if kind in by_kind]
     chosen: list[Point] = []
     while len(chosen) < MOST_POINTS and any(queues):
@@ -222,29 +214,21 @@ def _spread(seconds: Sequence[float]) -> float:
 
 def _queue(families: Mapping[object, Sequence[Point]]) -> list[Point]:
     """Return the middle point of each operation, then the largest of each."""
-    ordered = [
-        sorted(set(points), key=lambda point: _place(point)[2]) for points in families.values()
-    ]
+    ordered = [sorted(set(points), key=_size) for points in families.values()]
     middle = [points[len(points) // 2] for points in ordered]
     return list(dict.fromkeys([*middle, *(points[-1] for points in ordered)]))
 
 
 _KINDS = ("collective", "gemm", "rows", "attention", "copy")
+_OPERATION = ("op", "group", "dtype", "product", "backward", "direction", "pinned")
+"""Fields of points that say which operation they are of; of collectives also the queue."""
+_SIZES = ("macs", "elements", "num_bytes")
 
 
-def _place(point: Point) -> tuple[str, object, float]:
-    """Return a point's kind, its operation and its size."""
-    match point:
-        case CollectivePoint():
-            family: object = (point.op, point.group, min(point.in_flight, 2))
-            return point.kind, family, point.num_bytes
-        case GemmPoint():
-            return point.kind, (point.dtype, point.product), point.macs
-        case RowsPoint():
-            return point.kind, point.op, point.elements
-        case AttentionPoint():
-            return point.kind, point.backward, point.macs
-        case CopyPoint():
-            return point.kind, (point.direction, point.pinned), point.num_bytes
-        case _:
-            raise AssertionError(point)
+def _operation(point: Point) -> object:
+    fields = (getattr(point, name, None) for name in _OPERATION)
+    return (*fields, getattr(point, "in_flight", 1) > 1)
+
+
+def _size(point: Point) -> float:
+    return next(float(getattr(point, name)) for name in _SIZES if hasattr(point, name))

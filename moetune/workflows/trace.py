@@ -171,8 +171,8 @@ def _measured_events(
 
 def _record(step: _RecordedStep, _: object) -> "list[tuple[RecordedSpan, ...]]":
     """Record one warm step and return every rank's; all ranks of the launch call this together."""
+    from moetune.measure.steps import random_steps
     from moetune.workflows.launch import rank_device
-    from moetune.workflows.steps import random_steps
 
     steps = random_steps(step.workload, device=rank_device())
     for _ in range(_WARM_UP_STEPS):

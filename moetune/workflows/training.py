@@ -32,18 +32,14 @@ from moetune.domain.training import (
 )
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
-from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.graphs import with_and_without_graphs, with_graphs
+from moetune.solve.joint.placement import solve_placed
 from moetune.solve.joint.savings import Savings
 from moetune.solve.joint.search import FoldedSearch
 from moetune.solve.training.memory import MemoryModel, fillable_bytes
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
-from moetune.workflows.placed_training import (
-    check_placement_rule,
-    solve_placed,
-)
 from moetune.workflows.plan import sound_numbers
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest, layout_words
@@ -62,31 +58,18 @@ def usable_bytes(machine: Machine) -> int:
 
 
 def search_of(
-    request: TrainingRequest, prices: StepPrices, profile: Profile, *, limit_bytes: float,
-    asks_runtime: bool = True,
-) -> FoldedSearch:  # fmt: skip
-    """Return the search of a request's layouts, within a device's memory and the host's.
+    prices: StepPrices, profile: Profile, *, limit_bytes: float, asks_runtime: bool = True
+) -> FoldedSearch:
+    """Return the search of a job's layouts, within a device's memory and the host's.
 
     Args:
-        prices: of the request's job.
         asks_runtime: whether layouts that the runtime would refuse are left out.
     """
-    job, apart = prices.job, None
-    if isinstance(job.routing, RecordedLayers):
-        apart = prices, memory_model(job, request.target, prices.stages)
-        job = job.alike
-        prices = replace(prices, job=job, stages=DecoderStages(job.decoder))
-    return FoldedSearch(
-        job=job,
-        prices=prices,
-        apart=apart,
-        memory=memory_model(job, request.target, prices.stages),
-        limit_bytes=limit_bytes,
-        target=request.target,
-        host_bytes=site_of(profile).host_bytes_per_rank(job.world_size) or inf,
-        site=site_of(profile),
-        asks_runtime=asks_runtime,
-    )
+    site = site_of(profile)
+    return FoldedSearch.of(
+        prices, limit_bytes=limit_bytes, site=site, asks_runtime=asks_runtime,
+        host_bytes=site.host_bytes_per_rank(prices.job.world_size) or inf,
+    )  # fmt: skip
 
 
 def plan_training(
@@ -134,30 +117,16 @@ def add_savings(plan: TrainingPlan, search: FoldedSearch) -> TrainingPlan:
     return replace(plan, savings=tuple(found.of_flags()), free=found.free())
 
 
-def search_training(
-    request: TrainingRequest, profile: Profile, costs: Costs | None = None
-) -> tuple[TrainingPlan, FoldedSearch]:
-    """Return a plan of branch and bound without its front, and the search that found it.
-
-    Raises:
-        InputError, LayoutTooLargeError, ProfileError: as of `plan_training`.
-    """
-    solved = _solved(request, profile, costs)
-    if not solved.plan.fits:
-        raise _too_large(solved.plan)
-    return solved.plan, solved.search
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Solved:
-    """A plan of branch and bound, whether it fits or not, with what it was made of."""
+    """A plan, whether it fits or not, with what it was made of."""
 
     plan: TrainingPlan
     search: FoldedSearch
 
 
 def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> _Solved:
-    check_placement_rule(request)
+    _check_placement_rule(request)
     check_format(profile, request.job.dtype)
     broken = next(model_rules(request.job.decoder, request.target), None)
     if broken is not None:
@@ -195,6 +164,24 @@ def _on_host(
     return _Solved(plan=replace(solved.plan, request=request), search=solved.search)
 
 
+def _check_placement_rule(request: TrainingRequest) -> None:
+    """Raise InputError where a rule for the experts' placement has nothing to go by."""
+    rule, target = request.pins.expert_placement, request.target
+    if rule is None:
+        return
+    if not isinstance(request.job.routing, RecordedLayers):
+        raise InputError(
+            f"--expert-placement {rule} needs loads of each layer's experts: without them none is "
+            "placed",
+            "omit --expert-placement, or give the record of the model's routing with --routing",
+        )
+    if rule != "natural" and not target.places_experts:
+        raise InputError(
+            f"--expert-placement {rule}: {target.name} keeps experts in their own order",
+            "omit --expert-placement, or plan with --target moetune",
+        )
+
+
 def _priced(
     error: RefusedLayoutError, request: TrainingRequest, profile: Profile, costs: Costs | None
 ) -> RefusedLayoutError:
@@ -214,26 +201,26 @@ def _searched(
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     with sound_numbers(profile.name):
         known = costs or costs_of(profile, allow_modelled=True)
-        opened = partial(
-            _opened, profile=profile, costs=known, limit_bytes=limit, asks_runtime=asks_runtime
-        )
-        one, placement = solve_placed(request, opened)
-        graphed = with_graphs(one.search, _of_layouts(one.request.pins), one.best)
-        found = (graphed or one.layouts).ranked()
+        prices = step_prices(request.job, request.target, profile, known)
+        search = search_of(prices, profile, limit_bytes=limit, asks_runtime=asks_runtime)
+        layouts, placement = solve_placed(search, request.pins)
+        search, best = layouts.search, layouts.best()
+        graphed = with_graphs(search, _of_layouts(request.pins), best)
+        found = (graphed or layouts).ranked()
         plan = TrainingPlan(
             request=request, profile=profile.name, profile_fingerprint=profile.digest,
             limit_bytes=limit, placement=placement,
-            trust=one.search.prices.device.trusts.least, found=tuple(found),
-            host_bytes=one.search.host_bytes,
+            trust=search.prices.device.trusts.least, found=tuple(found),
+            host_bytes=search.host_bytes,
             ranks_per_host=min(request.job.world_size, site_of(profile).devices_per_node),
             quality=quality_of(profile), device=profile.machine.device,
             provenance=profile.provenance,
             stand_ins=stand_ins_of(
-                one.request.job, one.request.target, profile, found[0], known
+                search.of_wholes[0].job, search.target, profile, found[0], known
             ),
-            natural_bytes=_natural_bytes(one.request, found[0].layout),
+            natural_bytes=_natural_bytes(request, found[0].layout),
         )  # fmt: skip
-    return _Solved(plan=plan, search=one.search)
+    return _Solved(plan=plan, search=search)
 
 
 def _natural_bytes(request: TrainingRequest, layout: FoldedLayout) -> float | None:
@@ -243,19 +230,6 @@ def _natural_bytes(request: TrainingRequest, layout: FoldedLayout) -> float | No
         return None
     roomy = replace(job, leaves_room=True)
     return memory_model(roomy, request.target, DecoderStages(job.decoder)).needs(layout)[0]
-
-
-def _opened(
-    request: TrainingRequest,
-    *,
-    profile: Profile,
-    costs: Costs,
-    limit_bytes: float,
-    asks_runtime: bool,
-) -> tuple[FoldedSearch, BestLayouts]:
-    prices = step_prices(request.job, request.target, profile, costs)
-    search = search_of(request, prices, profile, limit_bytes=limit_bytes, asks_runtime=asks_runtime)
-    return search, BestLayouts.of(search, _of_layouts(request.pins))
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:

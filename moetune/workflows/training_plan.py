@@ -9,9 +9,9 @@ from typing import Any
 
 from moetune.domain.data_sheets import peak_flops
 from moetune.domain.document import encode
-from moetune.domain.model_placement import ModelPlacement
 from moetune.domain.model_plan import Chunks, Confidence
 from moetune.domain.pipeline import stage_words
+from moetune.domain.placement import ModelPlacement
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads

@@ -113,7 +113,7 @@ class TrainingSubject:
 
     def _search(self, limit_bytes: float) -> FoldedSearch:
         planned = self.planned
-        return search_of(planned.priced, self.prices, planned.profile, limit_bytes=limit_bytes)
+        return search_of(self.prices, planned.profile, limit_bytes=limit_bytes)
 
     @property
     def _own(self) -> FoldedLayout:

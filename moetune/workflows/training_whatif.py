@@ -80,7 +80,7 @@ def whatif_training(
             "change the ranks, memory, dtype, speeds or machine, or a flag of the plan, such as "
             "--constraint tp=2",
         )
-    options = _options(before, own) | ({} if model is None else {"model": model})
+    options = arguments_of(before, own) | ({} if model is None else {"model": model})
     used = scale_profile(machine.profile, faster)
     request = read_flags(options | dict(_changes(question))).training_request(used)
     after = planner.plan_training(request, used)
@@ -96,7 +96,7 @@ def _own_profile(planner: Planner, plan: TrainingDocument) -> Profile | None:
     return found.profile if found.digest == plan.inputs.profile_fingerprint else None
 
 
-def _options(plan: TrainingDocument, own: Profile | None) -> dict[str, object]:
+def arguments_of(plan: TrainingDocument, own: Profile | None) -> dict[str, object]:
     """Return the plan's question as arguments of `moetune.plan`."""
     inputs, pins = plan.inputs, plan.inputs.pins
     is_default = own is not None and usable_bytes(own.machine) == inputs.memory_limit_bytes

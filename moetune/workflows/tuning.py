@@ -7,13 +7,16 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.plan import Decision, Plan
-from moetune.domain.ports import Store
 from moetune.domain.records import Settled
 from moetune.runtime.plans.tuner import TuningTask
 from moetune.search import TuningStudy
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -32,7 +35,7 @@ class StudyTuner:
         *,
         folder: Path,
         hardware_id: str,
-        stores: Callable[[], AbstractContextManager[Store]],
+        stores: Callable[[], AbstractContextManager["SqlStore"]],
     ) -> None:
         self._folder, self._hardware_id, self._stores = folder, hardware_id, stores
         self._task: TuningTask | None = None

@@ -16,13 +16,13 @@ from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.fit.costs import costs_of
+from moetune.measure.loads import expert_shares
 from moetune.solve.layer.observed import watched_seconds
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.predict import plan_step
-from moetune.workflows.routed_tokens import expert_shares
 
 if TYPE_CHECKING:
-    from moetune.workflows.steps import MeasuredSteps
+    from moetune.measure.steps import MeasuredSteps
 
 VERIFICATION_SCHEMA = "moetune.verification/1"
 DEGREES = (1, 2, 4, 8, 16)
@@ -310,9 +310,9 @@ def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float
 
 def _measure(layer: _MeasuredLayer, _: object) -> "tuple[str, Sequence[MeasuredSteps]]":
     """Measure on this rank, and name the machine; all ranks of the launch call this together."""
+    from moetune.measure.steps import measure_steps, random_steps
     from moetune.workflows import wiring
     from moetune.workflows.launch import rank_device
-    from moetune.workflows.steps import measure_steps, random_steps
 
     steps = random_steps(layer.workload, device=rank_device())
     device_id = wiring.detect_cluster().fingerprint.device_id

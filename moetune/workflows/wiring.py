@@ -13,12 +13,12 @@ from moetune.config import Configuration, Settings
 from moetune.domain.cluster import Cluster
 from moetune.domain.errors import BadStoreError
 from moetune.domain.extras import needed_by
-from moetune.domain.ports import Store
 
 if TYPE_CHECKING:
     from moetune.runtime.plans.client import ServiceClient
+    from moetune.store import SqlStore
 
-StoreFinder: TypeAlias = Callable[[], AbstractContextManager[Store | None]]
+StoreFinder: TypeAlias = "Callable[[], AbstractContextManager[SqlStore | None]]"
 """Opens the store to read; gives None where there is none yet."""
 
 
@@ -37,7 +37,7 @@ def configure(
 
 def open_store(
     settings: Settings, *, read_only: bool = False, patience_seconds: float | None = None
-) -> AbstractContextManager[Store]:
+) -> AbstractContextManager["SqlStore"]:
     """Open the store of the settings; without `read_only` it is made where there is none.
 
     Args:
@@ -64,7 +64,7 @@ def check_store(settings: Settings) -> None:
 
 
 @contextmanager
-def find_store(settings: Settings) -> Iterator[Store | None]:
+def find_store(settings: Settings) -> Iterator["SqlStore | None"]:
     """Open the store to read; None where none was made yet.
 
     Raises:

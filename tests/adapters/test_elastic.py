@@ -38,8 +38,7 @@ def test_a_job_that_sigterm_ends_on_two_ranks_goes_on_with_the_same_losses_on_th
     for step, loss in wanted.items():
         assert found[step] == pytest.approx(loss, abs=1e-10, rel=0)
     output = (stopped / "output").read_text()
-    line = "resumed step 3 of 2 ranks on 3: experts 6 -> 4 a rank (0–3, 4–7, 8–11), no plan"
-    assert line in output
+    assert "resumed step 3 of 2 ranks on 3\n" in output
     kept = sorted(path.name for path in (stopped / "checkpoints").iterdir())
     assert kept == ["step-00000004", "step-00000006"]
 

@@ -487,10 +487,8 @@ def refuses() -> None:
         "has memory": lambda: moetune.adapt(model(), checkpoint="nowhere"),
     }
     if num_ranks > 1:
-        cut = init_device_mesh("cpu", (1, num_ranks), mesh_dim_names=("experts", "width"))
         faults |= {
             "does not divide": lambda: moetune.adapt(model(num_local_experts=num_ranks + 1)),
-            "share an expert's width were withdrawn": lambda: moetune.adapt(model(), mesh=cut),
         }
     for text, work in faults.items():
         error = same_on_all(raised(work))

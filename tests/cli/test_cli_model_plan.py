@@ -95,7 +95,7 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
     ("arguments", "code", "words"),
     [
         ((*PLAN, "--pp", "32"), 2, ("larger than the 24 layers",)),
-        ((*PLAN, "--tp", "32"), 2, ("num_heads (16) does not divide by tp (32)", "--tp 8")),
+        ((*PLAN, "--tp", "32"), 2, ("num_heads (16) does not divide by tp (32)", "nearest")),
         ((*PLAN, "--memory-limit", "2GiB"), 3, ("memory binds", "take more ranks")),
         ((*PLAN, "--strategy", "S4"), 2, ("--strategy is for layers, not for ppmoe-6.7b",)),
         ((*PLAN, "--tokens", "16k"), 2, ("--tokens is for layers", "--global-batch")),

@@ -295,7 +295,7 @@ WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [
     ({**LAYER, "profile": 7}, moetune.InputError, "^profile must be a name, a file or a Profile"),
     ({**LAYER, "profile": "rtx2080ti"}, moetune.ProfileError, "did you mean rtx2080ti-x"),
     ({**LAYER, "memory_limit": "10MB"}, moetune.InfeasiblePlanError, "limit of 9.54 MiB"),
-    ({**LAYER, "overlap": "batch"}, moetune.InputError, "^overlap batch is for whole models"),
+    ({**LAYER, "overlap": "batch"}, moetune.InputError, "^overlap is for whole models"),
     ({**TRAINING, "model": "qwen3-30b-a3"}, moetune.InputError, "did you mean qwen3-30b-a3b"),
     ({**TRAINING, "strategy": "S1"}, moetune.InputError, "^strategy is for layers"),
     ({**TRAINING, "zero": 4}, moetune.InputError, "^zero must be from 0 to 3, got 4"),

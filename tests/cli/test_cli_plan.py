@@ -16,8 +16,8 @@ from tests.golden.cases import LAB
 
 PLAN = ("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
 PLAN_KEYS = {
-    "schema", "id", "inputs", "layout", "pipeline", "memory", "chunks", "predicted", "decision",
-    "alternatives", "warnings", "transformer", "terms",
+    "schema", "id", "inputs", "layout", "pipeline", "memory", "predicted", "decision",
+    "alternatives", "warnings", "terms",
 }  # fmt: skip
 PART_KEYS = {
     "inputs": "model layer world_size tokens_per_rank dtype memory_limit_bytes profile "

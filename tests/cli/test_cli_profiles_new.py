@@ -1,8 +1,5 @@
-"""`moetune profiles new`: flags, questions on a terminal, and nothing written where it fails."""
+"""`moetune profiles new`: flags, and nothing written where it fails."""
 
-import io
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,23 +11,6 @@ FLAGS = (
     "--gpu", "h100", "--gpus-per-node", "8", "--nodes", "8", "--nics", "8", "--nic-rate",
     "400Gbit/s",
 )  # fmt: skip
-
-
-class Terminal(io.StringIO):
-    """Answers typed on a terminal; behind the last one, Ctrl-C."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override] # TextIO has None, too
-        line = super().readline(-1 if size is None else size)
-        if not line:
-            raise KeyboardInterrupt
-        return line
-
-
-def type_in(monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
-    monkeypatch.setattr(sys, "stdin", Terminal("".join(f"{one}\n" for one in answers)))
 
 
 def test_a_described_machine_is_planned_with_by_the_printed_command(cli: Cli) -> None:
@@ -58,53 +38,12 @@ def test_json_has_the_file_its_base_and_what_stands_in(cli: Cli) -> None:
     assert all(f"# - {one}\n" in text for one in stand_ins)
 
 
-def test_without_a_terminal_what_is_missing_is_named_and_nothing_is_asked(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("h100\n8\n1\n"))
+def test_what_is_missing_is_named(cli: Cli) -> None:
     result = cli("profiles", "new", "a.toml", "--gpu", "h100")
     assert result.code == 2
     assert "--gpus-per-node, --nodes" in result.err
     result = cli("profiles", "new", "a.toml", *FLAGS[:6])
     assert "--nics, --nic-rate" in result.err
-    assert not list(Path().iterdir())
-
-
-def test_on_a_terminal_what_has_no_flag_is_asked_until_it_can_be_read(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    type_in(monkeypatch, "h1000", "h200", "", "x", "2", "4", "400", "50GB/s", "120GB")
-    result = cli("profiles", "new", "a.toml")
-    assert result.code == 0
-    assert "did you mean h100" in result.err
-    values = tomllib.loads(Path("a.toml").read_text(encoding="utf-8"))
-    assert values["base"] == "h200-x8"
-    assert values["machine"] == {"num_devices": 16, "devices_per_node": 8, "memory": "120GB"}
-    assert (values["network"]["nics"], values["network"]["nic_rate"]) == (4, "50GB/s")
-    assert "Rate" not in result.out
-
-
-def test_the_usual_answers_make_one_node_of_the_reference(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    type_in(monkeypatch, "", "", "", "")
-    assert cli("profiles", "new", "a.toml").code == 0
-    found, base = load_profile_file(Path("a.toml")), cli("profiles", "show", "h100-x8", "--json")
-    assert found.machine.num_devices == 8
-    assert found.machine.memory_bytes == base.document["machine"]["memory_bytes"]
-
-
-def test_of_another_gpu_no_memory_is_asked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    type_in(monkeypatch, "L40S", "4", "2", "", "")
-    assert cli("profiles", "new", "a.toml", "--tflops", "362TFLOP/s").code == 0
-    values = tomllib.loads(Path("a.toml").read_text(encoding="utf-8"))
-    assert values["machine"] == {"device": "L40S", "num_devices": 8, "devices_per_node": 4}
-    assert values["network"]["nic_rate"] == "400Gbit/s"
-
-
-def test_ctrl_c_in_a_question_leaves_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    type_in(monkeypatch, "h100", "8")
-    assert cli("profiles", "new", "a.toml").code == 130
     assert not list(Path().iterdir())
 
 

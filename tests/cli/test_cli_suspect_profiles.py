@@ -12,15 +12,15 @@ from moetune.domain.plan import Plan, plan_from_document
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
 from moetune.domain.request import PlanRequest
 from moetune.report.section import Section
-from moetune.workflows.drafts import ModelQuestion, draft_model
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profiles import FoundProfile
+from moetune.workflows.plan_flags import PlanFlags
+from moetune.workflows.training import plan_training
 from moetune.workflows.views.comparison import comparison_sections, whatif_sections
-from moetune.workflows.views.drafts import model_view
 from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.plan import page_sections, plan_sections
+from moetune.workflows.views.training_page import training_page
 from moetune.workflows.whatif import WhatIf, change_plan
 from tests.cli.running import Cli
 from tests.report.lab import LAYER, lab_profile
@@ -106,15 +106,15 @@ def test_comparisons_name_a_suspect_profile_once(suspect: Profile) -> None:
     assert not said(comparison_sections(good, good, names=("a", "b")))
 
 
-def test_a_whole_models_draft_and_its_comparisons_say_so() -> None:
+def test_a_whole_models_page_and_its_comparisons_say_so() -> None:
     h100 = load_profile_file(bundled_profiles()["h100-x8"])
     line = replace(h100.copy[0], error=replace(BAD, p95=0.5))
-    question = ModelQuestion(model="olmoe", target="megatron", global_batch=64, length=4096)
+    asked = PlanFlags(model="olmoe", target="megatron", global_batch=64, seq=4096)
     doubts = {}
     for name, profile in {"good": h100, "bad": replace(h100, copy=(line, *h100.copy[1:]))}.items():
-        draft = draft_model(question, FoundProfile(profile=profile, source="bundled"))
-        doubts[name] = [text for one in model_view(draft).sections for text in one.doubts]
-        plans = (draft.plan.stored, draft.plan.stored)
+        plan = plan_training(asked.training_request(profile), profile).stored
+        doubts[name] = [text for one in training_page(plan) for text in one.doubts]
+        plans = (plan, plan)
         both = comparison_sections(*plans, names=("a", "b"))
         assert [text for one in both for text in one.doubts] == doubts[name]
     assert doubts["good"] == []

@@ -7,7 +7,7 @@ import torch
 
 from moetune.comm.agree import (
     Opening,
-    agree_on_digest,
+    agree,
     agree_on_tokens,
     decide_on_first,
     first_text,
@@ -105,14 +105,14 @@ def test_one_rank_has_nobody_to_send_to(one: OneRank) -> None:
 
 
 def test_one_rank_agrees_with_itself(one: OneRank) -> None:
-    def agree(problem: str) -> tuple[tuple[int, ...], int]:
+    def of_tokens(problem: str) -> tuple[tuple[int, ...], int]:
         opening = Opening(num_tokens=5, signature="s", problem=problem, note=-7)
         return agree_on_tokens(one, opening, CPU)
 
-    assert agree("") == ((5,), -7)
+    assert of_tokens("") == ((5,), -7)
     with pytest.raises(InputError, match="7 columns"):
-        agree("x has 7 columns")
-    agree_on_digest(one, "abc", "plan books", None)
+        of_tokens("x has 7 columns")
+    assert agree(one, lambda: 7, lambda _: ["abc"], "the plans") == 7
     assert decide_on_first(one, lambda: "plan", "the plans") == "plan"
     assert largest(one, [2.0, 1.0], "the slowest") == (2.0, 1.0)
     assert first_text(one, "reason", "reasons") == "reason"

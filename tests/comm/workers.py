@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from moetune.comm.agree import (
     Opening,
-    agree_on_digest,
+    agree,
     agree_on_tokens,
     decide_on_first,
     first_text,
@@ -218,8 +218,7 @@ def equal_signatures_agree(group: Communicator) -> None:
     opening = Opening(num_tokens=3 + group.rank, signature="same", problem="", note=note)
     found = agree_on_tokens(group, opening, CPU)
     assert found == (tuple(3 + rank for rank in range(group.num_ranks)), -7)
-    told = agree_on_digest(group, "abc", "plan books", group.rank)
-    assert told == list(range(group.num_ranks))
+    assert agree(group, lambda: group.rank, lambda _: ["abc"], "the plans") == group.rank
 
 
 def unequal_signatures_raise_on_all(group: Communicator) -> None:
@@ -229,8 +228,8 @@ def unequal_signatures_raise_on_all(group: Communicator) -> None:
         agree_on_tokens(group, Opening(num_tokens=1, signature=signature, problem=""), CPU)
     assert "rank 0: degree 2" in str(failure.value)
     assert f"rank {last}: degree 3" in str(failure.value)
-    with pytest.raises(RankMismatchError, match="plan books differ between ranks: 0, "):
-        agree_on_digest(group, str(group.rank), "plan books", None)
+    with pytest.raises(RankMismatchError, match="the ranks disagree on the plans\n  rank 0: of 0"):
+        agree(group, lambda: group.rank, lambda rank: ["same", f"of {rank}"], "the plans")
 
 
 def one_ranks_problem_raises_on_all(group: Communicator) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
 
-from moetune.workflows.ports import free_port
+from tests.ports import free_port
 from tests.ranks import warm_context
 
 _GRACE_SECONDS = 5.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.domain.model_placement import LayerPlacement, ModelPlacement
+from moetune.domain.placement import LayerPlacement, ModelPlacement
 from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers, alike
 from moetune.domain.routing import NATURAL, ExpertLoads
 from moetune.domain.training import TrainingJob

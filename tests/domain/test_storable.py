@@ -15,7 +15,6 @@ from moetune.domain.profile import (
     CollectiveLine,
     CopyLine,
     GemmLine,
-    LinkBurst,
     Profile,
     RowsLine,
 )
@@ -129,7 +128,6 @@ def times(seconds: float, size: float = 8.0) -> list[Profile]:
         workload=WORKLOAD, degree=1, chunks_seconds=seconds, overhead_seconds=0.0,
         measured_seconds=seconds,
     )  # fmt: skip
-    burst = LinkBurst(op="all_to_all", group_size=2, seconds=seconds)
     gemm = GemmTable(
         label="published", source="s", dtype="float32", points=((1, 1, size, seconds),)
     )
@@ -137,13 +135,13 @@ def times(seconds: float, size: float = 8.0) -> list[Profile]:
         label="published", source="s", op="all_to_all", group_size=2, points=((size, seconds),)
     )
     return [
-        replace(PLAIN, steps=(step,)), replace(PLAIN, bursts=(burst,)),
+        replace(PLAIN, steps=(step,)),
         replace(PLAIN, tables=(gemm,)), replace(PLAIN, tables=(collective,)),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("seconds", [1e-320, 1e100])
-@pytest.mark.parametrize("kind", range(4))
+@pytest.mark.parametrize("kind", range(3))
 def test_times_of_no_operation_are_refused(kind: int, seconds: float) -> None:
     check_profile(times(1e-3)[kind])
     with pytest.raises(InputError, match="which no"):

@@ -8,8 +8,7 @@ import pytest
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.model_placement import ModelPlacement
-from moetune.domain.placement import PlacementChoice
+from moetune.domain.placement import ModelPlacement, PlacementChoice
 from moetune.domain.plan import Alternative, Plan, plan_from_document
 from moetune.domain.profile import CollectiveLine, Profile, profile_from_document
 from moetune.domain.records import Observation
@@ -104,14 +103,16 @@ def test_a_withdrawn_key_is_refused_with_what_to_do(
     assert one.value.hint
 
 
-def test_a_profile_that_measured_batches_in_turns_is_read_without_them() -> None:
+def test_a_profile_that_measured_turns_or_bursts_is_read_without_them() -> None:
     profile = lab_profile()
     plain = encode(profile)
     turns = {"point": {"kind": "turns", "degree": 1}, "seconds": [0.1]}
+    burst = {"point": {"kind": "burst", "op": "all_to_all", "group_size": 2}, "seconds": [0.1]}
     plain["turns"] = [turns]
-    plain["samples"] = [turns, *plain["samples"]]
+    plain["bursts"] = [{"op": "all_to_all", "group_size": 2, "seconds": 0.01}]
+    plain["samples"] = [turns, burst, *plain["samples"]]
     assert profile_from_document(plain) == profile
-    del plain["samples"], plain["turns"]
+    del plain["samples"], plain["turns"], plain["bursts"]
     assert profile_from_document(plain).samples == ()
 
 

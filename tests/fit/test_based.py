@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.domain.profile import CollectiveLine, GemmLine, LinkBurst, Profile
+from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.fit.based import BaseScaling, Peaks, scaled_base, without_foreign
 from moetune.fit.costs import costs_of
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from tests import prices
 
 
 def reference(name: str) -> Profile:
@@ -40,7 +41,7 @@ def test_a_group_that_does_not_fit_into_a_node_has_not_the_time_of_one() -> None
     assert groups(small, CollectiveTable) == {2, 4}
     assert groups(small, DispatcherTable) == set()
     exchange = [
-        costs_of(one).collective(op="all_to_all", group_size=8, num_bytes=2**26).seconds
+        prices.collective(costs_of(one), op="all_to_all", group_size=8, num_bytes=2**26).seconds
         for one in (H100, small)
     ]
     # Half of every rank's bytes cross its share of the cards, 50 GB/s at most.
@@ -75,14 +76,14 @@ def test_own_lines_count_instead_of_the_bases_tables() -> None:
     )
     profile = replace(H100, gemm=(gemm,), collective=(line,))
     found = costs_of(without_foreign(profile, H100, own=("gemm", "collective")))
-    time = found.collective(op="all_to_all", group_size=8, num_bytes=10**6).seconds
+    time = prices.collective(found, op="all_to_all", group_size=8, num_bytes=10**6).seconds
     assert time == pytest.approx(1.1e-2)
-    product = found.gemm(
-        dtype="bfloat16", product="forward", num_experts=1, rows=1000, d_in=1000, d_out=1000
+    product = prices.gemm(
+        found, dtype="bfloat16", product="forward", num_experts=1, rows=1000, d_in=1000, d_out=1000
     )
     assert product.seconds == pytest.approx(1e-3 + 1e-5)
-    other = found.collective(op="all_reduce", group_size=8, num_bytes=10**6)
-    before = costs_of(H100).collective(op="all_reduce", group_size=8, num_bytes=10**6)
+    other = prices.collective(found, op="all_reduce", group_size=8, num_bytes=10**6)
+    before = prices.collective(costs_of(H100), op="all_reduce", group_size=8, num_bytes=10**6)
     assert other.seconds == before.seconds
 
 
@@ -148,16 +149,6 @@ def test_lines_are_scaled_too() -> None:
         factor = 2 if is_inside else 1
         assert after.beta_seconds_per_byte == before.beta_seconds_per_byte * factor
         assert after.alpha_seconds == before.alpha_seconds
-
-
-def test_a_bursts_lead_takes_as_much_longer_as_the_link_and_stays_in_its_node() -> None:
-    inside, across = (LinkBurst(op="all_to_all", group_size=size, seconds=1e-4) for size in (8, 16))
-    base = replace(H100, bursts=(inside, across))
-    slower = scaled_base(base, BaseScaling(links=Peaks(here="225GB/s", base="450GB/s")))
-    assert slower.bursts == (replace(inside, seconds=2e-4), across)
-    smaller = replace(base, machine=replace(base.machine, devices_per_node=4))
-    assert without_foreign(smaller, base, own=("machine",)).bursts == ()
-    assert without_foreign(smaller, base, own=("machine", "bursts")).bursts == base.bursts
 
 
 def test_equal_peaks_widen_and_change_nothing_else() -> None:

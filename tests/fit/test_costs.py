@@ -3,16 +3,17 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import pytest
 
 from moetune.domain.arrays import array_of
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.errors import ProfileError
 from moetune.domain.gemm_forms import GemmForm
+from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile
 from moetune.domain.samples import (
     AttentionPoint,
@@ -28,6 +29,8 @@ from moetune.domain.samples import (
 from moetune.fit.costs import costs_of
 from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.profile import fit_profile
+from moetune.solve.layer.parallelism import layer_costs
+from tests import prices
 from tests.report.lab import lab_profile
 
 MACHINE = Machine(
@@ -87,37 +90,45 @@ PUBLISHED = Profile(
 def test_published_profile_predicts_its_lines_and_calls_them_modelled() -> None:
     costs: Costs = costs_of(PUBLISHED)
 
-    gemm_line = costs.gemm_line(dtype="float32")
-    comm_line = costs.collective_line(op="all_to_all", group_size=16)
-    found = costs.gemm(
-        dtype="float32", product="grad_weight", num_experts=2, rows=100.5, d_in=512, d_out=2048
+    gemm_line = prices.gemm_line(costs, dtype="float32")
+    comm_line = prices.collective_line(costs, op="all_to_all", group_size=16)
+    found = prices.gemm(
+        costs,
+        dtype="float32",
+        product="grad_weight",
+        num_experts=2,
+        rows=100.5,
+        d_in=512,
+        d_out=2048,
     )
 
     assert gemm_line == LinearCost(alpha_seconds=6e-5, beta_seconds=4e-14)
     assert comm_line == LinearCost(alpha_seconds=1e-4, beta_seconds=3e-10)
     assert found.seconds == pytest.approx(6e-5 + 4e-14 * 2 * 100.5 * 512 * 2048)
     assert found.trust == "modelled"
-    several = costs.collective(op="all_to_all", group_size=16, num_bytes=1e6, in_flight=4)
+    several = prices.collective(costs, op="all_to_all", group_size=16, num_bytes=1e6, in_flight=4)
     assert several.seconds == pytest.approx(4e-4)
     assert several.trust == "modelled"
-    assert costs.copy(direction="h2d", pinned=True, num_bytes=1e6).seconds == pytest.approx(9e-5)
-    assert costs.rows_op(op="gelu", dtype="float32", rows=10, width=10) is None
+    assert prices.copy(costs, direction="h2d", pinned=True, num_bytes=1e6).seconds == pytest.approx(
+        9e-5
+    )
+    assert prices.rows_op(costs, op="gelu", dtype="float32", rows=10, width=10) is None
 
 
 def test_measured_profile_has_no_line_to_predict_with() -> None:
     costs = costs_of(measured([comm(size, size * 1e-9) for size in SIZES] + [gemm(64, 1e-3)]))
 
-    assert costs.gemm_line(dtype="float32") is None
-    assert costs.collective_line(op="all_to_all", group_size=2) is None
-    assert costs.collective_line(op="all_to_all", group_size=1) is None
-    assert costs.collective_line(op="all_to_all", group_size=3) is None
+    assert prices.gemm_line(costs, dtype="float32") is None
+    assert prices.collective_line(costs, op="all_to_all", group_size=2) is None
+    assert prices.collective_line(costs, op="all_to_all", group_size=1) is None
+    assert prices.collective_line(costs, op="all_to_all", group_size=3) is None
 
 
 def test_collective_labels_say_measured_interpolated_and_extrapolated() -> None:
     costs = costs_of(measured([comm(size, 1e-4 + size * 1e-9) for size in SIZES]))
 
     def ask(num_bytes: float) -> tuple[float, str]:
-        found = costs.collective(op="all_to_all", group_size=2, num_bytes=num_bytes)
+        found = prices.collective(costs, op="all_to_all", group_size=2, num_bytes=num_bytes)
         return found.seconds, found.trust
 
     assert ask(2**14) == (1e-4 + 2**14 * 1e-9, "measured")
@@ -132,10 +143,11 @@ def test_relative_error_is_the_leave_one_out_error_of_the_fit() -> None:
     samples = [comm(size, (1e-4 + size * 1e-9) * rng.uniform(0.9, 1.1)) for size in SIZES]
     profile = measured(samples)
 
-    found = ProfileIndex(profile).collective(("all_to_all", 2, 0, 1))
+    found = ProfileIndex(profile).found(CollectiveKey("all_to_all", 2))
 
     error = profile.collective[0].error
     assert error is not None
+    assert found is not None
     assert found.relative_error == error.median > 0
 
 
@@ -157,8 +169,8 @@ def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
         (10, 1e-9, "interpolated"),
         (64, 1e-9, "interpolated"),
     ):
-        found = costs.collective(
-            op="all_to_all", group_size=2, num_bytes=2**14, in_flight=in_flight
+        found = prices.collective(
+            costs, op="all_to_all", group_size=2, num_bytes=2**14, in_flight=in_flight
         )
         assert found.seconds == pytest.approx(rate * 2**14)
         assert found.trust == trust
@@ -169,37 +181,31 @@ def test_several_in_flight_fall_back_on_one_alone_and_the_other_way_round() -> N
     several = costs_of(measured([comm(size, 4e-9 * size, in_flight=8) for size in SIZES]))
 
     for costs, in_flight in ((alone, 8), (several, 1)):
-        found = costs.collective(
-            op="all_to_all", group_size=2, num_bytes=2**14, in_flight=in_flight
+        found = prices.collective(
+            costs, op="all_to_all", group_size=2, num_bytes=2**14, in_flight=in_flight
         )
         assert found.seconds == pytest.approx(4e-9 * 2**14)
         assert found.trust == "extrapolated"
 
 
 def test_arrays_of_bytes_and_numbers_in_flight_are_those_of_each() -> None:
-    costs = costs_of(lab_profile())
+    layer = LayerShape(d_model=64, d_hidden=128, num_experts=8)
+    workload = Workload(layer=layer, world_size=8, tokens_per_rank=64)
+    costs = layer_costs(workload=workload, costs=costs_of(lab_profile()))
     sizes, numbers = [2.0**8, 3e5, 2.0**20, 2.0**20, 7e8, 1e5], [1, 4, 2, 9, 1, 64]
 
-    found = costs.collective(
-        op="all_to_all",
-        group_size=8,
-        num_bytes=array_of(sizes),
-        in_flight=cast("int", array_of(numbers)),
-    ).seconds
+    found = costs.collectives("all_to_all", array_of(sizes), array_of(numbers)).seconds
 
-    assert np.asarray(found).tolist() == [
-        costs.collective(op="all_to_all", group_size=8, num_bytes=size, in_flight=one).seconds
-        for size, one in zip(sizes, numbers, strict=True)
-    ]
-    none = costs.collective(
-        op="all_to_all", group_size=8, num_bytes=array_of([]),
-        in_flight=cast("int", array_of(np.array([], int))),
-    )  # fmt: skip
+    assert np.asarray(found).tolist() == pytest.approx([
+        costs.collective("all_to_all", size, in_flight=number).seconds
+        for size, number in zip(sizes, numbers, strict=True)
+    ])  # fmt: skip
+    none = costs.collectives("all_to_all", array_of([]), array_of(np.array([], int)))
     assert np.asarray(none.seconds).tolist() == []
 
 
 def test_a_group_of_one_talks_to_nobody() -> None:
-    found = costs_of(PUBLISHED).collective(op="all_reduce", group_size=1, num_bytes=1e9)
+    found = prices.collective(costs_of(PUBLISHED), op="all_reduce", group_size=1, num_bytes=1e9)
 
     assert (found.seconds, found.trust) == (0.0, "measured")
 
@@ -208,7 +214,7 @@ def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
     profile = measured([comm(size, size * 1e-9, ranks=ranks) for size in SIZES for ranks in (2, 4)])
 
     with pytest.raises(ProfileError) as seen:
-        costs_of(profile).collective(op="all_to_all", group_size=16, num_bytes=1e6)
+        prices.collective(costs_of(profile), op="all_to_all", group_size=16, num_bytes=1e6)
 
     assert str(seen.value) == (
         'no all_to_all measured for 16 ranks (profile "lab" has 2, 4)\n'
@@ -223,8 +229,8 @@ def test_missing_operation_offers_no_estimate_where_there_is_none() -> None:
     profile = measured([comm(size, size * 1e-9) for size in SIZES])
 
     with pytest.raises(ProfileError) as seen:
-        costs_of(profile, allow_modelled=True).collective(
-            op="all_gather", group_size=4, num_bytes=1e6
+        prices.collective(
+            costs_of(profile, allow_modelled=True), op="all_gather", group_size=4, num_bytes=1e6
         )
 
     assert seen.value.what == 'no all_gather measured for 4 ranks (profile "lab" has none)'
@@ -245,8 +251,8 @@ def test_a_groups_place_has_times_of_its_own() -> None:
     )
 
     def seconds(group_size: int, num_nodes: int) -> float:
-        found = costs.collective(
-            op="all_to_all", group_size=group_size, num_nodes=num_nodes, num_bytes=2**14
+        found = prices.collective(
+            costs, op="all_to_all", group_size=group_size, num_nodes=num_nodes, num_bytes=2**14
         )
         assert found.trust == "measured"
         return found.seconds
@@ -283,8 +289,8 @@ def test_missing_place_is_named_with_the_launch_that_measures_it(
     size, nodes = group
     profile = measured([comm(at, 1e-9 * at) for at in SIZES])
     with pytest.raises(ProfileError) as seen:
-        costs_of(profile).collective(
-            op="all_to_all", group_size=size, num_nodes=nodes, num_bytes=1e6
+        prices.collective(
+            costs_of(profile), op="all_to_all", group_size=size, num_nodes=nodes, num_bytes=1e6
         )
     spread = f" on {nodes} nodes" if nodes else ""
     assert seen.value.what.startswith(f"no all_to_all measured for {size} ranks{spread} (")
@@ -303,7 +309,7 @@ def test_missing_group_of_cpu_ranks_is_started_here_or_on_the_nodes_there_are(
     )
     profile = measured([comm(at, 1e-9 * at) for at in SIZES], machine)
     with pytest.raises(ProfileError) as seen:
-        costs_of(profile).collective(op="all_to_all", group_size=4, num_bytes=1e6)
+        prices.collective(costs_of(profile), op="all_to_all", group_size=4, num_bytes=1e6)
     assert command in str(seen.value)
 
 
@@ -335,7 +341,7 @@ def test_another_group_is_estimated_by_the_bytes_on_its_slowest_wire(
     )
     costs = costs_of(profile, allow_modelled=True)
 
-    found = costs.collective(op=op, group_size=ranks, num_nodes=nodes, num_bytes=2**16)
+    found = prices.collective(costs, op=op, group_size=ranks, num_nodes=nodes, num_bytes=2**16)
 
     assert found.seconds == pytest.approx(2**16 * 1e-9 * factor)
     assert found.trust == "modelled"
@@ -355,8 +361,12 @@ def test_the_nearest_group_on_the_same_kind_of_wire_stands_in(
             for size in SIZES
         ]
     )
-    found = costs_of(profile, allow_modelled=True).collective(
-        op="send", group_size=wanted[0], num_nodes=wanted[1], num_bytes=2**14
+    found = prices.collective(
+        costs_of(profile, allow_modelled=True),
+        op="send",
+        group_size=wanted[0],
+        num_nodes=wanted[1],
+        num_bytes=2**14,
     )
     # Times are a hundredfold from one to the next, far more than the wires' shares differ.
     assert round(math.log(found.seconds / (1e-9 * 2**14), 100)) == place
@@ -365,16 +375,24 @@ def test_the_nearest_group_on_the_same_kind_of_wire_stands_in(
 def test_nearest_group_size_of_a_published_profile_has_its_line() -> None:
     costs = costs_of(PUBLISHED, allow_modelled=True)
 
-    assert costs.collective_line(op="all_to_all", group_size=8) == PUBLISHED.collective[0].cost
-    assert costs_of(PUBLISHED).collective_line(op="all_to_all", group_size=8) is None
+    assert (
+        prices.collective_line(costs, op="all_to_all", group_size=8) == PUBLISHED.collective[0].cost
+    )
+    assert prices.collective_line(costs_of(PUBLISHED), op="all_to_all", group_size=8) is None
 
 
 def test_missing_dtype_names_those_there() -> None:
     profile = measured([gemm(64, 1e-3), gemm(64, 1e-3, dtype="float64")])
 
     with pytest.raises(ProfileError) as seen:
-        costs_of(profile).gemm(
-            dtype="bfloat16", product="forward", num_experts=1, rows=8, d_in=8, d_out=8
+        prices.gemm(
+            costs_of(profile),
+            dtype="bfloat16",
+            product="forward",
+            num_experts=1,
+            rows=8,
+            d_in=8,
+            d_out=8,
         )
 
     assert seen.value.what == ('no GEMM measured in bfloat16 (profile "lab" has float32, float64)')
@@ -383,15 +401,13 @@ def test_missing_dtype_names_those_there() -> None:
 
 def test_a_missing_narrow_format_names_a_profile_that_has_some() -> None:
     with pytest.raises(ProfileError, match="no GEMM measured in mxfp8") as seen:
-        costs_of(measured([gemm(64, 1e-3)])).gemm(
-            dtype="mxfp8", product="forward", num_experts=1, rows=8, d_in=8, d_out=8
-        )
+        costs_of(measured([gemm(64, 1e-3)])).seconds(GemmKey("mxfp8", "forward", 1, 8, 8), 8)
     assert "narrow formats are not measured here" in seen.value.hint
 
 
 def test_missing_copy_names_those_there() -> None:
     with pytest.raises(ProfileError) as seen:
-        costs_of(PUBLISHED).copy(direction="d2h", pinned=False, num_bytes=10)
+        prices.copy(costs_of(PUBLISHED), direction="d2h", pinned=False, num_bytes=10)
 
     assert seen.value.what == 'no pageable d2h copy measured (profile "paper" has pinned h2d)'
     assert seen.value.hint == "measure it:  moetune profile --name NAME"
@@ -409,7 +425,7 @@ def test_copies_are_those_that_run_alone() -> None:
         )
     )
 
-    found = costs.copy(direction="d2h", pinned=True, num_bytes=2**14)
+    found = prices.copy(costs, direction="d2h", pinned=True, num_bytes=2**14)
     assert found.seconds == pytest.approx(2**14 * 1e-9)
     assert found.trust == "measured"
 
@@ -446,7 +462,8 @@ def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trus
     num_experts, d_in, d_out = shape
     costs = costs_of(measured(expert_products()))
 
-    found = costs.gemm(
+    found = prices.gemm(
+        costs,
         dtype="float32",
         product="forward",
         num_experts=num_experts,
@@ -463,8 +480,8 @@ def test_a_form_that_was_not_measured_takes_the_forward_time_as_modelled() -> No
     costs = costs_of(measured(expert_products()))
 
     def ask(product: GemmForm, rows: float, d_in: int) -> tuple[float, str]:
-        found = costs.gemm(
-            dtype="float32", product=product, num_experts=1, rows=rows, d_in=d_in, d_out=2048
+        found = prices.gemm(
+            costs, dtype="float32", product=product, num_experts=1, rows=rows, d_in=d_in, d_out=2048
         )
         return found.seconds, found.trust
 
@@ -479,8 +496,8 @@ def test_each_form_of_the_product_has_its_own_times() -> None:
     ]
     costs = costs_of(measured(samples))
 
-    found = costs.gemm(
-        dtype="float32", product="grad_weight", num_experts=1, rows=128, d_in=512, d_out=2048
+    found = prices.gemm(
+        costs, dtype="float32", product="grad_weight", num_experts=1, rows=128, d_in=512, d_out=2048
     )
 
     assert found.seconds == 2 * gemm_seconds(128, SHAPES[0])
@@ -497,8 +514,8 @@ def test_rows_operation_is_interpolated_over_elements() -> None:
     ]
     costs = costs_of(measured(samples))
 
-    same = costs.rows_op(op="gelu", dtype="float32", rows=32, width=1024)
-    between = costs.rows_op(op="gelu", dtype="float32", rows=100.5, width=512)
+    same = prices.rows_op(costs, op="gelu", dtype="float32", rows=32, width=1024)
+    between = prices.rows_op(costs, op="gelu", dtype="float32", rows=100.5, width=512)
 
     assert same is not None
     assert between is not None
@@ -506,8 +523,8 @@ def test_rows_operation_is_interpolated_over_elements() -> None:
     assert same.trust == "measured"
     assert between.seconds == pytest.approx(1e-6 + 100.5 * 512 * 1e-10, rel=0.1)
     assert between.trust == "interpolated"
-    assert costs.rows_op(op="gelu", dtype="float64", rows=32, width=1024) is None
-    assert costs.rows_op(op="gather", dtype="float32", rows=32, width=1024) is None
+    assert prices.rows_op(costs, op="gelu", dtype="float64", rows=32, width=1024) is None
+    assert prices.rows_op(costs, op="gather", dtype="float32", rows=32, width=1024) is None
 
 
 def attend(
@@ -529,8 +546,8 @@ def attention_of(
     head_dim: int = 64,
     backward: bool = False,
 ) -> Estimate | None:
-    return costs.attention(
-        dtype="float32", num_sequences=sequences, length=length, num_heads=num_heads,
+    return prices.attention(
+        costs, dtype="float32", num_sequences=sequences, length=length, num_heads=num_heads,
         head_dim=head_dim, backward=backward,
     )  # fmt: skip
 
@@ -575,8 +592,9 @@ def test_attention_of_another_shape_takes_the_nearest_length_and_then_the_neares
 def test_attention_that_was_not_measured_in_that_direction_or_dtype_is_unknown() -> None:
     costs = costs_of(measured([attend(4, 1e-3)]))
     assert attention_of(costs, 4, backward=True) is None
-    assert costs.attention(
-        dtype="bfloat16", num_sequences=4, length=128, num_heads=4, head_dim=64, backward=False
+    assert prices.attention(
+        costs, dtype="bfloat16", num_sequences=4, length=128, num_heads=4, head_dim=64,
+        backward=False,
     ) is None  # fmt: skip
 
 
@@ -600,9 +618,11 @@ def test_samples_without_lines_are_enough_to_predict() -> None:
     )
     costs = costs_of(profile)
 
-    assert costs.collective(op="all_to_all", group_size=2, num_bytes=2**14).trust == "measured"
-    found = costs.gemm(
-        dtype="float32", product="forward", num_experts=1, rows=128, d_in=512, d_out=2048
+    assert (
+        prices.collective(costs, op="all_to_all", group_size=2, num_bytes=2**14).trust == "measured"
+    )
+    found = prices.gemm(
+        costs, dtype="float32", product="forward", num_experts=1, rows=128, d_in=512, d_out=2048
     )
     assert found.seconds == gemm_seconds(128, SHAPES[0])
 
@@ -628,9 +648,11 @@ def test_activations_are_offloaded_by_an_engine_a_pageable_copy_or_in_place_on_a
 def test_pinned_and_pageable_memory_are_the_same_on_a_cpu_alone() -> None:
     samples = [copied("h2d", pinned=False, seconds=2e-3)]
     found = costs_of(measured(samples, replace(MACHINE, kind="cpu")))
-    assert found.copy(direction="h2d", pinned=True, num_bytes=2**20).seconds == pytest.approx(2e-3)
+    assert prices.copy(
+        found, direction="h2d", pinned=True, num_bytes=2**20
+    ).seconds == pytest.approx(2e-3)
     with pytest.raises(ProfileError, match=r"no pinned h2d copy measured .*pageable h2d"):
-        costs_of(measured(samples)).copy(direction="h2d", pinned=True, num_bytes=2**20)
+        prices.copy(costs_of(measured(samples)), direction="h2d", pinned=True, num_bytes=2**20)
 
 
 def test_a_missing_spread_names_where_as_many_ranks_were_measured() -> None:
@@ -638,9 +660,9 @@ def test_a_missing_spread_names_where_as_many_ranks_were_measured() -> None:
     samples += [comm(size, 1e-3, ranks=8, nodes=2) for size in SIZES]
     costs = costs_of(measured(samples))
     with pytest.raises(ProfileError, match=r"4 ranks on 2 nodes .*has 4\)"):
-        costs.collective(op="all_to_all", group_size=4, num_bytes=1, num_nodes=2)
+        prices.collective(costs, op="all_to_all", group_size=4, num_bytes=1, num_nodes=2)
     with pytest.raises(ProfileError, match=r"for 8 ranks .*has 8 on 2 nodes\)"):
-        costs.collective(op="all_to_all", group_size=8, num_bytes=1)
+        prices.collective(costs, op="all_to_all", group_size=8, num_bytes=1)
 
 
 def test_equal_profiles_share_one_index() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
-from moetune.domain.arrays import array_of
 from moetune.fit.curve import Curve, curve_through
 from moetune.fit.left_out import LINE_ERROR, SPACING_SHARE, interpolation_errors
 from moetune.fit.monotone import isotonic
@@ -111,8 +110,7 @@ def test_between_two_points_a_start_up_and_a_rate_are_met(spacing: int) -> None:
         found = curve.predict(size)
         assert found.seconds == pytest.approx(truth(size))
         assert found.trust == "interpolated"
-    many = curve.predict(array_of(sizes)).seconds
-    assert many == pytest.approx([truth(size) for size in sizes.tolist()])
+    assert curve.at(sizes)[0] == pytest.approx([truth(size) for size in sizes.tolist()])
 
 
 def test_beyond_the_largest_size_the_rate_is_held() -> None:
@@ -137,12 +135,12 @@ def test_below_the_smallest_size_no_time_is_under_alpha(
     given_points: list[tuple[int, float]], alpha_seconds: float, share: float
 ) -> None:
     curve = through(given_points, alpha_seconds)
-    smallest = curve.sizes[0]
+    (smallest, *_), (first, *_) = curve.sizes[0], curve.seconds[0]
 
     found = curve.predict(smallest * share).seconds
 
-    assert found >= min(alpha_seconds, curve.seconds[0]) * (1 - 1e-12)
-    assert found <= curve.seconds[0] * (1 + 1e-12)
+    assert found >= min(alpha_seconds, first) * (1 - 1e-12)
+    assert found <= first * (1 + 1e-12)
 
 
 def test_a_single_point_is_never_cheaper_than_measured() -> None:
@@ -156,10 +154,8 @@ def test_a_single_point_is_never_cheaper_than_measured() -> None:
 def test_scaled_curve_is_the_curve_times_the_factor_everywhere() -> None:
     curve = through([(1000, 30e-6), (2000, 50e-6), (4000, 90e-6)])
 
-    for size in (0, 500, 1000, 1500, 3000, 9000):
-        assert curve.scaled(1.7).predict(size).seconds == pytest.approx(
-            1.7 * curve.predict(size).seconds
-        )
+    sizes, factors = np.array([0, 500, 1000, 1500, 3000, 9000]), np.array([[1.7], [0.3]])
+    np.testing.assert_allclose(curve.scaled(factors).at(sizes), factors * curve.at(sizes))
 
 
 def test_interpolation_errors_is_zero_on_a_power_law_and_shows_one_bad_point() -> None:

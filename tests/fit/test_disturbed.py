@@ -8,7 +8,6 @@ from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.profile import Profile
 from moetune.domain.samples import (
-    BurstPoint,
     CollectivePoint,
     GemmPoint,
     InterferencePoint,
@@ -38,7 +37,7 @@ def true_seconds(point: Point) -> float:
             return 2e-5 + 2e-11 * point.macs
         case RowsPoint():
             return 2e-6 + 1e-9 * point.elements
-        case CollectivePoint() | BurstPoint():
+        case CollectivePoint():
             return 3e-4 + 2e-8 * point.num_bytes
         case InterferencePoint(victim="comp"):
             return 3e-3 if point.others else 2.5e-3

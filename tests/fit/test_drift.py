@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from moetune.fit.drift import NUM_FIRST, NUM_SKIPPED, WATCH_EVERY, DriftDetector, drifts
+from moetune.fit.drift import NUM_FIRST, NUM_SKIPPED, WATCH_EVERY, drifts
 
 STEPS = 10_000
 SECONDS = 0.02
@@ -63,10 +63,10 @@ def test_one_long_step_is_no_change_however_long() -> None:
 
 
 def test_nothing_is_compared_before_enough_steps_were_seen() -> None:
-    detector = DriftDetector()
-    for step in range(NUM_FIRST + NUM_SKIPPED - 1):
-        assert detector.add(step, 1.0 if step < NUM_SKIPPED else SECONDS) is None
-        assert detector.before_seconds is None
-    detector.add(100, SECONDS)
-    assert detector.before_seconds is not None
-    assert math.isclose(detector.before_seconds, SECONDS)
+    """Times that warm up are not compared with; a change among the first ones is none."""
+    first = [100 * SECONDS] * NUM_SKIPPED + [SECONDS] * NUM_FIRST
+    later = [SECONDS] * NUM_FIRST + [2 * SECONDS] * NUM_FIRST
+    assert drifts(enumerate(first)) == ()
+    (drift,) = drifts(enumerate([*first, *later]))
+    assert drift.before_seconds == pytest.approx(SECONDS)
+    assert drift.since_step == len(first) + NUM_FIRST

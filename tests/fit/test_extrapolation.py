@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.costs import Costs
+from moetune.domain.costs import Costs, costs_of_all
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.samples import (
     AttentionPoint,
@@ -31,6 +31,7 @@ from moetune.fit.extrapolation import (
 )
 from moetune.fit.profile import fit_profile
 from moetune.fit.variants import resample_costs
+from tests import prices
 
 MACHINE = Machine(
     kind="cpu", device="Lab CPU", num_devices=4, devices_per_node=4, memory_bytes=2**34
@@ -60,8 +61,8 @@ def exchange(num_bytes: float, *, group_size: int = 2, in_flight: int = 1) -> Co
 
 
 def seconds_of(costs: Costs, num_bytes: float, *, group_size: int = 2, in_flight: int = 1) -> float:
-    return costs.collective(
-        op="all_to_all", group_size=group_size, num_bytes=num_bytes, in_flight=in_flight
+    return prices.collective(
+        costs, op="all_to_all", group_size=group_size, num_bytes=num_bytes, in_flight=in_flight
     ).seconds
 
 
@@ -95,10 +96,11 @@ def coverage(family: Callable[[np.random.Generator], Truth]) -> tuple[float, flo
         sizes = [first * 4**at for at in range(count)]
         exact, draws = costs_from({exchange(size): truth(size) for size in sizes}, seed=trial)
         middle = seconds_of(exact, sizes[0])
-        factors = [seconds_of(one, sizes[0]) / middle for one in draws]
+        together = costs_of_all(draws)
+        factors = np.asarray(seconds_of(together, sizes[0])) / middle
         for octaves in (1, 2, 4, 6):
             for size in (sizes[0] / 2**octaves, sizes[-1] * 2**octaves):
-                drawn = [seconds_of(one, size) for one in draws]
+                drawn = seconds_of(together, size)
                 low, high = np.quantile(drawn, (0.05, 0.95))
                 inside.append(low <= truth(size) <= high)
                 low, high = np.quantile(factors, (0.05, 0.95)) * seconds_of(exact, size)
@@ -155,20 +157,21 @@ def test_no_draw_leaves_what_is_possible(
     """Larger takes no less time, and smaller no less than its share."""
     sizes = [2.0 ** (10 + 2 * at) for at in range(len(seconds))]
     plain = curve_through(sizes=sizes, seconds=seconds)
-    curve = curve_through(sizes=sizes, seconds=seconds, deviates=deviates)
+    curve = curve_through(sizes=sizes, seconds=seconds, deviates=np.reshape(deviates, (2, 1, 1)))
     above, below = curve.predict(sizes[-1] * 2**octaves), curve.predict(sizes[0] / 2**octaves)
     nothing = 1 - 1e-9
-    assert above.seconds >= plain.seconds[-1] * nothing
-    assert plain.seconds[0] * 2**-octaves * nothing <= below.seconds
-    assert below.seconds * nothing <= plain.seconds[0]
+    assert above.seconds >= plain.seconds[0, -1] * nothing
+    assert plain.seconds[0, 0] * 2**-octaves * nothing <= below.seconds
+    assert below.seconds * nothing <= plain.seconds[0, 0]
     for size in sizes:
         assert curve.predict(size) == plain.predict(size)
 
 
 def test_the_bounds_of_a_single_point_are_the_ends_of_the_interval() -> None:
     """One point tells no start-up time from a rate; the drift comes on top."""
-    above = above_largest(sizes=(1024.0,), seconds=(1e-3,), size=2.0**14)
-    below = below_smallest(sizes=(2.0**14,), seconds=(1e-3,), size=1024.0, predicted_seconds=1e-3)
+    small, large, seconds = np.array([1024.0]), np.array([2.0**14]), np.array([1e-3])
+    above = above_largest(sizes=small, seconds=seconds, size=large)
+    below = below_smallest(sizes=large, seconds=seconds, size=small, predicted_seconds=seconds)
     for spread in (above, below):
         assert spread.shorter == pytest.approx(math.hypot(math.log(16) / INTERVAL_END, 0.2))
         assert spread.longer == pytest.approx(0.2)
@@ -176,13 +179,15 @@ def test_the_bounds_of_a_single_point_are_the_ends_of_the_interval() -> None:
 
 def test_a_line_down_to_nothing_is_no_error() -> None:
     spread = below_smallest(
-        sizes=(1024.0, 4096.0), seconds=(1e-3, 4e-3), size=0.0, predicted_seconds=0.0
-    )
-    assert math.isfinite(spread.longer)
-    curve = curve_through(sizes=[1024.0, 4096.0], seconds=[1e-3, 4e-3], deviates=(2.0, 2.0))
+        sizes=np.array([1024.0, 4096.0]), seconds=np.array([1e-3, 4e-3]), size=np.zeros(1),
+        predicted_seconds=np.zeros(1),
+    )  # fmt: skip
+    assert np.isfinite(spread.longer).all()
+    deviates = np.full((2, 1, 1), 2.0)
+    curve = curve_through(sizes=[1024.0, 4096.0], seconds=[1e-3, 4e-3], deviates=deviates)
     assert curve.predict(0.0).seconds == 0.0
-    assert Spread(shorter=0.3, longer=0.1).factor(-1.0) == pytest.approx(math.exp(-0.3))
-    assert Spread(shorter=0.3, longer=0.1).factor(2.0) == pytest.approx(math.exp(0.2))
+    factors = Spread(shorter=np.array(0.3), longer=np.array(0.1)).factor(np.array([-1.0, 2.0]))
+    assert factors == pytest.approx(np.exp([-0.3, 0.2]))
 
 
 def spread_between(one: list[float], other: list[float]) -> float:
@@ -196,8 +201,8 @@ def test_one_in_flight_stands_in_for_several_with_an_error_of_its_own() -> None:
     many = [seconds_of(one, 2**16, in_flight=16) for one in draws]
     assert several == many
     assert spread_between(several, alone) == pytest.approx(SPREAD_OF_FLIGHT, rel=0.2)
-    known = exact.collective(op="all_to_all", group_size=2, num_bytes=2**16)
-    other = exact.collective(op="all_to_all", group_size=2, num_bytes=2**16, in_flight=4)
+    known = prices.collective(exact, op="all_to_all", group_size=2, num_bytes=2**16)
+    other = prices.collective(exact, op="all_to_all", group_size=2, num_bytes=2**16, in_flight=4)
     assert known.doubts == ()
     (doubt,) = other.doubts
     assert doubt.operation == "all_to_all of 2 ranks, 4 in flight"
@@ -208,7 +213,7 @@ def test_one_in_flight_stands_in_for_several_with_an_error_of_its_own() -> None:
 def test_several_in_flight_stand_in_for_more_of_them_without_a_doubt() -> None:
     points: dict[Point, float] = {exchange(2**at, in_flight=4): 1e-9 * 2**at for at in (14, 16, 18)}
     exact, draws = costs_from(points)
-    found = exact.collective(op="all_to_all", group_size=2, num_bytes=2**16, in_flight=16)
+    found = prices.collective(exact, op="all_to_all", group_size=2, num_bytes=2**16, in_flight=16)
     assert (found.trust, found.doubts) == ("interpolated", ())
     four, sixteen = (
         [seconds_of(one, 2**16, in_flight=number) for one in draws] for number in (4, 16)
@@ -225,7 +230,7 @@ def test_another_group_stands_in_with_an_error_for_each_octave() -> None:
         other = [seconds_of(one, 2**15, group_size=group_size) for one in draws]
         spreads.append(spread_between(other, own))
     assert spreads == pytest.approx([0.3, 0.3], rel=0.2)
-    found = exact.collective(op="all_to_all", group_size=4, num_bytes=2**15)
+    found = prices.collective(exact, op="all_to_all", group_size=4, num_bytes=2**15)
     assert found.trust == "modelled"
     assert [one.stand_in for one in found.doubts] == ["all_to_all of 2 ranks"]
 
@@ -245,15 +250,15 @@ def test_another_form_of_a_gemm_stands_in_with_an_error_of_its_own() -> None:
     exact, draws = costs_from(products())
 
     def gemm(costs: Costs, form: GemmForm, d_in: int = 512) -> float:
-        return costs.gemm(
-            dtype="float32", product=form, num_experts=1, rows=32, d_in=d_in, d_out=512
+        return prices.gemm(
+            costs, dtype="float32", product=form, num_experts=1, rows=32, d_in=d_in, d_out=512
         ).seconds
 
     forward = [gemm(one, "forward") for one in draws]
     other = [gemm(one, "grad_input") for one in draws]
     assert spread_between(other, forward) == pytest.approx(SPREAD_OF_FORM, rel=0.2)
-    found = exact.gemm(
-        dtype="float32", product="grad_input", num_experts=1, rows=32, d_in=512, d_out=512
+    found = prices.gemm(
+        exact, dtype="float32", product="grad_input", num_experts=1, rows=32, d_in=512, d_out=512
     )
     assert found.doubts[0].stand_in == "forward GEMM of 1 × 512 × 512 in float32"
 
@@ -263,14 +268,20 @@ def test_a_gemm_far_from_all_measured_shapes_is_doubted_more_than_one_among_them
     spreads, doubts = [], []
     for d_in in (384, 1024, 4096):
         times = [
-            one.gemm(
-                dtype="float32", product="forward", num_experts=1, rows=32, d_in=d_in, d_out=512
+            prices.gemm(
+                one,
+                dtype="float32",
+                product="forward",
+                num_experts=1,
+                rows=32,
+                d_in=d_in,
+                d_out=512,
             ).seconds
             for one in draws
         ]
         spreads.append(float(np.std(np.log(times))))
-        found = exact.gemm(
-            dtype="float32", product="forward", num_experts=1, rows=32, d_in=d_in, d_out=512
+        found = prices.gemm(
+            exact, dtype="float32", product="forward", num_experts=1, rows=32, d_in=d_in, d_out=512
         )
         doubts.append(len(found.doubts))
     assert spreads == sorted(spreads)
@@ -291,17 +302,17 @@ def test_a_doubt_names_the_operation_the_size_and_what_was_measured() -> None:
     }  # fmt: skip
     exact, draws = costs_from(points | products())
     for rows, expected in ((4, 1), (8, 0), (64, 0), (256, 1)):
-        found = exact.rows_op(op="gelu", dtype="float32", rows=rows, width=512)
+        found = prices.rows_op(exact, op="gelu", dtype="float32", rows=rows, width=512)
         assert found is not None
         assert len(found.doubts) == expected
         for doubt in found.doubts:
             assert (doubt.operation, doubt.unit) == ("gelu in float32", "elements")
             assert (doubt.size, doubt.low, doubt.high) == (512 * rows, 512 * 8, 512 * 128)
-    longer = exact.attention(
-        dtype="float32", num_sequences=1, length=128, num_heads=2, head_dim=8, backward=False
+    longer = prices.attention(
+        exact, dtype="float32", num_sequences=1, length=128, num_heads=2, head_dim=8, backward=False
     )
     assert longer is not None
     assert longer.doubts[0].stand_in == "attention of 2 heads over 64 tokens in float32"
-    drawn = draws[0].rows_op(op="gelu", dtype="float32", rows=4, width=512)
+    drawn = prices.rows_op(draws[0], op="gelu", dtype="float32", rows=4, width=512)
     assert drawn is not None
     assert drawn.doubts == ()

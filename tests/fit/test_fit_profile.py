@@ -23,6 +23,7 @@ from moetune.domain.samples import (
 )
 from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile, label
+from tests import prices
 
 MACHINE = Machine(
     kind="cuda", device="Lab GPU", num_devices=16, devices_per_node=8, memory_bytes=2**34
@@ -165,7 +166,7 @@ def test_later_samples_of_a_point_join_the_earlier_ones() -> None:
 
     assert apart.collective == joined.collective
     assert len(apart.samples) == 3
-    found = costs_of(apart).collective(op="all_to_all", group_size=2, num_bytes=1000)
+    found = prices.collective(costs_of(apart), op="all_to_all", group_size=2, num_bytes=1000)
     assert found.seconds == 3.0
 
 

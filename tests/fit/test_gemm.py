@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.cost_keys import Shape
 from moetune.fit.gemm import Surface
-from moetune.fit.pool import Series, Shape
+from moetune.fit.pool import Series
 
 ROWS = tuple(float(2**at) for at in range(3, 13))
 SHAPES = tuple(

@@ -4,11 +4,13 @@ import functools
 
 import pytest
 
+from moetune.domain.cost_keys import GemmKey
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.site import Site, site_of
 from moetune.fit.costs import costs_of
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from tests import prices
 
 GIB = 2**30
 ON_OTHERS = (
@@ -27,16 +29,14 @@ def site(name: str) -> Site:
 
 
 def collective(name: str, op: CollectiveOp, ranks: int, num_bytes: float) -> float:
-    return costs_of(read(name)).collective(op=op, group_size=ranks, num_bytes=num_bytes).seconds
+    return prices.collective(
+        costs_of(read(name)), op=op, group_size=ranks, num_bytes=num_bytes
+    ).seconds
 
 
 def gemm(name: str, dtype: str = "bfloat16") -> float:
     """Return the seconds of 8192³, where start-ups do not count."""
-    return (
-        costs_of(read(name))
-        .gemm(dtype=dtype, product="forward", num_experts=1, rows=8192, d_in=8192, d_out=8192)
-        .seconds
-    )
+    return costs_of(read(name)).seconds(GemmKey(dtype, "forward", 1, 8192, 8192), 8192).seconds
 
 
 @pytest.mark.parametrize("name", ON_OTHERS)
@@ -116,12 +116,14 @@ def test_hosts_of_one_device_send_over_the_network_alone() -> None:
 
 def test_slower_memory_and_host_links_scale_what_goes_by_them() -> None:
     def adam(name: str) -> float:
-        found = costs_of(read(name)).rows_op(op="adam", dtype="bfloat16", rows=1e9, width=1)
+        found = prices.rows_op(costs_of(read(name)), op="adam", dtype="bfloat16", rows=1e9, width=1)
         assert found is not None
         return found.seconds
 
     def copied(name: str) -> float:
-        return costs_of(read(name)).copy(direction="h2d", pinned=True, num_bytes=GIB).seconds
+        return prices.copy(
+            costs_of(read(name)), direction="h2d", pinned=True, num_bytes=GIB
+        ).seconds
 
     assert adam("h100-96gb-x8") / adam("h100-x8") == pytest.approx(3.35 / 2.4, rel=0.01)
     assert adam("mi300x-x8") / adam("h100-x8") == pytest.approx(3.35 / 5.3, rel=0.01)

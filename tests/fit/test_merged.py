@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetune.domain.arrays import array_of
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CopyLine, Profile, RowsLine, profile_from_document
@@ -17,9 +16,10 @@ from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import curve_through
 from moetune.fit.merged import merged
-from moetune.fit.predictor import FromTable
+from moetune.fit.predictor import Predictor
 from moetune.fit.profile import fit_profile
 from moetune.fit.reference import Origin
+from tests import prices
 from tests.fit.measured import measured_profile
 
 KIB, MIB = 2**10, 2**20
@@ -95,20 +95,20 @@ def both(base: Profile) -> Profile:
 
 def test_measured_points_win_where_they_cover(both: Profile) -> None:
     costs = costs_of(both)
-    exact = costs.collective(op="all_to_all", group_size=2, num_bytes=MIB)
+    exact = prices.collective(costs, op="all_to_all", group_size=2, num_bytes=MIB)
     assert exact.seconds == pytest.approx(2 * exchange(2, MIB))
     assert exact.trust == "measured"
-    between = costs.collective(op="all_to_all", group_size=2, num_bytes=4 * MIB)
+    between = prices.collective(costs, op="all_to_all", group_size=2, num_bytes=4 * MIB)
     assert (between.trust, between.doubts) == ("interpolated", ())
     # The line between three points, 16 times apart, not the reference's own 4 MiB.
     assert between.seconds == pytest.approx(2 * exchange(2, 4 * MIB), rel=0.07)
-    exact = costs.gemm(
-        dtype="bfloat16", product="forward", num_experts=1, rows=1024, d_in=512, d_out=512
+    exact = prices.gemm(
+        costs, dtype="bfloat16", product="forward", num_experts=1, rows=1024, d_in=512, d_out=512
     )
     assert exact.trust == "measured"
     # The reference knows 2,048 rows, but measured ones are on both sides.
-    between = costs.gemm(
-        dtype="bfloat16", product="forward", num_experts=1, rows=2048, d_in=512, d_out=512
+    between = prices.gemm(
+        costs, dtype="bfloat16", product="forward", num_experts=1, rows=2048, d_in=512, d_out=512
     )
     assert between.trust == "interpolated"
 
@@ -116,14 +116,14 @@ def test_measured_points_win_where_they_cover(both: Profile) -> None:
 def test_the_rest_is_the_reference_at_this_machines_speed(both: Profile) -> None:
     costs = costs_of(both)
     for ranks, size in ((2, 256 * MIB), (2, 4 * KIB), (4, MIB), (8, MIB)):
-        found = costs.collective(op="all_to_all", group_size=ranks, num_bytes=size)
+        found = prices.collective(costs, op="all_to_all", group_size=ranks, num_bytes=size)
         assert found.seconds == pytest.approx(2 * exchange(ranks, size), rel=1e-6)
         assert found.trust == "modelled"
         assert [one.stand_in for one in found.doubts] == [
             "modelled (base × 2, over 3 common points: paper)"
         ]
-    other = costs.gemm(
-        dtype="bfloat16", product="forward", num_experts=1, rows=4096, d_in=512, d_out=2048
+    other = prices.gemm(
+        costs, dtype="bfloat16", product="forward", num_experts=1, rows=4096, d_in=512, d_out=2048
     )
     assert other.seconds == pytest.approx(1.2 * product(4096, 512, 2048), rel=1e-6)
     assert other.trust == "modelled"
@@ -148,7 +148,7 @@ def test_groups_of_more_nodes_follow_the_base(both: Profile) -> None:
     # Sixteen ranks are two nodes of the base's eight: half of a rank's bytes cross its 1 GB/s.
     assert (both.machine.num_devices, both.machine.devices_per_node) == (2, 8)
     assert both.machine.memory_bytes == NODE.memory_bytes
-    found = costs_of(both).collective(op="all_to_all", group_size=16, num_bytes=10**9)
+    found = prices.collective(costs_of(both), op="all_to_all", group_size=16, num_bytes=10**9)
     assert found.seconds == pytest.approx(0.5)
 
 
@@ -165,16 +165,16 @@ def test_a_measured_base_stands_in_with_its_samples() -> None:
     labels = {(one.label, one.source) for one in both.tables if isinstance(one, GemmTable)}
     assert labels == {("measured", "whole: samples of whole")}
     costs = costs_of(both)
-    exchanged = costs.collective(op="all_to_all", group_size=4, num_bytes=2**22)
+    exchanged = prices.collective(costs, op="all_to_all", group_size=4, num_bytes=2**22)
     assert exchanged.seconds == pytest.approx(5e-5 + 2**22 * 4e-10, rel=1e-3)
-    multiplied = costs.gemm(
-        dtype="float32", product="grad_weight", num_experts=4, rows=512, d_in=512, d_out=2048
+    multiplied = prices.gemm(
+        costs, dtype="float32", product="grad_weight", num_experts=4, rows=512, d_in=512, d_out=2048
     )
     assert multiplied.seconds == pytest.approx(2e-5 + 4 * 512 * 512 * 2048 * 2e-13, rel=1e-3)
     assert multiplied.trust == "modelled"
     # What was measured again, with the merged profile as its base, is not scaled twice.
     again = merged(mine, replace(both, samples=()))
-    found = costs_of(again).collective(op="all_to_all", group_size=4, num_bytes=2**22)
+    found = prices.collective(costs_of(again), op="all_to_all", group_size=4, num_bytes=2**22)
     assert found.seconds == pytest.approx(exchanged.seconds, rel=1e-3)
 
 
@@ -202,20 +202,18 @@ def test_a_shipped_reference_completes_a_node_of_its_device() -> None:
     scaled = next(one for one in both.tables if isinstance(one, GemmTable))
     # 174.3 and about 349 µs are published: this one is 1.15 times as slow.
     assert scaled.source.startswith("h100-x8 × 1.15, over 2 common points: aiconfigurator")
-    exchanged = costs_of(both).collective(op="all_to_all", group_size=64, num_bytes=2**26)
+    exchanged = prices.collective(costs_of(both), op="all_to_all", group_size=64, num_bytes=2**26)
     assert exchanged.trust == "modelled"
 
 
-def test_a_table_beside_samples_takes_sizes_one_by_one_or_as_an_array() -> None:
-    measured = curve_through(sizes=[64, 256], seconds=[1e-3, 3e-3])
-    published = curve_through(sizes=[16, 4096], seconds=[5e-4, 5e-2])
-    sizes = [1.0, 16.0, 63.0, 64.0, 100.0, 256.0, 257.0, 9000.0]
+def test_beside_the_samples_sizes_times_are_the_tables_and_their_own_error_is_drawn() -> None:
+    curve = curve_through(sizes=[16, 64, 256, 4096], seconds=[5e-4, 1e-3, 3e-3, 5e-2])
+    sizes = np.array([1.0, 16.0, 63.0, 64.0, 100.0, 256.0, 257.0, 9000.0])
     for low, high in ((64.0, 256.0), (math.inf, -math.inf)):
         origin = Origin(label="published", source="a table", spread=0.1, low=low, high=high)
-        both = FromTable(inner=measured, table=published, origin=origin)
-        found = np.asarray(both.predict(array_of(sizes)).seconds)
-        assert found.tolist() == pytest.approx([both.predict(one).seconds for one in sizes])
-        own = [one for one in sizes if low <= one <= high]
-        assert [both.predict(one).seconds for one in own] == [
-            measured.predict(one).seconds for one in own
-        ]
+        factors = np.array([[1.0], [1.5]])
+        both = Predictor(key=None, times=curve, origin=origin, table_factors=factors)
+        own = (low <= sizes) & (sizes <= high)
+        np.testing.assert_allclose(both.at(sizes), curve.at(sizes) * np.where(own, 1.0, factors))
+        for size, is_own in zip(sizes.tolist(), own.tolist(), strict=True):
+            assert (both.trust(size) == "modelled") != is_own

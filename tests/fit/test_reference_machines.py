@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from moetune.domain.cost_keys import GemmKey
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.reference import (
@@ -19,6 +20,7 @@ from moetune.fit.costs import costs_of
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.fit.variants import resample_costs
 from moetune.workflows.files import load_profile_file
+from tests import prices
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 MIB = 2**20
@@ -33,15 +35,13 @@ def read(name: str) -> Profile:
 
 def seconds(name: str, op: CollectiveOp, ranks: int, num_bytes: float, *, nodes: int = 0) -> float:
     costs = costs_of(read(name))
-    return costs.collective(op=op, group_size=ranks, num_nodes=nodes, num_bytes=num_bytes).seconds
+    return prices.collective(
+        costs, op=op, group_size=ranks, num_nodes=nodes, num_bytes=num_bytes
+    ).seconds
 
 
 def gemm(name: str, rows: int, d_out: int, d_in: int, dtype: str = "bfloat16") -> float:
-    return (
-        costs_of(read(name))
-        .gemm(dtype=dtype, product="forward", num_experts=1, rows=rows, d_in=d_in, d_out=d_out)
-        .seconds
-    )
+    return costs_of(read(name)).seconds(GemmKey(dtype, "forward", 1, d_in, d_out), rows).seconds
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_the_rule_inside_a_node_predicts_eight_ranks_from_four(op: CollectiveOp)
     )
     ruled = costs_of(replace(profile, tables=fewer))
     for num_bytes in (64 * 1024, 8 * MIB, 64 * MIB, 512 * MIB):
-        found = ruled.collective(op=op, group_size=8, num_bytes=num_bytes)
+        found = prices.collective(ruled, op=op, group_size=8, num_bytes=num_bytes)
         assert found.trust == "modelled"
         assert found.seconds == pytest.approx(seconds("h100-x8", op, 8, num_bytes), rel=0.3)
 
@@ -252,28 +252,31 @@ def test_what_follows_a_rule_says_so() -> None:
 
 def test_predictions_from_tables_are_modelled_and_rules_are_named() -> None:
     costs = costs_of(read("h100-x8"))
-    published = costs.collective(op="all_to_all", group_size=8, num_bytes=64 * MIB)
+    published = prices.collective(costs, op="all_to_all", group_size=8, num_bytes=64 * MIB)
     assert (published.trust, published.doubts) == ("modelled", ())
-    ruled = costs.collective(op="all_to_all", group_size=64, num_bytes=64 * MIB)
+    ruled = prices.collective(costs, op="all_to_all", group_size=64, num_bytes=64 * MIB)
     assert ruled.trust == "modelled"
     assert [(one.operation, one.stand_in) for one in ruled.doubts] == [
         ("all_to_all of 64 ranks", "the modelled rule for more ranks")
     ]
-    copied = costs_of(read("h800-x8")).collective(op="all_to_all", group_size=8, num_bytes=MIB)
+    copied = prices.collective(
+        costs_of(read("h800-x8")), op="all_to_all", group_size=8, num_bytes=MIB
+    )
     assert "× 900/400" in copied.doubts[0].stand_in
-    assert costs.collective_line(op="all_to_all", group_size=64) is None
+    assert prices.collective_line(costs, op="all_to_all", group_size=64) is None
 
 
 def test_draws_of_a_rule_differ_and_those_in_flight_do_not() -> None:
     profile = read("h100-x8")
     draws = resample_costs(profile, num=20, seed=0)
     times = [
-        one.collective(op="all_to_all", group_size=64, num_bytes=64 * MIB).seconds for one in draws
+        prices.collective(one, op="all_to_all", group_size=64, num_bytes=64 * MIB).seconds
+        for one in draws
     ]
     assert 1.2 < max(times) / min(times) < 3
     costs = costs_of(profile)
     alone, four = (
-        costs.collective(op="all_to_all", group_size=8, num_bytes=MIB, in_flight=several)
+        prices.collective(costs, op="all_to_all", group_size=8, num_bytes=MIB, in_flight=several)
         for several in (1, 4)
     )
     assert alone.seconds == four.seconds
@@ -283,10 +286,10 @@ def test_whatif_speeds_scale_tables_and_the_rule() -> None:
     profile = read("h100-x8")
     fast = costs_of(scale_profile(profile, Speeds(communication=2.0, computation=4.0)))
     for ranks in (8, 64):
-        found = fast.collective(op="all_to_all", group_size=ranks, num_bytes=64 * MIB)
+        found = prices.collective(fast, op="all_to_all", group_size=ranks, num_bytes=64 * MIB)
         assert found.seconds == pytest.approx(seconds("h100-x8", "all_to_all", ranks, 64 * MIB) / 2)
-    found = fast.gemm(
-        dtype="bfloat16", product="forward", num_experts=1, rows=4096, d_in=4096, d_out=4096
+    found = prices.gemm(
+        fast, dtype="bfloat16", product="forward", num_experts=1, rows=4096, d_in=4096, d_out=4096
     )
     assert found.seconds == pytest.approx(gemm("h100-x8", 4096, 4096, 4096) / 4)
     assert profile.network is not None
@@ -297,7 +300,7 @@ def test_whatif_speeds_scale_tables_and_the_rule() -> None:
 def test_a_profile_without_a_rule_refuses_other_groups() -> None:
     costs = costs_of(replace(read("h100-x8"), network=None))
     with pytest.raises(ProfileError, match="no all_to_all measured for 16 ranks"):
-        costs.collective(op="all_to_all", group_size=16, num_bytes=MIB)
+        prices.collective(costs, op="all_to_all", group_size=16, num_bytes=MIB)
 
 
 @pytest.mark.parametrize(
@@ -326,8 +329,8 @@ def test_a_table_of_one_shape_holds_its_rate_beyond_its_rows() -> None:
     points = tuple((rows, 512.0, 512.0, rows * 1e-8) for rows in (256.0, 1024.0, 4096.0))
     table = GemmTable(label="published", source="x", dtype="bfloat16", points=points)
     costs = costs_of(replace(read("h100-x8"), tables=(table,)))
-    found = costs.gemm(
-        dtype="bfloat16", product="forward", num_experts=1, rows=8192, d_in=512, d_out=512
+    found = prices.gemm(
+        costs, dtype="bfloat16", product="forward", num_experts=1, rows=8192, d_in=512, d_out=512
     )
     assert found.seconds == pytest.approx(8192e-8)
 

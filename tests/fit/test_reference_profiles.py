@@ -10,6 +10,7 @@ from moetune.domain.samples import CollectiveOp
 from moetune.domain.site import site_of
 from moetune.fit.costs import costs_of
 from moetune.workflows.files import load_profile_file
+from tests import prices
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 FIG_6B = {16: (1.72e-5, 2.96e-10), 32: (2.09e-4, 3.54e-10), 64: (7.83e-4, 3.84e-10)}
@@ -29,8 +30,8 @@ def test_pipemoe_profile_has_the_constants_of_figure_6(num_gpus: int) -> None:
     assert (profile.machine.num_devices, profile.machine.devices_per_node) == (num_gpus, 4)
     assert profile.machine.memory_bytes == 11 * 2**30
     costs = costs_of(profile)
-    gemm = costs.gemm_line(dtype="float32")
-    all_to_all = costs.collective_line(op="all_to_all", group_size=num_gpus)
+    gemm = prices.gemm_line(costs, dtype="float32")
+    all_to_all = prices.collective_line(costs, op="all_to_all", group_size=num_gpus)
     assert gemm is not None
     assert all_to_all is not None
     assert (gemm.alpha_seconds, gemm.beta_seconds) == (6.19e-5, 4.1e-14)
@@ -46,11 +47,12 @@ def test_the_a100_profile_has_the_wires_and_the_memory_of_the_data_sheets() -> N
     profile = read("a100-x4")
     costs = costs_of(profile)
     # PCIe 4.0 moves 31.5 GB/s; of 4 ranks' shares 3 arrive; Adam moves 30 bytes a parameter.
-    copied = costs.copy(direction="h2d", pinned=True, num_bytes=31.5e9)
-    gathered = costs.collective(op="all_gather", group_size=4, num_bytes=31.5e9 / 3)
+    copied = prices.copy(costs, direction="h2d", pinned=True, num_bytes=31.5e9)
+    gathered = prices.collective(costs, op="all_gather", group_size=4, num_bytes=31.5e9 / 3)
     assert [one.seconds for one in (copied, gathered)] == pytest.approx([1, 1], rel=1e-3)
     stepped = [
-        costs.rows_op(op=op, dtype="bfloat16", rows=1e9, width=1) for op in ("adam", "host_adam")
+        prices.rows_op(costs, op=op, dtype="bfloat16", rows=1e9, width=1)
+        for op in ("adam", "host_adam")
     ]
     assert [one.seconds for one in stepped if one] == pytest.approx(
         [30 / 1935, 30 / 409.6], rel=0.01
@@ -77,7 +79,11 @@ def test_the_a100_profile_has_the_wires_and_the_memory_of_the_data_sheets() -> N
 def test_the_v100_profile_has_the_wires_of_the_paper(
     op: CollectiveOp, group_size: int, num_nodes: int, num_bytes: float, seconds: float
 ) -> None:
-    found = costs_of(read("v100-x256")).collective(
-        op=op, group_size=group_size, num_nodes=num_nodes, num_bytes=num_bytes
+    found = prices.collective(
+        costs_of(read("v100-x256")),
+        op=op,
+        group_size=group_size,
+        num_nodes=num_nodes,
+        num_bytes=num_bytes,
     )
     assert found.seconds == pytest.approx(seconds + 6.19e-5, rel=1e-5)

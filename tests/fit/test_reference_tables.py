@@ -14,6 +14,7 @@ from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.fit.costs import costs_of
 from moetune.workflows.files import profile_to_toml
 from moetune.workflows.profile_toml import parse_toml
+from tests import prices
 
 FACTS = {fact.name: fact for fact in MACHINES}
 
@@ -72,7 +73,7 @@ def test_a_profile_is_made_of_the_files_and_read_again(folder: Path) -> None:
     assert sends.label == "modelled"
     assert sends.points[-1] == pytest.approx((2**25, 681.1e-6))
     costs = costs_of(profile)
-    found = costs.collective(op="all_to_all", group_size=16, num_bytes=2**30)
+    found = prices.collective(costs, op="all_to_all", group_size=16, num_bytes=2**30)
     assert found.seconds == pytest.approx(4.5e-5 + 2**29 / (50e9 * 0.9 / 1.02))
     assert profile.machine.memory_bytes == int(80 * 2**30 * 79.11 / 80) - 2 * 2**30
 

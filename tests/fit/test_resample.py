@@ -22,6 +22,7 @@ from moetune.fit.costs import costs_of
 from moetune.fit.left_out import SPACING_SHARE
 from moetune.fit.profile import fit_profile
 from moetune.fit.variants import resample_costs
+from tests import prices
 
 MACHINE = Machine(
     kind="cpu", device="Lab CPU", num_devices=2, devices_per_node=2, memory_bytes=2**34
@@ -88,15 +89,15 @@ def all_to_all(
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array(
         [
-            one.collective(op="all_to_all", group_size=2, num_bytes=num_bytes).seconds
+            prices.collective(one, op="all_to_all", group_size=2, num_bytes=num_bytes).seconds
             for one in costs
         ]
     )
 
 
 def gemm(costs: Costs, *, d_in: int, rows: float = 100) -> float:
-    return costs.gemm(
-        dtype="float32", product="forward", num_experts=1, rows=rows, d_in=d_in, d_out=512
+    return prices.gemm(
+        costs, dtype="float32", product="forward", num_experts=1, rows=rows, d_in=d_in, d_out=512
     ).seconds
 
 
@@ -142,8 +143,8 @@ def test_no_noise_between_neighbours_is_invented() -> None:
 
 def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
     drawn = resample_costs(PUBLISHED, num=400, seed=3)
-    lines = [one.collective_line(op="all_to_all", group_size=2) for one in drawn]
-    products = [one.gemm_line(dtype="float32") for one in drawn]
+    lines = [prices.collective_line(one, op="all_to_all", group_size=2) for one in drawn]
+    products = [prices.gemm_line(one, dtype="float32") for one in drawn]
 
     for found, truth in ((lines, (1e-4, 3e-10)), (products, (6e-5, 4e-14))):
         pairs = np.array([(one.alpha_seconds, one.beta_seconds) for one in found if one])
@@ -156,8 +157,8 @@ def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
 
 def test_a_drawn_line_predicts_what_it_says() -> None:
     (drawn,) = resample_costs(PUBLISHED, num=1, seed=3)
-    line = drawn.collective_line(op="all_to_all", group_size=2)
-    product = drawn.gemm_line(dtype="float32")
+    line = prices.collective_line(drawn, op="all_to_all", group_size=2)
+    product = prices.gemm_line(drawn, dtype="float32")
     assert line is not None
     assert product is not None
 
@@ -177,8 +178,8 @@ def test_attention_is_drawn_with_its_noise_also_at_another_shape() -> None:
     for length, work in ((64, 1.0), (128, 4.0)):
         drawn = []
         for one in costs:
-            found = one.attention(
-                dtype="float32", num_sequences=4, length=length, num_heads=2, head_dim=8,
+            found = prices.attention(
+                one, dtype="float32", num_sequences=4, length=length, num_heads=2, head_dim=8,
                 backward=False,
             )  # fmt: skip
             assert found is not None
@@ -242,12 +243,12 @@ def test_draws_are_costs_like_any_other() -> None:
     exact = costs_of(made, allow_modelled=True)
 
     assert drawn.interference == exact.interference
-    assert drawn.gemm_line(dtype="float32") is None
+    assert prices.gemm_line(drawn, dtype="float32") is None
     for size in (2**12, 5000, 2**30):
-        one = drawn.collective(op="all_to_all", group_size=4, num_bytes=size)
-        other = exact.collective(op="all_to_all", group_size=4, num_bytes=size)
+        one = prices.collective(drawn, op="all_to_all", group_size=4, num_bytes=size)
+        other = prices.collective(exact, op="all_to_all", group_size=4, num_bytes=size)
         assert one.trust == other.trust
-    rows = drawn.rows_op(op="gelu", dtype="float32", rows=64, width=512)
+    rows = prices.rows_op(drawn, op="gelu", dtype="float32", rows=64, width=512)
     assert rows is not None
     assert rows.seconds == pytest.approx(64e-8, rel=0.3)
 

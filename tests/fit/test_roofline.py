@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from moetune.fit.pool import Series, Shape
+from moetune.domain.cost_keys import Shape
+from moetune.fit.pool import Series
 from moetune.fit.roofline import rooflines_of, table_of, work_of
 
 SIDES = st.sampled_from([64, 128, 256, 1024, 4096])

@@ -14,6 +14,7 @@ from moetune.domain.profile import Profile, RowsLine
 from moetune.fit.costs import costs_of
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from tests import prices
 from tests.fit.measured import measured_profile
 
 MEASURED = measured_profile()
@@ -26,22 +27,24 @@ def times(profile: Profile) -> dict[str, tuple[float, ...]]:
     costs: Costs = costs_of(profile)
     ranks = 4 if profile.samples else 64
     computation = [
-        costs.gemm(dtype="float32", product=form, num_experts=experts, rows=rows, d_in=d_in,
+        prices.gemm(costs, dtype="float32", product=form, num_experts=experts, rows=rows, d_in=d_in,
                    d_out=2048)
         for form in ("forward", "grad_weight")
         for experts, rows, d_in in ((1, 128, 512), (2, 300, 512), (4, 77, 1024))
     ]  # fmt: skip
     if profile.samples:
-        gelu = costs.rows_op(op="gelu", dtype="float32", rows=100, width=512)
+        gelu = prices.rows_op(costs, op="gelu", dtype="float32", rows=100, width=512)
         assert gelu is not None
         computation.append(gelu)
     communication = [
-        costs.collective(op="all_to_all", group_size=ranks, num_bytes=size, in_flight=several)
+        prices.collective(
+            costs, op="all_to_all", group_size=ranks, num_bytes=size, in_flight=several
+        )
         for size in (2**14, 1e6, 1e9)
         for several in (1, 4)
     ]
     copies = [
-        costs.copy(direction="h2d", pinned=True, num_bytes=size)
+        prices.copy(costs, direction="h2d", pinned=True, num_bytes=size)
         for size in (2**14, 1e6)
         if profile.samples
     ]
@@ -112,8 +115,8 @@ def test_published_lines_of_memory_bound_operations_are_computation() -> None:
     line = RowsLine(op="gelu", dtype="float32", alpha_seconds=6e-6, beta_seconds_per_element=9e-12)
     published = replace(PUBLISHED, rows=(line,))
     speeds = Speeds(computation=3.0, communication=5.0, copies=7.0)
-    found = costs_of(scale_profile(published, speeds)).rows_op(
-        op="gelu", dtype="float32", rows=1000, width=50
+    found = prices.rows_op(
+        costs_of(scale_profile(published, speeds)), op="gelu", dtype="float32", rows=1000, width=50
     )
     assert found is not None
     assert found.seconds == pytest.approx((6e-6 + 9e-12 * 50_000) / 3)

@@ -3,10 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from moetune.domain.arrays import array_of
 from moetune.domain.constraints import Strategy
-from moetune.domain.costs import Costs, LinearCost, takes_arrays
+from moetune.domain.cost_keys import CollectiveKey, GemmKey
+from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
@@ -17,6 +20,7 @@ from moetune.fit.slowed import PARTS, Slowdown, slowed
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.workflows.files import load_profile_file
+from tests import prices
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts
 
 LAB = Path(__file__).parents[1] / "golden" / "lab.toml"
@@ -90,21 +94,27 @@ def test_stronger_interference_lengthens_what_others_lengthen() -> None:
 def test_parts_leave_each_other_alone() -> None:
     for part in PARTS:
         found = slowed(BASE, Slowdown(part=part, factor=3.0))
-        gemm = found.gemm(
-            dtype="bfloat16", product="forward", num_experts=2, rows=8, d_in=16, d_out=32
+        gemm = prices.gemm(
+            found, dtype="bfloat16", product="forward", num_experts=2, rows=8, d_in=16, d_out=32
         )
         wanted = {
             "gemm rate": GEMM.alpha_seconds + 3 * GEMM.beta_seconds * 8192,
             "gemm start-up": 3 * GEMM.alpha_seconds + GEMM.beta_seconds * 8192,
         }.get(part, GEMM.seconds(8192))
         assert gemm.seconds == pytest.approx(wanted, rel=1e-12)
-        attention = found.attention(
-            dtype="bfloat16", num_sequences=1, length=10, num_heads=1, head_dim=10, backward=False
+        attention = prices.attention(
+            found,
+            dtype="bfloat16",
+            num_sequences=1,
+            length=10,
+            num_heads=1,
+            head_dim=10,
+            backward=False,
         )
         assert attention is not None
         assert attention.seconds == pytest.approx(3e-10 if part == "attention" else 1e-10)
-        reduced = found.collective(op="all_reduce", group_size=4, num_bytes=1e6)
-        line = found.collective_line(op="all_reduce", group_size=4)
+        reduced = prices.collective(found, op="all_reduce", group_size=4, num_bytes=1e6)
+        line = prices.collective_line(found, op="all_reduce", group_size=4)
         assert line is not None
         assert line.seconds(1e6) == pytest.approx(reduced.seconds, rel=1e-12)
 
@@ -115,24 +125,29 @@ def test_measured_parts_together_are_a_machine_of_another_speed() -> None:
     op: CollectiveOp = "all_to_all"
     for num_bytes in (2e3, 1e5, 3e6):
         whole = costs_of(scale_profile(profile, Speeds(communication=0.5)))
-        wanted = whole.collective(op=op, group_size=2, num_bytes=num_bytes).seconds
+        wanted = prices.collective(whole, op=op, group_size=2, num_bytes=num_bytes).seconds
         both = slowed(
             slowed(own, Slowdown(part=f"{op} bandwidth", factor=2.0)),
             Slowdown(part=f"{op} start-up", factor=2.0),
         )
-        found = both.collective(op=op, group_size=2, num_bytes=num_bytes).seconds
+        found = prices.collective(both, op=op, group_size=2, num_bytes=num_bytes).seconds
         assert found == pytest.approx(wanted, rel=1e-6)
         start = slowed(own, Slowdown(part=f"{op} start-up", factor=2.0))
-        least = own.collective(op=op, group_size=2, num_bytes=1.0).seconds
-        more = start.collective(op=op, group_size=2, num_bytes=num_bytes).seconds
-        plain = own.collective(op=op, group_size=2, num_bytes=num_bytes).seconds
+        least = prices.collective(own, op=op, group_size=2, num_bytes=1.0).seconds
+        more = prices.collective(start, op=op, group_size=2, num_bytes=num_bytes).seconds
+        plain = prices.collective(own, op=op, group_size=2, num_bytes=num_bytes).seconds
         assert more - plain == pytest.approx(least, rel=1e-9)
-    assert own.gemm_line(dtype="float32") is None
-    assert slowed(own, Slowdown(part="gemm rate", factor=2.0)).gemm_line(dtype="float32") is None
-
-
-def test_start_up_times_are_those_of_one_size() -> None:
-    assert takes_arrays(costs_of(load_profile_file(LAB)))
-    assert not takes_arrays(
-        slowed(costs_of(load_profile_file(LAB)), Slowdown(part="gemm rate", factor=2.0))
+    assert prices.gemm_line(own, dtype="float32") is None
+    assert (
+        prices.gemm_line(slowed(own, Slowdown(part="gemm rate", factor=2.0)), dtype="float32")
+        is None
     )
+
+
+@pytest.mark.parametrize("part", ["all_to_all start-up", "all_to_all bandwidth", "gemm rate"])
+def test_an_array_of_sizes_takes_what_each_of_them_does(part: str) -> None:
+    costs = slowed(costs_of(load_profile_file(LAB)), Slowdown(part=part, factor=2.0))
+    sizes = [0.25, 64.0, 1e4]
+    for key in (CollectiveKey("all_to_all", 2), GemmKey("float32", "forward", 2, 256, 1024)):
+        found = np.asarray(costs.seconds(key, array_of(sizes)).seconds).tolist()
+        assert found == pytest.approx([costs.seconds(key, size).seconds for size in sizes])

@@ -10,13 +10,14 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.site import site_of
 from moetune.domain.targets import find_target
 from moetune.huggingface.registry import model_names
-from moetune.workflows.export import export_training
+from moetune.workflows.export import export_plan
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.plan_flags import PlanFlags
 from moetune.workflows.profiles import find_profile
@@ -90,7 +91,8 @@ class Drawn:
 
 def answered(question: Question) -> Drawn:
     """Return the free plan of a question as the runtime reads it."""
-    found = find_profile(question.profile, stores=lambda: nullcontext(None))
+    stores = partial(nullcontext, None)
+    found = find_profile(question.profile, stores=stores)
     flags = PlanFlags(
         model=question.model, world_size=question.world_size, target=question.target,
         global_batch=question.global_batch, seq=question.seq, **question.pins,
@@ -101,9 +103,7 @@ def answered(question: Question) -> Drawn:
         return Drawn(question=question, refused=error.what)
     model, target = find_decoder_model(question.model, world_size=1), find_target(question.target)
     try:
-        made = export_training(
-            plan, to=target, source=model.source, site=site_of(found.profile), config=model.config
-        )
+        made = export_plan(plan.stored, to=target.name, model=None, stores=stores)
     except MoetuneError as error:
         return Drawn(question=question, refused=error.what, is_refused_by_export=True)
     job = {

@@ -7,15 +7,14 @@ import torch
 from moetune.comm.agree import first_text, largest, vote
 from moetune.domain.errors import InputError
 from moetune.domain.samples import Point, Sample
-from moetune.measure.device import CpuDevice
+from moetune.measure.device import Device
 from moetune.measure.operations import (
     Experiment,
     local_operation,
 )
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, News, run_session
-from moetune.measure.stopwatch import FailedPointError
-from moetune.measure.timing import Effort, measure
+from moetune.measure.timing import Effort, FailedPointError, measure
 
 EFFORT = Effort(min_blocks=4, max_blocks=4, max_seconds=0.5, warmup_seconds=0.1)
 SLOW_SECONDS = 0.02
@@ -31,7 +30,7 @@ def agree() -> None:
 
     pause = SLOW_SECONDS if ranks.control.rank == 1 else SLOW_SECONDS / 20
     slow = Experiment(victim=local_operation(lambda: time.sleep(pause)))
-    timing = measure(slow, device=CpuDevice(), ranks=ranks, effort=EFFORT)
+    timing = measure(slow, device=Device(), ranks=ranks, effort=EFFORT)
     assert min(timing.seconds) >= SLOW_SECONDS
     assert ranks.control.broadcast_object(timing, "times") == timing
 
@@ -41,12 +40,12 @@ def agree() -> None:
 
     broken = Experiment(victim=local_operation(fail_on_rank_1))
     try:
-        measure(broken, device=CpuDevice(), ranks=ranks, effort=EFFORT)
+        measure(broken, device=Device(), ranks=ranks, effort=EFFORT)
     except FailedPointError as error:
         assert error.what == "out of memory"  # noqa: PT017 - on every rank
     else:
         raise InputError("the failure of rank 1 was not heard")
-    assert measure(slow, device=CpuDevice(), ranks=ranks, effort=EFFORT).seconds
+    assert measure(slow, device=Device(), ranks=ranks, effort=EFFORT).seconds
     _stop_by_vote(ranks)
 
 
@@ -81,7 +80,7 @@ def measure_all(points: tuple[Point, ...]) -> None:
     """Measure every point, two ranks on each node."""
     ranks, heard = MeasuringRanks(), list[News]()
     assignment = Assignment(needed=points, preset="quick", ranks_per_node=2, budget_seconds=15.0)
-    run_session(assignment, device=CpuDevice(), ranks=ranks, on_news=heard.append)
+    run_session(assignment, device=Device(), ranks=ranks, on_news=heard.append)
     samples = [one for one in heard if isinstance(one, Sample)]
     assert bool(samples) == (ranks.control.rank == 0)
     if samples:

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from moetune.domain.samples import InterferencePoint
 from moetune.measure.background import Background, overlap, proves
-from moetune.measure.device import CpuDevice
+from moetune.measure.device import Device
 from moetune.measure.estimate import representatives
-from moetune.measure.operations import Experiment, Makers, local_operation, prepare_experiment
+from moetune.measure.operations import Bench, Experiment, local_operation, prepare_experiment
 from moetune.measure.ranks import MeasuringRanks
-from moetune.measure.stopwatch import FailedPointError
-from moetune.measure.timing import Effort, measure
+from moetune.measure.timing import Effort, FailedPointError, measure
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 10)).map(lambda pair: (pair[0], sum(pair))),
@@ -65,7 +64,7 @@ def short_sleep() -> None:
 
 def test_a_block_counts_while_the_aggressor_runs_and_no_more_once_it_stopped() -> None:
     with Background(
-        [local_operation(short_sleep)], device=CpuDevice(), ranks=MeasuringRanks()
+        [local_operation(short_sleep)], device=Device(), ranks=MeasuringRanks()
     ) as background:
         proven = False
         for _ in range(50):  # a loaded machine may delay the thread in some of the windows
@@ -94,12 +93,12 @@ def test_a_point_whose_aggressor_stops_by_itself_fails() -> None:
     )
     effort = Effort(min_blocks=50, max_blocks=90, max_seconds=0.5, warmup_seconds=0.1)
     with pytest.raises(FailedPointError, match="the wire is gone"):
-        measure(scene, device=CpuDevice(), ranks=MeasuringRanks(), effort=effort)
+        measure(scene, device=Device(), ranks=MeasuringRanks(), effort=effort)
 
 
 def test_no_thread_is_left_behind() -> None:
     before = threading.active_count()
-    with Background([local_operation(short_sleep)] * 2, device=CpuDevice(), ranks=MeasuringRanks()):
+    with Background([local_operation(short_sleep)] * 2, device=Device(), ranks=MeasuringRanks()):
         assert threading.active_count() == before + 2
     assert threading.active_count() == before
 
@@ -125,7 +124,7 @@ def test_an_operation_that_waits_for_the_load_beside_it_to_end_fails(
         background_loads=(local_operation(keep_the_engine),),
     )
 
-    class Releasing(CpuDevice):
+    class Releasing(Device):
         """The engine is free when the load's stream has no more work."""
 
         def synchronize(self) -> None:
@@ -145,7 +144,7 @@ def test_the_thread_that_measures_has_its_stream_before_a_load_runs() -> None:
         runs.append(time.perf_counter())
         short_sleep()
 
-    class Watched(CpuDevice):
+    class Watched(Device):
         def use(self) -> AbstractContextManager[object]:
             assert threading.current_thread() is not threading.main_thread() or not runs
             return super().use()
@@ -162,7 +161,7 @@ def test_copies_of_two_streams_are_issued_one_by_one() -> None:
     """No copy waits in a queue: the engine is free for another stream between any two."""
     queued, most = 0, 0
 
-    class Counting(CpuDevice):
+    class Counting(Device):
         def mark(self) -> Callable[[], float]:
             nonlocal queued, most
             queued += 1
@@ -181,8 +180,7 @@ def test_copies_of_two_streams_are_issued_one_by_one() -> None:
         queued, most = 0, 0
         point = InterferencePoint(victim="comp", others=others)  # type: ignore[arg-type]  # names
         scene = prepare_experiment(
-            point, device=device, ranks=ranks, representatives=representatives(device, 1),
-            makers=Makers(),
-        )  # fmt: skip
+            point, Bench(device=device, ranks=ranks, representatives=representatives(device, 1))
+        )
         measure(scene, device=device, ranks=ranks, effort=effort)
         assert most == longest

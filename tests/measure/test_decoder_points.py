@@ -18,6 +18,7 @@ from moetune.huggingface.registry import named_model
 from moetune.measure.decoder_points import MeasuredModel
 from moetune.measure.grid import Preset
 from moetune.measure.points import choose_points
+from tests import prices
 
 MACHINE = Machine(kind="cpu", device="lab", num_devices=4, devices_per_node=2, memory_bytes=2**34)
 MODEL = Transformer(
@@ -65,12 +66,14 @@ def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estima
     for (name, (d_in, d_out)), form in ((pair, one) for pair in shapes.items() for one in PRODUCTS):
         yield (
             f"{name} {form}",
-            costs.gemm(dtype=DTYPE, product=form, num_experts=1, rows=rows, d_in=d_in, d_out=d_out),
+            prices.gemm(
+                costs, dtype=DTYPE, product=form, num_experts=1, rows=rows, d_in=d_in, d_out=d_out
+            ),
         )
     for backward in (False, True):
-        yield "attention", costs.attention(
-            dtype=DTYPE, num_sequences=rows / 128, length=128, num_heads=4 // width, head_dim=64,
-            backward=backward,
+        yield "attention", prices.attention(
+            costs, dtype=DTYPE, num_sequences=rows / 128, length=128, num_heads=4 // width,
+            head_dim=64, backward=backward,
         )  # fmt: skip
 
 
@@ -90,8 +93,8 @@ def test_the_experts_of_every_layout_are_covered(local_experts: int) -> None:
     costs = costs_by(points_of())
     for rows in (TOKENS // local_experts, TOKENS // local_experts // 8):
         for form in PRODUCTS:
-            found = costs.gemm(
-                dtype=DTYPE, product=form, num_experts=local_experts, rows=rows, d_in=256,
+            found = prices.gemm(
+                costs, dtype=DTYPE, product=form, num_experts=local_experts, rows=rows, d_in=256,
                 d_out=1024,
             )  # fmt: skip
             assert found.trust in ("measured", "interpolated")
@@ -102,11 +105,12 @@ def test_collectives_of_all_gradients_and_parameters_are_covered(group: tuple[in
     attention, network = 4 * 256**2, 2 * 256 * 1024
     parameters = 4 * attention + (2 + 2 * 4) * network + 2 * 250 * 256
     costs = costs_by(points_of())
-    reduced = costs.collective(
-        op="reduce_scatter", group_size=group[0], num_nodes=group[1], num_bytes=4 * parameters
-    )
-    gathered = costs.collective(
-        op="all_gather", group_size=group[0], num_nodes=group[1],
+    reduced = prices.collective(
+        costs, op="reduce_scatter", group_size=group[0], num_nodes=group[1],
+        num_bytes=4 * parameters,
+    )  # fmt: skip
+    gathered = prices.collective(
+        costs, op="all_gather", group_size=group[0], num_nodes=group[1],
         num_bytes=4 * parameters / group[0],
     )  # fmt: skip
     assert {reduced.trust, gathered.trust} <= {"measured", "interpolated"}

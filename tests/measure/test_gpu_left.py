@@ -11,13 +11,13 @@ from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import GemmPoint, Sample
-from moetune.measure.device import CpuDevice, open_device
+from moetune.measure.device import Device, open_device
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, Estimates, News, run_session
 from moetune.store import open_store
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
-from moetune.workflows.recording import SampleRecorder, SilentProgress, StoredRun
+from moetune.workflows.recording import Progress, SampleRecorder, StoredRun
 from tests.cuda_kit import FakeCuda, MirrorWorld
 
 GIB = 2**30
@@ -54,7 +54,7 @@ def test_usable_memory_is_what_is_left_once_nccl_has_begun(monkeypatch: pytest.M
 
 
 def test_a_cpus_memory_is_not_measured() -> None:
-    assert MeasuringRanks().usable_bytes(CpuDevice()) is None
+    assert MeasuringRanks().usable_bytes(Device()) is None
 
 
 def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -
         kind="cuda", device="a GPU", num_devices=2, devices_per_node=2, memory_bytes=16 * GIB
     )
     found: list[Machine] = []
-    recorder = SampleRecorder(machine=machine, progress=SilentProgress(), begin=found.append)
+    recorder = SampleRecorder(machine=machine, progress=Progress(), begin=found.append)
     estimates = Estimates(seconds={POINT: 1.0}, total_seconds=1.0, usable_bytes=13 * GIB)
     recorder.receive(estimates)
     assert found == [recorder.machine] == [replace(machine, memory_bytes=13 * GIB)]
     with open_store(f"sqlite:///{tmp_path}/moetune.db") as store:
         cluster = Cluster(machine=machine, fingerprint=Fingerprint())
-        run = StoredRun(store, name="lab", cluster=cluster, preset="quick", run_id=None, known=())
+        run = StoredRun(store, name="lab", cluster=cluster, preset="quick")
         run.begin(recorder.machine)
         run.append(Sample(point=POINT, seconds=(1.0,)))
         assert [one.memory_bytes for one in store.machines()] == [13 * GIB]

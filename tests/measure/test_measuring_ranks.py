@@ -12,7 +12,6 @@ import pytest
 from moetune.domain.errors import CollectiveError
 from moetune.domain.samples import (
     AttentionPoint,
-    BurstPoint,
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
@@ -27,6 +26,7 @@ from moetune.measure.session import Assignment, Estimates, News
 from moetune.workflows import launch
 from moetune.workflows.launch import cores_of
 from moetune.workflows.measuring import measure_on_ranks
+from moetune.workflows.profile_request import MeasurementSetting
 from tests.measure import measure_workers
 from tests.ranks import run_ranks
 
@@ -38,10 +38,6 @@ POINTS: tuple[Point, ...] = (
     GemmPoint(dtype="bfloat16", product="grad_input", num_experts=2, rows=8, d_in=32, d_out=64),
     RowsPoint(op="swiglu_backward", dtype="float32", rows=16, width=32),
     RowsPoint(op="gate", dtype="float32", rows=16, width=4),
-    RowsPoint(op="norm", dtype="float32", rows=16, width=32),
-    RowsPoint(op="norm_backward", dtype="bfloat16", rows=16, width=32),
-    RowsPoint(op="cross_entropy", dtype="float32", rows=16, width=20),
-    RowsPoint(op="cross_entropy_backward", dtype="bfloat16", rows=16, width=20),
     RowsPoint(op="adam", dtype="bfloat16", rows=1000, width=1),
     RowsPoint(op="host_adam", dtype="bfloat16", rows=1000, width=1),
     AttentionPoint(dtype="float32", num_sequences=2, length=16, num_heads=2, head_dim=8),
@@ -50,7 +46,6 @@ POINTS: tuple[Point, ...] = (
     ),
     CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024),
     CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024, in_flight=4),
-    BurstPoint(op="all_to_all", group_size=2, num_bytes=1024, in_flight=4),
     CollectivePoint(op="all_reduce", group_size=2, num_bytes=1024),
     CollectivePoint(op="all_gather", group_size=2, num_bytes=1024),
     CollectivePoint(op="reduce_scatter", group_size=2, num_bytes=1024),
@@ -82,10 +77,8 @@ class Ear:
 
 def measure_here(assignment: Assignment, ear: Ear, *, num_ranks: int) -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    measure_on_ranks(
-        assignment, num_ranks=num_ranks, launch=None, environ=environ, on_news=ear.hear,
-        oversubscribe=True,
-    )  # fmt: skip
+    setting = MeasurementSetting(environment=environ, oversubscribe=True)
+    measure_on_ranks(assignment, setting, num_ranks=num_ranks, on_news=ear.hear)
 
 
 def started_ranks() -> list[int]:

@@ -6,7 +6,6 @@ from moetune.domain.cluster import Cluster, DeviceKind, Fingerprint, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.samples import (
-    BurstPoint,
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
@@ -21,8 +20,8 @@ from moetune.measure.estimate import (
     operation_seconds,
 )
 from moetune.measure.grid import Preset
-from moetune.measure.point_memory import memory_bytes
 from moetune.measure.points import choose_points, default_group_sizes
+from moetune.measure.sizes import memory_bytes
 
 GIB = 2**30
 
@@ -87,10 +86,9 @@ def test_a_layers_own_products_and_payloads_are_covered(preset: Preset) -> None:
                 num_bytes=-(-(whole // degree) // (4 * group_size)) * 4 * group_size,
             )  # fmt: skip
             assert payload in points
-        assert {point.group_size for point in points if isinstance(point, BurstPoint)} == {2, 4}
     ops = {point.op for point in points if isinstance(point, RowsPoint)}
     assert ops == {
-        "swiglu", "swiglu_backward", "gather", "scatter_add", "gate", "gate_backward",
+        "swiglu", "swiglu_backward", "gather", "scatter_add", "gate", "gate_backward", "adam",
     }  # fmt: skip
 
 
@@ -219,6 +217,19 @@ def test_a_gpus_layers_have_uneven_loads_gates_and_launches() -> None:
     assert added("cuda", "bfloat16") == (forms, {4}, launches)
     assert added("cuda", "float32") == (set(), {4}, launches)  # one GEMM for each expert
     assert added("cpu", "bfloat16") == (set(), set(), set())
+
+
+def test_adams_step_is_measured_which_tells_the_memorys_rate_and_on_a_gpu_the_hosts() -> None:
+    def sizes(kind: DeviceKind) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for point in choose(2, cluster=cluster_of(2, kind)):
+            if isinstance(point, RowsPoint) and point.op.endswith("adam"):
+                found.setdefault(point.op, []).append(point.elements)
+        return found
+
+    assert set(sizes("cpu")) == {"adam"}
+    assert set(sizes("cuda")) == {"adam", "host_adam"}
+    assert all(max(some) >= 16 * min(some) for some in sizes("cuda").values())
 
 
 def test_no_point_takes_the_memory_away() -> None:

@@ -14,8 +14,8 @@ from moetune.cli import app
 from moetune.domain.records import RunInfo
 from moetune.domain.samples import Sample
 from moetune.store import open_store
-from moetune.workflows.ports import free_port
 from tests.documents import read_document
+from tests.ports import free_port
 
 TIMEOUT_SECONDS = 240
 SMALL_LAYER = (

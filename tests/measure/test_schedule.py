@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.samples import CopyPoint, GemmPoint, Point, RowsPoint, Sample
-from moetune.measure.schedule import doubtful, family, round_of, tiers
+from moetune.measure.schedule import doubtful, round_of, tiers
+from moetune.measure.sizes import family
 
 
 def gemm(rows: int) -> GemmPoint:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from moetune.report.marks import SPAN, paint
 from moetune.report.observed import drift_figure, seen
-from moetune.report.operations import interference_figure
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.scales import scale_of
 from moetune.report.section import Figure
@@ -19,7 +18,7 @@ from moetune.report.svg import figure_svg
 from moetune.report.theme import axis, drawing
 from moetune.report.timelines import passes_figure
 from moetune.solve.training.pipeline import StagePipeline, StageSeconds, pass_spans
-from tests.report.lab import lab_plan, lab_profile
+from tests.report.lab import lab_plan
 from tests.report.test_figures import figures, kept
 
 
@@ -110,16 +109,6 @@ def test_a_pipelines_passes_stand_in_the_rows_of_their_stages() -> None:
         assert share(bar, "x") == pytest.approx(float(str(start)) / (1.01 * ends), abs=1e-4)
         wide = (float(str(end)) - float(str(start))) / (1.01 * ends)
         assert share(bar, "width") == pytest.approx(wide, abs=1e-4)
-
-
-def test_speeds_stand_in_their_cells_and_slower_ones_are_stronger() -> None:
-    figure = interference_figure(lab_profile().interference)
-    area = area_of(figure)
-    cells = [float(one.attrib["fill-opacity"]) for one in area.iter("rect")]
-    speeds = [float(str(row[2])) for row in figure.rows]
-    assert sorted(range(9), key=cells.__getitem__) == sorted(range(9), key=lambda at: -speeds[at])
-    texts = [one.text for one in area.iter("text")]
-    assert all(f"{speed:.2f}" in texts for speed in speeds)
 
 
 def test_names_of_users_stay_text() -> None:

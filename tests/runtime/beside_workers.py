@@ -22,7 +22,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.plans.timers import CallWatch, NoWatch, Watch, device_clock
+from moetune.runtime.plans.timers import CallWatch, Watch, device_clock
 from moetune.runtime.trace import NoRecorder
 from tests.runtime.reference import dense_moe
 from tests.runtime.workers import (
@@ -235,7 +235,7 @@ class Timed:
             return CallWatch(
                 device_clock, device, tokens_per_rank=num_tokens, note=self.calls.append
             )
-        return NoWatch()
+        return Watch()
 
 
 def equal_under_checkpoints() -> None:

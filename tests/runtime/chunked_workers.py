@@ -124,3 +124,38 @@ def check_equals_plain(case: Case, name: str = "") -> ModelChunks:
         error = float((end[key] - value).abs().max())
         assert error <= EXACT, f"{name}: {key} is off by {error}"
     return chunks
+
+
+def check_equals_mixed_precision(options: dict[str, Any]) -> None:
+    """Train in bfloat16, and hold the masters against float32 ones stepped by hand.
+
+    By hand, gradients of a bfloat16 copy on each rank's batch are added up in float32.
+    """
+    case = Case(
+        make=models.Plain, places=2, steps=10, dtype=torch.bfloat16, chunk_bytes=1024,
+        options=options,
+    )  # fmt: skip
+    model, optimizer = sharded(case)
+    start = moetune.full_state_dict(model)
+    for step in range(case.steps):
+        step_sharded(case, step, model, optimizer)
+    end = moetune.full_state_dict(model)
+    if not end:
+        return
+    masters = models.Plain()
+    masters.load_state_dict(start)
+    plain = torch.optim.AdamW(masters.parameters(), **case.settings)
+    for step in range(case.steps):
+        (tokens,) = batches(case, step)
+        plain.zero_grad()
+        for some in tokens:
+            copied = copy.deepcopy(masters).bfloat16()
+            exact_loss_of(copied, some).backward()
+            for master, low in zip(masters.parameters(), copied.parameters(), strict=True):
+                assert low.grad is not None
+                gradient = low.grad.float() / len(tokens)
+                master.grad = gradient if master.grad is None else master.grad + gradient
+        plain.step()
+    for name, value in masters.state_dict().items():
+        assert end[name].dtype == torch.float32
+        torch.testing.assert_close(end[name], value, rtol=1e-5, atol=1e-6)

@@ -95,9 +95,9 @@ def one_chunk_is_tried(times: Times, survivor: tuple[int, int]) -> None:
     assert all(one == plain for one in names[-9:])
     expected = 1 if survivor == (1, 1) and not dist.get_rank() else 0
     assert sum("loses to one chunk" in line for line in heard.lines) == expected
-    before = clock.num_intervals
+    before = clock.num_stamps
     train(layer, 40)
-    assert clock.num_intervals == before
+    assert clock.num_stamps == before
 
 
 def _check_course(decisions: list[tuple[int, int]], survivor: tuple[int, int]) -> None:

@@ -91,7 +91,7 @@ def train_sharded(
         optimizer.zero_grad()
 
 
-def experts_say(value: Any, mine: int, other: int) -> Any:
+def experts_say(value: Any, mine: int, other: int) -> Any:  # noqa: ARG001 - as the world calls it
     """Return what another rank says of its experts, where this one says that its own are `mine`."""
-    is_listing = isinstance(value, str) and value.startswith("experts.")
-    return value.replace(f"={mine}", f"={other}") if is_listing else value
+    is_listing = isinstance(value, dict) and any(name.startswith("experts.") for name in value)
+    return dict.fromkeys(value, other) if is_listing else value

@@ -7,20 +7,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from examples.language_model import LanguageModel, staged_language_model
-from moetune.domain import buckets
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
-from moetune.runtime.parallel.tensor import TensorParallelModule
 from tests.runtime.random_layouts import NUM_STEPS, SEED, Trained, World
 
 SAME = 1e-10
 _WAIT = dt.timedelta(seconds=60)
-_BUCKET_BYTES = (1, buckets.LEAST_BUCKET_BYTES)
-"""Of every other world: a bucket for each block, or a few for the whole model, which is small."""
 
 
 def layouts_train_alike(pickled: bytes, told: str) -> None:
@@ -31,7 +28,6 @@ def layouts_train_alike(pickled: bytes, told: str) -> None:
     """
     for number, (world, wanted) in enumerate(pickle.loads(pickled)):  # noqa: S301 - the test's own
         _meet_again(f"{told}.{number}")
-        buckets.LEAST_BUCKET_BYTES = _BUCKET_BYTES[number % 2]
         worst = difference(world, wanted)
         if dist.get_rank() == 0:
             with Path(told).open("a", encoding="utf-8") as file:
@@ -46,6 +42,7 @@ def _meet_again(store: str) -> None:
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
+    _clear_sharding_prop_cache()  # which has the meshes of groups that are no more
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=_WAIT
     )
@@ -70,14 +67,14 @@ def _train(world: World, wanted: Trained) -> tuple[Stages, float]:
     ranks = join(layout, timeout=_WAIT)
     num_sequences = world.global_batch // layout.dp
     stages = staged_language_model(
-        world.shape, ranks, num_sequences=num_sequences, seed=SEED, dtype=torch.float64
-    )
+        world.shape, ranks, num_sequences=num_sequences, seed=SEED, dtype=torch.float64,
+        num_micro_batches=world.num_micro_batches,
+    )  # fmt: skip
     optimizer = stages.optimizer(world.make_optimizer)
-    places = ranks.places(world.shape.length)
     shares = []
     for step in range(NUM_STEPS):
         text_BS = world.text(step).chunk(layout.dp)[ranks.replica]
-        shares.append(stages.backward(text_BS[:, :-1][:, places], text_BS[:, 1:][:, places]))
+        shares.append(stages.backward(text_BS[:, :-1], text_BS[:, 1:]))
         if world.max_norm is not None:
             stages.clip_grad_norm_(world.max_norm)
         optimizer.step()
@@ -93,12 +90,9 @@ def _pairs(part: nn.Module, wanted: Trained) -> list[tuple[str, torch.Tensor, to
     found = []
     for name, parameter in part.named_parameters():
         whole = wanted.parameters[name]
-        parent, _, last = name.rpartition(".")
-        module = parents[parent]
+        parent, _, _ = name.rpartition(".")
         experts = parents.get(parent.removesuffix(".experts"))
-        if isinstance(module, TensorParallelModule) and last in module.cut:
-            whole = _cut(whole, module, last)
-        elif parent.endswith(".experts") and isinstance(experts, MoELayer):
+        if parent.endswith(".experts") and isinstance(experts, ExpertLayer):
             whole = experts.experts.placement.own(whole)
         own = parameter.detach()
         if is_dtensor(own):
@@ -108,8 +102,3 @@ def _pairs(part: nn.Module, wanted: Trained) -> list[tuple[str, torch.Tensor, to
             own = mine
         found.append((name, own, whole))
     return found
-
-
-def _cut(whole: torch.Tensor, module: TensorParallelModule, name: str) -> torch.Tensor:
-    ranks, rank = module.communicator.num_ranks, module.communicator.rank
-    return whole.tensor_split(ranks, module.cut[name])[rank]

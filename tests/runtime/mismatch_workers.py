@@ -11,7 +11,6 @@ import moetune
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Plan
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook
@@ -56,13 +55,17 @@ def layers_differ(folder: Path, says: str) -> None:
     assert f"rank 1: {says}" in text
 
 
-def tensor_layers_differ() -> None:
+def plans_of_programs_differ() -> None:
+    """Plans of one question differ, given as they are or in a book."""
     plans = [
         small_plan(layer=SHAPE, expert_parallel="tensor", degrees=degrees)
         for degrees in ((4, 3), (2, 1))
     ]
     with pytest.raises(RankMismatchError, match=r"rank 1: plan .* with 2 and 1 chunks"):
         TensorExpertLayer(8, 16, 4, 2, plan=plans[dist.get_rank()])
+    plan = (PLAN, SAME_QUESTION)[dist.get_rank()]
+    with pytest.raises(RankMismatchError, match=r"rank 1: plan .* with 2 and 1 chunks"):
+        MoELayer(8, 16, 4, 2, planbook=PlanBook([plan]))
 
 
 def layers_agree(folder: Path) -> None:
@@ -85,45 +88,11 @@ def layers_made_later_differ(folder: Path) -> None:
         layer.reset_parameters()
 
 
-def books_of_one_question_differ() -> None:
-    plan = (PLAN, SAME_QUESTION)[dist.get_rank()]
-    with pytest.raises(RankMismatchError, match=r"rank 1: plan .* with 2 and 1 chunks"):
-        MoELayer(8, 16, 4, 2, planbook=PlanBook([plan]))
-
-
-def _source(folder: Path, kind: str) -> Path | str | list[Path | Plan]:
+def shared_books_are_the_first_ranks(folder: Path) -> None:
+    """Files of other ranks, of other plans or of none, are not read."""
     mine = folder / str(dist.get_rank())
-    sources: dict[str, Path | str | list[Path | Plan]] = {
-        "file": mine / "plan.json",
-        "text": str(mine / "plan.json"),
-        "folder": mine,
-        "second of two": [OTHER_QUESTION, mine / "plan.json"],
-    }
-    return sources[kind]
-
-
-def shared_books_differ(folder: Path, kind: str, says: str) -> None:
-    with pytest.raises(RankMismatchError, match="the ranks have different plans") as caught:
-        moetune.open_planbook(_source(folder, kind))
-    text = same_text(caught.value)
-    assert f"rank 0: {folder / '0'}" in text
-    assert f"plan {PLAN.id[:6]} with 4 and 3 chunks" in text
-    assert "rank 1: " in text
-    assert str(folder / "1") in text
-    assert says in text
-
-
-def shared_books_agree(folder: Path, kind: str) -> None:
-    book = moetune.open_planbook(_source(folder, kind))
-    assert PLAN in book.plans
-
-
-def shared_plans_of_programs_differ() -> None:
-    with pytest.raises(RankMismatchError, match="rank 1: a plan of the program"):
-        moetune.open_planbook((PLAN, SAME_QUESTION)[dist.get_rank()])
-
-
-def disabled_books_are_not_compared(folder: Path) -> None:
+    for source in (mine, str(mine / "plan.json"), [mine / "plan.json"]):
+        assert moetune.open_planbook(source).plans == (PLAN,)
     if dist.get_rank() == 0:
         os.environ["MOETUNE_DISABLE"] = "1"
-    assert moetune.open_planbook(_source(folder, "file")).plans == ()
+    assert moetune.open_planbook(mine).plans == ()

@@ -17,9 +17,8 @@ from moetune.domain.records import Settled
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.search import OnlineSearch
+from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.shared import FoundPlans, share_plans
-from moetune.runtime.plans.timers import Interval
 from moetune.runtime.plans.tuner import Tuner, TuningTask
 from moetune.store import open_store
 from moetune.workflows.tuning import StudyTuner
@@ -43,13 +42,10 @@ class MadeUp:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def end(self) -> None:
-        pass
-
     def is_over(self) -> bool:
         return True
 
-    def seconds(self) -> float:
+    def since(self, _: object) -> float:
         return self._seconds
 
 
@@ -58,13 +54,13 @@ class MadeUpClock:
 
     def __init__(self, times: Times) -> None:
         self.layer: ExpertLayer | None = None
-        self.num_intervals = 0
+        self.num_stamps = 0
         self._times = times
 
-    def __call__(self, phase: Phase, _: torch.device) -> Interval:
+    def __call__(self, phase: Phase, _: torch.device) -> MadeUp:
         assert self.layer is not None
         decision = self.layer.decision
-        self.num_intervals += 1
+        self.num_stamps += 1
         is_forward = phase == "forward"
         return MadeUp(
             self._times(phase, decision.forward_degree if is_forward else decision.backward_degree)
@@ -220,7 +216,7 @@ def _nothing_more_happens(
     sizes: Sequence[int],
 ) -> None:
     """Once all is settled a step is as one with a pinned degree: no search, no collective."""
-    before = tuner.num_told, len(tuner.tasks), clock.num_intervals
+    before = tuner.num_told, len(tuner.tasks), clock.num_stamps
     plain = make(pipeline=True, dtype=torch.float64)
     for tokens in sizes:  # the first step of another decision exchanges its counts once more
         train(layer, tokens)
@@ -235,7 +231,7 @@ def _nothing_more_happens(
         with counted_collectives() as plain_names:
             train(plain, tokens)
         assert names == plain_names
-    assert (tuner.num_told, len(tuner.tasks), clock.num_intervals) == before
+    assert (tuner.num_told, len(tuner.tasks), clock.num_stamps) == before
 
 
 def failing_tuner() -> None:
@@ -273,7 +269,7 @@ class KindClock:
         self.layer: ExpertLayer | None = None
         self._seconds = seconds
 
-    def __call__(self, phase: Phase, _: torch.device) -> Interval:  # noqa: ARG002 - a `Clock`
+    def __call__(self, phase: Phase, _: torch.device) -> MadeUp:  # noqa: ARG002 - a `Clock`
         assert self.layer is not None
         return MadeUp(self._seconds(self.layer.decision))
 

@@ -250,7 +250,7 @@ def replicas_have_the_same_places() -> None:
     """Two replicas of two ranks each, which differ."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "ep"))
     net = _net(ORDER if dist.get_rank() < 2 else OTHER, mesh=mesh)
-    with pytest.raises(RankMismatchError, match="placements of experts differ"):
+    with pytest.raises(RankMismatchError, match="disagree on the placement of experts"):
         moetune.prepare_ddp(net)
     net = _net(ORDER, mesh=mesh)
     wrapped = DistributedDataParallel(moetune.prepare_ddp(net))

@@ -1,4 +1,4 @@
-"""Random small worlds: a model, its training by one process, and a layout of the planner's own.
+"""Random small worlds: a model, its training by one process, and a layout of a planner's own.
 
 What ranks do with them is in `layout_workers`. B sequences, S tokens each.
 """
@@ -13,6 +13,7 @@ import torch
 
 from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.layer import Activation, LayerShape
+from moetune.domain.layout import Layout, runnable_micro_batches
 from moetune.domain.model import Transformer
 from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.pipeline import SPLITTING, StageLetters, stages_of_sizes
@@ -21,11 +22,13 @@ from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, Traini
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.solve.joint.space import LayoutSpace
+from tests.solve.joint.brute_force import layouts_of
 
 NUM_STEPS = 5
 SEED = 3
 FAR_FROM_A_TIE = 1e-7
 _MOST_CHUNKS = 3
+_SHARE_OF_TENSOR = 0.2
 _ACTIVATIONS: tuple[Activation, ...] = ("gelu", "relu", "silu", "swiglu")
 
 
@@ -36,11 +39,13 @@ class World:
     Args:
         is_adam: or SGD with momentum, whose steps grow with the gradients.
         max_norm: that gradients are clipped to; None without.
+        num_micro_batches: of a data-parallel rank; None where the layout says it.
     """
 
     shape: Transformer
-    layout: FoldedLayout
+    layout: FoldedLayout | Layout
     global_batch: int
+    num_micro_batches: int | None
     is_adam: bool
     max_norm: float | None
     seed: int
@@ -72,24 +77,54 @@ class Trained:
 
 
 def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
-    """Yield worlds without end, from the space that a search for moetune's runtime enumerates."""
+    """Yield worlds without end, from the space that a search for moetune's runtime enumerates.
+
+    One in five has experts in a tensor-parallel group, whose dense parts torch cuts.
+    """
     while True:
         shape = _shape(rng)
+        if rng.random() < _SHARE_OF_TENSOR:
+            tensor, num_micro_batches = _tensor(shape, num_ranks, rng)
+            yield _world(shape, tensor, num_ranks, num_micro_batches, rng)
+            continue
         job = TrainingJob(
             decoder=paper_decoder("random", shape), world_size=num_ranks,
             global_batch=num_ranks * rng.choice((1, 1, 1, 2)), length=shape.length,
         )  # fmt: skip
         space = LayoutSpace(job=job, target=find_target("moetune"))
-        layouts = [*space.layouts(_pins(rng))]
+        layouts = [*layouts_of(space, _pins(rng))]
         if not layouts:
             continue
         layout = _cut(_in_chunks(rng.choice(layouts), rng), space, rng)
         assert space.is_allowed(layout)
-        yield World(
-            shape=shape, layout=layout, global_batch=job.global_batch,
-            is_adam=rng.random() < 0.5, max_norm=rng.choice((None, 0.5)),
-            seed=rng.randrange(1000),
-        )  # fmt: skip
+        yield _world(shape, layout, job.global_batch, None, rng)
+
+
+def _world(
+    shape: Transformer,
+    layout: FoldedLayout | Layout,
+    global_batch: int,
+    num_micro_batches: int | None,
+    rng: random.Random,
+) -> World:
+    return World(
+        shape=shape, layout=layout, global_batch=global_batch, is_adam=rng.random() < 0.5,
+        max_norm=rng.choice((None, 0.5)), seed=rng.randrange(1000),
+        num_micro_batches=num_micro_batches,
+    )  # fmt: skip
+
+
+def _tensor(shape: Transformer, num_ranks: int, rng: random.Random) -> tuple[Layout, int]:
+    """Return a layout of PPMoE, and its micro-batches."""
+    sizes = [
+        (dp, tp, num_ranks // dp // tp)
+        for dp in range(1, num_ranks + 1) for tp in range(1, num_ranks + 1)
+        if num_ranks % (dp * tp) == 0 and num_ranks // dp // tp <= shape.num_layers
+        and shape.moe.num_experts % tp == 0 and shape.num_heads % tp == 0
+    ]  # fmt: skip
+    dp, tp, pp = rng.choice([one for one in sizes if one[1] > 1] or sizes)
+    num_micro_batches = rng.choice(runnable_micro_batches(num_ranks // dp, pp=pp))
+    return Layout(expert_parallel="tensor", dp=dp, ep=1, tp=tp, pp=pp), num_micro_batches
 
 
 def trained_worlds(num_ranks: int, count: int, seed: int) -> list[tuple[World, Trained]]:
@@ -169,16 +204,13 @@ def _shape(rng: random.Random) -> Transformer:
 def _pins(rng: random.Random) -> LayoutRequest:
     """Return what a user may ask for, and a search would leave out.
 
-    Core attention keeps as much where it is computed again, sequences are too short for context
-    parallelism, and ZeRO stage 1 is never slower than 0.
+    ZeRO stage 1 is never slower than 0.
     """
     return LayoutRequest(
-        cp=rng.choice((None, None, 2, 3)),
         zero=rng.choice((None, 0)),
         pp=rng.choice((None, None, 2, 3)),
         vpp=rng.choice((None, None, None, 2)),
         schedule=rng.choice((None,) * 6 + tuple(sorted(SPLITTING))),
-        recompute=rng.choice((None, None, None, ("core_attn",), ("core_attn", "moe"))),
     )
 
 

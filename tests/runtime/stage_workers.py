@@ -23,6 +23,7 @@ from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.local_parts import is_dtensor, local_part
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
 
@@ -171,16 +172,16 @@ def layouts_train_alike(cases: Sequence[Case]) -> None:
 def replicas_are_equal(stages: Stages) -> None:
     """Hold what several ranks have, bit for bit, against the first of them."""
     ranks = stages.ranks
-    parameters = dict(stages.parts.named_parameters())
-    experts = [name for name in parameters if ".ffn.experts." in name]
-    whole = "norm", "places", "gate", "out.bias", "down.bias"
+    parameters = {name: local_part(one)[0] for name, one in stages.parts.named_parameters()}
+    experts = {name for name in parameters if ".ffn.experts." in name}
+    cut = {name for name, one in stages.parts.named_parameters() if is_dtensor(one)}
     for group, names in (
         (ranks.replicas, experts),
         (ranks.mesh.get_group("dp"), parameters.keys() - experts),
-        (ranks.mesh.get_group("tp"), [n for n in parameters if any(part in n for part in whole)]),
+        (ranks.mesh.get_group("tp"), parameters.keys() - experts - cut),
     ):
         if names and dist.get_world_size(group) > 1:
-            mine = torch.cat([parameters[name].detach().flatten() for name in sorted(names)])
+            mine = torch.cat([parameters[name].flatten() for name in sorted(names)])
             first = mine.clone()
             dist.broadcast(first, group=group, group_src=0)
             assert torch.equal(first, mine)

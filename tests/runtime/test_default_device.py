@@ -14,8 +14,8 @@ import moetune
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import SAFE_DECISION, Decision
+from moetune.measure.steps import measure_steps, random_steps
 from moetune.runtime.moe.layer import MoELayer
-from moetune.workflows.steps import measure_steps, random_steps
 from tests.runtime.chunked_models import Twice
 
 CPU = torch.device("cpu")

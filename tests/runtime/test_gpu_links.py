@@ -119,7 +119,7 @@ def test_groups_say_what_they_are_for() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, num_ranks=8) as world:
         join(Layout(pp=2, dp=4, tp=1, ep=2, expert_parallel="all_to_all"), device_type="cuda")
         # Gradients travel beside the exchanges: none of their groups is one of the first four.
-        purposes = ("pp", "dp", "tp", "experts", "replicas of experts", "parts of layers")
+        purposes = ("pp", "dp", "tp", "experts", "replicas of experts", "ranks of a stage")
         assert {one.desc for one in world.groups[1:]} == {f"moetune: {name}" for name in purposes}
 
 

@@ -1,6 +1,6 @@
-"""Tensor-parallel layers, stages and data-parallel gradients on a GPU wait for their sums."""
+"""Stages and data-parallel gradients on a GPU wait for their sums."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,83 +11,14 @@ from torch import nn
 import moetune
 from moetune.comm.agree import vote
 from moetune.comm.gloo import communicator_of
-from moetune.domain import buckets
 from moetune.domain.layout import Layout
-from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.block import Attention, FeedForward, TransformerBlock
-from moetune.runtime.parallel.groups import ParallelGroups, join
+from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Shapes, Stages
-from moetune.runtime.parallel.tensor import ColumnParallelLinear
-from moetune.runtime.parallel.vocabulary import (
-    VocabParallelEmbedding,
-    VocabParallelHead,
-    vocab_parallel_cross_entropy,
-)
 from tests.cuda_kit import FakeCuda
-from tests.cuda_kit.lanes import Operation
 from tests.runtime.gpu_runs import GPU, NCCL, on_every_rank
 
-WIDTH, VOCABULARY = 8, 10
-
-
-def _products(done: Sequence[Operation]) -> list[Operation]:
-    return [one for one in done if one.label in {"mm", "addmm"}]
-
-
-class _Blocks(nn.Module):
-    def __init__(self, blocks: list[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-def _moe(ranks: ParallelGroups) -> MoELayer:
-    return MoELayer(WIDTH, WIDTH, 4, group=ranks.experts)
-
-
-def _block() -> TransformerBlock:
-    group = communicator_of(None)
-    return TransformerBlock(
-        Attention(WIDTH, 2, group), FeedForward(WIDTH, 2 * WIDTH, group), WIDTH, balance=0.0
-    )
-
-
-def test_a_block_and_a_vocabulary_cut_over_ranks_wait_for_their_sums() -> None:
-    def program(_: FakeCuda) -> None:
-        group = communicator_of(None)
-        embedding = VocabParallelEmbedding(VOCABULARY, WIDTH, group)
-        block, head = _block(), VocabParallelHead(WIDTH, VOCABULARY, group)
-        nn.ModuleList([embedding, block, head]).to(GPU)
-        tokens_BS = torch.arange(8, device=GPU).view(2, 4)
-        for _number in range(2):
-            logits_TW = head(block(embedding(tokens_BS))).flatten(0, 1)
-            losses_T = vocab_parallel_cross_entropy(
-                logits_TW, tokens_BS.flatten(), vocab_size=VOCABULARY, communicator=group
-            )
-            losses_T.sum().backward()
-
-    on_every_rank(program, backends=NCCL)
-
-
-def test_the_sum_of_an_inputs_gradient_travels_beside_the_weights_gradient() -> None:
-    def program(cuda: FakeCuda) -> None:
-        layer = ColumnParallelLinear(WIDTH, 2 * WIDTH, communicator_of(None)).to(GPU)
-        x = torch.randn(4, WIDTH, device=GPU, requires_grad=True)
-        y = layer(x)
-        before = len(cuda.operations)
-        y.backward(torch.ones_like(y))
-        backward = cuda.operations[before:]
-        (travel,) = (one for one in backward if one.label.startswith("all_reduce"))
-        products = [one for one in backward if one.label.startswith("mm")]
-        assert [one.start_seconds < travel.start_seconds for one in products] == [True, False]
-        assert products[1].end_seconds <= travel.end_seconds
-
-    on_every_rank(program, backends=NCCL)
+WIDTH = 8
 
 
 def test_stages_wait_for_the_gradients_of_all_replicas() -> None:
@@ -111,40 +42,6 @@ def test_stages_wait_for_the_gradients_of_all_replicas() -> None:
                 parameter.grad.mul_(2)
             stages.total_loss(share)
 
-    on_every_rank(program)
-
-
-def test_shards_are_gathered_before_their_blocks_run_and_gradients_reduced_beside_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def program(cuda: FakeCuda) -> None:
-        torch.cuda.set_device(GPU)
-        ranks = join(FoldedLayout(dp=2, ep=2, micro_batch=2, zero=1), device_type="cuda")
-        part = _Blocks([nn.Linear(WIDTH, WIDTH), _moe(ranks), nn.Linear(WIDTH, WIDTH)])
-        rows = torch.empty(4, WIDTH, device="meta")
-        stages = Stages(
-            [part.to(GPU)], ranks, loss_of=lambda y, wanted: (y - wanted).square().mean(),
-            shapes=Shapes(inputs=rows, between=rows, outputs=rows),
-        )  # fmt: skip
-        optimizer = stages.optimizer(lambda parts: torch.optim.SGD(parts, lr=0.1))
-        x = torch.randn(4, WIDTH, device=GPU)
-        before = 0
-        for _number in range(3):
-            before = len(cuda.operations)
-            stages.backward(x, x)
-            done = cuda.operations[before:]
-            reduced = next(one for one in done if one.label.startswith("reduce_scatter"))
-            assert any(one.start_seconds > reduced.start_seconds for one in _products(done))
-            before = len(cuda.operations)
-            optimizer.step()
-        *_, gathered = (
-            one for one in cuda.operations[before:] if one.label.startswith("all_gather")
-        )
-        before = len(cuda.operations)
-        stages.backward(x, x)
-        assert _products(cuda.operations[before:])[0].start_seconds < gathered.end_seconds
-
-    monkeypatch.setattr(buckets, "LEAST_BUCKET_BYTES", 1)
     on_every_rank(program)
 
 

@@ -12,9 +12,8 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
-from moetune.runtime.plans.lost_time import BUDGET_SECONDS, LostTime
-from moetune.runtime.plans.search import OnlineSearch
-from moetune.runtime.plans.tuner import TuningTask
+from moetune.runtime.plans.online import OnlineSearch
+from moetune.runtime.plans.tuner import BUDGET_SECONDS, LostTime, TuningTask
 from moetune.solve.layer.online import (
     REPEATS,
     Tried,

@@ -1,18 +1,18 @@
 """What is measured is what the layer runs: the same operations on the same sizes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.samples import GemmPoint
 from moetune.measure import expert_kernels
 from moetune.measure.device import open_device
 from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows
-from moetune.runtime.moe.products import RowPart, has_grouped, multiply
+from moetune.runtime.moe.products import RowPart, has_grouped
 from moetune.runtime.moe.weight_grads import DeferredProducts, GradientSum
 from moetune.runtime.moe.workspace import MemoryTracker
 from tests.cuda_kit import FakeCuda
@@ -20,7 +20,6 @@ from tests.cuda_kit import FakeCuda
 EXPERTS, ROWS, D_IN, D_OUT = 3, 4, 8, 16
 UNEVEN = [5, 3, 4]
 """Rows of each expert, ROWS on average."""
-FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 
 
 class Listed(TorchDispatchMode):
@@ -47,8 +46,8 @@ def listed(run: Callable[[], object]) -> list[tuple[str, tuple[torch.Size, ...]]
     return mode.found
 
 
-def of_the_layer(form: GemmForm, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    """Return one chunk's product as the layer runs it; of gradients, of a later chunk."""
+def gradient_of_the_layer(device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+    """Return a later chunk's gradient of the weights as the layer runs it."""
     x, y = (torch.ones(EXPERTS * ROWS, width).to(device, dtype) for width in (D_IN, D_OUT))
     w = torch.ones(EXPERTS, D_IN, D_OUT).to(device, dtype)
     counts_CL, on_device_CL = [UNEVEN], torch.tensor([UNEVEN]).to(device)
@@ -56,10 +55,6 @@ def of_the_layer(form: GemmForm, device: torch.device, dtype: torch.dtype) -> Ca
     if has_grouped(x, w):
         grouped = GroupedRows.of(on_device_CL, len(x), like=x, bias=False)
     ((part,),) = ChunkLayout.cut(counts_CL, (0, 1), grouped).parts
-    if form == "forward":
-        return lambda: multiply(x, w, part, None if grouped else y)
-    if form == "grad_input":
-        return lambda: multiply(y, w.transpose(1, 2), part, None if grouped else x)
     return _gradient(x, y, w, part, on_device_CL)
 
 
@@ -75,14 +70,15 @@ def _gradient(
     return lambda: total.add_gemm(x, y, part)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_cpus_products_are_those_of_the_layer(form: GemmForm) -> None:
-    point = GemmPoint(
-        dtype="float32", product=form, num_experts=EXPERTS, rows=ROWS, d_in=D_IN, d_out=D_OUT
-    )
-    device = open_device()
-    measured = listed(expert_kernels.gemm(point, device))
-    assert measured == listed(of_the_layer(form, torch.device("cpu"), torch.float32))
+POINT = GemmPoint(
+    dtype="float32", product="grad_weight", num_experts=EXPERTS, rows=ROWS, d_in=D_IN, d_out=D_OUT
+)
+"""Other forms are the layer's own function, called by both."""
+
+
+def test_a_cpus_gradients_are_those_of_the_layer() -> None:
+    measured = listed(expert_kernels.gemm(POINT, open_device()))
+    assert measured == listed(gradient_of_the_layer(torch.device("cpu"), torch.float32))
     assert len(measured) == EXPERTS
 
 
@@ -98,14 +94,10 @@ def test_experts_of_a_measured_product_have_all_its_rows_between_them(
     assert all(abs(one - rows) <= 1 and one > 0 for one in found)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_gpus_products_are_those_of_the_layer(form: GemmForm) -> None:
-    point = GemmPoint(
-        dtype="bfloat16", product=form, num_experts=EXPERTS, rows=ROWS, d_in=D_IN, d_out=D_OUT
-    )
+def test_a_gpus_gradients_are_those_of_the_layer() -> None:
     with FakeCuda(1):
-        device = open_device()
-        measured = listed(expert_kernels.gemm(point, device))
-        ran = listed(of_the_layer(form, torch.device("cuda", 0), torch.bfloat16))
+        point = replace(POINT, dtype="bfloat16")
+        measured = listed(expert_kernels.gemm(point, open_device()))
+        ran = listed(gradient_of_the_layer(torch.device("cuda", 0), torch.bfloat16))
     assert measured == ran
     assert [name for name, _ in ran] == ["aten::_grouped_mm"]

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.domain.errors import RankMismatchError
-from moetune.runtime.plans.compare import OwnPlans, check_own_plans, described, found_own
+from moetune.runtime.plans.book import described
 from tests.ranks import run_ranks
 from tests.runtime import mismatch_workers as workers
 
@@ -41,61 +40,17 @@ def test_layers_whose_parameters_are_drawn_later_compare_their_plans_then(tmp_pa
     assert run_ranks(workers.layers_made_later_differ, 2, tmp_path) == PASSED
 
 
-@pytest.mark.parametrize(
-    "worker",
-    [
-        workers.tensor_layers_differ,
-        workers.books_of_one_question_differ,
-        workers.shared_plans_of_programs_differ,
-    ],
-)
-def test_different_plans_of_programs_raise_on_all_ranks(worker: object) -> None:
-    assert run_ranks(worker, 2) == PASSED  # type: ignore[arg-type]  # all are workers
+def test_different_plans_of_programs_raise_on_all_ranks() -> None:
+    assert run_ranks(workers.plans_of_programs_differ, 2) == PASSED
 
 
-@pytest.mark.parametrize("kind", ["file", "text", "folder", "second of two"])
-@pytest.mark.parametrize(("second", "says"), [*SECOND_SAYS, ("cut short", "is not valid JSON")])
-def test_shared_books_of_different_files_raise_on_all_ranks(
-    tmp_path: Path, kind: str, second: str, says: str
-) -> None:
+@pytest.mark.parametrize("second", ["other question", "none"])
+def test_a_shared_book_is_the_first_ranks(tmp_path: Path, second: str) -> None:
     workers.write(tmp_path, second)
-    assert run_ranks(workers.shared_books_differ, 2, tmp_path, kind, says) == PASSED
-
-
-@pytest.mark.parametrize("second", ["spaces", "none"])
-def test_a_shared_book_needs_equal_files_or_the_first_ranks_alone(
-    tmp_path: Path, second: str
-) -> None:
-    workers.write(tmp_path, second)
-    assert run_ranks(workers.shared_books_agree, 2, tmp_path, "file") == PASSED
-
-
-def test_a_book_that_the_first_rank_disables_compares_nothing(tmp_path: Path) -> None:
-    workers.write(tmp_path, "same question")
-    assert run_ranks(workers.disabled_books_are_not_compared, 2, tmp_path) == PASSED
-
-
-def test_of_many_ranks_some_are_named_and_the_others_counted() -> None:
-    rows = [[OwnPlans(digest=str(rank), shown=f"plan {rank}")] for rank in range(100)]
-    with pytest.raises(RankMismatchError) as caught:
-        check_own_plans(rows)
-    lines = caught.value.what.splitlines()
-    assert lines[1:3] == ["  rank 0: plan 0", "  rank 1: plan 1"]
-    assert lines[-1] == "  and 92 more"
-    assert len(lines) == 10
+    assert run_ranks(workers.shared_books_are_the_first_ranks, 2, tmp_path) == PASSED
 
 
 def test_of_many_plans_some_are_named_and_the_others_counted() -> None:
     words = described([workers.PLAN] * 12, "0" * 64)
     assert words.count(workers.PLAN.id[:6]) == 3
     assert words.endswith(" and 9 more (digest 000000000000)")
-
-
-def test_a_rank_whose_own_plans_cannot_be_read_leaves_no_other_waiting(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def fail() -> tuple[OwnPlans | None, ...]:
-        raise RecursionError("nested too deeply")
-
-    assert found_own(fail) == ()
-    assert "are not compared" in caplog.text

@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
+from moetune.domain.layout import Layout
 from moetune.domain.pipeline import SCHEDULES, SPLITTING
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.parallel.groups import join
-from moetune.runtime.parallel.parameter_buffer import parameter_buffers
-from moetune.runtime.parallel.zero import BufferOptimizer
+from moetune.runtime.parallel.optimizer import MasterOptimizer
 from tests.ranks import run_ranks
 from tests.runtime import layout_workers
 from tests.runtime.random_layouts import World, draw_worlds, trained_worlds
@@ -40,28 +39,25 @@ def test_a_layout_of_the_planner_trains_to_the_losses_and_weights_of_one_process
 
 def test_the_sample_has_all_that_the_planner_offers() -> None:
     worlds = [world for ranks, count in SAMPLE.items() for world in _first(ranks, count)]
-    layouts = [world.layout for world in worlds]
+    layouts = [world.layout for world in worlds if isinstance(world.layout, FoldedLayout)]
+    batches = [one.global_batch for one in worlds if isinstance(one.layout, FoldedLayout)]
+    tensor = [world.layout for world in worlds if isinstance(world.layout, Layout)]
     splitting = [one for one in layouts if one.order in SPLITTING]
     for what, found in {
-        "experts across tp": [one for one in layouts if one.tp > 1 and one.ep > one.dp * one.cp],
-        "experts beyond dp": [one for one in layouts if one.ep > one.dp],
-        "context parallelism": [one for one in layouts if one.cp > 1],
+        "experts in a tensor-parallel group": [one for one in tensor if one.tp > 1],
+        "tensor-parallel stages": [one for one in tensor if one.tp > 1 and one.pp > 1],
+        "replicas of tensor-parallel parts": [one for one in tensor if one.tp > 1 and one.dp > 1],
         **{f"schedule {name}": [one for one in layouts if one.order == name] for name in SCHEDULES},
-        "split passes under tp": [one for one in splitting if one.tp > 1],
         "split passes of experts that exchange": [one for one in splitting if one.ep > 1],
         "split passes with chunks": [one for one in splitting if one.overlap == "chunks"],
         "split passes with ZeRO-1": [one for one in splitting if one.zero],
-        **{
-            f"recomputation of {name}": [one for one in layouts if name in one.recompute]
-            for name in ("norm", "mlp", "moe", "core_attn", "full")
-        },
         "fewer micro-batches than stages": [
-            world.layout for world in worlds
-            if world.global_batch < world.layout.micro_batch * world.layout.dp * world.layout.pp
+            one for batch, one in zip(batches, layouts, strict=True)
+            if batch < one.micro_batch * one.dp * one.pp
         ],
         "uneven stages": [one for one in layouts if one.stages],
         "chunks in stages": [one for one in layouts if one.overlap == "chunks" and one.pp > 1],
-        "ZeRO-1 under tp": [one for one in layouts if one.zero and one.tp > 1],
+        "ZeRO-1 of many stages a rank": [one for one in layouts if one.zero == 1 and one.vpp > 1],
         "ZeRO-3": [one for one in layouts if one.zero == 3 and one.stage_ranks > 1],
         "ZeRO-3 in stages": [
             one for one in layouts if one.zero == 3 and one.pp > 1 and one.stage_ranks > 1
@@ -69,7 +65,9 @@ def test_the_sample_has_all_that_the_planner_offers() -> None:
         "ZeRO-3 of experts' replicas": [
             one for one in layouts if one.zero == 3 and one.ep > 1 and one.edp > 1
         ],
-        "ZeRO-1 in stages": [one for one in layouts if one.zero and one.pp > 1],
+        "ZeRO-1 in stages": [
+            one for one in layouts if one.zero == 1 and one.pp > 1 and one.stage_ranks > 1
+        ],
         "recomputation in stages": [one for one in layouts if one.recompute and one.pp > 1],
     }.items():  # fmt: skip
         assert found, what
@@ -92,9 +90,9 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
     ("layout", "words"),
     [
         (FoldedLayout(zero=2), "ZeRO stage 2"),
-        (FoldedLayout(recompute=("moe_act",)), "recomputation of moe_act"),
+        (FoldedLayout(recompute=("moe",)), "recomputation of moe"),
         (FoldedLayout(dispatcher="deepep"), "dispatcher deepep"),
-        (FoldedLayout(recompute=("norm",), schedule="zero_bubble"), "recomputation with zero_b"),
+        (FoldedLayout(recompute=("full",), schedule="zero_bubble"), "recomputation with zero_b"),
         (FoldedLayout(zero=3, schedule="zero_bubble"), "ZeRO-3 with zero_bubble"),
         (FoldedLayout(offload_optimizer=0.5), "offloaded optimizer"),
         (FoldedLayout(ep=2), "ep .2. does not divide"),
@@ -111,8 +109,7 @@ def test_what_the_planner_does_not_offer_is_refused_by_name(
 
 def test_two_byte_parameters_are_updated_in_float32() -> None:
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    [buffer] = parameter_buffers([weight], OneRank(), copies=1, is_sharded=True)
-    optimizer = BufferOptimizer([buffer], lambda parts: torch.optim.SGD(parts, lr=1.0))
+    optimizer = MasterOptimizer([weight], lambda parts: torch.optim.SGD(parts, lr=1.0))
     for _ in range(4):
         weight.grad = torch.full_like(weight, 2**-9)
         optimizer.step()

@@ -68,59 +68,38 @@ def test_a_call_is_reported_beside_what_the_plan_said_of_its_pipelined_part() ->
     assert all(0 < times.seconds[0] < 60 for times in found.operations)
 
 
-@pytest.mark.parametrize(("every", "expected"), [(1, 7), (3, 2), (50, 0)])
-def test_every_so_many_th_call_is_timed(every: int, expected: int) -> None:
+@pytest.mark.parametrize(("every", "expected"), [(1, 14), (3, 4), (50, 0)])
+def test_every_so_many_th_call_of_each_layer_is_timed(every: int, expected: int) -> None:
     book, sender = book_of(every=every)
-    layer = layer_of(book)
+    layers = [layer_of(book) for _ in range(2)]
     for _ in range(7):
-        train(layer, 40)
+        for layer in layers:
+            train(layer, 40)
     book.close()
     assert len(sender.observations) == expected
 
 
-def test_every_layer_reports_for_itself() -> None:
-    book, sender = book_of(every=2)
-    layers = [layer_of(book) for _ in range(3)]
-    for _ in range(2):
-        for layer in layers:
-            train(layer, 40)
-    book.close()
-    assert len(sender.observations) == 3
-
-
-@pytest.mark.parametrize(("tokens", "memory_reuse"), [(41, "none"), (40, "S4")])
-def test_a_call_that_the_plan_did_not_predict_is_not_reported(
-    tokens: int, memory_reuse: str
+@pytest.mark.parametrize(
+    ("tokens", "known", "options", "num_reports"),
+    [
+        (40, (PLAN,), {}, 1),
+        (40, (PLAN,), {"memory_reuse": False}, 1),
+        (40, (PLAN,), {"memory_reuse": "S4"}, 0),
+        (41, (PLAN,), {}, 0),
+        (40, (), {}, 0),
+    ],
+)
+def test_calls_that_a_plan_of_the_service_predicts_are_reported(
+    tokens: int, known: Sequence[Plan], options: dict[str, object], num_reports: int
 ) -> None:
-    book, sender = book_of()
-    train(layer_of(book, memory_reuse=memory_reuse), tokens)
-    book.close()
-    assert sender.observations == []
-
-
-def test_a_decision_that_was_pinned_is_not_reported() -> None:
-    book, sender = book_of()
-    layer = layer_of(book)
-    train(layer, 40)
+    book, sender = book_of(known=known)
+    layer = layer_of(book, **options)
+    train(layer, tokens)
     layer.pin(Decision(forward_degree=2, backward_degree=2))
-    train(layer, 40)
-    train(layer, 40)
+    train(layer, tokens)
+    train(layer, tokens)
     book.close()
-    assert len(sender.observations) == 1
-
-
-def test_a_plan_that_the_service_does_not_know_is_not_reported() -> None:
-    book, sender = book_of(known=())
-    train(layer_of(book), 40)
-    book.close()
-    assert sender.observations == []
-
-
-def test_the_strategy_that_is_planned_may_be_asked_for() -> None:
-    book, sender = book_of()
-    train(layer_of(book, memory_reuse=False), 40)
-    book.close()
-    assert len(sender.observations) == 1
+    assert len(sender.observations) == num_reports
 
 
 def test_evaluation_is_not_timed_and_a_step_that_was_left_is_forgotten() -> None:
@@ -133,16 +112,6 @@ def test_evaluation_is_not_timed_and_a_step_that_was_left_is_forgotten() -> None
     train(layer, 40)
     book.close()
     assert len(sender.observations) == 1
-
-
-def test_numbers_are_those_of_one_chunk() -> None:
-    book, _ = book_of()
-    torch.manual_seed(3)
-    layer = layer_of(book)
-    torch.manual_seed(3)
-    plain = MoELayer(8, 16, 4, 2, pipeline=False, dtype=torch.float64)
-    assert torch.allclose(train(layer, 40), train(plain, 40), rtol=1e-12, atol=0)
-    assert layer.decision.forward_degree == 4
 
 
 def test_a_copied_model_reports_to_the_same_service_and_a_saved_one_to_none() -> None:
@@ -172,12 +141,6 @@ def test_layers_whose_plan_could_not_be_had_run_one_chunk_without_another_word(
     layer = layer_of(PlanBook(()))
     train(layer, 40)
     assert "no plan for" in caplog.text
-
-
-def test_other_plans_of_an_incomplete_book_are_used() -> None:
-    layer = layer_of(PlanBook((PLAN,), is_complete=False))
-    train(layer, 40)
-    assert layer.decision == PLAN.decide(40)
 
 
 def test_whatever_stops_the_first_rank_is_an_error_that_travels() -> None:

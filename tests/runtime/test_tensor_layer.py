@@ -9,10 +9,10 @@ import torch
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerKey, LayerShape, Workload
 from moetune.domain.plan import Decision
+from moetune.measure.steps import random_steps
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook
-from moetune.workflows.steps import random_steps
 from moetune.workflows.trace import overlap_of
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.ranks import run_ranks

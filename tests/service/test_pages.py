@@ -3,7 +3,6 @@
 import csv
 import html
 import io
-import json
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -94,7 +93,7 @@ def addresses(plans: tuple[Plan, Plan]) -> list[str]:
         f"/whatif?plan={first}",
         f"/whatif?plan={first}&tokens_per_rank=16k&communication=2",
         "/new?model=gpt-s&profile=rtx2080ti-x64",
-        "/new?kind=model&decoder=olmoe&profile=h100-x8&world_size=8&global_batch=32&seq=2048",
+        "/new?model=olmoe&profile=h100-x8&world_size=8&global_batch=32&seq=2048&target=megatron",
         "/plans/ffffffff",
         "/profiles/nobody",
     ]
@@ -142,11 +141,9 @@ def test_every_page_is_whole_and_asks_for_nothing_from_elsewhere(
         assert html.rstrip().endswith("</html>")
         assert not re.search(r"\sstyle=|\son\w+=\"|javascript:", html), page
         for tag in re.findall(r"<script[^>]*>", html):
-            assert 'type="application/json"' in tag or 'src="/static/' in tag
+            assert 'src="/static/' in tag
         for link in re.findall(r'(?:href|src|action)="([^"]*)"', html):
             assert re.match(r"#|/(?!/)", link), (page, link)
-        for figure in re.findall(r'application/json">(.*?)</script>', html, flags=re.DOTALL):
-            assert set(json.loads(figure)) == {"data", "layout"}
 
 
 def test_every_link_on_a_page_leads_somewhere(full: Client, addresses: list[str]) -> None:
@@ -203,7 +200,7 @@ def test_plans_are_filtered_and_tell_their_step(full: Client, plans: tuple[Plan,
     for query in ("", "?kind=layer", "?profile=lab", "?profile=lab&kind=layer"):
         text = words(full.get(f"/{query}"))
         for plan in plans:
-            assert plan.id[:12] in text
+            assert plan.id[:8] in text
             assert format_seconds(plan.predicted.step_seconds) in text
     for query in ("?kind=tensor", "?profile=nobody", "?model=gpt-xl", "?kind=training&profile=lab"):
         assert "No plan matches." in words(full.get(f"/{query}"))
@@ -249,7 +246,7 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
         ("/compare?what=people", 422, "people"),
         ("/compare?what=plans&first=zz&second=zz", 404, "zz"),
         ("/machines.csv", 404, ""),
-        ("/profiles/lab/nothing.csv", 404, "fit, residuals, interference"),
+        ("/profiles/lab/nothing.csv", 404, "figures: fit, residuals"),
     ],
 )
 def test_what_is_not_there_is_said_with_the_next_step(
@@ -525,11 +522,11 @@ def test_a_training_plan_leads_with_its_memory_and_to_a_new_plan(full: Client) -
     page = full.get(f"/plans/{TRAINING}").text
     figures = re.findall(r'data-figure="([\w-]+)"', page)
     assert figures[:2] == ["memory-parts", "phases"]
-    anew = re.search(r'href="(/new\?kind=model[^"]+)"', page)
+    anew = re.search(r'href="(/new\?model[^"]+)"', page)
     assert anew is not None
     asked = httpx.URL(unescape(anew[1])).params
     assert asked["memory_limit"] == f"{training_plan().inputs.memory_limit_bytes}B"
-    assert asked["training_dtype"] == "bfloat16"
+    assert asked["dtype"] == "bfloat16"
     rows = list(csv.DictReader(full.get(f"/plans/{TRAINING}/memory-parts.csv").text.splitlines()))
     plan = training_plan()
     sizes = {row["part"]: int(float(row["bytes"])) for row in rows}

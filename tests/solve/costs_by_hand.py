@@ -1,26 +1,28 @@
 """Costs whose every number a test can work out by hand, and a simulation that shares no code."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, cast
 
+import numpy as np
+
+from moetune.domain.arrays import array_of
 from moetune.domain.constraints import Bounds
-from moetune.domain.costs import (
-    NO_BURST,
-    Burst,
-    CopyMode,
-    Costs,
-    Doubt,
-    Estimate,
-    LinearCost,
-    Trust,
+from moetune.domain.cost_keys import (
+    AttentionKey,
+    CollectiveKey,
+    CopyKey,
+    CostKey,
+    GemmKey,
+    RowsKey,
 )
+from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, Trust
 from moetune.domain.errors import ProfileError
-from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.interference import Interference, OverlapSpeeds
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
 from moetune.domain.layer import LayerKey, LayerShape, Workload
 from moetune.domain.request import PlanInputs
-from moetune.domain.samples import CollectiveOp, Direction
+from moetune.domain.samples import CollectiveOp
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
@@ -66,12 +68,10 @@ class LinearCosts:
     copy_mode: CopyMode | None = None
     doubts: tuple[Doubt, ...] = ()
     errors: StepErrors = NO_STEP_ERRORS
-    pause_gain_seconds: float = 0.0
-    pause_gain_share: float = NO_BURST.share
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
-        assert exchange_bytes >= 0
-        assert exchange_seconds >= 0
+        assert np.all(np.asarray(exchange_bytes) >= 0)
+        assert np.all(np.asarray(exchange_seconds) >= 0)
         return OverlapSpeeds(comp=self.interference.comp.comm, comm=self.interference.comm.comp)
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:  # noqa: ARG002 - of all
@@ -82,73 +82,110 @@ class LinearCosts:
     def as_measured(self) -> Self:
         return self
 
-    def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
-        assert op
-        assert group_size
-        assert num_nodes >= 0
-        return Burst(seconds=self.pause_gain_seconds, share=self.pause_gain_share)
-
-    def gemm_line(self, *, dtype: str) -> LinearCost | None:
-        assert dtype
-        return None if self.is_measured else self.gemm_cost
-
-    def collective_line(
-        self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
-    ) -> LinearCost | None:
-        assert group_size
-        assert num_nodes >= 0
-        return None if self.is_measured else self._line(op)
+    def line(self, key: GemmKey | CollectiveKey) -> LinearCost | None:
+        if self.is_measured:
+            return None
+        return self.gemm_cost if isinstance(key, GemmKey) else self._line(key.op)
 
     def _line(self, op: CollectiveOp) -> LinearCost:
         return self.sum_cost if op == "all_reduce" else self.transfer_cost
 
-    def gemm(
-        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
-    ) -> Estimate:
-        assert dtype
-        assert product
-        seconds = self.gemm_cost.seconds(num_experts * rows * d_in * d_out)
-        return Estimate(seconds=seconds, trust="measured")
+    def knows(self, key: CostKey) -> bool:
+        match key:
+            case RowsKey():
+                return key.op in self.rows_seconds
+            case AttentionKey():
+                return "attention" in self.rows_seconds
+            case _:
+                return True
 
-    def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
-        assert dtype
-        if op not in self.rows_seconds:
-            return None
-        return Estimate(seconds=self.rows_seconds[op] * rows * width, trust="measured")
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        trust: Trust = "measured"
+        doubts: tuple[Doubt, ...] = ()
+        seconds = 0.0
+        match key:
+            case GemmKey():
+                seconds = self.gemm_cost.seconds(math.prod(key.shape) * size)
+            case RowsKey():
+                seconds = self.rows_seconds[key.op] * size
+            case AttentionKey():
+                elements = size * key.length**2 * key.num_heads * key.head_dim
+                seconds = (1 + key.backward) * elements * self.rows_seconds["attention"]
+            case CollectiveKey():
+                if self.group_size not in (None, key.group_size):
+                    raise ProfileError(f"no {key.op} measured for {key.group_size} ranks")
+                factor = self.alone_factor if key.in_flight == 1 else 1.0
+                seconds = factor * self._line(key.op).seconds(size**self.power)
+                trust, doubts = self.trust, self.doubts
+            case CopyKey():
+                assert self.copy_cost is not None, f"not measured: {key.direction}"
+                assert key.pinned == (self.copy_mode != "pageable")
+                seconds = self.copy_cost.seconds(size)
+        return Estimate(seconds=seconds, trust=trust, doubts=doubts)
 
-    def attention(
-        self, *, dtype: str, num_sequences: float, length: int, num_heads: int, head_dim: int,
-        backward: bool,
-    ) -> Estimate | None:  # fmt: skip
-        assert dtype
-        if "attention" not in self.rows_seconds:
-            return None
-        elements = num_sequences * length * length * num_heads * head_dim
-        factor = 2 if backward else 1
-        return Estimate(
-            seconds=factor * elements * self.rows_seconds["attention"], trust="measured"
+    def together(self, refits: Sequence[Costs]) -> Costs:
+        """Return arrays of what each of the refits says."""
+        return _Together(refits)
+
+
+class _Together:
+    """Several costs as one, each asked by itself."""
+
+    def __init__(self, refits: Sequence[Costs]) -> None:
+        self._refits = refits
+        self.copy_mode = refits[0].copy_mode
+
+    @property
+    def interference(self) -> Interference:
+        tables = [one.interference for one in self._refits]
+
+        def of(victim: str, beside: str) -> float:
+            return array_of([getattr(getattr(one, victim), beside) for one in tables])
+
+        return Interference(
+            comp=CompSpeed(comm=of("comp", "comm"), mem=of("comp", "mem"), all=of("comp", "all")),
+            comm=CommSpeed(comp=of("comm", "comp"), mem=of("comm", "mem"), all=of("comm", "all")),
+            mem=MemSpeed(comp=of("mem", "comp"), comm=of("mem", "comm"), all=of("mem", "all")),
         )
 
-    def collective(
-        self,
-        *,
-        op: CollectiveOp,
-        group_size: int,
-        num_bytes: float,
-        in_flight: int = 1,
-        num_nodes: int = 0,
-    ) -> Estimate:
-        assert num_nodes >= 0
-        if self.group_size not in (None, group_size):
-            raise ProfileError(f"no {op} measured for {group_size} ranks")
-        factor = self.alone_factor if in_flight == 1 else 1.0
-        seconds = factor * self._line(op).seconds(num_bytes**self.power)
-        return Estimate(seconds=seconds, trust=self.trust, doubts=self.doubts)
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
+        seconds = np.broadcast_to(exchange_seconds, len(self._refits)).tolist()
+        found = [
+            one.overlap_speeds(exchange_bytes=exchange_bytes, exchange_seconds=its)
+            for one, its in zip(self._refits, seconds, strict=True)
+        ]
+        return OverlapSpeeds(*(array_of(each) for each in zip(*found, strict=True)))
 
-    def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
-        assert self.copy_cost is not None, f"not measured: {direction}"
-        assert pinned == (self.copy_mode != "pageable")
-        return Estimate(seconds=self.copy_cost.seconds(num_bytes), trust="measured")
+    def line(self, key: GemmKey | CollectiveKey) -> None:
+        assert key
+
+    def knows(self, key: CostKey) -> bool:
+        return self._refits[0].knows(key)
+
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        found = [one.seconds(key, size).seconds for one in self._refits]
+        return Estimate(seconds=array_of(found), trust="measured")
+
+    def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
+        return self._refits[0].step_errors(key, tokens=tokens)
+
+
+class _AsRefit:
+    """Costs of a profile as one of several refits."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._costs, name)
+
+    def together(self, refits: Sequence[Costs]) -> Costs:
+        return _Together(refits)
+
+
+def as_refits(*costs: Costs) -> tuple[Costs, ...]:
+    """Return costs of several profiles, which can be asked as one."""
+    return tuple(cast("Costs", _AsRefit(one)) for one in costs)
 
 
 def plan_inputs(

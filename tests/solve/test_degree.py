@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.best_degree import best_degree
 from moetune.domain.costs import LinearCost
-from moetune.solve.layer.degree import best_degree, makespan
+from moetune.solve.layer.degree import makespan
 from tests.solve.costs_by_hand import event_by_event, link_order
 
 seconds = st.floats(min_value=1e-6, max_value=10.0)

@@ -9,7 +9,7 @@ from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Doubt
 from moetune.solve.layer.doubts import NUM_NAMED, doubt_warnings
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import SolvedPlan, solve_plan
+from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layer.times import step_time
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts, plan_inputs
 
@@ -30,10 +30,10 @@ def with_start_up(*factors: float) -> tuple[Costs, ...]:
 
 
 def solve(costs: Costs, resamples: Sequence[Costs], bounds: Bounds | None = None) -> SolvedPlan:
-    return solve_plan(
+    return LayerProblem(
         inputs=plan_inputs(), costs=costs, resamples=resamples, bounds=bounds or Bounds(),
         device_memory_bytes=2**40, provenance="measured",
-    )  # fmt: skip
+    ).solve()  # fmt: skip
 
 
 def degrees_of(solved: SolvedPlan) -> tuple[int, int]:

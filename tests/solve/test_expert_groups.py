@@ -1,5 +1,6 @@
 """Equal groups of experts, against every partition there is."""
 
+import random
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.solve.layer import expert_groups
 from moetune.solve.layer.expert_groups import group_experts, least_fullest
 
+WORST = 4 / 3
+"""Of longest-first with equal numbers (Babel, Kellerer and Kotov 1998)."""
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -40,7 +42,9 @@ def loads_and_groups(draw: st.DrawFn) -> tuple[list[float], int]:
 
 @given(case=loads_and_groups())
 @settings(deadline=None, max_examples=150)
-def test_no_partition_has_a_less_full_group(case: tuple[list[float], int]) -> None:
+def test_the_fullest_group_is_near_that_of_the_best_partition(
+    case: tuple[list[float], int],
+) -> None:
     loads, num_groups = case
     found = group_experts(loads, num_groups)
     each, experts = len(loads) // num_groups, tuple(range(len(loads)))
@@ -48,22 +52,18 @@ def test_no_partition_has_a_less_full_group(case: tuple[list[float], int]) -> No
     assert {len(group) for group in found.groups} == {each}
     least = min(fullest(loads, groups) for groups in partitions(experts, each))
     assert found.fullest == pytest.approx(fullest(loads, found.groups), abs=1e-12)
-    assert found.fullest == pytest.approx(least, abs=1e-9)
-    assert found.least == pytest.approx(least, abs=1e-9)
+    assert max(found.least, least_fullest(loads, num_groups)) <= least + 1e-9
+    assert least - 1e-9 <= found.fullest <= WORST * least + 1e-9
 
 
-@given(case=loads_and_groups(), trials=st.integers(1, 30))
-@settings(deadline=None, max_examples=50)
-def test_a_search_that_was_cut_short_has_a_bound_that_holds(
-    case: tuple[list[float], int], trials: int
-) -> None:
-    loads, num_groups = case
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expert_groups, "MOST_TRIALS", trials)
-        found = group_experts(loads, num_groups)
-    every = partitions(tuple(range(len(loads))), len(loads) // num_groups)
-    least = min(fullest(loads, groups) for groups in every)
-    assert found.least - 1e-9 <= least <= found.fullest + 1e-9
+def test_of_drawn_loads_the_fullest_group_is_within_a_percent() -> None:
+    rng, ratios = random.Random(0), []
+    for _ in range(40):
+        loads = [rng.lognormvariate(0.0, 1.0) for _ in range(12)]
+        least = min(fullest(loads, groups) for groups in partitions(tuple(range(12)), 4))
+        ratios.append(group_experts(loads, 3).fullest / least)
+    assert sum(ratios) / len(ratios) < 1.01
+    assert max(ratios) < 1.1
 
 
 @pytest.mark.parametrize(("experts", "ranks"), [(128, 8), (256, 64), (384, 2), (512, 64)])
@@ -86,58 +86,7 @@ def test_equal_loads_keep_neighbours_apart_in_ascending_groups() -> None:
     assert found.fullest == found.least == 2.0
 
 
-SWAPS_END_ABOVE = [11, 11, 10, 10, 9, 9, 9, 7, 2]
-"""Three groups with 28 at most after the longest first and swaps; 27 is possible."""
-
-
-def test_the_search_finds_what_swaps_do_not() -> None:
-    found = group_experts(SWAPS_END_ABOVE, 3)
-    assert found.fullest == found.least == 27
-
-
-def test_what_was_begun_before_a_better_end_is_not_better() -> None:
-    loads = [27, 11, 27, 11, 4, 16, 5, 1, 21, 16, 25, 10]
-    found = group_experts(loads, 4)
-    every = partitions(tuple(range(12)), 3)
-    assert found.fullest == min(fullest(loads, groups) for groups in every)
-
-
-def test_a_short_search_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_groups, "MOST_TRIALS", 3)
-    found = group_experts(SWAPS_END_ABOVE, 3)
-    assert (found.fullest, found.least) == (28, 26)
-
-
-def test_swaps_have_the_last_word_on_very_many_experts() -> None:
-    loads = [1.0 + (7 * expert % 300) ** 2 for expert in range(300)]
-    found = group_experts(loads, 3)
-    assert found.least < found.fullest <= 1.001 * found.least
-
-
 def test_a_rank_for_each_expert_has_the_largest_load() -> None:
     found = group_experts([3.0, 1.0, 2.0, 2.0], 4)
     assert found.groups == ((0,), (1,), (2,), (3,))
     assert found.fullest == found.least == 3.0
-
-
-@given(case=loads_and_groups(), tolerance=st.sampled_from([0.0, 0.05, 0.5]))
-@settings(deadline=None, max_examples=100)
-def test_groups_within_the_tolerance_are_enough_and_bounds_hold(
-    case: tuple[list[float], int], tolerance: float
-) -> None:
-    loads, num_groups = case
-    found = group_experts(loads, num_groups, tolerance=tolerance)
-    each, experts = len(loads) // num_groups, tuple(range(len(loads)))
-    assert sorted(expert for group in found.groups for expert in group) == list(experts)
-    least = min(fullest(loads, groups) for groups in partitions(experts, each))
-    bound = least_fullest(loads, num_groups)
-    assert bound <= least + 1e-9
-    assert found.least <= least + 1e-9
-    assert found.fullest <= max(least, bound * (1 + tolerance)) + 1e-9
-
-
-def test_close_groups_are_not_swapped_and_their_bound_is_not_called_reached() -> None:
-    near = group_experts(SWAPS_END_ABOVE, 3, tolerance=0.1)
-    assert (near.fullest, near.least) == (28, 26)
-    assert group_experts(SWAPS_END_ABOVE, 3, tolerance=0.05).fullest == 27
-    assert group_experts(SWAPS_END_ABOVE, 3, most_trials=3).fullest == 28

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, OverlapSpeeds
-from moetune.solve.hidden import Bucket, equal_buckets, exposed_beside
+from moetune.solve.hidden import Bucket, exposed_beside
 from moetune.solve.layer.timeline import Task, simulate
 
 SECONDS = st.floats(1e-6, 1.0)
@@ -65,38 +65,6 @@ def test_beside_exchanges_each_has_half_of_the_link(
         speeds=OverlapSpeeds(comp=comp, comm=comm),
     )  # fmt: skip
     assert found == pytest.approx(waited + longer, abs=1e-9)
-
-
-@given(SECONDS, SECONDS, SECONDS, st.integers(1, 40), SPEEDS, SPEEDS)
-def test_of_equal_buckets_the_first_and_the_last_bind(
-    seconds: float, first: float, computed: float, num: int, comp: float, comm: float
-) -> None:
-    first = min(seconds, max(first, seconds / num))
-    others = (seconds - first) / max(1, num - 1)
-    every = [Bucket((number + 1) / num, number * others) for number in range(num)]
-    speeds = OverlapSpeeds(comp=comp, comm=comm)
-    found = exposed_beside(
-        seconds, equal_buckets(seconds, first=first, num=num), computed=computed, speeds=speeds
-    )
-    assert found == pytest.approx(
-        exposed_beside(seconds, every, computed=computed, speeds=speeds), abs=1e-9
-    )
-
-
-@pytest.mark.parametrize(
-    ("computed", "first", "shown"),
-    [(0.0, 1.0, 10.0), (5.0, 1.0, 6.0), (9.0, 1.0, 2.8), (math.inf, 1.0, 2.0),
-     (math.inf, 3.0, 3.0), (6.0, 12.0, 10.0)],
-)  # fmt: skip
-def test_undisturbed_it_is_what_computation_is_too_short_for(
-    computed: float, first: float, shown: float
-) -> None:
-    def of(num: int) -> float:
-        buckets = equal_buckets(10.0, first=first, num=num)
-        return exposed_beside(10.0, buckets, computed=computed, speeds=UNDISTURBED)
-
-    assert of(5) == pytest.approx(shown)
-    assert of(1) == 10.0
 
 
 def test_a_bucket_in_the_middle_binds_where_most_is_made_late() -> None:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from moetune.domain.arrays import array_of
+from moetune.domain.cost_keys import CostKey, RowsKey
+from moetune.domain.costs import Estimate
 from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
-from moetune.domain.samples import HOST_CHUNKS
+from moetune.domain.samples import HOST_CHUNKS, LAUNCHES
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
@@ -24,14 +26,16 @@ EACH: dict[Phase, float] = {"forward": 4e-4, "backward": 8e-4}
 class LaunchingCosts(LinearCosts):
     """A layer's launches: the phase's start and each chunk."""
 
-    def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> object:  # type: ignore[override]  # narrower
-        if not op.startswith("chunked_layer"):
-            return super().rows_op(op=op, dtype=dtype, rows=rows, width=width)
-        assert rows in HOST_CHUNKS
-        phases = PHASES if op.endswith("_step") else PHASES[:1]
-        seconds = sum(ONCE[phase] + EACH[phase] * rows for phase in phases)
-        gemm = self.gemm(dtype=dtype, product="forward", num_experts=1, rows=1, d_in=1, d_out=1)
-        return gemm._replace(seconds=seconds)
+    def knows(self, key: CostKey) -> bool:
+        return key[0] in LAUNCHES or super().knows(key)
+
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        if not isinstance(key, RowsKey) or key.op not in LAUNCHES:
+            return super().seconds(key, size)
+        assert size in HOST_CHUNKS
+        phases = PHASES if key.op.endswith("_step") else PHASES[:1]
+        seconds = sum(ONCE[phase] + EACH[phase] * size for phase in phases)
+        return Estimate(seconds=seconds, trust="measured")
 
 
 def costs_of(costs: LinearCosts, **changes: object) -> LayerCosts:

@@ -9,13 +9,12 @@ from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.model_plan import Confidence
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.step_errors import DRIFT, MachineErrors
-from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.model_error import StepErrorDraws
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import judge_choice
 from tests.solve.costs_by_hand import LinearCosts
-from tests.solve.test_uncertainty import WORKLOAD
+from tests.solve.test_uncertainty import WORKLOAD, ranked
 
 NUM = 100
 COSTS = layer_costs(workload=WORKLOAD, costs=LinearCosts())
@@ -28,15 +27,10 @@ def errors_of(own: float) -> StepErrors:
 
 def judge(*, own: float = 0.0, num: int = NUM, bounds: Bounds | None = None) -> Confidence:
     costs = layer_costs(workload=WORKLOAD, costs=LinearCosts(errors=errors_of(own)))
-    chooser = DegreeChooser(costs=costs, bounds=bounds or Bounds())
     rival = step_time(
         costs=costs, tokens=TOKENS, forward_degree=4, backward_degree=4, strategy="S4"
     )
-    return judge_choice(
-        costs=costs, resamples=(costs.costs,) * num, tokens=TOKENS,
-        forward=chooser.rank("forward", TOKENS), backward=chooser.rank("backward", TOKENS),
-        order="dispatch_first", rivals=[rival],
-    )  # fmt: skip
+    return judge_choice(ranked(costs, bounds), (costs.costs,) * num, [rival])
 
 
 def test_errors_make_near_choices_uncertain_and_the_range_wide() -> None:
@@ -53,12 +47,8 @@ def test_errors_make_near_choices_uncertain_and_the_range_wide() -> None:
 
 def test_the_only_choice_is_sure_whatever_the_error() -> None:
     costs = layer_costs(workload=WORKLOAD, costs=LinearCosts(errors=errors_of(0.2)))
-    forward = DegreeChooser(costs=costs, bounds=Bounds(forward_degree=4)).rank("forward", TOKENS)
-    backward = DegreeChooser(costs=costs, bounds=Bounds(backward_degree=4)).rank("backward", TOKENS)
-    single = judge_choice(
-        costs=costs, resamples=(costs.costs,) * NUM, tokens=TOKENS, forward=forward,
-        backward=backward, order="dispatch_first",
-    )  # fmt: skip
+    bounds = Bounds(forward_degree=4, backward_degree=4)
+    single = judge_choice(ranked(costs, bounds), (costs.costs,) * NUM)
     assert single.probability_best == 1.0
     assert single.p05_step_seconds < single.p95_step_seconds
 
@@ -72,7 +62,7 @@ def test_one_refit_is_the_nominal_one_and_certain() -> None:
 def logs_of(
     draws: StepErrorDraws, degree: int, strategy: Strategy = "none"
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.log([draws.factor(strategy, degree, draw) for draw in range(NUM)])
+    return np.log(draws.factors(strategy, degree))
 
 
 OWN = 0.1

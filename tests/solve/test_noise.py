@@ -22,7 +22,7 @@ def chooser(*, is_measured: bool, bounds: Bounds | None = None) -> DegreeChooser
 
 def seconds_by_degree(made: DegreeChooser, tokens: int) -> dict[int, float]:
     """Return the time of both phases in as many chunks."""
-    degrees = made.allowed("forward", tokens)
+    degrees = made.bounded("forward", tokens)
     return {one: sum(made.time(phase, tokens, one).seconds for phase in PHASES) for one in degrees}
 
 
@@ -35,7 +35,7 @@ def test_no_smaller_degree_is_within_noise_and_the_chosen_one_is_where_chunks_pa
     limit = min(seconds.values()) * (1 + NOISE)
     around = made.costs.overhead(tokens=tokens).seconds
 
-    chosen, backward = made.degrees(tokens)
+    chosen, backward = (phase.degree for phase in made.best(tokens))
 
     assert chosen == backward
     if around + min(seconds.values()) > (around + seconds[1]) * (1 - WORTH):
@@ -48,7 +48,7 @@ def test_no_smaller_degree_is_within_noise_and_the_chosen_one_is_where_chunks_pa
 @pytest.mark.parametrize("bounds", [Bounds(backward_degree=3), Bounds(forward_degree=3)])
 def test_a_pin_of_one_phase_holds_for_both(bounds: Bounds) -> None:
     made = chooser(is_measured=True, bounds=bounds)
-    assert [list(made.allowed(phase, 4096)) for phase in PHASES] == [[3], [3]]
+    assert [list(made.bounded(phase, 4096)) for phase in PHASES] == [[3], [3]]
     assert tuple(phase.degree for phase in made.best(4096)) == (3, 3)
 
 
@@ -59,6 +59,6 @@ def test_different_pins_are_kept() -> None:
 
 def test_published_lines_are_taken_at_their_word() -> None:
     exact, careful = chooser(is_measured=False), chooser(is_measured=True)
-    pairs = [(exact.degrees(2**step)[0], careful.degrees(2**step)[0]) for step in range(17)]
+    pairs = [(exact.best(2**step)[0].degree, careful.best(2**step)[0].degree) for step in range(17)]
     assert all(few <= many for many, few in pairs)
     assert any(few < many for many, few in pairs)

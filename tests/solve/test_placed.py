@@ -1,7 +1,6 @@
 """Plans that place experts: when, why, and that all that reads them has the placement's times."""
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -116,32 +115,6 @@ def test_an_order_that_does_not_fit_is_placed() -> None:
 
 
 @pytest.mark.unmeasured
-def test_a_layer_that_fits_with_no_tokens_names_sizes_without_the_routing() -> None:
-    """Fewer experts have no recorded loads."""
-    limit = planned(STEEP).memory.state_bytes * 3 // 4
-    with pytest.raises(InfeasiblePlanError) as caught:
-        planned(STEEP, memory_limit_bytes=limit)
-    assert "of its 64 experts on 8, loaded evenly: moetune plan" in str(caught.value.hint)
-    assert "--routing" not in str(caught.value.hint)
-
-
-def test_a_law_of_loads_holds_for_the_experts_that_would_fit() -> None:
-    """32 evenly loaded experts would fit, whose fullest rank has fewer rows."""
-    law: dict[str, Any] = {"routing": "natural", "tokens_per_rank": 32_768}
-    limit = 900 * 2**20
-    with pytest.raises(InfeasiblePlanError) as caught:
-        planned(**law, memory_limit_bytes=limit)
-    hint = str(caught.value.hint)
-    found = re.search(r"with (\d+) of its 64 experts on 8: moetune plan .*--routing natural", hint)
-    assert found is not None
-    fewer, more = (replace(LAYER, num_experts=int(found[1]) * factor) for factor in (1, 2))
-    peak_bytes = planned(**law, layer=fewer, memory_limit_bytes=limit).memory.peak_bytes
-    assert peak_bytes is not None
-    assert peak_bytes <= limit
-    with pytest.raises(InfeasiblePlanError):
-        planned(**law, layer=more, memory_limit_bytes=limit)
-
-
 def test_nothing_is_placed_without_loads_or_on_one_rank() -> None:
     assert planned().placement is None
     assert planned(STEEP, world_size=1).placement is None

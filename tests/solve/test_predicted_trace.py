@@ -13,7 +13,7 @@ from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.timeline import Span
 from moetune.solve.predict import overlap_share, plan_timelines
 from moetune.solve.trace import TraceSpan, layer_spans, process_events
@@ -26,14 +26,18 @@ WITH_COPIES = replace(
 
 
 def _plan(degree: int | None = None, order: Order | None = None) -> Plan:
-    return solve_plan(
-        inputs=plan_inputs(),
-        costs=COSTS,
-        resamples=(),
-        bounds=Bounds(forward_degree=degree, backward_degree=degree, order=order),
-        device_memory_bytes=2**40,
-        provenance="measured",
-    ).plan
+    return (
+        LayerProblem(
+            inputs=plan_inputs(),
+            costs=COSTS,
+            resamples=(),
+            bounds=Bounds(forward_degree=degree, backward_degree=degree, order=order),
+            device_memory_bytes=2**40,
+            provenance="measured",
+        )
+        .solve()
+        .plan
+    )
 
 
 def _span(resource: ResourceClass, start: float, end: float) -> Span:
@@ -54,14 +58,18 @@ def test_timelines_last_as_long_as_the_plan_predicts(degree: int | None, order: 
 def test_timelines_of_reused_memory_last_as_long_as_predicted(
     strategy: Strategy, degree: int
 ) -> None:
-    plan = solve_plan(
-        inputs=plan_inputs(),
-        costs=WITH_COPIES,
-        resamples=(),
-        bounds=Bounds(forward_degree=degree, backward_degree=degree, strategy=strategy),
-        device_memory_bytes=2**40,
-        provenance="measured",
-    ).plan
+    plan = (
+        LayerProblem(
+            inputs=plan_inputs(),
+            costs=WITH_COPIES,
+            resamples=(),
+            bounds=Bounds(forward_degree=degree, backward_degree=degree, strategy=strategy),
+            device_memory_bytes=2**40,
+            provenance="measured",
+        )
+        .solve()
+        .plan
+    )
     forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
     assert forward.makespan_seconds == pytest.approx(plan.predicted.forward_seconds, rel=1e-9)
     assert backward.makespan_seconds == pytest.approx(plan.predicted.backward_seconds, rel=1e-9)
@@ -106,10 +114,10 @@ def test_chunks_have_their_tokens_and_transfers_their_bytes() -> None:
 
 
 def test_copies_to_the_host_and_back_have_their_bytes() -> None:
-    plan = solve_plan(
+    plan = LayerProblem(
         inputs=plan_inputs(), costs=WITH_COPIES, resamples=(), device_memory_bytes=2**40,
         bounds=Bounds(forward_degree=2, backward_degree=2, strategy="S1"), provenance="measured",
-    ).plan  # fmt: skip
+    ).solve().plan  # fmt: skip
     forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
     spans = layer_spans(plan=plan, costs=WITH_COPIES, forward=forward, backward=backward)
     workload = plan.workload
@@ -180,9 +188,9 @@ def test_gathering_sends_a_ranks_own_tokens() -> None:
     inputs = plan_inputs(
         world_size=4, constraints={"expert-parallel": "tensor", "sequence-parallel": "true"}
     )
-    plan = solve_plan(
+    plan = LayerProblem(
         inputs=inputs, costs=COSTS, resamples=(), bounds=Bounds(), device_memory_bytes=2**40,
         provenance="measured",
-    ).plan  # fmt: skip
+    ).solve().plan  # fmt: skip
     sent = {event["args"]["bytes"] for event in _events(plan) if "gather" in event["name"]}
     assert sent == {4096 // 4 * 1024 * 2}

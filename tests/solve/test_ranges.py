@@ -1,26 +1,20 @@
 """Ranges of tokens partition the sizes, and each has its best degree."""
 
 import itertools
-import math
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from moetune.domain.constraints import Bounds
-from moetune.domain.costs import Costs, Estimate, LinearCost
-from moetune.domain.gemm_forms import GemmForm
+from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
-from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
+from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Range
-from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.budget import MemoryBudget
-from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
-from moetune.solve.layer.fewest_ranges import fewest_runs
+from moetune.solve.layer.choose import WORTH, DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.ranges import solve_ranges
@@ -31,9 +25,6 @@ TOKENS = 3000
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=8, top_k=2)
 WORKLOAD = Workload(layer=LAYER, world_size=4, tokens_per_rank=TOKENS, dtype="bfloat16")
 DISTURBED = Interference(comm=CommSpeed(comp=0.7), comp=CompSpeed(comm=0.9))
-
-Degrees = tuple[int, int]
-NEAR = 0.03  # between solved sizes, a tenth apart, a range may begin a little early or late
 
 lines = st.builds(
     LinearCosts,
@@ -70,48 +61,27 @@ def _peak_bytes(tokens: int, forward: int, backward: int) -> int:
 
 
 def _solve(chooser: DegreeChooser, tokens: int = TOKENS) -> tuple[Range, ...]:
-    forward, backward = (chooser.rank(phase, tokens)[0].degree for phase in PHASES)
-    return solve_ranges(
-        chooser=chooser, tokens=tokens, forward_degree=forward, backward_degree=backward
-    )
+    return solve_ranges(chooser, tokens, chooser.degrees(tokens) or chooser.least(tokens))
 
 
-def _regret(chooser: DegreeChooser, phase: Phase, tokens: int, degree: int) -> float:
-    """Return by how much the degree is slower than the best of all, tried one by one."""
-    times = [
-        phase_time(
-            costs=chooser.costs, phase=phase, tokens=tokens, degree=one, order="dispatch_first"
-        ).seconds
-        for one in range(1, chooser.bounds.largest(tokens) + 1)
-    ]
-    return times[degree - 1] / min(times) - 1
-
-
-def _worst_regret(chooser: DegreeChooser, ranges: tuple[Range, ...], tokens: int) -> float:
-    row = next(row for row in ranges if row[0] <= tokens <= row[1])
-    return max(
-        _regret(chooser, phase, tokens, degree)
-        for phase, degree in zip(PHASES, row[2:], strict=True)
-    )
-
-
-def _assert_chunks_where_they_pay(
-    chooser: DegreeChooser, ranges: tuple[Range, ...], tokens: int
-) -> None:
-    """Near the best, tried one by one, where that saves enough; else one chunk."""
+def _loss(chooser: DegreeChooser, ranges: tuple[Range, ...], tokens: int) -> float:
+    """Return by how much the range's step is slower than the best of all, tried one by one."""
     row = next(row for row in ranges if row[0] <= tokens <= row[1])
     around = chooser.costs.overhead(tokens=tokens).seconds
-    steps = [
-        around + sum(chooser.time(phase, tokens, one).seconds for phase in PHASES)
-        for one in chooser.allowed("forward", tokens)
-    ]
-    assert row[2] == row[3]
-    chosen, best, one_chunk = steps[row[2] - 1], min(steps), steps[0]
-    saved = 1 - best / one_chunk
-    if saved > WORTH + NEAR:
-        assert chosen / best - 1 <= NOISE + 5e-3, tokens
-    elif saved < WORTH - NEAR:
-        assert row[2:] == (1, 1), tokens
+    forward, backward = (
+        [
+            phase_time(
+                costs=chooser.costs, phase=phase, tokens=tokens, degree=one, order="dispatch_first"
+            ).seconds
+            for one in range(1, chooser.bounds.largest(tokens) + 1)
+        ]
+        for phase in PHASES
+    )  # fmt: skip
+    if chooser.is_paired:
+        best = min(map(sum, zip(forward, backward, strict=True)))
+    else:
+        best = min(forward) + min(backward)
+    return (around + forward[row[2] - 1] + backward[row[3] - 1]) / (around + best) - 1
 
 
 def _assert_partition(ranges: tuple[Range, ...], tokens: int) -> None:
@@ -132,28 +102,25 @@ def test_ranges_partition_the_tokens_and_hold_the_plans_own_degrees(
     ranges = _solve(chooser, tokens)
     _assert_partition(ranges, tokens)
     own = next(row for row in ranges if row[0] <= tokens <= row[1])
-    assert own[2:] == tuple(chooser.rank(phase, tokens)[0].degree for phase in PHASES)
+    assert own[2:] == chooser.degrees(tokens)
 
 
 @settings(deadline=None, max_examples=15)
 @given(lines, st.lists(st.integers(1, 2**20), min_size=5, max_size=5))
-def test_ranges_of_lines_hold_the_best_degree_at_any_size(
-    costs: LinearCosts, sizes: list[int]
-) -> None:
+def test_ranges_of_lines_lose_little_at_any_size(costs: LinearCosts, sizes: list[int]) -> None:
+    """Degrees are those of a size at most √2 larger or smaller, the plan's own of half of it."""
     chooser = _chooser(costs)
     ranges = _solve(chooser)
-    samples = [*range(1, 17), *(round(16 * 2 ** (step / 8)) for step in range(0, 128, 9))]
-    for tokens in samples:
-        assert _worst_regret(chooser, ranges, tokens) <= 1e-9
-    # Between samples a degree that is best over less than a tenth of T may be passed over.
-    assert max(_worst_regret(chooser, ranges, tokens) for tokens in sizes) <= 1e-3
+    for size in (2**3 + 4, 2**7 + 53, 2**16 + 27_000):  # near the means of their spans
+        assert _loss(chooser, ranges, size) <= 0.01
+    assert max(_loss(chooser, ranges, size) for size in sizes) <= 0.12
 
 
 @settings(deadline=None, max_examples=5)
 @given(
     lines, st.floats(0.6, 1.0), st.floats(1.0, 2.0), st.lists(st.integers(1, 2**20), min_size=20)
 )
-def test_ranges_of_measured_costs_are_near_the_best_where_chunks_pay(
+def test_ranges_of_measured_costs_lose_little_at_any_size(
     costs: LinearCosts, power: float, alone_factor: float, sizes: list[int]
 ) -> None:
     measured = replace(
@@ -167,8 +134,7 @@ def test_ranges_of_measured_costs_are_near_the_best_where_chunks_pay(
     chooser = _chooser(measured)
     ranges = _solve(chooser)
     _assert_partition(ranges, TOKENS)
-    for tokens in sizes:
-        _assert_chunks_where_they_pay(chooser, ranges, tokens)
+    assert max(_loss(chooser, ranges, size) for size in sizes) <= WORTH / (1 - WORTH) + 0.05
 
 
 def test_the_best_degree_can_fall_as_the_batch_grows() -> None:
@@ -181,8 +147,7 @@ def test_the_best_degree_can_fall_as_the_batch_grows() -> None:
         gemm_cost=LinearCost(alpha_seconds=0.5, beta_seconds=0.225 / macs),
     )
     chooser = _chooser(costs)
-    assert chooser.degrees(18)[0] == 3
-    assert chooser.degrees(1000)[0] == 2
+    assert [chooser.best(size)[0].degree for size in (18, 1000)] == [3, 2]
     forward = [row[2] for row in _solve(chooser)]
     assert forward != sorted(forward)
     assert forward[-1] == 2
@@ -190,7 +155,7 @@ def test_the_best_degree_can_fall_as_the_batch_grows() -> None:
 
 def test_ranges_keep_a_pinned_degree_wherever_there_are_tokens_enough() -> None:
     ranges = _solve(_chooser(LinearCosts(), Bounds(forward_degree=4, backward_degree=4)))
-    assert ranges[:4] == ((1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (4, 2**20, 4, 4))
+    assert ranges == ((1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (4, 2**20, 4, 4))
 
 
 def test_ranges_respect_the_largest_degree_and_the_smallest_chunk() -> None:
@@ -237,111 +202,17 @@ def test_ranges_on_one_rank_are_one_range_of_one_chunk() -> None:
     assert ranges == ((1, 2**20, 1, 1),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoisyCosts(LinearCosts):
-    """Curves that bend and ripple, as those through noisy medians do."""
-
-    ripple: float
-
-    def gemm(
-        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
-    ) -> Estimate:
-        exact = LinearCosts.gemm(
-            self, dtype=dtype, product=product, num_experts=num_experts, rows=rows,
-            d_in=d_in, d_out=d_out,
-        )  # fmt: skip
-        return exact._replace(seconds=exact.seconds * self._noise(rows))
-
-    def collective(
-        self,
-        *,
-        op: CollectiveOp,
-        group_size: int,
-        num_bytes: float,
-        in_flight: int = 1,
-        num_nodes: int = 0,
-    ) -> Estimate:
-        assert num_nodes == 0
-        exact = LinearCosts.collective(
-            self, op=op, group_size=group_size, num_bytes=num_bytes, in_flight=in_flight
-        )
-        return exact._replace(seconds=exact.seconds * self._noise(num_bytes))
-
-    def _noise(self, size: float) -> float:
-        return 1 + self.ripple * math.sin(2 * math.pi * math.log(size, 16))
-
-
-NOISY = NoisyCosts(is_measured=True, alone_factor=1.5, ripple=0.1, interference=DISTURBED)
-
-
-@pytest.mark.unmeasured
-@pytest.mark.parametrize("ripple", [0.0, 0.05, 0.1])
-@pytest.mark.parametrize("transfer_alpha", [1e-5, 2e-4])
-def test_ranges_of_noisy_costs_are_near_the_best_where_chunks_pay_between_solved_sizes(
-    ripple: float, transfer_alpha: float
-) -> None:
-    transfer = LinearCost(alpha_seconds=transfer_alpha, beta_seconds=3e-10)
-    chooser = _chooser(replace(NOISY, ripple=ripple, transfer_cost=transfer))
-    ranges = _solve(chooser)
-    _assert_partition(ranges, TOKENS)
-    sizes = [round(2 ** (step / 3.3)) for step in range(66)]
-    for tokens in sizes:
-        _assert_chunks_where_they_pay(chooser, ranges, tokens)
-
-
-def test_near_ties_make_few_ranges_and_the_plans_own_tokens_keep_their_best_degrees() -> None:
-    chooser = _chooser(NOISY)
-    best = tuple(chooser.rank(phase, TOKENS)[0].degree for phase in PHASES)
-    ranges = _solve(chooser)
-    own = next(row for row in ranges if row[0] <= TOKENS <= row[1])
-    assert own[2:] == best
-    sizes = [round(16 * 2 ** (step / 8)) for step in range(128)]
-    exact = [chooser.degrees(size) for size in sizes]
-    changes = sum(before != after for before, after in itertools.pairwise(exact))
-    assert changes > len(ranges)
-    assert len(ranges) < 20
-
-
-def test_no_table_has_fewer_runs_and_their_degrees_are_the_smallest() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        num_sizes, num_degrees = int(rng.integers(1, 9)), int(rng.integers(1, 5))
-        tables = rng.random((2, num_sizes, num_degrees)) < 0.6
-        tables[:, :, rng.integers(num_degrees)] |= ~tables.any(axis=2)
-
-        def smallest(first: int, end: int, tables: NDArray[np.bool_] = tables) -> Degrees | None:
-            forward, backward = (phase[first:end].all(axis=0).tolist() for phase in tables)
-            if not (any(forward) and any(backward)):
-                return None
-            return forward.index(True) + 1, backward.index(True) + 1
-
-        fewest = [0]
-        for end in range(1, num_sizes + 1):
-            fewest.append(1 + min(fewest[at] for at in range(end) if smallest(at, end)))
-        good = [
-            lambda at, degree, table=table: degree <= len(table[at]) and table[at][degree - 1]
-            for table in tables.tolist()
-        ]
-        firsts, chosen = fewest_runs(good, num_sizes, 8)
-        assert len(firsts) == fewest[-1]
-        for first, end, degrees in zip(firsts, [*firsts[1:], num_sizes], chosen, strict=True):
-            assert degrees == smallest(first, end)
+MEASURED = LinearCosts(is_measured=True, alone_factor=1.5, interference=DISTURBED)
 
 
 @pytest.mark.parametrize("tokens_that_fit", [20_000, 500])
 def test_measured_ranges_respect_the_bounds_and_the_memory(tokens_that_fit: int) -> None:
     limit = _peak_bytes(tokens_that_fit, 4, 4)
-    free = _chooser(NOISY, Bounds(max_degree=6, min_chunk_tokens=50), limit_bytes=limit)
+    free = _chooser(MEASURED, Bounds(max_degree=6, min_chunk_tokens=50), limit_bytes=limit)
     _assert_ranges_fit(_solve(free), limit, 6)
     bounds = Bounds(max_degree=6, min_chunk_tokens=50, backward_degree=3)
-    chooser = _chooser(NOISY, bounds, limit_bytes=limit)
-    ranges = _solve(chooser)
-    for low, high, forward, backward in ranges:
-        for tokens in (low, high):
-            assert forward in chooser.allowed("forward", tokens), (low, high)
-            assert backward in chooser.allowed("backward", tokens), (low, high)
-    assert ranges[-1] == (ranges[-1][0], 2**20, 3, 3)
-    assert ranges[-1][0] <= 20_001
+    ranges = _solve(_chooser(MEASURED, bounds, limit_bytes=limit))
+    assert [row[2:] for row in ranges] == [(1, 1), (2, 2), (3, 3)]
 
 
 @pytest.mark.parametrize("is_measured", [False, True])
@@ -350,9 +221,6 @@ def test_a_pinned_degree_is_kept_at_every_size_that_has_as_many_tokens(
 ) -> None:
     chooser = _chooser(LinearCosts(is_measured=is_measured), Bounds(forward_degree=50))
     ranges = _solve(chooser)
-
-    def forward(tokens: int) -> int:
-        return next(row[2] for row in ranges if row[0] <= tokens <= row[1])
-
-    assert [forward(tokens) for tokens in (1, 7, 16)] == [1, 7, 16]
-    assert {forward(tokens) for tokens in (64, 100, 3000, 2**20)} == {50}
+    for low, _, forward, _ in ranges:
+        assert forward <= low
+        assert forward == 50 or low < 50

@@ -6,8 +6,7 @@ from moetune.domain.costs import LinearCost
 from moetune.domain.step_errors import StepRecord
 from moetune.fit.step_errors import MachineErrors
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.refits import Refits, refits_of
-from moetune.solve.layer.stacked import each
+from moetune.solve.layer.refits import Refits, of_each, refits_of
 from moetune.solve.layer.times import step_time
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 from tests.solve.test_uncertainty import WORKLOAD
@@ -41,7 +40,7 @@ def taken(found: Refits, degree: int = 16) -> list[float]:
     step = step_time(
         costs=found.stack, tokens=TOKENS, forward_degree=degree, backward_degree=degree
     )
-    return each(step.seconds, found.num)
+    return of_each(step.seconds, found.num)
 
 
 def refits(factor: float, *gemms: LinearCost) -> Refits:

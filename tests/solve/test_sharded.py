@@ -16,7 +16,7 @@ from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.memory import layer_memory
-from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.predict import plan_timelines
 from tests.solve.costs_by_hand import (
     GEMM,
@@ -164,10 +164,10 @@ def solve(costs: Costs, **constraints: str) -> Plan:
     inputs = plan_inputs(
         layer=LAYER, world_size=RANKS, constraints={EXPERT_PARALLEL: "tensor", **constraints}
     )
-    return solve_plan(
+    return LayerProblem(
         inputs=inputs, costs=costs, resamples=(), bounds=Bounds(),
         device_memory_bytes=80 * 2**30, provenance="measured",
-    ).plan  # fmt: skip
+    ).solve().plan  # fmt: skip
 
 
 @pytest.mark.parametrize("costs", [ShardLines(), MEASURED])

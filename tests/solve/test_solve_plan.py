@@ -9,18 +9,19 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.constraints import Bounds
+from moetune.domain.cost_keys import CostKey, GemmKey
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
@@ -49,13 +50,10 @@ class _FarGate(LinearCosts):
 
     __slots__ = ()
 
-    def gemm(
-        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
-    ) -> Estimate:
-        assert dtype
-        assert product
-        seconds = self.gemm_cost.seconds(num_experts * rows * d_in * d_out)
-        return Estimate(seconds=seconds, trust="extrapolated" if d_out == 16 else "measured")
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        found = super().seconds(key, size)
+        is_gate = isinstance(key, GemmKey) and key.d_out == 16
+        return found._replace(trust="extrapolated") if is_gate else found
 
 
 def _solve(
@@ -67,14 +65,18 @@ def _solve(
     device_memory_bytes: int = 80 * GIB,
     provenance: Provenance = "measured",
 ) -> Plan:
-    return solve_plan(
-        inputs=inputs or plan_inputs(),
-        costs=costs or LinearCosts(),
-        resamples=resamples,
-        bounds=bounds or Bounds(),
-        device_memory_bytes=device_memory_bytes,
-        provenance=provenance,
-    ).plan
+    return (
+        LayerProblem(
+            inputs=inputs or plan_inputs(),
+            costs=costs or LinearCosts(),
+            resamples=resamples,
+            bounds=bounds or Bounds(),
+            device_memory_bytes=device_memory_bytes,
+            provenance=provenance,
+        )
+        .solve()
+        .plan
+    )
 
 
 @pytest.mark.parametrize("costs", [LinearCosts(), MEASURED])
@@ -375,33 +377,26 @@ def test_where_not_even_reuse_fits_the_nearest_number_of_tokens_does() -> None:
 
 
 @pytest.mark.unmeasured
-def test_states_that_do_not_fit_alone_name_the_ranks_and_experts_that_do() -> None:
+def test_states_that_do_not_fit_alone_name_the_ranks_that_do() -> None:
     with pytest.raises(InfeasiblePlanError, match="allow more memory, or take a smaller layer"):
         _solve(plan_inputs(memory_limit_bytes=1_000_000))
     layer = LayerShape(d_model=1024, d_hidden=4096, num_experts=64, top_k=1)
     limit = 600 * MIB
 
-    def solved(layer: LayerShape, ranks: int) -> Plan:
+    def solved(ranks: int) -> Plan:
         inputs = plan_inputs(
             layer=layer, world_size=ranks, tokens_per_rank=64, memory_limit_bytes=limit
         )
         return _solve(inputs, costs=LinearCosts(group_size=ranks))
 
     with pytest.raises(InfeasiblePlanError) as caught:
-        solved(layer, 8)
-    found = re.search(
-        r"on (\d+) ranks \(--world-size \1\), or with (\d+) of its 64 experts on 8: moetune plan "
-        r"--d-model 1024 --d-hidden 4096 --num-experts \2 --top-k 1 --activation gelu --tokens 64",
-        caught.value.hint,
-    )
+        solved(8)
+    found = re.search(r"on (\d+) ranks \(--world-size \1\)$", caught.value.hint)
     assert found is not None
-    ranks, experts = map(int, found.groups())
-    fewer, more = (replace(layer, num_experts=one) for one in (experts, 2 * experts))
-    assert _peak_bytes(solved(layer, ranks)) <= limit
-    assert _peak_bytes(solved(fewer, 8)) <= limit
-    for shape, size in ((layer, ranks // 2), (more, 8)):
-        with pytest.raises(InfeasiblePlanError):
-            solved(shape, size)
+    ranks = int(found[1])
+    assert _peak_bytes(solved(ranks)) <= limit
+    with pytest.raises(InfeasiblePlanError):
+        solved(ranks // 2)
 
 
 def test_a_pinned_degree_that_does_not_fit_is_sent_to_those_that_do() -> None:
@@ -476,7 +471,7 @@ def test_an_assumed_error_is_warned_of_where_refits_assume_one(
     assert len(plan.warnings) == 1 + assumed
 
 
-def test_the_price_of_a_pin_is_against_the_best_of_all_degrees_where_memory_is_reused() -> None:
+def test_the_price_of_a_pin_is_against_the_choice_without_it_where_memory_is_reused() -> None:
     costs = replace(
         MEASURED,
         power=0.9,
@@ -495,5 +490,6 @@ def test_the_price_of_a_pin_is_against_the_best_of_all_degrees_where_memory_is_r
         for degree in range(1, 65)
     }
     fastest = min(times.values())
-    assert times[int(found[2])] == pytest.approx(fastest, rel=1e-3)
-    assert float(found[1]) == pytest.approx(100 * (times[2] / fastest - 1), abs=0.1)
+    free = times[int(found[2])]
+    assert free == pytest.approx(fastest, rel=2 * NOISE)
+    assert float(found[1]) == pytest.approx(100 * (times[2] / free - 1), abs=0.1)

@@ -16,7 +16,7 @@ from moetune.domain.plan import Plan
 from moetune.solve.layer.choose import WORTH
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.strategies import choose_strategy
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 from tests.solve.reuse_by_hand import LayerByHand
@@ -41,14 +41,18 @@ def solve(
     bounds: Bounds = SMALL,
     layer: LayerShape | None = None,
 ) -> Plan:
-    return solve_plan(
-        inputs=plan_inputs(memory_limit_bytes=limit_bytes, layer=layer),
-        costs=costs,
-        resamples=(costs,),
-        bounds=bounds,
-        device_memory_bytes=2**40,
-        provenance="measured",
-    ).plan
+    return (
+        LayerProblem(
+            inputs=plan_inputs(memory_limit_bytes=limit_bytes, layer=layer),
+            costs=costs,
+            resamples=(costs,),
+            bounds=bounds,
+            device_memory_bytes=2**40,
+            provenance="measured",
+        )
+        .solve()
+        .plan
+    )
 
 
 def workload() -> Workload:

@@ -17,9 +17,9 @@ from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.solve.layer.degree import best_tensor_parallel_degree, tensor_parallel_makespan
+from moetune.solve.layer.degree import tensor_parallel_makespan
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import SolvedPlan, solve_plan
+from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layer.timeline import simulate, tensor_parallel_tasks
 from moetune.solve.predict import plan_timelines
 from tests.solve.costs_by_hand import LinearCosts, best_moe_step, event_by_event, plan_inputs
@@ -71,62 +71,6 @@ def test_tensor_parallel_makespan_equals_both_simulations(
 )
 def test_undisturbed_the_slower_of_both_repeats(t_e: float, t_s: float, expected: float) -> None:
     assert tensor_parallel_makespan(degree=3, transfer_seconds=t_s, compute_seconds=t_e) == expected
-
-
-def _times(
-    transfer: LinearCost, payload: float, compute: LinearCost, macs: float, max_degree: int
-) -> list[float]:
-    found = []
-    for r in range(1, max_degree + 1):
-        t_s = transfer.alpha_seconds + transfer.beta_seconds * payload / r
-        t_e = compute.alpha_seconds + compute.beta_seconds * macs / r
-        found.append(t_e + t_s + (r - 1) * max(t_e, t_s))
-    return found
-
-
-@settings(deadline=None)
-@given(alphas, betas, sizes, alphas, betas, sizes, st.integers(1, 80))
-@example(0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 64)
-@example(1e-4, 0.0, 1e9, 1e-4, 0.0, 1e12, 64)
-@example(1e-4, 1e-9, 1e9, 0.0, 1e-14, 1e13, 64)
-@example(1e-5, 1e-9, 1e7, 2e-5, 1e-14, 1e12, 64)
-def test_best_tensor_parallel_degree_is_as_fast_as_brute_force(
-    transfer_alpha: float, transfer_beta: float, payload: float,
-    compute_alpha: float, compute_beta: float, macs: float, max_degree: int,
-) -> None:  # fmt: skip
-    transfer = LinearCost(alpha_seconds=transfer_alpha, beta_seconds=transfer_beta)
-    compute = LinearCost(alpha_seconds=compute_alpha, beta_seconds=compute_beta)
-    times = _times(transfer, payload, compute, macs, max_degree)
-    degree = best_tensor_parallel_degree(
-        transfer=transfer, payload_bytes=payload, compute=compute, macs=macs, max_degree=max_degree
-    )
-    assert times[degree - 1] <= min(times) * (1 + 2e-12)
-
-
-# Sizes at which degrees really compete: start-ups and volumes of the same order.
-@settings(deadline=None, max_examples=300)
-@given(
-    st.floats(1e-6, 1e-2), st.floats(0.01, 1e4), st.floats(0.01, 100.0), st.floats(0.001, 100.0),
-    st.integers(1, 128),
-)  # fmt: skip
-def test_best_tensor_parallel_degree_is_as_fast_as_brute_force_where_start_ups_and_volumes_compete(
-    alpha: float, volume: float, work: float, alpha_ratio: float, max_degree: int
-) -> None:
-    transfer = LinearCost(alpha_seconds=alpha, beta_seconds=alpha * volume)
-    compute = LinearCost(alpha_seconds=alpha * alpha_ratio, beta_seconds=alpha * volume * work)
-    times = _times(transfer, 1.0, compute, 1.0, max_degree)
-    degree = best_tensor_parallel_degree(
-        transfer=transfer, payload_bytes=1.0, compute=compute, macs=1.0, max_degree=max_degree
-    )
-    assert times[degree - 1] <= min(times) * (1 + 2e-12)
-
-
-def test_best_tensor_parallel_degree_takes_the_smaller_of_two_that_tie() -> None:
-    nothing = LinearCost(alpha_seconds=0.0, beta_seconds=0.0)
-    found = best_tensor_parallel_degree(
-        transfer=nothing, payload_bytes=1.0, compute=nothing, macs=1.0, max_degree=64
-    )
-    assert found == 1
 
 
 def _by_hand(costs: LinearCosts, phase: str, degree: int) -> float:
@@ -189,10 +133,10 @@ def _solved(
     inputs = plan_inputs(
         layer=LAYER, world_size=4, dtype=dtype, constraints={EXPERT_PARALLEL: "tensor"}
     )
-    return solve_plan(
+    return LayerProblem(
         inputs=inputs, costs=costs, resamples=(), bounds=bounds or Bounds(),
         device_memory_bytes=round(gib * 2**30), provenance="measured",
-    )  # fmt: skip
+    ).solve()  # fmt: skip
 
 
 def _solve(costs: Costs, *, gib: float = 80, bounds: Bounds | None = None) -> Plan:

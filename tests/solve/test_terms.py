@@ -9,7 +9,7 @@ from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.plan import Alternative
 from moetune.solve.layer.memory import layer_memory, total_bytes
-from moetune.solve.layer.plan import SolvedPlan, solve_plan
+from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layer.strategies import phase_terms
 from moetune.solve.predict import plan_step
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
@@ -25,14 +25,14 @@ SMALL = Bounds(max_degree=8)
 def _solve(
     bounds: Bounds | None = None, *, costs: Costs = COSTS, memory_bytes: int = 2**40
 ) -> SolvedPlan:
-    return solve_plan(
+    return LayerProblem(
         inputs=plan_inputs(),
         costs=costs,
         resamples=(),
         bounds=bounds or SMALL,
         device_memory_bytes=memory_bytes,
         provenance="measured",
-    )
+    ).solve()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,11 @@ from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.model_plan import Confidence
+from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.choose import DegreeChooser
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import phase_time, step_time
 from moetune.solve.layer.uncertainty import judge_choice
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts
@@ -36,23 +39,24 @@ def _with_start_up(factor: float) -> LinearCosts:
     )
 
 
+def ranked(costs: LayerCosts, bounds: Bounds | None = None, strategy: Strategy = "none") -> Ranking:
+    """Return the best degrees where there is memory enough."""
+    budget = MemoryBudget(workload=WORKLOAD, limit_bytes=2**60)
+    found = rank_degrees(costs=costs, bounds=bounds or Bounds(), budget=budget, strategy=strategy)
+    assert found is not None
+    return found
+
+
 def _judge(*resamples: Costs, bounds: Bounds | None = None) -> Confidence:
     costs = layer_costs(workload=WORKLOAD, costs=NOMINAL)
-    chooser = DegreeChooser(costs=costs, bounds=bounds or Bounds())
-    tokens = WORKLOAD.tokens_per_rank
-    return judge_choice(
-        costs=costs,
-        resamples=resamples,
-        tokens=tokens,
-        forward=chooser.rank("forward", tokens),
-        backward=chooser.rank("backward", tokens),
-        order="dispatch_first",
-    )
+    return judge_choice(ranked(costs, bounds), resamples)
 
 
 def _best_degrees(costs: Costs) -> tuple[int, int]:
     chooser = DegreeChooser(costs=layer_costs(workload=WORKLOAD, costs=costs), bounds=Bounds())
-    return chooser.degrees(4096)
+    found = chooser.degrees(4096)
+    assert found is not None
+    return found
 
 
 def _step_seconds(costs: Costs, degrees: tuple[int, int]) -> float:
@@ -125,13 +129,8 @@ def test_another_strategy_is_timed_anew_under_each_refit() -> None:
     ]
     costs = layer_costs(workload=replace(WORKLOAD, layer=layer), costs=refits[0])
     bounds = Bounds(forward_degree=4, backward_degree=4)
-    chooser = DegreeChooser(costs=costs, bounds=bounds, strategy="S1")
     rival = step_time(costs=costs, tokens=4096, forward_degree=4, backward_degree=4, strategy="S4")
-    confidence = judge_choice(
-        costs=costs, resamples=refits, tokens=4096, forward=chooser.rank("forward", 4096),
-        backward=chooser.rank("backward", 4096), order="dispatch_first", strategy="S1",
-        rivals=[rival],
-    )  # fmt: skip
+    confidence = judge_choice(ranked(costs, bounds, "S1"), refits, [rival])
     truths = [
         replace(by_hand, copy=(1e-5, copied), exchange=(2e-4, sent)) for copied, sent in lines
     ]
@@ -161,26 +160,20 @@ def test_what_is_not_simulated_could_not_have_been_the_best(strategy: Strategy) 
         for _ in range(25)
     ]
     nominal = layer_costs(workload=WORKLOAD, costs=refits[0])
-    chooser = DegreeChooser(costs=nominal, bounds=Bounds(max_degree=4), strategy=strategy)
-    forward, backward = (chooser.rank(phase, 4096) for phase in PHASES)
+    ranking = ranked(nominal, Bounds(max_degree=4), strategy)
     others = [name for name in STRATEGIES if name not in {"none", strategy}]
-    confidence = judge_choice(
-        costs=nominal, resamples=refits, tokens=4096, forward=forward, backward=backward,
-        order="dispatch_first", strategy=strategy,
-        rivals=[
-            step_time(
-                costs=nominal, tokens=4096, forward_degree=3, backward_degree=4, strategy=one
-            )
-            for one in others
-        ],
-    )  # fmt: skip
+    rivals = [
+        step_time(costs=nominal, tokens=4096, forward_degree=3, backward_degree=4, strategy=one)
+        for one in others
+    ]
+    confidence = judge_choice(ranking, refits, rivals)
     regrets, winners = [], set()
     for refit in refits:
         mine = {one: _seconds(refit, strategy, (one, one)) for one in range(1, 5)}
         best = sum(min(times) for times in zip(*mine.values(), strict=True))
         times = {one: sum(_seconds(refit, one, (3, 4))) for one in others} | {strategy: best}
         winners.add(min(times, key=lambda one: times[one]))
-        chosen = sum(_seconds(refit, strategy, (forward[0].degree, backward[0].degree)))
+        chosen = sum(_seconds(refit, strategy, ranking.degrees))
         regrets.append(chosen / min(times.values()) - 1)
     assert confidence.expected_regret == pytest.approx(sum(regrets) / len(regrets), rel=1e-9)
     assert sum(regret > 0 for regret in regrets) > 5

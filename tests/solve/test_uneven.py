@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.gpu.uneven import shares_of
+from moetune.domain.cost_keys import CostKey, GemmKey
 from moetune.domain.costs import Estimate
 from moetune.domain.gemm_forms import GemmForm, even_form, hottest_share, uneven_form
 from moetune.domain.layer import LayerShape, Workload
@@ -90,9 +91,9 @@ def test_many_sizes_at_once_are_each_of_them() -> None:
 class UnevenCosts(LinearCosts):
     """Uneven forms take half as long again."""
 
-    def gemm(self, *, product: GemmForm, **sizes: object) -> Estimate:
-        found = super().gemm(product=even_form(product), **sizes)  # type: ignore[arg-type]  # as given
-        return found.scaled(1.5 if product != even_form(product) else 1.0)
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        is_uneven = isinstance(key, GemmKey) and key.product != even_form(key.product)
+        return super().seconds(key, size).scaled(1.5 if is_uneven else 1.0)
 
 
 @pytest.mark.parametrize("routing", ["", "natural", "8 4 2 1 1 1 1 1 / 1"])

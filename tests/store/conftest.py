@@ -30,7 +30,7 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.store import SqlStore, open_store
-from moetune.workflows.ports import free_port
+from tests.ports import free_port
 
 PASSWORD = "correct horse:battery\\staple"  # noqa: S105 - of a server that lives for a minute
 

@@ -62,12 +62,12 @@ def test_a_backup_taken_while_others_write_is_whole(
     assert kept == measured * (len(kept) // BATCH)
 
 
-def test_a_backup_is_one_file_and_its_checksum_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_a_backup_is_one_file_and_nothing_else_is_left(tmp_path: Path) -> None:
     (tmp_path / "copies").mkdir()
     open_store(str(tmp_path / "moetune.db")).close()
     backup(str(tmp_path / "moetune.db"), tmp_path / "copies" / "copy.db")
     names = sorted(path.name for path in (tmp_path / "copies").iterdir())
-    assert names == ["copy.db", "copy.db.sha256"]
+    assert names == ["copy.db"]
 
 
 def test_a_backup_is_taken_from_a_file_that_another_process_holds_locked(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_backup_of_postgresql_can_be_restored(
         store.save_profile(make_profile(samples=measured))
     copy = backup(source, tmp_path / "copy.dump")
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["copy.dump", "copy.dump.sha256"]
+    assert names == ["copy.dump"]
     assert str(network_url.password).encode() not in copy.read_bytes()
     conninfo = target.replace("+psycopg", "")
     subprocess.run(

@@ -16,12 +16,11 @@ from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Decision, Plan
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation, Removed, RunStatus, Settled
 from moetune.domain.samples import GemmPoint, Sample
 from moetune.domain.storable import LONGEST_SECONDS, SHORTEST_SECONDS
-from moetune.store import check, open_store
+from moetune.store import SqlStore, check, open_store
 from moetune.store.address import parse_address
 from moetune.store.database import Database
 from moetune.store.rows import utc_now
@@ -50,7 +49,7 @@ def settled(plan_id: str, *seconds: float, tokens: int = 2**33) -> Settled:
 
 
 class TestStore:
-    def test_a_new_store_is_empty(self, store: Store) -> None:
+    def test_a_new_store_is_empty(self, store: SqlStore) -> None:
         assert store.runs() == ()
         assert store.plans() == ()
         assert store.profile("nobody") is None
@@ -59,7 +58,7 @@ class TestStore:
         assert store.settled("ab" * 32) == ()
 
     def test_samples_come_back_exactly_in_the_order_they_were_measured(
-        self, store: Store, cluster: Cluster, measured: tuple[Sample, ...]
+        self, store: SqlStore, cluster: Cluster, measured: tuple[Sample, ...]
     ) -> None:
         run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
         store.add_samples(run_id, measured[2:])
@@ -68,7 +67,7 @@ class TestStore:
         assert store.samples(run_id) == measured[2:] + measured[:2]
 
     def test_the_same_sample_twice_is_kept_twice(
-        self, store: Store, cluster: Cluster, measured: tuple[Sample, ...]
+        self, store: SqlStore, cluster: Cluster, measured: tuple[Sample, ...]
     ) -> None:
         run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
         store.add_samples(run_id, measured)
@@ -76,7 +75,7 @@ class TestStore:
         assert store.samples(run_id) == measured + measured
 
     def test_runs_are_listed_newest_first_with_what_they_hold(
-        self, store: Store, cluster: Cluster, measured: tuple[Sample, ...]
+        self, store: SqlStore, cluster: Cluster, measured: tuple[Sample, ...]
     ) -> None:
         first = store.start_run(name="one", cluster=cluster, preset="quick")
         second = store.start_run(name="two", cluster=cluster, preset="full")
@@ -93,7 +92,7 @@ class TestStore:
 
     @pytest.mark.parametrize(("status", "found"), [("partial", True), ("complete", False)])
     def test_open_run_finds_the_latest_run_that_is_not_complete(
-        self, store: Store, cluster: Cluster, status: RunStatus, found: bool  # noqa: FBT001 - a case
+        self, store: SqlStore, cluster: Cluster, status: RunStatus, found: bool  # noqa: FBT001 - a case
     ) -> None:  # fmt: skip
         fingerprint = cluster.fingerprint
         assert store.open_run(name="h200", fingerprint=fingerprint) is None
@@ -103,14 +102,14 @@ class TestStore:
         assert store.open_run(name="h200", fingerprint=fingerprint) == (run_id if found else None)
 
     def test_open_run_ignores_a_run_with_other_software(
-        self, store: Store, cluster: Cluster
+        self, store: SqlStore, cluster: Cluster
     ) -> None:
         store.start_run(name="h200", cluster=cluster, preset="quick")
         updated = replace(cluster.fingerprint, software={"torch": "99.0"})
         assert store.open_run(name="h200", fingerprint=updated) is None
 
     def test_open_run_ignores_other_names_and_other_hardware(
-        self, store: Store, cluster: Cluster
+        self, store: SqlStore, cluster: Cluster
     ) -> None:
         other = replace(cluster, fingerprint=Fingerprint(hardware={"gpu": "another"}))
         store.start_run(name="h200", cluster=other, preset="quick")
@@ -118,7 +117,7 @@ class TestStore:
         assert store.open_run(name="h200", fingerprint=cluster.fingerprint) is None
 
     def test_one_host_with_several_numbers_of_devices_keeps_each(
-        self, store: Store, cluster: Cluster
+        self, store: SqlStore, cluster: Cluster
     ) -> None:
         half = replace(cluster, machine=replace(cluster.machine, num_devices=4))
         store.start_run(name="x8", cluster=cluster, preset="quick")
@@ -126,7 +125,7 @@ class TestStore:
         assert [run.num_devices for run in store.runs()] == [4, 8]
 
     def test_a_run_that_is_not_there_is_named(
-        self, store: Store, measured: tuple[Sample, ...], make_profile: ProfileMaker
+        self, store: SqlStore, measured: tuple[Sample, ...], make_profile: ProfileMaker
     ) -> None:
         for call in (
             lambda: store.add_samples(17, measured),
@@ -139,7 +138,7 @@ class TestStore:
 
     def test_a_fitted_profile_comes_back_with_the_samples_of_its_run(
         self,
-        store: Store,
+        store: SqlStore,
         cluster: Cluster,
         measured: tuple[Sample, ...],
         make_profile: ProfileMaker,
@@ -153,7 +152,7 @@ class TestStore:
 
     def test_samples_added_after_a_fit_do_not_change_it(
         self,
-        store: Store,
+        store: SqlStore,
         cluster: Cluster,
         measured: tuple[Sample, ...],
         make_profile: ProfileMaker,
@@ -169,7 +168,7 @@ class TestStore:
 
     def test_a_fitted_profile_with_samples_that_are_not_its_runs_is_refused(
         self,
-        store: Store,
+        store: SqlStore,
         cluster: Cluster,
         measured: tuple[Sample, ...],
         make_profile: ProfileMaker,
@@ -180,7 +179,7 @@ class TestStore:
         assert store.profile("h200-x8") is None
 
     def test_an_imported_profile_comes_back_exactly(
-        self, store: Store, measured: tuple[Sample, ...], make_profile: ProfileMaker
+        self, store: SqlStore, measured: tuple[Sample, ...], make_profile: ProfileMaker
     ) -> None:
         profile = replace(
             make_profile("rtx", samples=measured),
@@ -193,7 +192,7 @@ class TestStore:
         assert (run.provenance, run.status, run.num_samples) == ("published", "complete", 5)
 
     def test_published_profiles_without_a_fingerprint_keep_their_own_machines(
-        self, store: Store, make_profile: ProfileMaker
+        self, store: SqlStore, make_profile: ProfileMaker
     ) -> None:
         for name, devices in (("x16", 16), ("x64", 64)):
             profile = make_profile(name)
@@ -202,7 +201,7 @@ class TestStore:
         assert [run.num_devices for run in store.runs()] == [64, 16]
 
     def test_the_newest_profile_of_a_name_is_the_current_one(
-        self, store: Store, make_profile: ProfileMaker
+        self, store: SqlStore, make_profile: ProfileMaker
     ) -> None:
         for beta in (1e-12, 3e-12, 2e-12):
             store.save_profile(make_profile(beta=beta))
@@ -211,7 +210,7 @@ class TestStore:
 
     def test_removing_a_profile_takes_its_runs_and_nothing_else(
         self,
-        store: Store,
+        store: SqlStore,
         cluster: Cluster,
         measured: tuple[Sample, ...],
         make_profile: ProfileMaker,
@@ -228,14 +227,14 @@ class TestStore:
             store.add_samples(run_id, measured)
 
     def test_the_id_of_a_removed_run_is_never_given_again(
-        self, store: Store, cluster: Cluster
+        self, store: SqlStore, cluster: Cluster
     ) -> None:
         removed = store.start_run(name="gone", cluster=cluster, preset="quick")
         store.remove_profile("gone")
         assert store.start_run(name="new", cluster=cluster, preset="quick") > removed
 
     def test_a_plan_comes_back_exactly_by_any_prefix_of_its_id(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         plan = make_plan()
         store.save_plan(plan)
@@ -244,14 +243,14 @@ class TestStore:
 
     @pytest.mark.parametrize("prefix", ["", "%", "_", "z", "A", "0" * 65, "'"])
     def test_what_is_no_prefix_of_an_id_finds_nothing(
-        self, store: Store, make_plan: PlanMaker, prefix: str
+        self, store: SqlStore, make_plan: PlanMaker, prefix: str
     ) -> None:
         store.save_plan(make_plan())
         assert store.plan(prefix) is None
 
     @pytest.mark.parametrize("digit", ["0", "f"])
     def test_a_prefix_finds_ids_that_go_on_with_the_first_digit_and_with_the_last(
-        self, store: Store, make_plan: PlanMaker, digit: str
+        self, store: SqlStore, make_plan: PlanMaker, digit: str
     ) -> None:
         plan = next(one for one in map(make_plan, itertools.count(1)) if one.id[2] == digit)
         store.save_plan(plan)
@@ -259,7 +258,7 @@ class TestStore:
             assert store.plan(plan.id[:length]) == plan
 
     def test_a_prefix_of_several_plans_is_ambiguous_and_names_them(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         plans = [make_plan(tokens) for tokens in range(1, 40)]
         for plan in plans:
@@ -271,14 +270,14 @@ class TestStore:
         assert same[1][:8] in str(caught.value)
         assert store.plan(same[1]) is not None
 
-    def test_an_equal_plan_is_stored_once(self, store: Store, make_plan: PlanMaker) -> None:
+    def test_an_equal_plan_is_stored_once(self, store: SqlStore, make_plan: PlanMaker) -> None:
         store.save_plan(make_plan())
         (before,) = store.plans()
         store.save_plan(make_plan())
         assert store.plans() == (before,)
 
     def test_a_newer_answer_to_the_same_question_takes_the_place_of_the_older(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         store.save_plan(make_plan())
         newer = make_plan(step_seconds=0.25)
@@ -286,7 +285,7 @@ class TestStore:
         assert store.plan(newer.id) == newer
         assert len(store.plans()) == 1
 
-    def test_plans_are_listed_newest_first(self, store: Store, make_plan: PlanMaker) -> None:
+    def test_plans_are_listed_newest_first(self, store: SqlStore, make_plan: PlanMaker) -> None:
         for tokens in (512, 128, 256):
             store.save_plan(make_plan(tokens))
         assert [plan.tokens_per_rank for plan in store.plans()] == [256, 128, 512]
@@ -295,7 +294,7 @@ class TestStore:
         assert (newest.profile, newest.world_size) == ("h200-x8", 8)
 
     def test_observations_come_back_exactly_oldest_first(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         for tokens in (1, 2):
             store.save_plan(make_plan(tokens))
@@ -308,7 +307,7 @@ class TestStore:
         assert store.observations(one) == tuple(made)
 
     def test_operations_of_observed_steps_come_back_exactly(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         plan = make_plan(1)
         store.save_plan(plan)
@@ -329,7 +328,7 @@ class TestStore:
         assert (newest.value, oldest.value) == (observation(plan.id), made)
 
     def test_a_removed_plan_takes_what_was_observed_under_it(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         kept, gone = make_plan(1), make_plan(2)
         for plan in (kept, gone):
@@ -344,7 +343,7 @@ class TestStore:
         assert (len(store.observations(kept.id)), len(store.settled(kept.id))) == (2, 1)
 
     def test_nothing_is_removed_where_one_is_not_stored(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         plan = make_plan(1)
         store.save_plan(plan)
@@ -360,7 +359,7 @@ class TestStore:
         assert store.observation_page(None) == ()
 
     def test_pruning_takes_what_is_older_and_keeps_plans_that_are_in_use(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         unused, used, settling, new = map(make_plan, range(1, 5))
         for plan in (unused, used, settling):
@@ -381,7 +380,7 @@ class TestStore:
         assert store.prune(then) == Removed(plans=0, observations=0, settled=0)
 
     def test_the_size_grows_with_rows_and_shrinks_when_they_are_gone(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         plan = make_plan(1)
         store.save_plan(plan)
@@ -395,7 +394,7 @@ class TestStore:
         assert store.size_bytes() < before + (full - before) // 4
 
     def test_times_that_nothing_takes_are_refused_wherever_they_enter(
-        self, store: Store, cluster: Cluster, make_plan: PlanMaker, make_profile: ProfileMaker
+        self, store: SqlStore, cluster: Cluster, make_plan: PlanMaker, make_profile: ProfileMaker
     ) -> None:
         plan = make_plan(1)
         store.save_plan(plan)
@@ -417,12 +416,12 @@ class TestStore:
         for rows in (store.samples(run_id), store.observation_page(None), store.fits()):
             assert rows == ()
 
-    def test_an_observation_of_an_unknown_plan_is_refused(self, store: Store) -> None:
+    def test_an_observation_of_an_unknown_plan_is_refused(self, store: SqlStore) -> None:
         with pytest.raises(InputError, match="'abababababab'"):
             store.add_observation(observation("ab" * 32, 1.0))
 
     def test_what_searches_decided_comes_back_exactly_and_every_time(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         for tokens in (1, 2):
             store.save_plan(make_plan(tokens))
@@ -443,12 +442,12 @@ class TestStore:
         assert store.settled(one) == tuple(made)
         assert store.settled(two) == (settled(two, tokens=7),)
 
-    def test_a_decision_for_an_unknown_plan_is_refused(self, store: Store) -> None:
+    def test_a_decision_for_an_unknown_plan_is_refused(self, store: SqlStore) -> None:
         with pytest.raises(InputError, match="'abababababab'"):
             store.add_settled(settled("ab" * 32))
 
     def test_a_decision_that_another_program_changed_is_named(
-        self, store: Store, url: str, make_plan: PlanMaker
+        self, store: SqlStore, url: str, make_plan: PlanMaker
     ) -> None:
         store.save_plan(make_plan())
         store.add_settled(settled(make_plan().id))
@@ -483,7 +482,9 @@ class TestStore:
         with pytest.raises(InputError, match="positive and finite"):
             replace(measured[1], seconds=(1.0, seconds))
 
-    def test_values_that_no_column_holds_are_refused(self, store: Store, cluster: Cluster) -> None:
+    def test_values_that_no_column_holds_are_refused(
+        self, store: SqlStore, cluster: Cluster
+    ) -> None:
         for machine, name in (
             (replace(cluster.machine, memory_bytes=2**70), "big"),
             (cluster.machine, "half a character \ud800"),
@@ -502,7 +503,7 @@ class TestStore:
         marks=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9)),
     )
     def test_any_sample_comes_back_exactly(
-        self, store: Store, cluster: Cluster, seconds: list[float], marks: list[str]
+        self, store: SqlStore, cluster: Cluster, seconds: list[float], marks: list[str]
     ) -> None:
         sample = Sample(
             point=GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1),
@@ -525,7 +526,7 @@ class TestStore:
             assert store.runs() == ()
 
     def test_a_training_plan_comes_back_exactly_and_is_no_other_plan(
-        self, store: Store, make_plan: PlanMaker
+        self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         plan = training_plan()
         store.save_training_plan(plan)
@@ -544,7 +545,9 @@ class TestStore:
         assert store.remove_plans([plan.id]).plans == 1
         assert store.training_plan(plan.id) is None
 
-    def test_a_training_plan_with_a_time_that_no_step_takes_is_refused(self, store: Store) -> None:
+    def test_a_training_plan_with_a_time_that_no_step_takes_is_refused(
+        self, store: SqlStore
+    ) -> None:
         predicted = TRAINING["predicted"] | {"step_seconds": 0.0}
         with pytest.raises(InputError, match=r"plan\.predicted: step_seconds must be above 0"):
             store.save_training_plan(training_plan(predicted=predicted))

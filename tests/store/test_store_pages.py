@@ -16,7 +16,6 @@ from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import BadStoreError, InputError, NotFoundError
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.domain.samples import Sample
@@ -46,7 +45,7 @@ def turn_pages(turn: Callable[..., tuple[Any, ...]], limit: int, first: Any) -> 
     return found
 
 
-def test_a_new_store_has_empty_pages(store: Store) -> None:
+def test_a_new_store_has_empty_pages(store: SqlStore) -> None:
     for page in (
         store.machines(), store.fits(), store.plan_page(), store.observation_page(None),
         store.observation_page("ab" * 32),
@@ -56,7 +55,9 @@ def test_a_new_store_has_empty_pages(store: Store) -> None:
     assert store.current_fit("nobody") is None
 
 
-def test_machines_are_listed_newest_first_with_their_facts(store: Store, cluster: Cluster) -> None:
+def test_machines_are_listed_newest_first_with_their_facts(
+    store: SqlStore, cluster: Cluster
+) -> None:
     for devices in (1, 2, 4):
         machine = replace(cluster.machine, num_devices=devices)
         for _ in range(2):
@@ -74,7 +75,7 @@ def test_machines_are_listed_newest_first_with_their_facts(store: Store, cluster
 
 
 def test_fits_are_listed_newest_first_with_what_they_were_fitted_to(
-    store: Store, cluster: Cluster, measured: tuple[Sample, ...], make_profile: ProfileMaker
+    store: SqlStore, cluster: Cluster, measured: tuple[Sample, ...], make_profile: ProfileMaker
 ) -> None:
     run_id = store.start_run(name="h200-x8", cluster=cluster, preset="quick")
     for count in (1, 3):
@@ -95,7 +96,7 @@ def test_fits_are_listed_newest_first_with_what_they_were_fitted_to(
 
 
 def test_the_current_fit_changes_with_every_fit_and_never_comes_back(
-    store: Store, make_profile: ProfileMaker
+    store: SqlStore, make_profile: ProfileMaker
 ) -> None:
     seen = set()
     for _ in range(3):
@@ -110,7 +111,7 @@ def test_the_current_fit_changes_with_every_fit_and_never_comes_back(
 
 
 def test_a_plans_document_is_the_canonical_json_of_exactly_that_id(
-    store: Store, make_plan: PlanMaker
+    store: SqlStore, make_plan: PlanMaker
 ) -> None:
     plan = make_plan()
     store.save_plan(plan)
@@ -126,7 +127,7 @@ def test_a_plans_document_is_the_canonical_json_of_exactly_that_id(
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 10])
 def test_pages_of_plans_are_the_list_of_plans(
-    store: Store, make_plan: PlanMaker, limit: int
+    store: SqlStore, make_plan: PlanMaker, limit: int
 ) -> None:
     for tokens in range(1, 8):
         store.save_plan(make_plan(tokens))
@@ -135,7 +136,7 @@ def test_pages_of_plans_are_the_list_of_plans(
 
 
 def test_plans_of_one_moment_are_on_one_page_each(
-    store: Store, make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "utc_now", lambda: "2026-01-01T00:00:00.000000+00:00")
     made = {make_plan(tokens).id for tokens in range(1, 12)}
@@ -187,7 +188,7 @@ def test_what_comes_while_pages_are_turned_moves_nothing_between_them(
 
 
 def test_a_plan_that_is_answered_anew_moves_to_the_front(
-    store: Store, make_plan: PlanMaker
+    store: SqlStore, make_plan: PlanMaker
 ) -> None:
     for tokens in (1, 2, 3):
         store.save_plan(make_plan(tokens))
@@ -196,7 +197,7 @@ def test_a_plan_that_is_answered_anew_moves_to_the_front(
 
 
 def test_a_page_after_a_plan_that_is_not_there_is_refused(
-    store: Store, make_plan: PlanMaker
+    store: SqlStore, make_plan: PlanMaker
 ) -> None:
     store.save_plan(make_plan())
     for other in ("ab" * 32, make_plan().id[:63], "'", "%"):
@@ -205,7 +206,7 @@ def test_a_page_after_a_plan_that_is_not_there_is_refused(
 
 
 def test_observations_come_in_pages_newest_first_with_number_and_time(
-    store: Store, make_plan: PlanMaker
+    store: SqlStore, make_plan: PlanMaker
 ) -> None:
     for tokens in (1, 2):
         store.save_plan(make_plan(tokens))
@@ -226,7 +227,7 @@ def test_observations_come_in_pages_newest_first_with_number_and_time(
 
 @pytest.mark.parametrize("after", [2**63, 2**70])
 def test_numbers_beyond_every_entry_begin_at_the_beginning(
-    store: Store, make_plan: PlanMaker, after: int
+    store: SqlStore, make_plan: PlanMaker, after: int
 ) -> None:
     store.save_plan(make_plan())
     store.add_observation(observation(make_plan().id))
@@ -235,7 +236,7 @@ def test_numbers_beyond_every_entry_begin_at_the_beginning(
     assert store.fits(after=after) == ()
 
 
-def test_observations_are_appended_all_or_none(store: Store, make_plan: PlanMaker) -> None:
+def test_observations_are_appended_all_or_none(store: SqlStore, make_plan: PlanMaker) -> None:
     store.save_plan(make_plan())
     known = make_plan().id
     store.add_observations([])
@@ -268,7 +269,7 @@ def test_what_is_no_observation_cannot_be_made(wrong: dict[str, Any], part: str)
 
 @pytest.mark.parametrize("odd", ["half \ud800", "with\0nul", "ß" * 1000, "'; DROP TABLE plans"])
 def test_odd_texts_are_kept_exactly_or_refused_and_nothing_else_breaks(
-    store: Store, make_profile: ProfileMaker, make_plan: PlanMaker, odd: str
+    store: SqlStore, make_profile: ProfileMaker, make_plan: PlanMaker, odd: str
 ) -> None:
     def refused(error: Exception) -> None:
         assert "cannot hold this value" in str(error)

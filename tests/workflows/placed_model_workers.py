@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import moetune
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
-from moetune.domain.model_placement import ModelPlacement
+from moetune.domain.placement import ModelPlacement
 from moetune.domain.routing_record import ModelRoutingRecord
 from moetune.runtime.parallel.own_layers import named_layers
 from tests.workflows import parallelize_workers as own

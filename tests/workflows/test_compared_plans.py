@@ -8,14 +8,11 @@ from moetune.report.section import Section
 from moetune.workflows.library import StoredPlan
 from moetune.workflows.views.comparison import comparison_sections
 from moetune.workflows.views.stored_plans import (
-    Links,
     stored_plans_table,
     tokens_per_second,
 )
 from tests.report.lab import lab_plan
 from tests.training_plans import TRAINING, training_plan
-
-LINKS = Links(plan="/plans/x", profile="/profiles/y", age="1 day ago", age_seconds=86_400.0)
 
 
 def compared(first: AnyPlan, second: AnyPlan) -> tuple[Section, Section, Section]:
@@ -56,13 +53,13 @@ def test_the_list_has_the_numbers_of_each_kind() -> None:
     ]  # fmt: skip
     stored = [StoredPlan(info=info, plan=one) for info, one in zip(infos, plans, strict=True)]
     stored.append(StoredPlan(info=infos[0], plan=None))
-    table = stored_plans_table([(one, LINKS) for one in stored], empty="")
+    table = stored_plans_table(stored, empty="")
     model, layer, unknown = (dict(zip(table.header, row, strict=True)) for row in table.rows)
     assert model["step"].value == whole.predicted.step_seconds
     assert model["memory"].value == whole.memory.peak_bytes
     assert (model["kind"].value, layer["kind"].value) == ("training", "layer")
     assert layer["step"].value == lab_plan().predicted.step_seconds
-    assert (unknown["kind"].text, unknown["step"].value) == ("cannot be read", None)
+    assert (unknown["step"].text, unknown["memory"].value) == ("cannot be read", None)
 
 
 def test_tokens_a_second_are_those_of_all_ranks() -> None:

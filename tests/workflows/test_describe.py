@@ -13,7 +13,14 @@ from moetune.domain.site import site_of
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.workflows.describe import Description, check_new, describe, gpus, reference_of
+from moetune.workflows.describe import (
+    Description,
+    check_new,
+    describe,
+    description_of,
+    gpus,
+    reference_of,
+)
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_plan import TrainingRequest
@@ -175,8 +182,6 @@ def test_another_gpus_parts_are_scaled_and_all_in_the_file() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"nics": None, "nic_rate": ""}, "need a network"),
-        ({"nics": None}, "go together"),
         ({"name": "h100-x8"}, "reference machine"),
         ({"name": "a\nb"}, "cannot be one"),
         ({"name": " "}, "cannot be one"),
@@ -191,6 +196,24 @@ def test_another_gpus_parts_are_scaled_and_all_in_the_file() -> None:
 def test_a_description_that_cannot_be_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InputError) as caught:
         describe(replace(OURS, **changes))  # type: ignore[arg-type] # of any field
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({}, "lacks --gpu, --gpus-per-node, --nodes"),
+        ({"nics": 8}, "lacks --gpu, --gpus-per-node, --nodes, --nic-rate"),
+        ({"gpu": "h100", "gpus_per_node": 8, "nodes": 2}, "lacks --nics, --nic-rate"),
+        ({"memory": "80"}, "--memory: size '80' has no unit"),
+        ({"link_rate": "nan"}, "--link-rate"),
+    ],
+)
+def test_flags_that_describe_no_machine_are_refused_by_name(
+    flags: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        description_of(flags)
     assert words in str(caught.value)
 
 

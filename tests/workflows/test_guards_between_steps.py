@@ -14,19 +14,18 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Store
 from moetune.domain.profile import GemmLine, Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import CopyPoint, Point, Sample
 from moetune.domain.site import site_of
 from moetune.measure.session import Estimates
-from moetune.store import open_store
+from moetune.store import SqlStore, open_store
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
 from moetune.workflows.planner import Planner
 from moetune.workflows.profile import estimate_profile
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
-from moetune.workflows.recording import SampleRecorder, SilentProgress
+from moetune.workflows.recording import Progress, SampleRecorder
 from moetune.workflows.sources import LocalSources
 from moetune.workflows.verify import Verification, VerifiedStep
 
@@ -79,7 +78,7 @@ def test_the_profile_behind_a_plan_is_the_one_it_was_made_from_or_none(
     database: str, plan: Plan, profile: Profile, tmp_path: Path
 ) -> None:
     @contextmanager
-    def stores() -> Iterator[Store]:
+    def stores() -> Iterator[SqlStore]:
         with open_store(database) as store:
             yield store
 
@@ -106,7 +105,7 @@ REQUEST = ProfileRequest(
 )  # fmt: skip
 
 
-def points_left(store: Store) -> set[Point]:
+def points_left(store: SqlStore) -> set[Point]:
     setting = MeasurementSetting(environment=dict(os.environ))
     return set(estimate_profile(REQUEST, setting, store=store))
 
@@ -160,7 +159,7 @@ def test_the_hosts_memory_is_that_of_all_devices_of_a_node_or_what_the_profile_k
     assert site_of(found).host_memory_bytes == expected
 
 
-class LeftSeconds(SilentProgress):
+class LeftSeconds(Progress):
     """Remembers the time left that is shown."""
 
     def __init__(self) -> None:

@@ -144,34 +144,18 @@ def test_observed_steps_are_summed_up_by_their_medians() -> None:
     assert newest[1].text == PLAN.id[:6]
 
 
-def test_a_cut_list_is_not_called_the_total() -> None:
-    notes = [
-        observed_sections(rows(), rows(), is_all=is_all)[0].highlights[0].note
-        for is_all in (True, False)
-    ]
-    assert ["total" in note for note in notes] == [True, False]
-
-
-def test_a_table_links_to_plans_only_where_there_are_pages() -> None:
-    for address in ("", "/plans/"):
-        table = observed_sections(rows(), rows(), is_all=True, plans=address)[1].tables[0]
-        assert {row[1].href for row in table.rows} == {f"{address}{PLAN.id}" if address else ""}
-
-
-def test_nothing_observed_has_nothing_to_sum_up() -> None:
+def test_lists_that_are_cut_linked_empty_of_several_plans_or_without_time() -> None:
+    found = rows()
+    for is_all, address in ((True, "/plans/"), (False, "")):
+        drift, table = observed_sections(found, found, is_all=is_all, plans=address)
+        assert ("total" in drift.highlights[0].note) is is_all
+        links = {row[1].href for row in table.tables[0].rows}
+        assert links == {f"{address}{PLAN.id}" if address else ""}
     drift, table = observed_sections((), (), is_all=True)
     assert (drift.highlights, drift.figures, table.tables[0].rows) == ((), (), ())
-
-
-def test_steps_of_several_plans_are_drawn_as_ratios_alone() -> None:
-    found = rows()
     other = replace(found[0], observation=replace(found[0].observation, plan_id="f" * 64))
     assert [one.name for one in observed_figures(found)] == ["observed", "drift"]
     assert [one.name for one in observed_figures((*found, other))] == ["drift"]
-
-
-def test_a_step_that_takes_no_time_has_no_error() -> None:
-    still = [replace(one, seconds=0.0) for one in rows(3)]
+    still = [replace(one, seconds=0.0) for one in found[:3]]
     (drift, _) = observed_sections(still, still, is_all=True)
-    assert highlights(drift)["Typical error"] == 0.0
-    assert highlights(drift)["Drift"] == 0.0
+    assert {highlights(drift)[name] for name in ("Typical error", "Drift")} == {0.0}

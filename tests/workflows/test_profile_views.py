@@ -44,7 +44,6 @@ from moetune.workflows.views.profile import (
     profile_page,
     profile_report,
     profile_sections,
-    profiles_section,
 )
 from moetune.workflows.wiring import StoreFinder
 from tests.fit.measured import FINGERPRINT, MACHINE
@@ -84,13 +83,6 @@ def test_errors_are_percentages_with_three_digits_and_no_exponent(share: float, 
     table = table_of(profile_sections(found(profile)), "operations")
     shown = {(row[4].text, row[4].value, row[5].value) for row in table.rows}
     assert (text, share, 2 * share) in shown
-
-
-def test_a_line_without_error_shows_none() -> None:
-    table = table_of(profile_sections(found(with_error(lab_profile(), None))), "operations")
-    lines = [row for row in table.rows if row[0].text.startswith("all_to_all")]
-    assert lines
-    assert {(row[4].value, row[5].value, row[6].value) for row in lines} == {(None, None, None)}
 
 
 def test_the_worst_label_of_any_line_is_the_profiles() -> None:
@@ -172,34 +164,6 @@ def test_samples_that_vary_are_counted_and_good_ones_need_no_note() -> None:
         assert f"{len(samples)} sample" in words
 
 
-def test_facts_of_the_machine_are_shown_where_they_are_known() -> None:
-    profile = lab_profile()
-
-    def names(fingerprint: Fingerprint) -> list[str]:
-        shown = replace(profile, fingerprint=fingerprint)
-        return [
-            table.name
-            for section in profile_sections(found(shown))
-            for table in section.tables
-            if table.name in {"hardware", "software"}
-        ]
-
-    hardware, software = {"cores": "64"}, {"torch": "2.13"}
-    assert names(Fingerprint(hardware=hardware, software=software)) == ["hardware", "software"]
-    assert names(Fingerprint(hardware=hardware, software={})) == ["hardware"]
-    assert names(Fingerprint(hardware={}, software=software)) == ["software"]
-    assert names(Fingerprint(hardware={}, software={})) == []
-
-
-def test_without_interference_there_is_no_table_of_it() -> None:
-    profile = lab_profile()
-    for one, tables in ((profile, 1), (replace(profile, interference=Interference()), 0)):
-        sections = profile_sections(found(one))
-        (section,) = (each for each in sections if each.name == "interference")
-        assert len(section.tables) == tables
-        assert tables or len(section.paragraphs) == 1
-
-
 def test_what_an_exchange_takes_from_computation_is_told_by_its_size() -> None:
     size = 64 * 1024
     alone, beside = (
@@ -231,15 +195,7 @@ def test_a_page_draws_the_operation_that_was_asked_for() -> None:
         lab_profile(), samples=(), gemm=(), collective=(), copy=(), rows=(),
         interference=Interference(),
     )  # fmt: skip
-    assert [one.name for one in all_figures(profile_page(found(empty)))] == ["interference"]
-
-
-def test_a_page_without_an_all_to_all_draws_its_first_operation() -> None:
-    copies = replace(
-        lab_profile(), samples=(), gemm=(), collective=(), rows=(), interference=Interference()
-    )
-    table = table_of(profile_page(found(copies)), "operations")
-    assert [row[0].mark for row in table.rows] == ["chosen", *[""] * (len(table.rows) - 1)]
+    assert not all_figures(profile_page(found(empty)))
 
 
 def test_a_page_draws_an_all_to_all_that_is_alone_on_the_link_before_one_in_flight() -> None:
@@ -266,19 +222,6 @@ def test_a_report_draws_six_of_a_kind_at_most_each_under_its_own_name() -> None:
     assert len(set(names)) == len(names)
     assert sum("gemm" in name for name in names) == 6
     assert sum("all-to-all" in name for name in names) == 4
-
-
-def test_a_list_shows_the_machine_the_source_and_the_day(tmp_path: Path) -> None:
-    with open_store(str(tmp_path / "m.db")) as store:
-        store.save_profile(lab_profile())
-        listed = list_profiles(store)
-    (table,) = profiles_section(listed).tables
-    name, provenance, machine, source, date = table.rows[0]
-    assert (name.value, provenance.value, machine.value) == ("lab", "measured", "8 × Lab GPU")
-    assert str(source.value).split() == ["store", listed[0].status]
-    assert (date.text, date.value) == (listed[0].created_at[:10], listed[0].created_at)
-    bundled = table.rows[-1]
-    assert (bundled[3].value, bundled[4].value) == ("bundled", None)
 
 
 @pytest.fixture
@@ -517,18 +460,6 @@ def test_numbers_are_shown_in_the_unit_of_their_key() -> None:
         "gemm float32 beta_seconds_per_mac": ("1.00 s per TMAC", "2.00 s per TMAC", "2.00 ×"),
         f"{label} beta_seconds_per_byte": ("1.00 s per GB", "3.00 s per GB", "3.00 ×"),
     }
-
-
-def test_facts_that_are_no_numbers_have_no_ratio() -> None:
-    profile = lab_profile()
-    other = replace(
-        profile, machine=replace(profile.machine, device="Other GPU"),
-        fingerprint=replace(profile.fingerprint, software={"torch": "2.13"}),
-    )  # fmt: skip
-    assert ratios(machine_sections(profile, other, names=("a", "b"))) == {
-        "device": ("Lab GPU", "Other GPU", ""), "software nccl": ("2.27", "–", ""),
-    }  # fmt: skip
-    assert not ratios(machine_sections(profile, profile, names=("a", "b")))
 
 
 def test_operations_that_both_profiles_have_in_one_unit_are_drawn_over_each_other() -> None:

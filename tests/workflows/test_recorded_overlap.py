@@ -7,8 +7,8 @@ import torch
 
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
+from moetune.measure.steps import random_steps
 from moetune.runtime.trace import RecordedSpan
-from moetune.workflows.steps import random_steps
 from moetune.workflows.trace import overlap_of, recorded_trace
 from tests.runtime.plans import small_plan
 from tests.runtime.slow_link import SlowLink

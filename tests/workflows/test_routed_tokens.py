@@ -12,10 +12,10 @@ from moetune.cli import app
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.routing import ExpertLoads
+from moetune.measure.loads import expert_shares
 from moetune.measure.routed_tokens import drawn_experts
+from moetune.measure.steps import random_steps
 from moetune.store import open_store
-from moetune.workflows.routed_tokens import expert_shares
-from moetune.workflows.steps import random_steps
 from tests.report.lab import lab_profile
 
 LOADS = "8 4 2 1 1 0 0 0"

@@ -74,28 +74,20 @@ def observations(stub: Stub) -> list[Observation]:
 
 
 def test_a_job_asks_for_its_inputs_runs_the_plan_and_reports(service: Stub) -> None:
-    book = moetune.open_planbook(INPUTS, service=service.url + "/", observe_every=2)
+    inputs = {**INPUTS, "layer": SHAPE, "profile": None}
+    book = moetune.open_planbook(inputs, service=service.url + "/", observe_every=2)
     layer = layer_of(book)
     for _ in range(6):
         train(layer, 40)
     book.close()
     (asked,) = service.documents("/v1/plans:resolve")
-    assert asked == {**INPUTS, "world_size": 1}
+    assert asked == {**INPUTS, "layer": {**INPUTS["layer"], "activation": "gelu"}, "world_size": 1}  # type: ignore[dict-item]
     found = observations(service)
     assert {one.plan_id for one in found} == {ALONE.id}
     assert {one.source for one in found} == {"training"}
     times = [seconds for one in found for seconds in one.seconds]
     assert len(times) == 2  # of six calls every second, without the one that tried one chunk
     assert min(times) > 0
-
-
-def test_the_layer_may_be_a_shape_and_what_is_none_is_not_asked(service: Stub) -> None:
-    inputs = {**INPUTS, "layer": SHAPE, "profile": None}
-    book = moetune.open_planbook(inputs, service=service.url)
-    assert book.plans == (ALONE,)
-    (asked,) = service.documents("/v1/plans:resolve")
-    assert asked["layer"]["activation"] == "gelu"
-    assert "profile" not in asked
 
 
 @pytest.mark.parametrize("how", ["variable", "file"])
@@ -126,22 +118,12 @@ def test_all_plans_are_those_of_the_store_whatever_the_setting(
     assert service.seen == []
 
 
-def test_a_plan_of_a_file_is_not_reported(service: Stub) -> None:
-    book = moetune.open_planbook([ALONE, ALONE.id], service=service.url, observe_every=1)
-    train(layer_of(book), 40)
-    book.close()
+def test_what_is_not_the_services_or_not_wanted_is_not_reported(service: Stub) -> None:
+    for source, every in (([ALONE, ALONE.id], 1), (ALONE, 1), (INPUTS, 0)):
+        book = moetune.open_planbook(source, service=service.url, observe_every=every)  # type: ignore[arg-type]
+        train(layer_of(book), 40)
+        book.close()
     assert len(observations(service)) == 1
-    book = moetune.open_planbook(ALONE, service=service.url, observe_every=1)
-    train(layer_of(book), 40)
-    book.close()
-    assert len(observations(service)) == 1
-
-
-def test_nothing_is_reported_where_that_is_not_wanted(service: Stub) -> None:
-    book = moetune.open_planbook(INPUTS, service=service.url, observe_every=0)
-    train(layer_of(book), 40)
-    book.close()
-    assert observations(service) == []
 
 
 def test_the_search_in_training_takes_the_services_plan(service: Stub, home: Path) -> None:
@@ -193,13 +175,10 @@ def test_a_mistake_in_the_call_is_said_before_anybody_is_asked(
     assert service.seen == []
 
 
-def test_inputs_without_a_service_are_a_mistake() -> None:
+def test_inputs_without_a_service_are_a_mistake(service: Stub) -> None:
     with pytest.raises(InputError, match="no plan service") as caught:
         moetune.open_planbook(INPUTS)
     assert "MOETUNE_URL" in caught.value.hint
-
-
-def test_a_wrong_number_of_calls_is_a_mistake(service: Stub) -> None:
     with pytest.raises(InputError, match="observe_every"):
         moetune.open_planbook(INPUTS, service=service.url, observe_every=-1)
 

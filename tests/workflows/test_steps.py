@@ -5,8 +5,8 @@ import torch
 
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
+from moetune.measure.steps import LayerSteps, measure_steps, random_steps
 from moetune.runtime.trace import NoRecorder
-from moetune.workflows.steps import LayerSteps, measure_steps, random_steps
 
 CHUNKS = [
     Decision(forward_degree=forward, backward_degree=backward)

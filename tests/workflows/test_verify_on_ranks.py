@@ -150,7 +150,7 @@ def test_trace_without_profile_and_ranks_has_nothing_to_draw(
 def record_behind_a_slow_wire(layer: LayerShape, _: object) -> tuple[RecordedSpan, ...]:
     import torch
 
-    from moetune.workflows.steps import random_steps
+    from moetune.measure.steps import random_steps
     from tests.runtime.slow_link import SlowGroupLink
 
     workload = Workload(layer=layer, world_size=2, tokens_per_rank=512)

@@ -114,8 +114,8 @@
     });
   };
 
-  const startTables = (part) => {
-    for (const section of part.querySelectorAll(".table")) {
+  const startTables = () => {
+    for (const section of document.querySelectorAll(".table")) {
       const table = section.querySelector("table");
       if (table && table.tHead) makeSortable(table);
       makeFilter(section);
@@ -123,11 +123,9 @@
     }
   };
 
-  // Of a part of the page that another script has put in.
-  document.addEventListener("moetune-tables", ({ target }) => startTables(target));
   document.addEventListener("DOMContentLoaded", () => {
     startTheme();
     for (const input of document.querySelectorAll("[data-most-bytes]")) limitFile(input);
-    startTables(document);
+    startTables();
   });
 })();

@@ -28,26 +28,16 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from moetune.comm.agree import decide_on_first
 from moetune.comm.gloo import shared_communicator
 from moetune.comm.transfer import GroupRank
-from moetune.domain.document import canonical_json, decode, encode
+from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, MoetuneError
 
 _NAME = "step-"
 _ABOUT = "checkpoint.json"
-_VALUES = "values"
 _DIGITS = 8
 _MOST_RANKS = 2**20
 _SCHEMA = "moetune.checkpoint/1"
 _WRITING, _OLD = ".writing", ".old"
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _About:
-    """A checkpoint's description in its file, beside the job's own values."""
-
-    schema: str = _SCHEMA
-    step: int
-    num_ranks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +111,10 @@ class Checkpoints:
         """
         final = self.folder / f"{_NAME}{step:0{_DIGITS}d}"
         writing = final.with_name(f".{final.name}{_WRITING}")
-        about = _About(step=step, num_ranks=self._communicator.num_ranks)
-        self._on_first(lambda: _begin(writing, about, values or {}), f"begin {final}")
+        new = Checkpoint(
+            path=writing, step=step, num_ranks=self._communicator.num_ranks, values=values or {}
+        )
+        self._on_first(lambda: _begin(new), f"begin {final}")
         weights, states = get_state_dict(model, optimizer)
         whole = {"model": weights, "optimizer": states, "random": self._random_states()}
         with self._explained(f"the writing of {final}"):
@@ -197,25 +189,26 @@ class Checkpoints:
             raise mine.error("torch.distributed.checkpoint", what, (), error) from error
 
 
-def _begin(writing: Path, about: _About, values: Mapping[str, object]) -> None:
-    """Make an empty folder to write into.
+def _begin(new: Checkpoint) -> None:
+    """Make an empty folder to write into, with the checkpoint's description.
 
     Raises:
         InputError: the step is below 0, or a value has no JSON form.
         OSError: it cannot be made.
     """
-    if about.step < 0:
-        raise InputError(f"step must be at least 0, got {about.step}")
+    if new.step < 0:
+        raise InputError(f"step must be at least 0, got {new.step}")
+    about = {"schema": _SCHEMA, "step": new.step, "num_ranks": new.num_ranks}
     try:
-        text = canonical_json({**encode(about), _VALUES: values})
+        text = canonical_json({**about, "values": new.values})
     except (TypeError, ValueError) as error:
         raise InputError(
             f"a checkpoint's values cannot be written: {error}", "give what JSON can hold"
         ) from None
-    if writing.exists():
-        shutil.rmtree(writing)
-    writing.mkdir(parents=True)
-    with (writing / _ABOUT).open("w", encoding="utf-8") as file:
+    if new.path.exists():
+        shutil.rmtree(new.path)
+    new.path.mkdir(parents=True)
+    with (new.path / _ABOUT).open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -277,12 +270,13 @@ def _read(path: Path | None) -> Checkpoint | None:
         return None
     try:
         document = json.loads((path / _ABOUT).read_bytes())
-        values = document.pop(_VALUES)
-        about = decode(_About, document, "checkpoint")
-    except (OSError, ValueError, LookupError, AttributeError) as error:
+        if (schema := document["schema"]) != _SCHEMA:
+            raise InputError(f"the checkpoint {path} is {schema}, this moetune reads {_SCHEMA}")
+        return Checkpoint(
+            path=path, step=int(document["step"]), num_ranks=int(document["num_ranks"]),
+            values=document["values"],
+        )  # fmt: skip
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(
             f"the checkpoint {path} cannot be read: {error}", "move the folder away to begin anew"
         ) from None
-    if about.schema != _SCHEMA:
-        raise InputError(f"the checkpoint {path} is {about.schema}, this moetune reads {_SCHEMA}")
-    return Checkpoint(path=path, step=about.step, num_ranks=about.num_ranks, values=values)

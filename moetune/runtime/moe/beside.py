@@ -76,7 +76,6 @@ class _Crossing:
     def end(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Wait for the last results; return the gradients of x and of the weights."""
         self.policy.context.workspace.end_held()
-        self.policy.context.gradient_queue.behind_phase()
         assert self._grads is not None  # noqa: S101 - `leave` comes before, in every backward pass
         grads, self._grads = self._grads, None
         return grads

@@ -17,9 +17,9 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.placement import check_order
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
+from moetune.runtime.plans.book import LayerPlans, PlanBook, PlanChange, warn_on_first
 from moetune.runtime.plans.shared import plans_of
-from moetune.runtime.plans.timers import NoWatch, Watch
+from moetune.runtime.plans.timers import Watch
 
 _SHOWN_EXPERTS = 8
 
@@ -127,22 +127,22 @@ class LayerDecisions:
         """The plans that the layer looks up."""
         return self._book
 
-    def note(self, dtype: torch.dtype) -> int:
-        """Return what this rank, if it is the first, tells the others: see `LayerPlans.note`."""
+    def pending_change(self, dtype: torch.dtype) -> int:
+        """Return the code of the plan change that rank 0 broadcasts in this step."""
         plans = self._plans.get(dtype)
-        return 0 if self._pinned is not None or plans is None else plans.note()
+        return 0 if self._pinned is not None or plans is None else plans.pending_change().code
 
-    def heed(self, note: int, dtype: torch.dtype) -> None:
-        """Do what the first rank's note says, on every rank."""
+    def apply_change(self, code: int, dtype: torch.dtype) -> None:
+        """Apply rank 0's plan change, on every rank."""
         plans = self._plans.get(dtype)
-        if note and plans is not None:
-            plans.heed(note)
+        if code and plans is not None:
+            plans.apply_change(PlanChange.of(code))
 
     def watch(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
         """Return the timer of a call, for searches and reports that need measured steps."""
         plans = self._plans.get(dtype)
         if self._pinned is not None or plans is None or not torch.is_grad_enabled():
-            return NoWatch()
+            return Watch()
         return plans.watch(num_tokens, device)
 
     def _plans_for(self, dtype: torch.dtype) -> LayerPlans | None:

@@ -91,20 +91,6 @@ class GradientMean:
             transfer.wait()
 
 
-class GradientQueue(Protocol):
-    """Gradients of replicas that are sent while a step leaves the link idle."""
-
-    def behind_phase(self) -> None:
-        """Send what is due behind a backward phase's last combine, which has ended."""
-
-
-class NoGradients:
-    """Sends nothing: gradients are a wrapper's, or there is one rank."""
-
-    def behind_phase(self) -> None:
-        """Do nothing."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
     """Everything but the memory policy that both phases of a step share.
@@ -119,7 +105,6 @@ class PipelineContext:
     recorder: SpanRecorder
     workspace: Workspace
     gradients: GradientMean = field(default_factory=GradientMean)
-    gradient_queue: GradientQueue = field(default_factory=NoGradients)
     form: FusedForm | None = None
     weight_gradients: WeightGradients | None = None
 

@@ -139,7 +139,6 @@ class ExpertFunction(torch.autograd.Function):
             try:
                 phase = run_backward(ctx, grad_TD)
                 grad_x_TD, grad_weights_TK = phase.finish()
-                policy.context.gradient_queue.behind_phase()
             finally:
                 policy.release()
             return grad_x_TD, grad_weights_TK, None, *parameter_grads(ctx, phase)

@@ -22,7 +22,7 @@ from moetune.domain.routing_record import RoutingRecord
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.beside import Beside
 from moetune.runtime.moe.decisions import LayerDecisions
-from moetune.runtime.moe.executor import GradientQueue, NoGradients, PipelineContext
+from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
@@ -31,7 +31,7 @@ from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.shared_work import SharedWork, WorkBeside
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.timers import NoWatch, Watch
+from moetune.runtime.plans.timers import CallWatch, Watch
 from moetune.runtime.selective import unseen_by_selective_checkpoints
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
@@ -65,7 +65,6 @@ class PlannedLayer(nn.Module, ABC):
     Attributes:
         expert_parallel: the kind of expert parallelism, as in its plans.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
-        gradient_queue: of replicas' gradients, sent behind backward phases.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
     """
 
@@ -91,7 +90,6 @@ class PlannedLayer(nn.Module, ABC):
         self.communicator, self.mesh = communicator, mesh
         self._tracker, self._host_tracker = tracker, MemoryTracker("host")
         self.recorder: SpanRecorder = NoRecorder()
-        self.gradient_queue: GradientQueue = NoGradients()
         self.decision = SAFE_DECISION
         self._num_dropped = 0
         self._decisions = decisions
@@ -140,17 +138,17 @@ class PlannedLayer(nn.Module, ABC):
             problem=problem or input_problem(
                 x, dtype, shape=self.shape, experts=self.experts
             ),
-            note=self._decisions.note(dtype),
+            note=self._decisions.pending_change(dtype),
         )  # fmt: skip
         with self._tracker.explain("a forward pass"):
             step = self._prepare(x, opening, dtype, route)
             routing = step.routing
             x_TD = routing.x_TD.to(dtype)
-            watch: Watch = NoWatch()
+            watch = Watch()
             if not is_capturing(x):
                 watch = self._decisions.watch(step.num_tokens, dtype, x.device)
             policy = step.policy(x_TD, self._context(watch.recorder))
-            if beside is not None and not isinstance(watch, NoWatch):
+            if beside is not None and isinstance(watch, CallWatch):
                 beside()  # plans predict a phase by itself, and so it is timed
                 beside = None
             watch.begin()
@@ -250,9 +248,9 @@ class PlannedLayer(nn.Module, ABC):
 
         Args:
             num_tokens: of every rank.
-            note: the first rank's.
+            note: code of the first rank's `PlanChange`.
         """
-        self._decisions.heed(note, dtype)
+        self._decisions.apply_change(note, dtype)
         tokens = self._planned_tokens(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         return tokens
@@ -264,7 +262,6 @@ class PlannedLayer(nn.Module, ABC):
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation, recorder=recorder,
             workspace=self._workspace, gradients=self.experts.gradients,
-            gradient_queue=self.gradient_queue,
             form=self.experts.form, weight_gradients=self.weight_gradients,
         )  # fmt: skip
 

@@ -15,12 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
 
 from moetune.comm.gloo import communicator_of
-from moetune.comm.group import Communicator
+from moetune.comm.group import Communicator, OneRank
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.optimizer_states import spread_parameters
 from moetune.runtime.parallel.replicas import spread_layers
-from moetune.runtime.parallel.tensor import TensorParallelModule
 from moetune.runtime.sharded.hooks import ChunkedParameter
 from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
 
@@ -30,7 +29,6 @@ _Owners: TypeAlias = dict[int, Communicator]
 """The ranks that have the other experts of a parameter, by its id."""
 
 
-@torch.no_grad()
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
 
@@ -41,8 +39,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         max_norm: largest 2-norm.
 
     Raises:
-        InputError: it is no module, or a part of one of `moetune.shard`; or tensor-parallel ranks
-            have parts of a layer that say nothing of it.
+        InputError: it is no module, or a part of one of `moetune.shard`.
         CollectiveError: a rank left.
     """
     if not isinstance(model, nn.Module):
@@ -53,17 +50,23 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         )
     if any(isinstance(parameter, ChunkedParameter) for parameter in model.parameters()):
         return _chunks(model).clip_grad_norm_(max_norm)
-    cut = next(
-        (name for name, each in model.named_modules() if isinstance(each, TensorParallelModule)),
-        None,
-    )
-    if cut is not None:
-        raise InputError(f"{cut} is cut over tensor-parallel ranks, whose norms are not summed")
+    return clip_gradients(model, max_norm, OneRank())
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> torch.Tensor:
+    """Scale all gradients as `clip_grad_norm_` does, of a model or of a rank's stages of one.
+
+    Args:
+        stages: the ranks that have the other stages.
+    """
     parts = _parts(model)
     squares = [part.square_sum() for part in parts]
-    if not squares:
-        return torch.zeros((), device="cpu")
-    norm = torch.stack([square.to(squares[0]) for square in squares]).sum().sqrt()
+    device = squares[0].device if squares else stages.device
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.stack([zero, *(square.to(zero) for square in squares)]).sum()
+    stages.all_reduce(total, "the sum of the gradients' norm").wait()
+    norm = total.sqrt()
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
     for part in parts:
         for grad in part.grads:

@@ -54,13 +54,30 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
         RankMismatchError: replicas of experts have different places; the same on all ranks.
         CollectiveError: a rank left.
     """
+    shard_experts(model, mesh, options, keeps_placed=False)
+    return model
+
+
+def shard_experts(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    options: dict[str, Any],
+    *,
+    keeps_placed: bool,
+) -> None:
+    """Make DTensors of a model's experts, as of `prepare_fsdp`.
+
+    Args:
+        keeps_placed: whether experts that a plan has placed stay as they are, or are refused.
+    """
     data_parallel = _communicator(mesh)
     check_placements(model, data_parallel)
     meshes: dict[tuple[int, ...], tuple[DeviceMesh, DeviceMesh]] = {}
     for _, layer in spread_layers(model):
-        if is_dtensor(layer.experts.w1):
+        placement = layer.experts.placement
+        if is_dtensor(layer.experts.w1) or (keeps_placed and placement.order):
             continue
-        layer.experts.placement.check_natural("FSDP2")
+        placement.check_natural("FSDP2")
         members = layer.communicator.members
         if members not in meshes:
             meshes[members] = _expert_mesh(layer, data_parallel, mesh.device_type)
@@ -73,7 +90,6 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
         num_summed = len(members) if layer.expert_parallel == "all_to_all" else 1
         layer.experts.gradients = GradientMean(scale=1 / num_summed)
         layer.experts.compute_dtype = _fully_shard(layer.experts, replicas, options)
-    return model
 
 
 def _communicator(mesh: DeviceMesh) -> Communicator:

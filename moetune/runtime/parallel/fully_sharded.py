@@ -1,12 +1,14 @@
-"""ZeRO stage 3 by FSDP2: parameters, gradients and an optimizer's states are in shards.
+"""ZeRO by FSDP2: parameters, gradients and an optimizer's states of stages are in shards.
 
-Blocks are gathered one by one, for each of their passes, and gradients are reduce-scattered behind
-every micro-batch (torch's `fully_shard`, with `reshard_after_forward`). What all ranks of a stage
-have is sharded over them, and experts over their replicas. Gradients are sums over the ranks, as
-those of `zero` are: the loss has its share of the global batch already.
+What all ranks of a stage have is sharded over them, and experts over their replicas; experts that
+a plan has placed stay whole, because FSDP2 writes them in the order of the ranks. With ZeRO
+stage 3 blocks are gathered one by one for each of their passes, and gradients are reduce-scattered
+behind every micro-batch. With stage 1 parameters stay gathered and gradients whole until the last
+micro-batch has ended. Gradients are sums over the ranks: the loss has its share of the global batch
+already.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -14,100 +16,95 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from moetune.domain.errors import InputError
 from moetune.runtime.moe.executor import GradientMean
-from moetune.runtime.moe.local_parts import is_dtensor
-from moetune.runtime.parallel.buckets import blocks_of
-from moetune.runtime.parallel.fsdp import prepare_fsdp
+from moetune.runtime.parallel.fsdp import shard_experts
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.parallel.parameter_buffer import ShardPiece
 from moetune.runtime.parallel.replicas import spread_layers
 
-
-class ShardedParameters:
-    """This rank's shards of parameters: `Stages` and the optimizer take them as buffers."""
-
-    is_sharded = True
-    copies = 1
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
-
-    def begin(self) -> None:
-        """Drop the gradients of the last step."""
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    @property
-    def sums(self) -> list[torch.Tensor]:
-        """The summed gradients that this rank has."""
-        grads = (_local_grad(one) for one in self._parameters)
-        return [grad for grad in grads if grad is not None]
-
-    def square(self) -> torch.Tensor:
-        """Return Σ g² of `sums` in float64."""
-        squares = (torch.linalg.vector_norm(one, dtype=torch.float64).square() for one in self.sums)
-        return torch.stack([*squares]).sum() if self.sums else torch.zeros((), dtype=torch.float64)
-
-    def pieces(self) -> Iterator[ShardPiece]:
-        """Yield what this rank's optimizer updates."""
-        for parameter in self._parameters:
-            yield ShardPiece(_local(parameter), lambda one=parameter: _local_grad(one))  # type: ignore[misc]
-
-    def gather(self) -> None:
-        """Return at once: parameters are gathered where they are used."""
-
-    def wait(self) -> None:
-        """Return at once."""
+_SHARDS_PARAMETERS = 3
+_LISTS = nn.ModuleList, nn.ModuleDict
 
 
-def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[ShardedParameters]:
-    """Shard this rank's stages; all ranks call this together.
+def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[nn.Module]:
+    """Shard this rank's stages, and return them as `PipelineStage` takes them; a collective.
 
     Raises:
         InputError: an expert's sizes do not divide by its replicas.
         CollectiveError: a rank left.
     """
-    kind = ranks.mesh.device_type
-    mesh = DeviceMesh.from_group(ranks.whole, kind, mesh_dim_names=("stage",))
+    again = ranks.zero == _SHARDS_PARAMETERS
+    mesh = DeviceMesh.from_group(ranks.whole, ranks.mesh.device_type, mesh_dim_names=("stage",))
     for part in parts:
-        prepare_fsdp(part, mesh, reshard_after_forward=True)
+        shard_experts(part, mesh, {"reshard_after_forward": again}, keeps_placed=not again)
+        whole = set[nn.Parameter]()
         for _, layer in spread_layers(part):
             layer.experts.gradients = GradientMean()
-        for unit in (*blocks_of(part), part):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=True)
-        for module in part.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(enable=True)
-    parameters = [one for one in parts.parameters() if one.requires_grad]
-    return [ShardedParameters(parameters)]
+            if layer.experts.placement.order:
+                whole |= {*layer.experts.parameters()}
+        for unit in (*_blocks_of(part), part):
+            fully_shard(unit, mesh=mesh, reshard_after_forward=again, ignored_params=whole)
+    for module in sharded_modules(parts):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(enable=True)
+    return [Hidden(part, keeps_whole=not again) for part in parts]
 
 
-def is_fully_sharded(ranks: ParallelGroups) -> bool:
-    """Return whether a stage's parameters are sharded: over several ranks, with ZeRO stage 3."""
-    return getattr(ranks.layout, "zero", 0) == 3 and dist.get_world_size(ranks.whole) > 1  # noqa: PLR2004
+def is_sharded(ranks: ParallelGroups) -> bool:
+    """Return whether a stage's parameters are sharded: over several ranks, with a ZeRO stage."""
+    return ranks.zero > 0 and dist.get_world_size(ranks.whole) > 1
+
+
+def sharded_modules(parts: nn.Module) -> Iterator[FSDPModule]:
+    """Yield the modules that FSDP2 gathers and shards."""
+    return (module for module in parts.modules() if isinstance(module, FSDPModule))
+
+
+def forget_failed_passes(parts: nn.ModuleList) -> None:
+    """Drop what a step that an error has ended left in FSDP2; a collective.
+
+    Raises:
+        InputError: torch is older than 2.13, which cannot.
+    """
+    for part in parts:
+        assert isinstance(part, FSDPModule)  # noqa: S101 - of `shard_fully`
+        if not hasattr(part, "reset_iter_state"):
+            raise InputError(
+                f"torch {torch.__version__} cannot train shards on behind a failed step",
+                "start again from a checkpoint, or plan with --zero 0",
+            )
+        part.reset_iter_state()
+    for module in sharded_modules(parts):
+        module.unshard()
+        for parameter in parts.parameters():
+            parameter.grad = None
+        module.reshard()
+
+
+def _blocks_of(part: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of the outermost lists, which are a model's blocks."""
+    for child in part.children():
+        if isinstance(part, _LISTS) and not isinstance(child, _LISTS):
+            yield child
+        else:
+            yield from _blocks_of(child)
 
 
 class Hidden(nn.Module):
-    """A part that torch's `PipelineStage` does not take for one of FSDP2.
+    """A part that torch's pipeline schedules do not take for one of FSDP2.
 
-    There torch would hold whole gradients until the last micro-batch.
+    They would shard the stages that are not next, and gather them again for each micro-batch.
+
+    Args:
+        keeps_whole: whether gathered parameters and whole gradients stay until the end of a step,
+            as `PipelineStage` has it for modules of FSDP2.
     """
 
-    def __init__(self, part: nn.Module) -> None:
+    def __init__(self, part: nn.Module, *, keeps_whole: bool) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.keeps_whole = part, keeps_whole
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         """Return the part's output."""
-        found: torch.Tensor = self.part(*args, **kwargs)
-        return found
-
-
-def _local(value: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return value.to_local() if is_dtensor(value) else value.detach()
-
-
-def _local_grad(parameter: nn.Parameter) -> torch.Tensor | None:
-    return None if parameter.grad is None else _local(parameter.grad)
+        outputs: torch.Tensor = self.part(*args, **kwargs)
+        return outputs

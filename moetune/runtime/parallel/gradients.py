@@ -1,7 +1,4 @@
-"""Data-parallel gradients of a model with experts: for DistributedDataParallel, and for stages.
-
-`prepare_ddp` is for users' own training loops; `stages` sums gradients in buffers.
-"""
+"""Data-parallel gradients of a model with experts, for DistributedDataParallel."""
 
 import torch.distributed as dist
 from torch import nn

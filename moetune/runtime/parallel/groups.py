@@ -1,12 +1,11 @@
-"""Process groups of a layout: pipeline, data, context, tensor and expert parallelism.
+"""Process groups of a layout: pipeline, data, tensor and expert parallelism.
 
-First step of training a planned model: `join` makes them on every rank. Stages, tensor-parallel
-layers and layers of experts communicate in them.
+First step of training a planned model: `join` makes them on every rank. Stages and layers of
+experts communicate in them.
 
-Layouts are of two kinds. A `FoldedLayout`, of training plans, has sequence parallelism beside
-tensor parallelism: all ranks of a stage meet tokens of their own, and experts are spread over any
-ep of them. In a `Layout`, of plans for the papers' models, tensor-parallel ranks have the same
-tokens.
+Layouts are of two kinds. In a `FoldedLayout`, of training plans, all ranks of a stage meet tokens
+of their own, and experts are spread over any ep of them. In a `Layout`, of plans for the papers'
+models, tensor-parallel ranks have the same tokens.
 """
 
 import datetime as dt
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.gloo import communicator_of
-from moetune.comm.group import Communicator, OneRank
+from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout, check_ranks, nearest_divisors
@@ -33,11 +32,9 @@ from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.parallel.context import places_of_rank
 from moetune.runtime.parallel.group_rows import GroupsByRows, expert_rows
-from moetune.runtime.parallel.sequence import shard_of
 
-_DIMS, _FOLDED_DIMS = ("pp", "dp", "tp"), ("pp", "dp", "cp", "tp")
+_DIMS = ("pp", "dp", "tp")
 _LAYERS: Mapping[str, type[ExpertLayer]] = MappingProxyType(
     {"all_to_all": MoELayer, "tensor": TensorExpertLayer}
 )
@@ -47,16 +44,14 @@ _LAYERS: Mapping[str, type[ExpertLayer]] = MappingProxyType(
 class ParallelGroups:
     """This rank's process groups in a layout.
 
-    Activations travel in "pp", keys and values in "cp", partial sums of layers in "tp", tokens in
-    `experts`, gradients and parameters in the others, beside them: groups with the same ranks are
-    one, but of these last ones none is one of the first.
+    Activations travel in "pp", partial sums of layers in "tp", tokens in `experts`, gradients and
+    parameters in the others: groups with the same ranks are one, but of these last ones none is
+    one of the first.
 
     Args:
-        mesh: ("pp", "dp", "tp"), or ("pp", "dp", "cp", "tp") of a folded layout; tp innermost:
-            consecutive ranks, which share a node.
+        mesh: ("pp", "dp", "tp"), tp innermost: consecutive ranks, which share a node.
         experts: the group that the experts of a layer are spread over.
         replicas: the ranks with the same experts as this one.
-        cut: the ranks with the same parts of tensor-parallel layers as this one.
         whole: the ranks whose gradients of all other parameters are summed.
     """
 
@@ -64,18 +59,7 @@ class ParallelGroups:
     mesh: DeviceMesh
     experts: dist.ProcessGroup
     replicas: dist.ProcessGroup
-    cut: dist.ProcessGroup
     whole: dist.ProcessGroup
-
-    @property
-    def tensor_communicator(self) -> Communicator:
-        """The tensor-parallel group."""
-        return communicator_of(self.mesh.get_group("tp"))
-
-    @property
-    def context_communicator(self) -> Communicator:
-        """The ranks that share a sequence, each with all of its own tokens' layers."""
-        return communicator_of(self.mesh.get_group("cp")) if self.cp > 1 else OneRank()
 
     @property
     def expert_communicator(self) -> Communicator:
@@ -83,38 +67,14 @@ class ParallelGroups:
         return communicator_of(self.experts)
 
     @property
-    def cp(self) -> int:
-        """Ranks that share a sequence."""
-        return self.layout.cp if isinstance(self.layout, FoldedLayout) else 1
-
-    @property
-    def num_token_ranks(self) -> int:
-        """Ranks of a stage that have tokens of their own."""
-        if isinstance(self.layout, FoldedLayout):
-            return self.layout.stage_ranks
-        return self.layout.dp
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """Whether tensor-parallel ranks have shards of the sequence between their layers."""
-        return isinstance(self.layout, FoldedLayout) and self.layout.tp > 1
+    def zero(self) -> int:
+        """ZeRO stage of what the ranks of a stage have."""
+        return self.layout.zero if isinstance(self.layout, FoldedLayout) else 0
 
     @property
     def replica(self) -> int:
         """This rank's index in "dp": the part of the global batch that it trains on."""
         return self.mesh.get_local_rank("dp")
-
-    def places(self, length: int) -> torch.Tensor:
-        """Return the places in a sequence of the tokens that this rank takes in and predicts.
-
-        Tensor-parallel ranks have the same ones; all of the sequence without context parallelism.
-        """
-        return places_of_rank(length, self.context_communicator)
-
-    def own_places(self, length: int) -> torch.Tensor:
-        """Return the places of this rank's tokens between tensor-parallel layers."""
-        places = self.places(length)
-        return shard_of(places, self.tensor_communicator, 0) if self.sequence_parallel else places
 
     def stages(self, stages_per_rank: int | None = None) -> tuple[int, ...]:
         """Return the indices of this rank's stages: one in pp consecutive ones, or there and back.
@@ -178,39 +138,33 @@ def join(
 
     Args:
         timeout: of every wait for the other ranks; default, torch's.
-        mesh: has the groups already, in dimensions "pp", "dp" and "tp", of a folded layout "pp",
-            "dp", "cp" and "tp"; then only groups that cross these are made. Its device type
-            replaces the argument.
+        mesh: has the groups already, in dimensions "pp", "dp" and "tp"; then only groups that
+            cross these are made. Its device type replaces the argument.
 
     Raises:
         InputError: the layout has another number of ranks than the world, with sizes that fit in
             the text, or than the mesh; or this runtime cannot run it.
     """
-    sizes: tuple[int, ...] = (layout.pp, layout.dp, layout.tp)
-    dims: tuple[str, ...] = _DIMS
+    sizes = layout.pp, layout.dp, layout.tp
     if isinstance(layout, FoldedLayout):
-        sizes, dims = (layout.pp, layout.dp, layout.cp, layout.tp), _FOLDED_DIMS
         _check_folded(layout, dist.get_world_size())
     else:
         check_ranks(layout, dist.get_world_size())
     ranks = torch.arange(dist.get_world_size(), device="cpu").view(sizes)
     if mesh is not None:
-        ranks = _ranks_of(mesh, sizes, dims)
+        ranks = _ranks_of(mesh, sizes)
     made = GroupsByRows(timeout)
-    for dim, name in enumerate(dims):
+    for dim, name in enumerate(_DIMS):
         rows = ranks.movedim(dim, -1).flatten(0, -2)
         made.add(name, rows, None if mesh is None else mesh.get_group(name))
     experts, replicas = expert_rows(layout, ranks)
-    attention = ranks.flatten(1, -2)  # (pp, dp·cp, tp)
-    by_part = attention.movedim(1, -1).flatten(0, 1)
-    whole = ranks.flatten(1) if isinstance(layout, FoldedLayout) else by_part
-    beside = GroupsByRows(timeout)
+    gradients = GroupsByRows(timeout)
     return ParallelGroups(
         layout=layout, experts=made.add("experts", experts),
-        replicas=beside.add("replicas of experts", replicas),
-        cut=beside.add("parts of layers", by_part), whole=beside.add("ranks of a stage", whole),
+        replicas=gradients.add("replicas of experts", replicas),
+        whole=gradients.add("ranks of a stage", ranks.movedim(1, -1).flatten(0, 1)),
         mesh=mesh or DeviceMesh.from_group(
-            [made.named[name] for name in dims], device_type, mesh=ranks, mesh_dim_names=dims
+            [made.named[name] for name in _DIMS], device_type, mesh=ranks, mesh_dim_names=_DIMS
         ),
     )  # fmt: skip
 
@@ -225,7 +179,7 @@ def _check_folded(layout: FoldedLayout, world_size: int) -> None:
     if layout.stage_ranks % layout.ep:
         near = " or ".join(map(str, nearest_divisors(layout.stage_ranks, layout.ep)))
         raise InputError(
-            f"ep ({layout.ep}) does not divide dp·cp·tp ({layout.stage_ranks})", f"use ep {near}"
+            f"ep ({layout.ep}) does not divide dp ({layout.stage_ranks})", f"use ep {near}"
         )
     if layout.dispatcher == "all_gather" and layout.ep > 1:
         instead = Layout(
@@ -239,12 +193,12 @@ def _check_folded(layout: FoldedLayout, world_size: int) -> None:
         raise InputError(broken.what, broken.hint)
 
 
-def _ranks_of(mesh: DeviceMesh, sizes: tuple[int, ...], dims: tuple[str, ...]) -> torch.Tensor:
+def _ranks_of(mesh: DeviceMesh, sizes: tuple[int, ...]) -> torch.Tensor:
     """Return the mesh's ranks, one dimension for each of the layout's."""
-    if mesh.mesh_dim_names != dims or tuple(mesh.mesh.shape) != sizes:
+    if mesh.mesh_dim_names != _DIMS or tuple(mesh.mesh.shape) != sizes:
         raise InputError(
             f"the mesh has dimensions {mesh.mesh_dim_names} of sizes {tuple(mesh.mesh.shape)}, the "
-            f"layout {dims} of {sizes}",
-            f'use init_device_mesh("{mesh.device_type}", {sizes}, mesh_dim_names={dims})',
+            f"layout {_DIMS} of {sizes}",
+            f'use init_device_mesh("{mesh.device_type}", {sizes}, mesh_dim_names={_DIMS})',
         )
     return mesh.mesh

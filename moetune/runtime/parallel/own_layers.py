@@ -17,7 +17,6 @@ from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.parallel.block import with_loss
 from moetune.runtime.parallel.groups import ParallelGroups
 
 
@@ -229,3 +228,22 @@ def add_balance(blocks: Iterable[nn.Module], weight: float) -> None:
                     "give balance=0, and add the router's loss to your own",
                 )
             layer.register_forward_hook(lambda one, _, y: with_loss(y, one.aux_loss, weight))
+
+
+def with_loss(x: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:
+    """Return x; backward, add the gradient of weight · loss, which later stages do not get."""
+    y: torch.Tensor = _WithLoss.apply(x, loss, weight)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _WithLoss(torch.autograd.Function):
+    """The identity on x; backward it adds the gradient of a loss that later stages do not get."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:  # noqa: ANN401
+        ctx.grad = loss.new_tensor(weight)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # noqa: ANN401
+        return grad, ctx.grad, None

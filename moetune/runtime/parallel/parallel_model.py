@@ -150,7 +150,7 @@ def parallel_model(
     spread_experts(model, ranks, kept, placements)
     num_micro_batches = num_sequences // layout.micro_batch
     if balance:
-        losses = max(1, len(named_layers(model))) * num_micro_batches * ranks.num_token_ranks
+        losses = max(1, len(named_layers(model))) * num_micro_batches * layout.dp
         add_balance([blocks[number] for one in mine for number in one.blocks], balance / losses)
     parts = [_stage(model, chain, one, layout, ranks) for one in mine]
     if from_meta:

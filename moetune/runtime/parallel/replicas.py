@@ -6,9 +6,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moetune.comm.agree import agree_on_digest
+from moetune.comm.agree import agree
 from moetune.comm.group import Communicator
-from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.planned_layer import PlannedLayer
 
@@ -53,8 +52,12 @@ def check_placements(model: nn.Module, data_parallel: Communicator) -> None:
         CollectiveError: a rank left.
     """
     if data_parallel.num_ranks > 1:
-        found = [(name, layer.experts.placement.order) for name, layer in spread_layers(model)]
-        agree_on_digest(data_parallel, digest(found)[:12], "placements of experts", None)
+        agree(
+            data_parallel,
+            lambda: spread_layers(model),
+            lambda layers: [f"{name}: {layer.experts.placement.order}" for name, layer in layers],
+            "the placement of experts",
+        )
 
 
 def mesh_of_replicas(layer: PlannedLayer, groups: tuple[tuple[int, ...], ...]) -> DeviceMesh | None:

@@ -1,7 +1,9 @@
 """Torch's schedule of a layout: the order of the stages' passes, and its micro-batches."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,7 @@ from moetune.domain.layout import Layout, check_micro_batches
 from moetune.domain.pipeline import Schedule
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_rules import micro_batch_rules
+from moetune.runtime.parallel.fully_sharded import Hidden
 
 _OfSeveral = (
     ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble | ScheduleZBVZeroBubble
@@ -49,6 +52,27 @@ class ReceivingFirstStage(PipelineStage):
     neighbour sends only then. With receives first both directions of a link are in use at once.
     NCCL starts a batch as one, whatever its order.
     """
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Let torch see a part of FSDP2 that keeps whole parameters until a step's end."""
+        hidden = self.submod
+        if isinstance(hidden, Hidden) and hidden.keeps_whole:
+            self.submod = hidden.part
+        try:
+            yield
+        finally:
+            self.submod = hidden
+
+    def backward_maybe_with_nosync(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+        """Run a backward pass."""
+        with self._shown():
+            return super().backward_maybe_with_nosync(*args, **options)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Reduce the gradients behind all micro-batches."""
+        with self._shown():
+            super().perform_reduce_grad(grad_scale_factor)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Return the sends of a forward pass's activations."""

@@ -25,17 +25,16 @@ from moetune.domain.training import FoldedLayout
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.gate import Gate
-from moetune.runtime.parallel.arriving import wait_where_used
-from moetune.runtime.parallel.buckets import parameter_buckets
+from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.parallel.clip import clip_gradients
 from moetune.runtime.parallel.fully_sharded import (
-    Hidden,
-    ShardedParameters,
-    is_fully_sharded,
+    forget_failed_passes,
+    is_sharded,
     shard_fully,
+    sharded_modules,
 )
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.parallel.parameter_buffer import ParameterBuffer
-from moetune.runtime.parallel.reductions import Reductions
+from moetune.runtime.parallel.optimizer import MakeOptimizer, MasterOptimizer
 from moetune.runtime.parallel.schedules import (
     ReceivingFirstStage,
     TorchSchedule,
@@ -43,11 +42,8 @@ from moetune.runtime.parallel.schedules import (
     micro_batches_of,
     torch_schedule,
 )
-from moetune.runtime.parallel.tensor import TensorParallelModule
-from moetune.runtime.parallel.zero import BufferOptimizer, MakeOptimizer
+from moetune.runtime.parallel.summed_gradients import SummedGradients
 
-_EPSILON = 1e-6
-"""Added to the norm, as torch does."""
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The mean loss over the tokens of a micro-batch, from the last part's output and the targets."""
 
@@ -104,21 +100,13 @@ class Stages:
         self.ranks = ranks
         self._shape, self._gives_inputs = shapes.inputs.shape, gives_inputs
         self._batch = len(shapes.inputs)
-        self._buffers: Sequence[ParameterBuffer | ShardedParameters]
-        buckets: Sequence[ParameterBuffer] = ()
-        if is_fully_sharded(ranks):
-            self._buffers = shard_fully(self.parts, ranks)
-            parts = [Hidden(part) for part in parts]
-        else:
-            self._buffers = buckets = parameter_buckets(self.parts, ranks)
-            wait_where_used(self.parts, buckets)
-        self._reductions = Reductions(
-            self.parts,
-            buckets,
-            num_micro_batches=num_micro_batches,
-            late=[*self.parts.parameters()] if _splits(ranks) else (),
-        )
-        share = 1 / (num_micro_batches * ranks.layout.dp * ranks.cp)
+        self._is_sharded, self._has_failed = is_sharded(ranks), False
+        if self._is_sharded:
+            parts = shard_fully(self.parts, ranks)
+        self._parameters = [one for one in self.parts.parameters() if one.requires_grad]
+        whole = (one for one in self._parameters if not (self._is_sharded and is_dtensor(one)))
+        self._sums = SummedGradients(self.parts, ranks, whole)
+        share = 1 / (num_micro_batches * ranks.layout.dp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
         self._is_first = any(stage.is_first for stage in stages)
         self._is_last = any(stage.is_last for stage in stages)
@@ -127,7 +115,7 @@ class Stages:
             lambda outputs, targets: loss_of(outputs, targets) * share,
         )  # fmt: skip
 
-    def optimizer(self, make: MakeOptimizer) -> BufferOptimizer:
+    def optimizer(self, make: MakeOptimizer) -> MasterOptimizer:
         """Return an optimizer of all parameters, in shards where the layout has a ZeRO stage.
 
         Args:
@@ -138,9 +126,8 @@ class Stages:
         Raises:
             InputError: the optimizer does not.
         """
-        return BufferOptimizer(self._buffers, make)
+        return MasterOptimizer(self._parameters, make)
 
-    @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients so that the whole model's norm is at most `max_norm`.
 
@@ -149,16 +136,8 @@ class Stages:
         Returns:
             The norm before, equal on all ranks.
         """
-        total = torch.zeros((), dtype=torch.float64, device=self.ranks.mesh.device_type)
-        for buffer in self._buffers:
-            total += buffer.square() / buffer.copies
-        communicator_of(None).all_reduce(total, "the sum of the gradients' squares").wait()
-        norm = total.sqrt()
-        scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
-        for buffer in self._buffers:
-            for grads in buffer.sums:
-                grads.mul_(scale)
-        return norm
+        stages = communicator_of(self.ranks.mesh.get_group("pp"))
+        return clip_gradients(self.parts, max_norm, stages)
 
     def backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Run all micro-batches, and set gradients to those of the global batch's mean loss.
@@ -169,8 +148,7 @@ class Stages:
 
         Args:
             inputs, targets: (B, …), the batch of this data-parallel rank: the same on all its
-                stages and tensor-parallel ranks. With context parallelism, tokens at
-                `ranks.places(length)`.
+                stages and tensor-parallel ranks.
 
         Returns:
             This rank's share of the loss in float64, 0 without the last stage: see `total_loss`.
@@ -182,12 +160,19 @@ class Stages:
             CollectiveError: a rank left.
         """
         raise_on_all(communicator_of(None), self._problem(inputs, targets), "the stages' step")
-        self._reductions.begin()
-        for buffer in self._buffers:
-            buffer.begin()
+        self._begin()
         losses = self._run(partial(self._schedule.step, return_outputs=False), inputs, targets)
-        self._reductions.finish()
+        self._sums.over_replicas()
+        self._has_failed = False
         return _share(losses, inputs)
+
+    def _begin(self) -> None:
+        """Drop the gradients of the last step, also whole ones of a step that failed."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._has_failed:
+            forget_failed_passes(self.parts)
+        self._has_failed = self._is_sharded
 
     @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -203,19 +188,23 @@ class Stages:
             As `backward` does: see `total_loss`.
 
         Raises:
-            InputError: the schedule's stages run in a V, or parameters are sharded; as of
-                `backward`.
+            InputError: the schedule's stages run in a V; as of `backward`.
             RankMismatchError, MoetuneError, CollectiveError: as of `backward`.
         """
         self._check_evaluation()
         raise_on_all(communicator_of(None), self._problem(inputs, targets), "the evaluation")
         training = [module for module in self.parts.modules() if module.training]
+        grads = [parameter.grad for parameter in self._parameters]
         self.parts.eval()
         try:
             return _share(self._run(self._schedule.eval, inputs, targets), inputs)
         finally:
             for module in training:
                 module.training = True
+            for sharded in sharded_modules(self.parts):
+                sharded.reshard()  # or the next step would run with these values
+            for parameter, grad in zip(self._parameters, grads, strict=True):
+                parameter.grad = grad  # which torch's stages of FSDP2 drop
 
     def _problem(self, inputs: torch.Tensor, targets: torch.Tensor) -> InputError | None:
         """Return why stages cannot run a batch: what travels between them has one shape."""
@@ -235,22 +224,16 @@ class Stages:
         return None
 
     def _check_evaluation(self) -> None:
-        """Raise InputError where forward passes alone would not run, or change the next step.
+        """Raise InputError where forward passes alone would not run.
 
         Stages of a V hand each other gradients on a rank, whether there is a backward pass or not
-        (torch's `PipelineStage.get_local_bwd_output`). With FSDP2 the step behind such passes had
-        other weights than without them, on two and four ranks.
+        (torch's `PipelineStage.get_local_bwd_output`).
         """
         layout = self.ranks.layout
         if isinstance(layout, FoldedLayout) and layout.order in V_SCHEDULES:
             raise InputError(
                 f"stages under schedule {layout.order} cannot be evaluated",
                 "load the state dict under a plan with --schedule interleaved or 1f1b",
-            )
-        if is_fully_sharded(self.ranks):
-            raise InputError(
-                "stages whose parameters are sharded by ZeRO stage 3 cannot be evaluated",
-                "load the state dict under a plan with --zero 1",
             )
 
     def _run(
@@ -331,6 +314,6 @@ def _weight_gradients(part: nn.Module) -> WeightGradients:
     """Return where the weights' products of a part wait from now on."""
     waiting = WeightGradients()
     for module in part.modules():
-        if isinstance(module, TensorParallelModule | AllToAllLayer | Gate):
+        if isinstance(module, AllToAllLayer | Gate):
             module.weight_gradients = waiting
     return waiting

@@ -5,6 +5,7 @@ A look-up is a dictionary access and exchanges nothing.
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,16 +14,38 @@ from moetune.domain.document import digest
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan
 from moetune.runtime.autograd import is_in_backward
-from moetune.runtime.plans.compare import content_digest, described
 from moetune.runtime.plans.drift import DriftAlarm
-from moetune.runtime.plans.layer_search import LayerSearch
 from moetune.runtime.plans.monitor import CallObserver, LayerMonitor, first_of_each_size
+from moetune.runtime.plans.online import LayerSearch, OnlineSearch
 from moetune.runtime.plans.reports import StepReporter
-from moetune.runtime.plans.search import OnlineSearch
-from moetune.runtime.plans.timers import Clock, NoWatch, Watch, device_clock
+from moetune.runtime.plans.timers import Clock, Watch, device_clock
 from moetune.runtime.plans.trial import OneChunkTrial, may_lose, one_chunk_of
 
 _LOGGER = logging.getLogger("moetune")
+_MAX_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChange:
+    """What the first rank changes in the plans of a layer, from one call on.
+
+    Args:
+        tokens: a rank's, whose calls change; 0 changes nothing.
+        runs_one_chunk: they run one chunk; else the plan again.
+    """
+
+    tokens: int = 0
+    runs_one_chunk: bool = False
+
+    @property
+    def code(self) -> int:
+        """The number that travels with the ranks' agreement on their tokens."""
+        return self.tokens if self.runs_one_chunk else -self.tokens
+
+    @classmethod
+    def of(cls, code: int) -> "PlanChange":
+        """Return the change of a code."""
+        return cls(abs(code), code > 0)
 
 
 class LayerPlans:
@@ -45,7 +68,7 @@ class LayerPlans:
     ) -> None:
         self._plans, self._search, self._monitor = plans, search, monitor
         self._trials, self._in_one_chunk = trials, set[int]()
-        self._known: dict[int, Decision] = {} if search is None else search.decisions
+        self._by_tokens: dict[int, Decision] = {} if search is None else search.decisions
 
     def __deepcopy__(self, _: object) -> "LayerPlans":
         return self
@@ -60,10 +83,10 @@ class LayerPlans:
         A new number is looked up in the ranges of the plan for the nearest number of tokens, or
         in those of the search; a number seen before is a dictionary access.
         """
-        decision = self._known.get(tokens_per_rank)
+        decision = self._by_tokens.get(tokens_per_rank)
         if decision is None:
             decision = self._look_up(tokens_per_rank)
-            self._known[tokens_per_rank] = decision
+            self._by_tokens[tokens_per_rank] = decision
         return decision
 
     def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
@@ -72,29 +95,29 @@ class LayerPlans:
             return self._search.watch(tokens_per_rank, device)
         if self._monitor is not None:
             return self._monitor.watch(tokens_per_rank, device, self.decide(tokens_per_rank))
-        return NoWatch()
+        return Watch()
 
-    def note(self) -> int:
-        """Return a number of tokens that runs one chunk from this call on, or less 0 the plan.
+    def pending_change(self) -> PlanChange:
+        """Return the change that the first rank asks for with this call.
 
-        0 changes nothing. A change waits until no call is between its passes: a forward pass that
+        A change waits until no call is between its passes: a forward pass that
         activation checkpointing repeats has the chunks of the first one.
         """
         if self._monitor is None or is_in_backward():
-            return 0
+            return PlanChange()
         self._monitor.collect()
         for trial in self._trials:
             tokens = trial.plan.tokens_per_rank
             is_changing = trial.runs_one_chunk != (tokens in self._in_one_chunk)
             if is_changing and self._monitor.is_between_calls():
-                return tokens if trial.runs_one_chunk else -tokens
-        return 0
+                return PlanChange(tokens, trial.runs_one_chunk)
+        return PlanChange()
 
-    def heed(self, note: int) -> None:
-        """Change the decision for a number of tokens as the first rank's note says."""
-        change = self._in_one_chunk.add if note > 0 else self._in_one_chunk.discard
-        change(abs(note))
-        self._known.pop(abs(note), None)
+    def apply_change(self, change: PlanChange) -> None:
+        """Change the decision for a number of tokens as the first rank asks."""
+        update = self._in_one_chunk.add if change.runs_one_chunk else self._in_one_chunk.discard
+        update(change.tokens)
+        self._by_tokens.pop(change.tokens, None)
 
     def _look_up(self, tokens: int) -> Decision:
         if not self._plans:
@@ -140,7 +163,7 @@ class PlanBook:
         self._clock, self._lost = clock, set[str]()
         self._alarms: dict[LayerKey, DriftAlarm] = {}
         self._monitors: list[LayerMonitor] = []
-        self.digest = content_digest(self.plans)
+        self.digest = digest(list(self.plans))
         if search is not None:
             self.digest = digest([self.digest, list(search.known)])
 
@@ -202,7 +225,7 @@ class PlanBook:
         else:
             observers.append(self._alarms.setdefault(key, DriftAlarm()))
         if self._reporter is not None:
-            observers.append(self._reporter.layer())
+            observers.append(self._reporter)
         monitor = LayerMonitor(plans, observers=observers, clock=self._clock)
         self._monitors.append(monitor)
         return monitor
@@ -223,8 +246,8 @@ class PlanBook:
     def close(self) -> None:
         """Send the last observations, for 2 s at most; call it at the end of the job."""
         if self._reporter is not None:
-            for one in self._monitors:
-                one.collect()
+            for monitor in self._monitors:
+                monitor.collect()
             self._reporter.close()
 
 
@@ -232,3 +255,14 @@ def warn_on_first(message: str, *, rank: int) -> None:
     """Log a warning on the first rank alone."""
     if rank == 0:
         _LOGGER.warning(message)
+
+
+def described(plans: Sequence[Plan], content: str) -> str:
+    """Return plans in a few words, which are equal only for equal plans."""
+    listed = ", ".join(
+        f"plan {plan.id[:6]} with {plan.pipeline.forward_degree} and "
+        f"{plan.pipeline.backward_degree} chunks"
+        for plan in plans[:_MAX_SHOWN]
+    )
+    more = f" and {len(plans) - _MAX_SHOWN} more" if len(plans) > _MAX_SHOWN else ""
+    return f"{listed or 'no plan'}{more} (digest {content[:12]})"

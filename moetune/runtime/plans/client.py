@@ -6,14 +6,12 @@
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 from urllib.parse import quote
 
 from moetune.domain.document import canonical_json, digest, encode
@@ -28,7 +26,6 @@ from moetune.runtime.plans.service import (
 
 Question: TypeAlias = Mapping[str, object] | str
 """A plan's id, or some or all of a plan's `inputs` as plain values."""
-T = TypeVar("T")
 NUM_TRIES = 3
 
 _LOGGER = logging.getLogger("moetune")
@@ -127,16 +124,8 @@ class ServiceClient:
         self.connection = ServiceConnection(url, token, timeout_seconds=timeout_seconds)
         self.was_refused = False
         self._cache = PlanCache(cache)
-        self._timeout_seconds, self._pause_seconds = timeout_seconds, pause_seconds
+        self._pause_seconds = pause_seconds
         self._away: ServiceError | None = None
-
-    def resolve(self, inputs: Mapping[str, object]) -> Plan | None:
-        """Return the plan for some or all of a plan's `inputs`; the service fills in the others."""
-        return self.ask([inputs])[0]
-
-    def plan(self, plan_id: str) -> Plan | None:
-        """Return the plan of that id."""
-        return self.ask([plan_id])[0]
 
     def ask(self, questions: Sequence[Question]) -> tuple[Plan | None, ...]:
         """Return a plan for each question, None without one.
@@ -186,7 +175,7 @@ class ServiceClient:
         for attempt in range(NUM_TRIES):
             time.sleep(self._pause_seconds * attempt)
             try:
-                return _within(self._timeout_seconds, exchange)
+                return exchange()
             except ServiceError as error:
                 if error.is_final:
                     raise
@@ -207,33 +196,6 @@ class ServiceClient:
             reason += f"; and of the plan stored in {self._cache.file(key)}: {words}"
             plan = None
         return _Answer(plan=plan, reason=reason, hint=_hint(error))
-
-
-def _within(seconds: float, call: Callable[[], T]) -> T:
-    """Return the result of `call` if it comes in time; else raise, while it ends by itself.
-
-    A socket's timeout bounds neither the look-up of a name nor an answer that trickles.
-
-    Raises:
-        ServiceError: there was no result in time, or `call` or its thread failed.
-    """
-    outcome: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
-            outcome.set_exception(error)
-
-    try:
-        threading.Thread(target=run, daemon=True, name="moetune plan service").start()
-        return outcome.result(seconds)
-    except TimeoutError:
-        raise ServiceError(f"no answer within {seconds:g} s") from None
-    except ServiceError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever happened, the job goes on
-        raise ServiceError(f"it cannot be asked: {printable(repr(error))}") from None
 
 
 def _checked(text: bytes, question: Question, where: str) -> Plan:
@@ -266,11 +228,11 @@ def _checked(text: bytes, question: Question, where: str) -> Plan:
 def _difference(asked: Mapping[str, object], given: Mapping[str, object]) -> str:
     """Return the name of an input that differs from the question, empty if none does."""
     for name, wanted in asked.items():
-        found = given.get(name)
-        if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-            if inner := _difference(wanted, found):
+        answered = given.get(name)
+        if isinstance(wanted, Mapping) and isinstance(answered, Mapping):
+            if inner := _difference(wanted, answered):
                 return f"{name}.{inner}"
-        elif wanted is not None and wanted != found:
+        elif wanted is not None and wanted != answered:
             return name
     return ""
 

@@ -50,28 +50,28 @@ class DriftAlarm:
         self._every = max(WATCH_EVERY, affordable)
         for times in call.operations:
             detector = self._detectors.setdefault(times.operation, DriftDetector())
-            found = detector.add(call.number, times.seconds[0])
-            if found is not None and self._is_news(times.operation, found, call.seconds):
-                _LOGGER.warning("%s", _words(call.plan, times.operation, found))
+            change = detector.add(call.number, times.seconds[0])
+            if change is not None and self._is_news(times.operation, change, call.seconds):
+                _LOGGER.warning("%s", _words(call.plan, times.operation, change))
 
-    def _is_news(self, operation: Operation, found: Drift, call_seconds: float) -> bool:
-        change_seconds = operation.degree * abs(found.seconds - found.before_seconds)
+    def _is_news(self, operation: Operation, change: Drift, call_seconds: float) -> bool:
+        change_seconds = operation.degree * abs(change.seconds - change.before_seconds)
         if change_seconds < LEAST_SHARE * call_seconds:
             return False
         last = self._named.get(operation.name)
-        if last is not None and found.seen_step - last < SETTLING_STEPS:
+        if last is not None and change.seen_step - last < SETTLING_STEPS:
             return False
-        self._named[operation.name] = found.seen_step
+        self._named[operation.name] = change.seen_step
         return True
 
 
-def _words(plan: Plan, operation: Operation, found: Drift) -> str:
-    kind = "longer" if found.factor > 1 else "shorter"
+def _words(plan: Plan, operation: Operation, change: Drift) -> str:
+    kind = "longer" if change.factor > 1 else "shorter"
     return (
-        f"{operation.words} takes {kind} since step {found.since_step:,}: "
-        f"{format_seconds(found.seconds)}, {found.factor:.2f} × the "
-        f"{format_seconds(found.before_seconds)} of the job's first steps"
-        f"{_against_plan(plan, operation, found.seconds)}\n"
+        f"{operation.words} takes {kind} since step {change.since_step:,}: "
+        f"{format_seconds(change.seconds)}, {change.factor:.2f} × the "
+        f"{format_seconds(change.before_seconds)} of the job's first steps"
+        f"{_against_plan(plan, operation, change.seconds)}\n"
         f"  plan {plan.id[:6]} may no longer be the best: `moetune verify {plan.id[:6]}` on this "
         "machine measures it, and the next plan takes that into account"
     )

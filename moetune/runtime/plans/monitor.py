@@ -5,7 +5,7 @@ each one when its backward pass has ended. Observers report to a service (`repor
 operations whose time changes (`drift`), and compare the plan with one chunk (`trial`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,8 +14,8 @@ import torch
 from moetune.domain.constraints import Strategy
 from moetune.domain.operations import OperationTimes, operations_of, predicted_seconds
 from moetune.domain.plan import Decision, Plan
-from moetune.runtime.plans.phases import PhaseRecorder
-from moetune.runtime.plans.timers import CallWatch, Clock, NoWatch, Watch, device_clock
+from moetune.runtime.plans.timers import CallWatch, Clock, Watch, device_clock
+from moetune.runtime.trace import TimelineRecorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,8 @@ def first_of_each_size(plans: Sequence[Plan], memory_reuse: Strategy | None) -> 
     by_tokens: dict[int, Plan] = {}
     for plan in plans:
         by_tokens.setdefault(plan.tokens_per_rank, plan)
-    found = by_tokens.values()
-    return tuple(plan for plan in found if memory_reuse in {None, plan.memory.strategy})
+    first = by_tokens.values()
+    return tuple(plan for plan in first if memory_reuse in {None, plan.memory.strategy})
 
 
 class LayerMonitor:
@@ -77,7 +77,6 @@ class LayerMonitor:
         self._observers, self._clock = observers, clock
         self._plans = {plan.tokens_per_rank: plan for plan in plans}
         self._num_calls: dict[int, int] = {}
-        self._operations: dict[tuple[str, Decision], _Operations] = {}
         self._pending: tuple[CallWatch, Plan, Decision, int] | None = None
         self._open: list[CallWatch] = []
 
@@ -85,11 +84,11 @@ class LayerMonitor:
         """Return the timer of a call, and pass on the one watched before if it has ended."""
         plan = self._plans.get(tokens_per_rank)
         if plan is None:
-            return NoWatch()
+            return Watch()
         self.collect()
         number = self._num_calls[tokens_per_rank] = self._num_calls.get(tokens_per_rank, 0) + 1
-        if not any(one.wants(plan, decision, number) for one in self._observers):
-            return NoWatch()
+        if not any(observer.wants(plan, decision, number) for observer in self._observers):
+            return Watch()
 
         def note(call: CallWatch) -> None:
             self._pending = call, plan, decision, number
@@ -97,7 +96,7 @@ class LayerMonitor:
 
         return CallWatch(
             self._clock, device, tokens_per_rank=tokens_per_rank, note=note,
-            recorder=PhaseRecorder(device),
+            recorder=TimelineRecorder(device, follows_transfers=False),
         )  # fmt: skip
 
     def collect(self) -> None:
@@ -105,44 +104,30 @@ class LayerMonitor:
         if self._pending is None or not self._pending[0].is_over():
             return
         (watch, plan, decision, number), self._pending = self._pending, None
-        seconds = watch.seconds()
+        seconds, recorder = watch.seconds(), watch.recorder
         if seconds is None:
             return
         call = ObservedCall(
             plan=plan, decision=decision, number=number, seconds=sum(seconds),
-            operations=self._known_operations(plan, decision).times(watch.recorder),
+            operations=tuple(_operation_times(plan, decision, recorder)) if recorder else (),
         )  # fmt: skip
-        for one in self._observers:
-            one.take(call)
-
-    def _known_operations(self, plan: Plan, decision: Decision) -> "_Operations":
-        found = self._operations.get((plan.id, decision))
-        if found is None:
-            found = self._operations[plan.id, decision] = _Operations(plan, decision)
-        return found
+        for observer in self._observers:
+            observer.take(call)
 
     def is_between_calls(self) -> bool:
         """Return whether no watched call waits for its backward pass."""
-        self._open = [one for one in self._open if not (one.is_complete or one.is_gone)]
+        self._open = [call for call in self._open if not (call.is_complete or call.is_gone)]
         return not self._open
 
 
-class _Operations:
-    """The operations of a plan's layer with one decision, and what the plan predicts of them."""
-
-    def __init__(self, plan: Plan, decision: Decision) -> None:
-        self._workload = plan.workload
-        self._operations = tuple(
-            (operation, predicted_seconds(plan, operation))
-            for operation in operations_of(self._workload, decision)
-        )
-
-    def times(self, recorder: PhaseRecorder | None) -> tuple[OperationTimes, ...]:
-        """Return the times of a recorded call; none of a call without a recorder."""
-        if recorder is None:
-            return ()
-        return tuple(
-            OperationTimes(operation=operation, predicted_seconds=predicted, seconds=(seconds,))
-            for operation, predicted in self._operations
-            if (seconds := recorder.seconds(self._workload, operation)) is not None
-        )
+def _operation_times(
+    plan: Plan, decision: Decision, recorder: TimelineRecorder
+) -> Iterator[OperationTimes]:
+    """Yield the times of a recorded call's operations, and what the plan predicts of them."""
+    for operation in operations_of(plan.workload, decision):
+        seconds = recorder.seconds(plan.workload, operation)
+        if seconds is not None:
+            predicted = predicted_seconds(plan, operation)
+            yield OperationTimes(
+                operation=operation, predicted_seconds=predicted, seconds=(seconds,)
+            )

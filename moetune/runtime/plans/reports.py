@@ -13,7 +13,7 @@ from itertools import chain
 
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Alternative, Decision, Plan
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation, Settled
 from moetune.runtime.plans.monitor import ObservedCall
 from moetune.runtime.plans.service import ServiceConnection
@@ -154,9 +154,15 @@ class StepReporter:
         self.sender, self.plan_ids, self.every = sender, plan_ids, every
         self.device_id = device_id
 
-    def layer(self) -> "LayerReports":
-        """Return the reports of one more layer."""
-        return LayerReports(self)
+    def wants(self, plan: Plan, decision: Decision, number: int) -> bool:
+        """Want every so many-th call of a plan that the service knows, with the plan's decision."""
+        is_planned = decision == plan.decide(plan.tokens_per_rank)
+        return number % self.every == 0 and is_planned and plan.id in self.plan_ids
+
+    def take(self, call: ObservedCall) -> None:
+        """Send the call, if it was wanted."""
+        if self.wants(call.plan, call.decision, call.number):
+            self.sender.add(_observation(call, self.device_id))
 
     def settled(self, plan: Plan, settled: Settled) -> None:
         """Send what a search measured of its decision, for the plan's own number of tokens.
@@ -171,51 +177,33 @@ class StepReporter:
         self.sender.close()
 
 
-class LayerReports:
-    """Observer that reports one layer's calls with the plan's decision."""
-
-    def __init__(self, reporter: StepReporter) -> None:
-        self._reporter = reporter
-
-    def wants(self, plan: Plan, decision: Decision, number: int) -> bool:
-        """Want every so many-th call of a plan that the service knows."""
-        is_planned = decision == plan.decide(plan.tokens_per_rank)
-        is_due = number % self._reporter.every == 0
-        return is_due and is_planned and plan.id in self._reporter.plan_ids
-
-    def take(self, call: ObservedCall) -> None:
-        """Send the call, if it was wanted."""
-        if self.wants(call.plan, call.decision, call.number):
-            self._reporter.sender.add(_observation(call, self._reporter.device_id))
-
-
 def post_observations(connection: ServiceConnection, batch: Sequence[Observation]) -> None:
     """Send a batch.
 
     Raises:
         ServiceError: the service did not accept it.
     """
-    rows = [encode(one) for one in merged(batch)]
+    rows = [encode(row) for row in merged(batch)]
     connection.post("/v1/observations", {"schema": OBSERVATIONS_SCHEMA, "observations": rows})
 
 
 def merged(batch: Sequence[Observation]) -> tuple[Observation, ...]:
     """Return one observation for each plan and decision, with the times of all its calls."""
-    alike: dict[Observation, list[Observation]] = {}
-    for one in batch:
-        kinds = tuple(replace(times, seconds=_ANY) for times in one.operations)
-        subject = replace(one, seconds=_ANY, operations=kinds)
-        alike.setdefault(subject, []).append(one)
-    return tuple(_joined(group) for group in alike.values())
+    groups: dict[Observation, list[Observation]] = {}
+    for row in batch:
+        kinds = tuple(replace(times, seconds=_ANY) for times in row.operations)
+        subject = replace(row, seconds=_ANY, operations=kinds)
+        groups.setdefault(subject, []).append(row)
+    return tuple(map(_joined, groups.values()))
 
 
 def _joined(group: Sequence[Observation]) -> Observation:
     first = group[0]
     operations = tuple(
-        replace(times, seconds=_chained(one.operations[index].seconds for one in group))
+        replace(times, seconds=_chained(row.operations[index].seconds for row in group))
         for index, times in enumerate(first.operations)
     )
-    return replace(first, seconds=_chained(one.seconds for one in group), operations=operations)
+    return replace(first, seconds=_chained(row.seconds for row in group), operations=operations)
 
 
 def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
@@ -223,33 +211,20 @@ def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
 
 
 def _observed(plan: Plan, settled: Settled, device_id: str) -> Observation:
-    """Return the time of a settled decision, and its prediction if the plan has one."""
-    one, own = settled.decision, plan.decide(plan.tokens_per_rank)
+    """Return the time of a settled decision, and its prediction if it is the plan's."""
+    decision, planned = settled.decision, plan.decide(plan.tokens_per_rank)
+    predicted = plan.predicted.forward_seconds + plan.predicted.backward_seconds
     return Observation(
         plan_id=plan.id,
-        forward_degree=one.forward_degree,
-        backward_degree=one.backward_degree,
+        forward_degree=decision.forward_degree,
+        backward_degree=decision.backward_degree,
         tokens_per_rank=settled.tokens_per_rank,
-        predicted_seconds=_predicted_seconds(plan, one),
+        predicted_seconds=predicted if decision == planned else 0.0,
         seconds=settled.seconds,
         source="search",
         device_id=device_id,
-        strategy=None if one.strategy == own.strategy else one.strategy,
+        strategy=None if decision.strategy == planned.strategy else decision.strategy,
     )
-
-
-def _predicted_seconds(plan: Plan, decision: Decision) -> float:
-    """Return the pipelined part as predicted for the plan or one of its alternatives, else 0."""
-    if decision == plan.decide(plan.tokens_per_rank):
-        return plan.predicted.forward_seconds + plan.predicted.backward_seconds
-    wanted = _kind(decision)
-    found = (one for one in plan.alternatives if _kind(one) == wanted)
-    step_seconds = next((one.step_seconds for one in found), 0.0)
-    return max(0.0, step_seconds - plan.predicted.overhead_seconds)
-
-
-def _kind(one: Decision | Alternative) -> tuple[int, int, str]:
-    return one.forward_degree, one.backward_degree, one.strategy
 
 
 def _observation(call: ObservedCall, device_id: str) -> Observation:

@@ -7,7 +7,10 @@ ignored and redirections are not followed, because they would get the token.
 import http.client
 import json
 import logging
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import IO, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -16,11 +19,11 @@ from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_ope
 from moetune.domain.document import canonical_json
 
 TIMEOUT_SECONDS = 2.0
-MOST_BYTES = 16 * 2**20
+MAX_BYTES = 16 * 2**20
 """The longest answer that is read."""
 
 _READ_BYTES = 2**16
-_MOST_CHARACTERS = 400
+_MAX_CHARACTERS = 400
 _LATER = frozenset({408, 425, 429})
 _REDIRECTIONS = range(300, 400)
 _SERVER_FAULT = 500
@@ -53,7 +56,7 @@ class ServiceConnection:
     Args:
         url: as `check_service_url` returns it.
         token: sent with every request, if any.
-        timeout_seconds: of every wait for the network, and of the whole body.
+        timeout_seconds: of one request, from the look-up of the host's name to the last byte.
     """
 
     def __init__(
@@ -86,6 +89,9 @@ class ServiceConnection:
 
     def _exchange(self, request: Request) -> bytes:
         end_seconds = time.monotonic() + self._timeout_seconds
+        return _within(self._timeout_seconds, lambda: self._sent(request, end_seconds))
+
+    def _sent(self, request: Request, end_seconds: float) -> bytes:
         try:
             with self._opener.open(request, timeout=self._timeout_seconds) as response:
                 return _read(response, end_seconds)
@@ -94,6 +100,33 @@ class ServiceConnection:
                 raise _refusal(error, end_seconds) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ServiceError(_reason(error)) from None
+
+
+def _within(seconds: float, call: Callable[[], bytes]) -> bytes:
+    """Return the result of `call` if it comes in time; else raise, while it ends by itself.
+
+    A socket's timeout bounds neither the look-up of a name nor an answer that trickles.
+
+    Raises:
+        ServiceError: there was no result in time, or `call` or its thread failed.
+    """
+    outcome: Future[bytes] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+            outcome.set_exception(error)
+
+    try:
+        threading.Thread(target=run, daemon=True, name="moetune plan service").start()
+        return outcome.result(seconds)
+    except TimeoutError:
+        raise ServiceError(f"no answer within {seconds:g} s") from None
+    except ServiceError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever happened, the job goes on
+        raise ServiceError(f"it cannot be asked: {printable(repr(error))}") from None
 
 
 class _NoRedirection(HTTPRedirectHandler):
@@ -110,8 +143,8 @@ def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
     body = bytearray()
     while part := response.read1(_READ_BYTES):
         body += part
-        if len(body) > MOST_BYTES:
-            raise ServiceError(f"its answer is longer than {MOST_BYTES:,} bytes", status=200)
+        if len(body) > MAX_BYTES:
+            raise ServiceError(f"its answer is longer than {MAX_BYTES:,} bytes", status=200)
         if time.monotonic() > end_seconds:
             raise TimeoutError
     if response.length:
@@ -146,9 +179,9 @@ def _words(error: HTTPError, end_seconds: float) -> str:
         document = json.loads(body)
     except (OSError, http.client.HTTPException, ServiceError, ValueError, RecursionError):
         document = None
-    found = document if isinstance(document, dict) else {}
-    said = [found.get("detail") or found.get("title") or error.reason, found.get("hint")]
-    return printable("; ".join(one for one in said if one and isinstance(one, str)))
+    problem = document if isinstance(document, dict) else {}
+    texts = [problem.get("detail") or problem.get("title") or error.reason, problem.get("hint")]
+    return printable("; ".join(text for text in texts if text and isinstance(text, str)))
 
 
 def _reason(error: Exception) -> str:
@@ -163,5 +196,5 @@ def _reason(error: Exception) -> str:
 
 def printable(text: str) -> str:
     """Return a text of the service as one short line, fit for the log."""
-    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
-    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} …"
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]} …"

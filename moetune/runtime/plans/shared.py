@@ -1,10 +1,9 @@
 """Plans of a book: read from files, and found by the group's first rank for all of its ranks.
 
 A book is loaded on the group's first rank and broadcast, so that no two ranks can decide
-differently; ranks that have other files themselves are an error.
+differently.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,18 +11,15 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from moetune.comm.agree import agree_on_digest, decide_on_first
+from moetune.comm.agree import decide_on_first
 from moetune.comm.gloo import communicator_of
-from moetune.domain.document import canonical_json, decode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.records import Settled
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.compare import OwnPlans, check_own_plans, found_own
-from moetune.runtime.plans.lost_time import BUDGET_SECONDS
+from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.reports import StepReporter
-from moetune.runtime.plans.search import OnlineSearch
-from moetune.runtime.plans.tuner import Tuner
+from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner
 
 
 def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
@@ -78,7 +74,6 @@ class FoundPlans:
 def share_plans(
     find: Callable[[], FoundPlans],
     *,
-    find_own: Callable[[], Sequence[OwnPlans | None]] = tuple,
     make_tuner: Callable[[], Tuner] | None = None,
     budget_seconds: float = BUDGET_SECONDS,
     group: dist.ProcessGroup | None = None,
@@ -87,18 +82,17 @@ def share_plans(
 
     Args:
         find: called on the group's first rank only; only that one reports measured steps.
-        find_own: called on every rank, for what it has itself under each source.
         make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
         budget_seconds: that its searches may lose.
 
     Raises:
         MoetuneError: raised by `find`; raised on every rank.
-        RankMismatchError: a rank has another book, or other plans than the first one itself.
+        CollectiveError: the exchange failed.
     """
     communicator = communicator_of(group)
     found_here: list[FoundPlans] = []
 
-    def find_documents() -> tuple[list[str], list[str], bool]:
+    def find_safely() -> tuple[Sequence[Plan], Sequence[Settled], bool]:
         try:
             found_here.append(find())
         except MoetuneError:
@@ -106,26 +100,14 @@ def share_plans(
         except Exception as error:
             # `decide_on_first` sends only a MoetuneError: after another, other ranks would hang.
             raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
-        (found,) = found_here
-        plans, settled = map(canonical_json, found.plans), map(canonical_json, found.settled)
-        return list(plans), list(settled), found.is_complete
+        (sent,) = found_here
+        return tuple(sent.plans), tuple(sent.settled), sent.is_complete
 
-    plans, settled, is_complete = decide_on_first(
-        communicator, find_documents, "the sharing of plans"
-    )
+    plans, known, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
     search, reporter = None, found_here[0].reporter if found_here else None
     if make_tuner is not None:
-        known = [decode(Settled, json.loads(text), "settled") for text in settled]
         search = OnlineSearch(
             make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds,
             report=None if reporter is None else reporter.settled,
         )  # fmt: skip
-    book = PlanBook(
-        (plan_from_json(text, "plan from the first rank") for text in plans),
-        search=search,
-        reporter=reporter,
-        is_complete=is_complete,
-    )
-    own = found_own(find_own) if communicator.num_ranks > 1 else ()
-    check_own_plans(agree_on_digest(communicator, book.digest, "plan books", own))
-    return book
+    return PlanBook(plans, search=search, reporter=reporter, is_complete=is_complete)

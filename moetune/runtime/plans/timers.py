@@ -5,78 +5,32 @@ the backward pass. On a GPU events are recorded in the stream and read between t
 nothing waits within one.
 """
 
-import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
 from moetune.domain.layer import Phase
-from moetune.runtime.plans.phases import PhaseRecorder
+from moetune.runtime.stamps import Stamp, stamp_now
+from moetune.runtime.trace import TimelineRecorder
+
+Clock = Callable[[Phase, torch.device], Stamp]
+"""Stamps the beginning or the end of a phase."""
 
 
-class Interval(Protocol):
-    """A time measurement of one phase."""
-
-    def end(self) -> None:
-        """End the interval: now, or on a GPU when the stream gets here."""
-
-    def is_over(self) -> bool:
-        """Return whether `seconds` returns without waiting; called after `end`."""
-
-    def seconds(self) -> float:
-        """Return the measured time; on a GPU this waits for the end."""
+def device_clock(phase: Phase, device: torch.device) -> Stamp:  # noqa: ARG001 - a `Clock`
+    """Return the host's time, or an event of the device's current stream."""
+    return stamp_now(device)
 
 
-Clock = Callable[[Phase, torch.device], Interval]
-"""Begins an interval."""
-
-
-def device_clock(phase: Phase, device: torch.device) -> Interval:  # noqa: ARG001 - a `Clock`
-    """Begin an interval on the host's clock, or in the device's current stream."""
-    return _CudaInterval(device) if device.type == "cuda" else _HostInterval()
-
-
-class _HostInterval:
-    def __init__(self) -> None:
-        self._start = self._end = time.perf_counter()
-
-    def end(self) -> None:
-        self._end = time.perf_counter()
-
-    def is_over(self) -> bool:
-        return True
-
-    def seconds(self) -> float:
-        return self._end - self._start
-
-
-class _CudaInterval:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._start.record(torch.cuda.current_stream(device))
-
-    def end(self) -> None:
-        self._end.record(torch.cuda.current_stream(self._device))
-
-    def is_over(self) -> bool:
-        return bool(self._end.query())
-
-    def seconds(self) -> float:
-        self._end.synchronize()
-        return float(self._start.elapsed_time(self._end)) / 1e3
-
-
-class Watch(Protocol):
-    """A timer of one call of a layer.
+class Watch:
+    """The timer of a call that is not timed.
 
     Attributes:
         recorder: of the call's operations; None where they are not recorded.
     """
 
-    recorder: PhaseRecorder | None
+    recorder: TimelineRecorder | None = None
 
     def begin(self) -> None:
         """Begin the forward pass of the pipelined part."""
@@ -85,19 +39,7 @@ class Watch(Protocol):
         """End the forward pass, and time the backward pass of the operation that made `y_TD`."""
 
 
-class NoWatch:
-    """The timer of a call that is not timed."""
-
-    recorder: PhaseRecorder | None = None
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    def end_forward(self, y_TD: torch.Tensor) -> None:
-        """Do nothing."""
-
-
-class CallWatch:
+class CallWatch(Watch):
     """A timer of one call, forward and backward.
 
     Args:
@@ -116,24 +58,24 @@ class CallWatch:
         *,
         tokens_per_rank: int,
         note: Callable[["CallWatch"], None],
-        recorder: PhaseRecorder | None = None,
+        recorder: TimelineRecorder | None = None,
     ) -> None:
         self.tokens_per_rank, self.recorder, self.is_complete = tokens_per_rank, recorder, False
         self._clock, self._device, self._note = clock, device, note
-        self._forward: Interval | None = None
-        self._backward: Interval | None = None
+        self._forward: list[Stamp] = []
+        self._backward: list[Stamp] = []
         self._graph: Callable[[], object] = lambda: None
 
     def begin(self) -> None:
         """Begin the forward pass of the pipelined part."""
-        self._forward = self._clock("forward", self._device)
+        self._forward = [self._clock("forward", self._device)]
 
     def end_forward(self, y_TD: torch.Tensor) -> None:
         """End the forward pass, and time the autograd node that made `y_TD`."""
         node = y_TD.grad_fn
-        if self._forward is None or node is None:
+        if node is None:
             return
-        self._forward.end()
+        self._forward.append(self._clock("forward", self._device))
         hooks = _BackwardHooks(self)
         self._graph = weakref.ref(hooks)
         node.register_prehook(hooks.begin)
@@ -142,7 +84,7 @@ class CallWatch:
 
     def is_over(self) -> bool:
         """Return whether the backward pass has ended, on a GPU as well."""
-        if not self.is_complete or self._backward is None or not self._backward.is_over():
+        if not self.is_complete or not self._backward[-1].is_over():
             return False
         return self.recorder is None or self.recorder.is_over()
 
@@ -153,22 +95,26 @@ class CallWatch:
 
     def seconds(self) -> tuple[float, float] | None:
         """Return the forward and backward times, None while the backward pass has not ended."""
-        if not self.is_complete or self._forward is None or self._backward is None:
+        if not self.is_complete:
             return None
-        return self._forward.seconds(), self._backward.seconds()
+        return _between(*self._forward), _between(*self._backward)
 
     # A retained graph may run backward again: only its first pass counts.
 
     def begin_backward(self) -> None:
         """Begin the backward pass, the first time."""
         if not self.is_complete:
-            self._backward = self._clock("backward", self._device)
+            self._backward = [self._clock("backward", self._device)]
 
     def end_backward(self) -> None:
         """End the backward pass, the first time."""
-        if self._backward is not None and not self.is_complete:
-            self._backward.end()
+        if self._backward and not self.is_complete:
+            self._backward.append(self._clock("backward", self._device))
             self.is_complete = True
+
+
+def _between(begin: Stamp, end: Stamp) -> float:
+    return end.since(begin)
 
 
 class _BackwardHooks:

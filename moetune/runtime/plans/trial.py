@@ -36,16 +36,16 @@ def may_lose(plan: Plan) -> bool:
 
     A plan that reuses memory is not tried, because one chunk needs more of it.
     """
-    own, bounds = plan.decide(plan.tokens_per_rank), plan.inputs.pinned.bounds
+    planned, bounds = plan.decide(plan.tokens_per_rank), plan.inputs.pinned.bounds
     is_chosen = bounds.forward_degree is None and bounds.backward_degree is None
-    is_cut = max(own.forward_degree, own.backward_degree) > 1
-    return is_cut and is_chosen and own.strategy == "none"
+    is_cut = max(planned.forward_degree, planned.backward_degree) > 1
+    return is_cut and is_chosen and planned.strategy == "none"
 
 
 def loses(planned: Sequence[float], one_chunk: Sequence[float]) -> bool:
     """Return whether the plan's times are longer than one chunk's, beyond noise."""
     ratio = statistics.median(planned) / statistics.median(one_chunk)
-    slower = sum(mine > other for mine, other in product(planned, one_chunk))
+    slower = sum(with_plan > alone for with_plan, alone in product(planned, one_chunk))
     return ratio > LOSS and slower >= SLOWER_PAIRS * len(planned) * len(one_chunk)
 
 
@@ -54,15 +54,15 @@ class OneChunkTrial:
 
     Args:
         plan: one that `may_lose`.
-        told: ids of the plans whose loss the log has; shared by the layers of a book.
+        warned: ids of the plans whose loss the log has; shared by the layers of a book.
 
     Attributes:
         runs_one_chunk: whether the calls that follow are to run one chunk.
         is_over: no more calls are wanted.
     """
 
-    def __init__(self, plan: Plan, told: set[str]) -> None:
-        self.plan, self._told = plan, told
+    def __init__(self, plan: Plan, warned: set[str]) -> None:
+        self.plan, self._warned = plan, warned
         self.runs_one_chunk = self.is_over = False
         self._block, self._num_calls = 0, 0
         self._seconds: dict[bool, list[float]] = {True: [], False: []}
@@ -91,8 +91,8 @@ class OneChunkTrial:
         self.is_over = True
         planned, one_chunk = self._seconds[False], self._seconds[True]
         self.runs_one_chunk = loses(planned, one_chunk)
-        if self.runs_one_chunk and self.plan.id not in self._told:
-            self._told.add(self.plan.id)
+        if self.runs_one_chunk and self.plan.id not in self._warned:
+            self._warned.add(self.plan.id)
             _LOGGER.warning("%s", self._words(*map(statistics.median, (planned, one_chunk))))
 
     def _words(self, planned_seconds: float, one_chunk_seconds: float) -> str:

@@ -6,23 +6,19 @@ The `manager` calls it for every use of a chunk; it moves chunks (`stored`) as `
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
-
 from moetune.domain.chunks import Use
 from moetune.domain.errors import InputError
 from moetune.runtime.sharded.schedule import AccessTrace, Fetch
 from moetune.runtime.sharded.stored import StoredChunk
 from moetune.solve.chunks.cache import AT_START
 
-_SEED = 20221206
-
 
 class Cache:
     """Fetches chunks before they are used, and chooses the victims of eviction.
 
     Decisions follow from the order of uses alone, never from timing, so that all ranks issue
-    the same transfers. In a step of unknown order the victim is random; in one that repeats the
-    last, it is the chunk whose next use is farthest away (Belady).
+    the same transfers. In a step of unknown order the victim is the oldest; in one that repeats
+    the last, it is the chunk whose next use is farthest away (Belady).
 
     Args:
         chunks: all chunks of the model; resident ones are always whole, and not in the cache.
@@ -36,7 +32,6 @@ class Cache:
 
     def __init__(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
         self._chunks, self.capacity = chunks, capacity
-        self._generator = torch.Generator().manual_seed(_SEED)
         self._inside: dict[int, None] = {}
         self._reducing: deque[StoredChunk] = deque()
         self._traces = {True: AccessTrace(), False: AccessTrace()}
@@ -50,12 +45,6 @@ class Cache:
     def order(self) -> tuple[Use, ...]:
         """The uses of the last whole training step."""
         return self._traces[True].known
-
-    def replace_chunks(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
-        """Cache other chunks from now on, whose order of uses is unknown."""
-        self._chunks, self.capacity = chunks, capacity
-        self._traces = {True: AccessTrace(), False: AccessTrace()}
-        self._fetches.clear()
 
     def begin_step(self, *, trains: bool) -> None:
         """Begin a step, expected to repeat the last of its kind (training or evaluation)."""
@@ -171,13 +160,9 @@ class Cache:
             if any(not chunk.is_resident for chunk in self._reducing):
                 self._finish_reduction()
                 continue
-            free = sorted(number for number in self._inside if number not in busy)
+            free = [number for number in self._inside if number not in busy]
             trace = self._traces[self._trains]
-            if trace.repeats:
-                self._evict(trace.farthest(free))
-            else:
-                choice = torch.randint(len(free), (1,), generator=self._generator, device="cpu")
-                self._evict(free[int(choice)])
+            self._evict(trace.farthest(free) if trace.repeats else free[0])
 
     def _fetch_ahead(self, position: int) -> None:
         """Begin the planned fetches of later uses for which there is space already."""

@@ -62,12 +62,6 @@ class _End(torch.autograd.Function):
 
 def with_end(arguments: tuple[Any, Any], end: Callable[[], None]) -> tuple[tuple[Any, Any], bool]:
     """Return the arguments with a node that calls `end`, and whether any needs a gradient."""
-    args, kwargs = arguments
-    is_plain = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
-    if is_plain and not isinstance(args[0], torch.nn.Parameter):
-        if not args[0].requires_grad:
-            return arguments, False
-        return ((_End.apply(end, args[0]),), kwargs), True  # type: ignore[no-untyped-call]
     leaves, spec = pytree.tree_flatten(arguments)
     places = [
         place
@@ -184,52 +178,3 @@ def _parameters(values: Sequence[Any]) -> Iterator[ChunkedParameter]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _parameters(value)
-
-
-class ParameterSnapshot:
-    """A model's parameters at one time, to detect those added, replaced or removed later."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._owners = [
-            (module, tuple(module._parameters.items()), len(module._modules))  # noqa: SLF001
-            for module in model.modules()
-        ]
-        self._names = {id(module): name for name, module in model.named_modules()}
-
-    def check(self) -> None:
-        """Compare the model's parameters with those of the snapshot.
-
-        Raises:
-            InputError: they differ; the text names the first difference.
-        """
-        for module, known, num_children in self._owners:
-            now = module._parameters  # noqa: SLF001
-            if len(now) != len(known) or any(now.get(name) is not old for name, old in known):
-                self._raise_for_own(module, dict(known))
-            if len(module._modules) != num_children:  # noqa: SLF001
-                self._raise_for_children(module)
-
-    def _raise_for_own(self, module: nn.Module, known: dict[str, nn.Parameter | None]) -> None:
-        now = module._parameters  # noqa: SLF001
-        for name, parameter in now.items():
-            if parameter is not known.get(name):
-                where = f"{self._names[id(module)]}.{name}".strip(".")
-                raise _added(where, 0 if parameter is None else parameter.numel())
-        gone = next(name for name in known if name not in now)
-        raise InputError(
-            f"{gone} of {self._names[id(module)] or 'the model'} was removed after the model "
-            "was sharded"
-        )
-
-    def _raise_for_children(self, module: nn.Module) -> None:
-        for path, child in module.named_modules(prefix=self._names[id(module)]):
-            for name, parameter in child.named_parameters(recurse=False):
-                if not isinstance(parameter, ChunkedParameter):
-                    raise _added(f"{path}.{name}", parameter.numel())
-
-
-def _added(name: str, num_elements: int) -> InputError:
-    return InputError(
-        f"{name} ({num_elements} elements) was added after the model was sharded",
-        "add it before moetune.shard",
-    )

@@ -1,16 +1,19 @@
 """Analyse a model for `shard`: units that run together, ranks with replicas, packed parameters."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
+from moetune.comm.agree import first_text
+from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.sharded.options import ShardOptions
-from moetune.runtime.sharded.replicas import ReplicaGroup
+from moetune.runtime.sharded.replicas import replica_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +70,8 @@ def _units(module: nn.Module, name: str, names: dict[int, str], seen: set[int]) 
 
 
 def replica_groups(
-    model: nn.Module, replicas: ReplicaGroup
-) -> tuple[dict[str, ReplicaGroup], dict[str, str]]:
+    model: nn.Module, replicas: Communicator
+) -> tuple[dict[str, Communicator], dict[str, str]]:
     """Return the ranks with replicas of each parameter, and labels that tell experts' groups apart.
 
     Raises:
@@ -81,17 +84,15 @@ def replica_groups(
     replicas_of = dict.fromkeys((name for name, _ in model.named_parameters()), replicas)
     labels: dict[str, str] = {}
     made = {replicas.members: replicas}
-    expert_ranks = replicas.all_gather_text(
-        ";".join(f"{name}={layer.communicator.rank}" for name, layer in layers.items())
+    rows = replicas.all_gather_object(
+        {name: layer.communicator.rank for name, layer in layers.items()}, "the layers of experts"
     )
-    rows = [dict(item.split("=") for item in text.split(";") if item) for text in expert_ranks]
     for name, layer in layers.items():
         if any(row.keys() != layers.keys() for row in rows):
             raise RankMismatchError("the ranks have different layers of experts")
-        ranks = [int(row[name]) for row in rows]
-        if len(
-            {ranks.count(rank) for rank in range(layer.communicator.num_ranks)} - {0}
-        ) != 1 or set(ranks) != set(range(layer.communicator.num_ranks)):
+        ranks = [row[name] for row in rows]
+        counts = Counter(ranks)
+        if len(counts) != layer.communicator.num_ranks or len(set(counts.values())) > 1:
             raise InputError(
                 f"{name} is spread over {layer.communicator.num_ranks} ranks that are not all in "
                 f"the data-parallel group of {replicas.num_ranks}",
@@ -103,14 +104,14 @@ def replica_groups(
             if rank == layer.communicator.rank
         )
         if members not in made:
-            made[members] = ReplicaGroup(members)
+            made[members] = replica_group(members)
         replicas_of[name], labels[name] = made[members], f"experts {ranks}"
     return replicas_of, labels
 
 
-def _check_natural(layers: Mapping[str, AllToAllLayer], replicas: ReplicaGroup) -> None:
+def _check_natural(layers: Mapping[str, AllToAllLayer], replicas: Communicator) -> None:
     placed = sorted(name for name, layer in layers.items() if layer.experts.placement.order)
-    name = next(filter(None, replicas.all_gather_text(placed[0] if placed else "")), "")
+    name = first_text(replicas, next(iter(placed), ""), "the experts' places")
     if name:
         raise InputError(
             f"a plan has placed the experts of {name}, and chunks keep them in the order of ranks",
@@ -120,7 +121,7 @@ def _check_natural(layers: Mapping[str, AllToAllLayer], replicas: ReplicaGroup) 
 
 def pack_model(
     parameters: Mapping[str, nn.Parameter],
-    replicas_of: Mapping[str, ReplicaGroup],
+    replicas_of: Mapping[str, Communicator],
     labels: Mapping[str, str],
     options: ShardOptions,
 ) -> tuple[Chunk, ...]:

@@ -11,19 +11,18 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
+from moetune.domain.errors import InputError
 from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.hooks import (
     ChunkedParameter,
     ModuleCall,
-    ParameterSnapshot,
     intercept_reads,
     is_view,
     outputs_of,
     with_end,
 )
 from moetune.runtime.sharded.layout import Unit
-from moetune.runtime.sharded.schedule import UseRecorder
 from moetune.runtime.sharded.stored import StoredChunk
 
 
@@ -45,39 +44,24 @@ class ChunkManager:
         parameters: dict[str, nn.Parameter],
         cache: Cache,
     ) -> None:
-        self.cache, self.parameters, self._units = cache, parameters, units
-        self.use_recorder = UseRecorder()
+        self.cache, self.chunks, self.parameters = cache, chunks, parameters
+        self._model = model
+        self._chunk_of = {name: chunk for chunk in chunks for name in chunk.names}
         self._running: list[ModuleCall] = []
         self._open: list[ModuleCall] = []
-        self._viewed: dict[int, frozenset[str]] = {}
+        self._viewed: set[int] = set()
         self._pending: dict[int, dict[str, torch.Tensor]] = {}
         self._arrived: set[str] = set()
         self.got_gradient: set[str] = set()
         self._is_backward = False
         self._is_new_step = True
-        self._snapshot = ParameterSnapshot(model)
-        self._assign(chunks)
         for name, parameter in parameters.items():
+            intercept_reads(parameter, name, self._chunk_of[name].number, self)
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._gradient_hook(name))
         self._hook_root(model)
         for unit in units:
             self._hook(unit)
-
-    def replace_chunks(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
-        """Manage other chunks of the same parameters from now on, with an empty cache."""
-        self._assign(chunks)
-        self.cache.replace_chunks(chunks, capacity)
-
-    def _assign(self, chunks: Sequence[StoredChunk]) -> None:
-        self.chunks = chunks
-        self._chunk_of = {name: chunk for chunk in chunks for name in chunk.names}
-        self._numbers = {
-            unit.name: tuple({self._chunk_of[name].number: None for name in unit.parameters})
-            for unit in self._units
-        }
-        for name, parameter in self.parameters.items():
-            intercept_reads(parameter, name, self._chunk_of[name].number, self)
 
     def end_step(self) -> None:
         """Evict the values that the optimizer has just changed, and begin the next step."""
@@ -115,7 +99,6 @@ class ChunkManager:
         if not foreign or (is_in_backward() and all(self._is_held(each) for each in foreign)):
             return function(*args, **kwargs)
         numbers = tuple(dict.fromkeys(each.chunk_number for each in foreign))
-        self.use_recorder.note(each.name_in_model for each in foreign)
         names = frozenset(each.name_in_model for each in foreign)
         trainable = frozenset(each.name_in_model for each in foreign if each.requires_grad)
         call = ModuleCall(foreign[0].name_in_model, numbers, names, trainable)
@@ -138,7 +121,7 @@ class ChunkManager:
             if number not in self._viewed:
                 self.cache.use((number,), names, self.chunks[number].names[0])
                 self.chunks[number].num_readers += 1
-                self._viewed[number] = names
+                self._viewed.add(number)
 
     def _hook_root(self, model: nn.Module) -> None:
         def before(_: nn.Module, __: object) -> None:
@@ -157,13 +140,11 @@ class ChunkManager:
     def _hook(self, unit: Unit) -> None:
         trainable = frozenset(n for n in unit.parameters if self.parameters[n].requires_grad)
         names = frozenset(unit.parameters)
+        numbers = tuple(dict.fromkeys(self._chunk_of[name].number for name in unit.parameters))
         label = f"{unit.name} ({unit.parameters[0]})"
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
-            self.use_recorder.note(unit.parameters)
-            return self._forward(
-                ModuleCall(label, self._numbers[unit.name], names, trainable), (args, kwargs)
-            )
+            return self._forward(ModuleCall(label, numbers, names, trainable), (args, kwargs))
 
         def after(_: nn.Module, __: object, result: object) -> None:
             if self._running and self._running[-1].label == label:
@@ -200,15 +181,12 @@ class ChunkManager:
             self._release(call.chunks)
 
     def _acquire(self, call: ModuleCall) -> None:
-        if self.use_recorder.is_open:
-            overlapped = (each.names for each in (*self._running, *self._open))
-            self.use_recorder.note_together((call.names, *overlapped, *self._viewed.values()))
         self.cache.use(call.chunks, call.names, call.label)
         for number in call.chunks:
             self.chunks[number].num_readers += 1
 
     def _release_viewed(self) -> None:
-        numbers, self._viewed = self._viewed, {}
+        numbers, self._viewed = self._viewed, set()
         self._release(numbers)
 
     def _release(self, numbers: Iterable[int]) -> None:
@@ -219,7 +197,7 @@ class ChunkManager:
                 self._store_gradients(chunk)
 
     def _begin_pass(self) -> None:
-        self._snapshot.check()
+        self._check_parameters()
         self._abandon_backward()
         self._running.clear()
         self._release_viewed()
@@ -227,6 +205,16 @@ class ChunkManager:
         if not trains or self._is_new_step:
             self.cache.begin_step(trains=trains)
             self._is_new_step = not trains
+
+    def _check_parameters(self) -> None:
+        now = {id(each): name for name, each in self._model.named_parameters()}
+        known = {id(each): name for name, each in self.parameters.items()}
+        if changed := now.keys() ^ known.keys():
+            name = min((known | now)[each] for each in changed)
+            raise InputError(
+                f"{name} was added, replaced or removed after the model was sharded",
+                "change the model before moetune.shard",
+            )
 
     def _begin_backward(self) -> None:
         if not self._is_backward:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk, Use
 from moetune.domain.errors import InputError
 from moetune.domain.units import format_bytes
 from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.placement import ChunkStats, Traffic
-from moetune.runtime.sharded.replicas import ReplicaGroup
 from moetune.runtime.sharded.stored import StoredChunk
 
 _ATTRIBUTE = "_moetune_chunks"
@@ -31,7 +31,7 @@ class ModelChunks:
         model: nn.Module,
         manager: ChunkManager,
         stats: ChunkStats,
-        replicas: ReplicaGroup,
+        replicas: Communicator,
         clip: Callable[[float], torch.Tensor],
     ) -> None:
         self._model, self._manager, self._stats, self.replicas = model, manager, stats, replicas

@@ -3,7 +3,8 @@
 Last part of a training step: takes complete reductions from `manager`, and publishes new values.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
@@ -11,16 +12,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError, RankMismatchError
-from moetune.runtime.sharded.backward_steps import BackwardSteps
 from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.parameter_shards import ParameterShard, over_shards, parameter_shards
 from moetune.runtime.sharded.placement import SideStream
-from moetune.runtime.sharded.replicas import ReplicaGroup
-from moetune.runtime.sharded.schedule import ParameterUses
+from moetune.runtime.sharded.replicas import REDUCTION
 from moetune.runtime.sharded.stored import StoredChunk
-
-Repack = Callable[["ChunkedOptimizer", ParameterUses], None]
 
 
 class ChunkedOptimizer(Optimizer):
@@ -34,8 +32,6 @@ class ChunkedOptimizer(Optimizer):
         optimizer: fresh, over parameters of the model.
         replicas: the data-parallel ranks.
         reduce_stream: of the gradients' copies to the host.
-        repack: called once, after the first step, with the recorded uses of parameters; it may
-            call `replace_chunks`.
         in_backward: chunks are stepped within the backward pass.
     """
 
@@ -43,31 +39,31 @@ class ChunkedOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         manager: ChunkManager,
-        replicas: ReplicaGroup,
+        replicas: Communicator,
         reduce_stream: SideStream,
         *,
-        repack: Repack,
         in_backward: bool,
     ) -> None:
         self._manager, self._replicas, self._reduce_stream = manager, replicas, reduce_stream
         self._names = sorted(manager.parameters)
         names = {id(parameter): name for name, parameter in manager.parameters.items()}
-        self._groups = [
-            tuple(names[id(each)] for each in group["params"]) for group in optimizer.param_groups
-        ]
-        self._group_number = {
-            name: number for number, members in enumerate(self._groups) for name in members
+        groups = [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
+        self._group_number = {name: number for number, group in enumerate(groups) for name in group}
+        self.shards = parameter_shards(manager.chunks)
+        self._shards_by_chunk = {
+            number: tuple(shards)
+            for number, shards in groupby(self.shards, key=lambda shard: shard.chunk.number)
         }
-        self._find_shards()
-        values = [self._values_of(members) for members in self._groups]
+        by_name = {shard.name: shard.values for shard in self.shards}
+        values = [[by_name[name] for name in group if name in by_name] for group in groups]
         self._inner = over_shards(optimizer, values)
         super().__init__(self._inner.param_groups, self._inner.defaults)
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
-        self._backward_steps = BackwardSteps(self._step_chunk) if in_backward else None
-        self._repack: Repack | None = repack
-        if self._backward_steps is not None:
+        self._in_backward, self._begun = in_backward, dict[int, Future[None] | None]()
+        if in_backward:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="moetune-steps")
             manager.cache.on_reduced = self._step_in_backward
-            manager.cache.finish_step = self._backward_steps.finish
+            manager.cache.finish_step = self._finish_step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - as torch
@@ -85,10 +81,6 @@ class ChunkedOptimizer(Optimizer):
         for chunk in self._manager.chunks:
             if chunk.number not in done:
                 self._step_chunk(chunk, got)
-        if self._repack is not None:
-            self._manager.invalidate()
-            self._repack(self, self._manager.use_recorder.close())
-            self._repack = None
         self._manager.end_step()
         return loss
 
@@ -105,14 +97,14 @@ class ChunkedOptimizer(Optimizer):
 
         As `torch.nn.utils.clip_grad_norm_` on the whole model. A collective.
         """
-        if self._backward_steps is not None:
+        if self._in_backward:
             raise InputError(
                 "gradients cannot be clipped after chunks were stepped in the backward pass",
                 "use moetune.shard without step_in_backward",
             )
         self._manager.finish_reductions()
         self._reduce_stream.synchronize()
-        norm = self._replicas.all_reduce_sum(self._square_sum()).sqrt()
+        norm = self._replicas.all_reduce_values(self._square_sum(), REDUCTION).sqrt()
         scale = float(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         if scale < 1:
             for chunk in self._manager.chunks:
@@ -133,57 +125,31 @@ class ChunkedOptimizer(Optimizer):
         return sum((each.cpu() for each in totals.values()), start=zero)
 
     def _step_in_backward(self, chunk: StoredChunk) -> None:
-        """Step a chunk within the backward pass, once all its gradients are reduced."""
-        assert self._backward_steps is not None  # noqa: S101 - the only caller
-        if self._is_complete(chunk):
-            self._backward_steps.start(chunk)
+        """Step a chunk within the backward pass, once all its gradients are reduced.
 
-    @property
-    def chunks(self) -> tuple[StoredChunk, ...]:
-        """The model's chunks on this rank."""
-        return tuple(self._manager.chunks)
+        In a thread, if its shard is on the host while a GPU computes: whoever reads or writes the
+        chunk's states finishes its step first.
 
-    def shards_in(self, chunk: StoredChunk) -> tuple[ParameterShard, ...]:
-        """Return this rank's shards of a chunk's parameters."""
-        return self._shards_by_chunk.get(chunk.number, ())
-
-    def replace_chunks(
-        self,
-        chunks: Sequence[StoredChunk],
-        states: Mapping[str, dict[str, Any]],
-        capacity: int,
-    ) -> None:
-        """Step other chunks of the same parameters from now on.
-
-        Args:
-            states: of this rank's shards, by parameter.
-            capacity: of the cache, in chunks.
+        Raises:
+            InputError: it was stepped already, before a second backward pass.
         """
-        self._manager.replace_chunks(chunks, capacity)
-        self._find_shards()
-        self.state.clear()
-        for group, members in zip(self.param_groups, self._groups, strict=True):
-            group["params"][:] = self._values_of(members)
-        for shard in self.shards:
-            if shard.name in states:
-                self.state[shard.values] = states[shard.name]
+        if not self._is_complete(chunk):
+            return
+        if chunk.number in self._begun:
+            raise InputError(
+                f"{chunk.names[0]} got a gradient after it was stepped in the backward pass",
+                "with several backward passes a step, use moetune.shard without step_in_backward",
+            )
+        self._begun[chunk.number] = None
+        if chunk.is_offloaded and chunk.whole.device.type != "cpu":
+            self._begun[chunk.number] = self._thread.submit(self._step_chunk, chunk)
+        else:
+            self._step_chunk(chunk)
 
-    def _find_shards(self) -> None:
-        self.shards = parameter_shards(self._manager.chunks)
-        self._shards_by_chunk = {
-            number: tuple(shards)
-            for number, shards in groupby(self.shards, key=lambda shard: shard.chunk.number)
-        }
-
-    def _values_of(self, names: Iterable[str]) -> list[nn.Parameter]:
-        values = {shard.name: shard.values for shard in self.shards}
-        return [values[name] for name in names if name in values]
-
-    @property
-    def group_of(self) -> dict[str, dict[str, Any]]:
-        """The group of each parameter, by name."""
-        groups = zip(self.param_groups, self._groups, strict=True)
-        return {name: group for group, members in groups for name in members}
+    def _finish_step(self, chunk: StoredChunk) -> None:
+        if future := self._begun.get(chunk.number):
+            self._begun[chunk.number] = None
+            future.result()
 
     @property
     def settings(self) -> list[dict[str, Any]]:
@@ -200,9 +166,10 @@ class ChunkedOptimizer(Optimizer):
 
     def _step_complete(self) -> set[int]:
         """Step the chunks with all their gradients, as reductions end, and return their numbers."""
-        if self._backward_steps is not None:
+        if self._in_backward:
             self._manager.finish_reductions()
-            return self._backward_steps.take()
+            begun, self._begun = self._begun, {}
+            return set(begun)
         # Chunks that are complete already go first: their steps overlap the last reductions,
         # which hides the optimizer on a slow network.
         done = {chunk.number for chunk in self._manager.chunks if self._is_complete(chunk)}
@@ -233,7 +200,7 @@ class ChunkedOptimizer(Optimizer):
             return
         chunk.make_readable()
         chunk.make_writable()
-        shards = self.shards_in(chunk)
+        shards = self._shards_by_chunk.get(chunk.number, ())
         for shard in shards:
             if got is None or shard.name in got:
                 shard.values.grad = chunk.gradient[shard.low : shard.high]
@@ -260,15 +227,14 @@ class ChunkedOptimizer(Optimizer):
 
     def _agree(self) -> set[str]:
         """Return the parameters that got a gradient on some rank, once the orders are equal."""
-        mine = self._manager.got_gradient
+        got = self._manager.got_gradient
         if self._replicas.num_ranks == 1:
-            return mine
+            return got
         seen = self._manager.cache.digest
         # The maxima of `seen` and of its negative are opposite only if all ranks have the same.
-        flags = [*(name in mine for name in self._names), seen, -seen]
-        found = self._replicas.all_reduce_max(
-            torch.tensor(flags, dtype=torch.int64, device="cpu")
-        ).tolist()
+        flags = [*(name in got for name in self._names), seen, -seen]
+        mine = torch.tensor(flags, dtype=torch.int64, device="cpu")
+        found = self._replicas.all_reduce_values(mine, "the agreement on a step", op="max").tolist()
         if found[-2] != -found[-1]:
             raise RankMismatchError(
                 "the ranks gathered and reduced their chunks in different orders",

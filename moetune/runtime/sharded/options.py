@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
+from moetune.comm.agree import raise_on_all
+from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk
-from moetune.domain.errors import AllocationError, InputError, MoetuneError, RankMismatchError
+from moetune.domain.errors import AllocationError, InputError
 from moetune.domain.units import format_bytes, pinned_bytes
-from moetune.runtime.sharded.replicas import ReplicaGroup
 
 CHUNK_BYTES = 32 * 2**20
 _ALLOCATED_COPIES = 2
@@ -51,61 +51,30 @@ class ShardOptions:
             )
 
 
-def agree(
-    replicas: ReplicaGroup,
-    model: nn.Module,
-    options: ShardOptions | None,
-    problem: MoetuneError | None,
-) -> None:
-    """Check that all ranks shard the same model with the same options; raise on all of them.
-
-    Args:
-        options: None where the problem is with them.
-        problem: an error of this rank's, which the others must not wait for.
-
-    Raises:
-        RankMismatchError: they differ in a parameter or an option, or another rank has a problem.
-        MoetuneError: this rank's problem.
-    """
-    lines = [str(options)] + [
-        f"{name}: {tuple(parameter.shape)} {parameter.dtype} trainable {parameter.requires_grad}"
-        for name, parameter in model.named_parameters()
-    ]
-    text = "" if problem is None else f"error: {problem.what}"
-    texts = replicas.all_gather_text("\n".join([text, *lines]))
-    rows = [text.split("\n") for text in texts]
-    if problem is not None:
-        raise problem
-    for rank, row in enumerate(rows):
-        if row[0]:
-            raise RankMismatchError(f"rank {rank}: {row[0].removeprefix('error: ')}")
-    for others in zip(*(_padded(row[1:], max(map(len, rows))) for row in rows), strict=True):
-        if len(set(others)) > 1:
-            listed = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(others))
-            raise RankMismatchError(f"the ranks shard different models\n{listed}")
-
-
 def check_host_memory(
-    chunks: Sequence[Chunk], replicas: ReplicaGroup, *, copies: int, pins: bool
-) -> MoetuneError | None:
-    """Return an error if the host lacks memory for the shards of all its ranks.
+    chunks: Sequence[Chunk], replicas: Communicator, *, copies: int, pins: bool
+) -> None:
+    """Check that the host has memory for the shards of all its ranks; all ranks call this.
 
     Args:
         copies: number of tensors in at least float32 for trainable values: master, gradient and
             the optimizer's states.
         pins: all but the optimizer's states are in page-locked memory.
+
+    Raises:
+        AllocationError: hosts of all ranks lack it.
+        RankMismatchError: some lack it; on all ranks.
     """
     host = socket.gethostname()
-    num_ranks = replicas.all_gather_text(host).count(host)
+    num_ranks = replicas.all_gather_object(host, "the names of hosts").count(host)
     needed = num_ranks * sum(_host_bytes(chunk, copies, pins) for chunk in chunks)
     available = available_bytes()
-    if needed <= available:
-        return None
-    return AllocationError(
+    problem = AllocationError(
         f"the shards of {num_ranks} ranks need {needed} bytes of host memory "
         f"({format_bytes(needed)}), and {available} ({format_bytes(available)}) are available",
         "use more hosts, a smaller model, or offload=False",
     )
+    raise_on_all(replicas, problem if needed > available else None, "moetune.shard")
 
 
 def available_bytes(meminfo: Path = _MEMINFO) -> int:
@@ -128,7 +97,3 @@ def _host_bytes(chunk: Chunk, copies: int, pins: bool) -> int:
         states = elements * full * (copies - _ALLOCATED_COPIES)
     sizes = [elements * each for each in allocated]
     return states + sum(map(pinned_bytes, sizes) if pins else sizes)
-
-
-def _padded(lines: list[str], length: int) -> list[str]:
-    return lines + ["nothing"] * (length - len(lines))

@@ -1,6 +1,6 @@
 """Shards of single parameters, and torch's optimizers over them, for `ChunkedOptimizer`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,35 +92,25 @@ class ParameterShard:
     first: int
 
 
-def parameter_shards(chunks: Iterable[StoredChunk]) -> tuple[ParameterShard, ...]:
-    """Return this rank's shards of all trainable parameters."""
-    return tuple(_shards(chunks))
-
-
-def _shards(chunks: Iterable[StoredChunk]) -> Iterator[ParameterShard]:
-    for chunk in chunks:
-        if not chunk.chunk.group.is_trainable:
-            continue
-        for slot in chunk.chunk.slots:
-            low, high = chunk.own_range(slot)
-            if low < high:
-                yield ParameterShard(
-                    name=slot.name,
-                    chunk=chunk,
-                    values=nn.Parameter(chunk.master[low - chunk.low : high - chunk.low]),
-                    low=low - chunk.low,
-                    high=high - chunk.low,
-                    first=low - slot.offset,
-                )
-
-
-def step_device(group: Mapping[str, Any], values: torch.Tensor) -> torch.device:
-    """Return where torch keeps the number of steps: with the values only if a kernel reads it.
-
-    Elsewhere torch would read it back from a GPU for every parameter and step.
-    """
-    is_read_by_kernels = group.get("fused") or group.get("capturable")
-    return values.device if is_read_by_kernels else torch.device("cpu")
+def parameter_shards(
+    chunks: Iterable[StoredChunk], *, only_trainable: bool = True
+) -> tuple[ParameterShard, ...]:
+    """Return this rank's shards of parameters."""
+    return tuple(
+        ParameterShard(
+            name=slot.name, chunk=chunk, low=low - chunk.low, high=high - chunk.low,
+            values=nn.Parameter(
+                chunk.master[low - chunk.low : high - chunk.low],
+                requires_grad=chunk.chunk.group.is_trainable,
+            ),
+            first=low - slot.offset,
+        )
+        for chunk in chunks
+        if chunk.chunk.group.is_trainable or not only_trainable
+        for slot in chunk.chunk.slots
+        for low, high in (chunk.own_range(slot),)
+        if low < high
+    )  # fmt: skip
 
 
 def first_states(optimizer: Optimizer, shard: ParameterShard) -> dict[str, torch.Tensor]:
@@ -137,7 +127,11 @@ def first_states(optimizer: Optimizer, shard: ParameterShard) -> dict[str, torch
     if not state and group is not None:
         keys = ["exp_avg", "exp_avg_sq"] if "betas" in group else ["momentum_buffer"]
         if "betas" in group:
-            state["step"] = torch.zeros((), device=step_device(group, shard.values))
+            # As torch: with the values only if a kernel reads it, else it would be read back from
+            # a GPU for every parameter and step.
+            is_read_by_kernels = group.get("fused") or group.get("capturable")
+            device = shard.values.device if is_read_by_kernels else torch.device("cpu")
+            state["step"] = torch.zeros((), device=device)
         elif not group["momentum"]:
             keys = []
         if group.get("amsgrad"):

@@ -1,9 +1,12 @@
 """Devices of a model's chunks, the streams of their transfers, and counts of bytes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
+
+from moetune.runtime.sharded.options import ShardOptions
 
 Wait = Callable[[], None]
 """Makes the current stream, or the host on a CPU, wait for a transfer."""
@@ -79,9 +82,16 @@ class Placement:
     gather_stream: SideStream
     reduce_stream: SideStream
 
+    @classmethod
+    def of(cls, device: torch.device, options: ShardOptions, num_ranks: int) -> "Placement":
+        """Return the placement that options ask for, over so many data-parallel ranks."""
+        return cls(
+            device=device, scatter=options.scatter, offload=options.offload, pin=options.pin,
+            scale=1 / num_ranks, gather_stream=SideStream(device), reduce_stream=SideStream(device),
+        )  # fmt: skip
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+
+class Traffic(NamedTuple):
     """Transfers since the model was sharded, in bytes of whole chunks.
 
     Args:
@@ -104,15 +114,12 @@ class Traffic:
         """Bytes between ranks: 2M a step where the cache holds everything."""
         return self.gathered_bytes + self.reduced_bytes
 
+    def plus(self, more: "Traffic") -> "Traffic":
+        """Return the traffic and more of it."""
+        return Traffic(*map(sum, zip(self, more, strict=True)))
+
     def __sub__(self, earlier: "Traffic") -> "Traffic":
-        return Traffic(
-            gathers=self.gathers - earlier.gathers,
-            reduces=self.reduces - earlier.reduces,
-            gathered_bytes=self.gathered_bytes - earlier.gathered_bytes,
-            reduced_bytes=self.reduced_bytes - earlier.reduced_bytes,
-            loaded_bytes=self.loaded_bytes - earlier.loaded_bytes,
-            stored_bytes=self.stored_bytes - earlier.stored_bytes,
-        )
+        return Traffic(*(now - before for now, before in zip(self, earlier, strict=True)))
 
 
 @dataclass(slots=True)
@@ -138,22 +145,6 @@ class ChunkStats:
             self.cache_bytes += num_bytes
             self.peak_cache_bytes = max(self.peak_cache_bytes, self.cache_bytes)
 
-    def gathered(self, *, communicated_bytes: int, loaded_bytes: int) -> None:
-        """Count a gathered chunk."""
-        now = self.traffic
-        self.traffic = replace(
-            now,
-            gathers=now.gathers + 1,
-            gathered_bytes=now.gathered_bytes + communicated_bytes,
-            loaded_bytes=now.loaded_bytes + loaded_bytes,
-        )
-
-    def reduced(self, *, communicated_bytes: int, stored_bytes: int) -> None:
-        """Count a reduced chunk."""
-        now = self.traffic
-        self.traffic = replace(
-            now,
-            reduces=now.reduces + 1,
-            reduced_bytes=now.reduced_bytes + communicated_bytes,
-            stored_bytes=now.stored_bytes + stored_bytes,
-        )
+    def moved(self, traffic: Traffic) -> None:
+        """Count a transfer."""
+        self.traffic = self.traffic.plus(traffic)

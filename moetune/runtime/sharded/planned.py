@@ -16,21 +16,21 @@ from moetune.domain.training_document import (
 )
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.sharded.options import ShardOptions
-from moetune.runtime.sharded.replicas import ReplicaGroup
 
-_MOST_APART = 1.5
+_MAX_RATIO = 1.5
 """Ratio of parameters from which a model is another one: heads may share the embedding's."""
 _ELSE = "plan this model with `moetune plan --output`, or give chunk_bytes instead of a plan"
 
 
 def planned_options(
-    plan: object, model: nn.Module, replicas: ReplicaGroup, *, own: ShardOptions
+    plan: object, model: nn.Module, num_ranks: int, *, given: ShardOptions
 ) -> ShardOptions:
     """Return a plan's chunks as options.
 
     Args:
         plan: of a training, as `moetune.plan` returns it, or the path of a plan file.
-        own: what the caller gave beside the plan, of which only `pin` may differ from the default.
+        num_ranks: of the data-parallel group.
+        given: what the caller gave with the plan, of which only `pin` may differ from the default.
 
     Raises:
         InputError: there is no plan, the plan has no chunks or is for another model or number of
@@ -38,7 +38,7 @@ def planned_options(
     """
     found = _plan_of(plan)
     name = f"plan {found.id[:6]}"
-    if own != ShardOptions(pin=own.pin):
+    if given != ShardOptions(pin=given.pin):
         raise InputError(
             f"{name} and other options of chunks are given",
             "omit chunk_bytes, cache_bytes, scatter and offload, or the plan",
@@ -48,11 +48,11 @@ def planned_options(
             f"{name} has no chunks: its states are not sharded over single ranks",
             "plan with --target moetune --zero 3 --tp 1 --cp 1 --pp 1, or give chunk_bytes",
         )
-    _check_ranks(found, model, replicas, name)
+    _check_ranks(found, model, num_ranks, name)
     _check_size(found.chunks, model, name)
     return ShardOptions(
         chunk_bytes=found.chunks.chunk_bytes, cache_bytes=found.chunks.cache_bytes,
-        scatter=found.chunks.scatter, offload=found.chunks.offload, pin=own.pin, plan=found.id,
+        scatter=found.chunks.scatter, offload=found.chunks.offload, pin=given.pin, plan=found.id,
     )  # fmt: skip
 
 
@@ -87,15 +87,12 @@ def _read(path: Path) -> TrainingDocument | Plan:
     return plan_from_json(text, str(path))
 
 
-def _check_ranks(
-    plan: TrainingDocument, model: nn.Module, replicas: ReplicaGroup, name: str
-) -> None:
+def _check_ranks(plan: TrainingDocument, model: nn.Module, num_ranks: int, name: str) -> None:
     """Raise InputError unless states and experts are spread over as many ranks as the plan's."""
     layout = plan.layout
-    if layout.dp != replicas.num_ranks:
+    if layout.dp != num_ranks:
         raise InputError(
-            f"{name} shards over {layout.dp} ranks, the data-parallel group has "
-            f"{replicas.num_ranks}",
+            f"{name} shards over {layout.dp} ranks, the data-parallel group has {num_ranks}",
             _ELSE,
         )
     for module in model.modules():
@@ -116,7 +113,7 @@ def _check_size(chunks: Chunks, model: nn.Module, name: str) -> None:
         for parameter in module.experts.parameters()
     }
     found = sum(one.numel() * spread.get(id(one), 1) for one in model.parameters())
-    if not 1 / _MOST_APART < found / chunks.num_parameters < _MOST_APART:
+    if not 1 / _MAX_RATIO < found / chunks.num_parameters < _MAX_RATIO:
         raise InputError(
             f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has "
             f"{found:,}",

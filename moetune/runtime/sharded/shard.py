@@ -5,28 +5,29 @@ its `cache`), and returns an optimizer over the shards (`optimizer`).
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from moetune.comm.agree import agree
 from moetune.comm.launched import check_joined
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.sharded.cache import Cache
-from moetune.runtime.sharded.layout import cache_capacity, find_units, replica_groups
+from moetune.runtime.sharded.layout import cache_capacity, find_units, pack_model, replica_groups
 from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.model_chunks import ModelChunks, attach
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.runtime.sharded.options import CHUNK_BYTES, ShardOptions, agree, check_host_memory
+from moetune.runtime.sharded.options import CHUNK_BYTES, ShardOptions, check_host_memory
 from moetune.runtime.sharded.parameter_shards import check_optimizer, state_copies
-from moetune.runtime.sharded.placement import ChunkStats, Placement, SideStream
+from moetune.runtime.sharded.placement import ChunkStats, Placement
 from moetune.runtime.sharded.planned import planned_options
-from moetune.runtime.sharded.repacking import ChunkBuilder, Repacking
-from moetune.runtime.sharded.replicas import ReplicaGroup
+from moetune.runtime.sharded.replicas import replica_group
+from moetune.runtime.sharded.stored import StoredChunk
 
 
 def shard(
@@ -69,73 +70,56 @@ def shard(
         InputError: a chunk is smaller than a parameter, the cache smaller than two chunks, the
             optimizer of another kind or model, the model sharded already, or the plan without
             chunks, for another model or another number of ranks.
-        RankMismatchError: the ranks have different models, options or plans, or another rank has
+        RankMismatchError: the ranks have different models, options or plans, or some ranks have
             an InputError; on all ranks.
         AllocationError: the host lacks memory for the offloaded states.
     """
-    replicas = _replicas(group)
+    check_joined("the sharded model")
+    is_alone = not (dist.is_available() and dist.is_initialized())
+    replicas = replica_group(() if is_alone else dist.get_process_group_ranks(group))
+    parameters = dict(model.named_parameters())
 
-    def options_of() -> ShardOptions:
-        own = ShardOptions(
+    def usable_options() -> ShardOptions:
+        given = ShardOptions(
             chunk_bytes=CHUNK_BYTES if chunk_bytes is None else chunk_bytes,
             cache_bytes=cache_bytes, scatter=scatter, offload=offload, pin=pin,
         )  # fmt: skip
-        return own if plan is None else planned_options(plan, model, replicas, own=own)
+        _check_plain(parameters)
+        check_optimizer(optimizer, parameters)
+        if plan is None:
+            return given
+        return planned_options(plan, model, replicas.num_ranks, given=given)
 
-    builder = _builder(model, optimizer, replicas, options_of, device)
-    packed, options = builder.pack(), builder.options
-    capacity = cache_capacity(packed, options)
-    if options.offload:
-        copies = 2 + state_copies(optimizer)
-        pins = options.pin and builder.placement.device.type != "cpu"
-        problem = check_host_memory(packed, replicas, copies=copies, pins=pins)
-        agree(replicas, model, options, problem)
-    chunks = tuple(builder.store(number, chunk) for number, chunk in enumerate(packed))
-    _move_buffers(model, builder.placement.device)
-    cache = Cache(chunks, capacity)
-    manager = ChunkManager(model, find_units(model), chunks, builder.parameters, cache)
-    stepper = ChunkedOptimizer(
-        optimizer,
-        manager,
+    options = agree(
         replicas,
-        builder.placement.reduce_stream,
-        repack=Repacking(builder, replicas).run,
-        in_backward=step_in_backward,
+        usable_options,
+        lambda options: [str(options), *map(_described, parameters.items())],
+        "moetune.shard",
     )
-    clip = stepper.clip_grad_norm_
-    attach(model, ModelChunks(model, manager, builder.stats, replicas, clip))
+    replicas_of, labels = replica_groups(model, replicas)
+    packed = pack_model(parameters, replicas_of, labels, options)
+    capacity = cache_capacity(packed, options)
+    target = next(iter(parameters.values())).device if device is None else torch.device(device)
+    if options.offload:
+        copies, pins = 2 + state_copies(optimizer), options.pin and target.type != "cpu"
+        check_host_memory(packed, replicas, copies=copies, pins=pins)
+    placement, stats = Placement.of(target, options, replicas.num_ranks), ChunkStats()
+    chunks = tuple(
+        StoredChunk(number, chunk, parameters, replicas_of[chunk.slots[0].name], placement, stats)
+        for number, chunk in enumerate(packed)
+    )
+    _move_buffers(model, target)
+    manager = ChunkManager(model, find_units(model), chunks, parameters, Cache(chunks, capacity))
+    stepper = ChunkedOptimizer(
+        optimizer, manager, replicas, placement.reduce_stream, in_backward=step_in_backward
+    )
+    attach(model, ModelChunks(model, manager, stats, replicas, stepper.clip_grad_norm_))
     return model, stepper
 
 
-def _builder(
-    model: nn.Module,
-    optimizer: Optimizer,
-    replicas: ReplicaGroup,
-    options_of: Callable[[], ShardOptions],
-    device: torch.device | str | None,
-) -> ChunkBuilder:
-    """Return the builder of the model's chunks, once all ranks agree on model and options."""
-    parameters = dict(model.named_parameters())
-    options: ShardOptions | None = None
-    problem: MoetuneError | None = None
-    try:
-        options = options_of()
-        _check_plain(parameters)
-        check_optimizer(optimizer, parameters)
-    except InputError as error:
-        problem = error
-    agree(replicas, model, options, problem)
-    assert options is not None  # noqa: S101 - without them there was a problem
-    replicas_of, labels = replica_groups(model, replicas)
-    target = next(iter(parameters.values())).device if device is None else torch.device(device)
-    return ChunkBuilder(
-        parameters=parameters,
-        replicas_of=replicas_of,
-        labels=labels,
-        options=options,
-        placement=_placement(target, options, replicas),
-        stats=ChunkStats(),
-    )
+def _described(named: tuple[str, nn.Parameter]) -> str:
+    name, each = named
+    return f"{name}: {tuple(each.shape)} {each.dtype} trainable {each.requires_grad}"
 
 
 def _check_plain(parameters: Mapping[str, nn.Parameter]) -> None:
@@ -145,25 +129,6 @@ def _check_plain(parameters: Mapping[str, nn.Parameter]) -> None:
             f"{name} is sharded already: it is a DTensor",
             "use either moetune.shard or fully_shard and moetune.prepare_fsdp",
         )
-
-
-def _replicas(group: dist.ProcessGroup | None) -> ReplicaGroup:
-    check_joined("the sharded model")
-    if not (dist.is_available() and dist.is_initialized()):
-        return ReplicaGroup()
-    return ReplicaGroup(dist.get_process_group_ranks(group))
-
-
-def _placement(device: torch.device, options: ShardOptions, replicas: ReplicaGroup) -> Placement:
-    return Placement(
-        device=device,
-        scatter=options.scatter,
-        offload=options.offload,
-        pin=options.pin,
-        scale=1 / replicas.num_ranks,
-        gather_stream=SideStream(device),
-        reduce_stream=SideStream(device),
-    )
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

@@ -1,6 +1,6 @@
 """The state of a sharded model: whole state dicts, and sharded checkpoints for torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from moetune.domain.errors import InputError
 from moetune.runtime.sharded.layout import expert_layers
 from moetune.runtime.sharded.model_chunks import model_chunks
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.runtime.sharded.parameter_shards import ParameterShard, first_states
+from moetune.runtime.sharded.parameter_shards import first_states, parameter_shards
 
-_GROUPS = "groups"
+_GROUPS, _STATES = "groups", "the collection of states"
 
 
 @torch.no_grad()
@@ -44,8 +44,9 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
             value = whole[slot.offset : slot.offset + slot.num_elements].view(shape)
             if slot.name in layers:
                 communicator = layers[slot.name].communicator
-                parts = chunks.replicas.gather(value)
-                ranks = chunks.replicas.gather(torch.tensor([communicator.rank], device="cpu"))
+                parts = chunks.replicas.gather(value, _STATES)
+                mine = torch.tensor([communicator.rank], device="cpu")
+                ranks = chunks.replicas.gather(mine, _STATES)
                 by_rank = {int(rank): part for rank, part in zip(ranks, parts, strict=True)}
                 value = torch.cat([by_rank[rank] for rank in sorted(by_rank)]) if parts else value
             if chunks.replicas.rank == 0:
@@ -64,24 +65,16 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) ->
     """
     chunks = model_chunks(model)
     chunks.finish_reductions()
-    layers = expert_layers(model)
-    parameters = dict(model.named_parameters())
     for stored in chunks.stored:
         stored.make_writable()
-        for slot in stored.chunk.slots:
-            value = _find(state, slot.name)
-            shape = parameters[slot.name].shape
-            if slot.name in layers:
-                communicator = layers[slot.name].communicator
-                value = value[communicator.rank * shape[0] : (communicator.rank + 1) * shape[0]]
-            if value.shape != shape:
-                raise InputError(
-                    f"{slot.name} has shape {tuple(value.shape)} in the state, not {tuple(shape)}"
-                )
-            low, high = stored.own_range(slot)
-            if low < high:
-                into = stored.master[low - stored.low : high - stored.low]
-                into.copy_(value.reshape(-1)[low - slot.offset : high - slot.offset])
+    for name, part in _values(model):
+        value, shape = _find(state, name), model.get_parameter(name).shape
+        if value.numel() != part.num_elements or value.shape[1:] != shape[1:]:
+            raise InputError(
+                f"{name} has shape {tuple(value.shape)} in the state, not {tuple(shape)} a rank"
+            )
+        part.copy_(value.reshape(-1)[part.first : part.first + part.numel()])
+    for stored in chunks.stored:
         stored.publish()
     chunks.invalidate()
     for name, buffer in buffers_of(model):
@@ -169,16 +162,14 @@ class ShardedStates:
         if not isinstance(optimizer, ChunkedOptimizer):
             raise InputError(f"this {type(optimizer).__name__} is not sharded")
         self._model, self._optimizer = model, optimizer
-        self._chunks = model_chunks(model)
-        self._layers = expert_layers(model)
-        self._sizes = {name: each.numel() for name, each in model.named_parameters()}
+        self._chunks, self._part_of = model_chunks(model), _parts(model)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's slices by name; they share the memory of its shards."""
         self._chunks.finish_reductions()
         for stored in self._chunks.stored:
             stored.make_writable()
-        values = dict(self._values())
+        values = {f"model.{name}": part for name, part in _values(self._model)}
         states = dict(self._states())
         buffers = {f"buffer.{name}": buffer for name, buffer in buffers_of(self._model)}
         return {**values, **states, **buffers, _GROUPS: self._optimizer.settings}
@@ -192,28 +183,32 @@ class ShardedStates:
         self._chunks.invalidate()
         self._optimizer.settings = state[_GROUPS]
 
-    def _values(self) -> Iterator[tuple[str, StatePart]]:
-        for stored in self._chunks.stored:
-            for slot in stored.chunk.slots:
-                low, high = stored.own_range(slot)
-                if low < high:
-                    values = stored.master[low - stored.low : high - stored.low]
-                    yield f"model.{slot.name}", self._part(slot.name, values, low - slot.offset)
-
     def _states(self) -> Iterator[tuple[str, torch.Tensor]]:
         for shard in self._optimizer.shards:
-            for key, value in self._state_of(shard).items():
+            for key, value in first_states(self._optimizer, shard).items():
                 name = f"optimizer.{shard.name}.{key}"
-                yield name, self._part(shard.name, value, shard.first) if value.dim() else value
+                yield name, self._part_of(shard.name, value, shard.first) if value.dim() else value
 
-    def _state_of(self, shard: ParameterShard) -> dict[str, torch.Tensor]:
-        return first_states(self._optimizer, shard)
 
-    def _part(self, name: str, values: torch.Tensor, first: int) -> StatePart:
+def _values(model: nn.Module) -> Iterator[tuple[str, StatePart]]:
+    """Yield this rank's slices of all parameters, frozen ones too."""
+    part_of = _parts(model)
+    for shard in parameter_shards(model_chunks(model).stored, only_trainable=False):
+        yield shard.name, part_of(shard.name, shard.values, shard.first)
+
+
+def _parts(model: nn.Module) -> Callable[[str, torch.Tensor, int], StatePart]:
+    """Return what makes a slice, by the parameter's name, from values and their first index."""
+    layers = expert_layers(model)
+    sizes = {name: each.numel() for name, each in model.named_parameters()}
+
+    def part_of(name: str, values: torch.Tensor, first: int) -> StatePart:
         part = values.detach().as_subclass(StatePart)
-        part.first, part.num_elements = first, self._sizes[name]
-        if name in self._layers:
-            communicator = self._layers[name].communicator
-            part.first += communicator.rank * self._sizes[name]
+        part.first, part.num_elements = first, sizes[name]
+        if name in layers:
+            communicator = layers[name].communicator
+            part.first += communicator.rank * sizes[name]
             part.num_elements *= communicator.num_ranks
         return part
+
+    return part_of

@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from torch import nn
 
+from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk, Slot
-from moetune.runtime.sharded.placement import ChunkStats, Placement, Wait, nothing
-from moetune.runtime.sharded.replicas import ReplicaGroup
+from moetune.runtime.sharded.placement import ChunkStats, Placement, Traffic, Wait, nothing
+from moetune.runtime.sharded.replicas import start_all_reduce, start_reduce_scatter
 
 Phase = Literal["away", "gathering", "values", "gradients", "reducing"]
 """Contents of the whole buffer: nothing; values being gathered; values, or gradients in the slots
@@ -42,7 +43,7 @@ class StoredChunk:
         number: int,
         chunk: Chunk,
         parameters: Mapping[str, nn.Parameter],
-        replicas: ReplicaGroup,
+        replicas: Communicator,
         placement: Placement,
         stats: ChunkStats,
     ) -> None:
@@ -109,10 +110,8 @@ class StoredChunk:
         stream = self._placement.gather_stream
         self._wait = stream.run(self._gather)
         self._end_last_gather = stream.mark()
-        self._stats.gathered(
-            communicated_bytes=self.chunk.num_bytes if self.replicas.num_ranks > 1 else 0,
-            loaded_bytes=_bytes(self._payload) if self.is_offloaded else 0,
-        )
+        gathered, loaded = self._traffic(self.chunk.num_bytes, _bytes(self._payload))
+        self._stats.moved(Traffic(gathers=1, gathered_bytes=gathered, loaded_bytes=loaded))
 
     def _gather(self) -> Wait | None:
         mine = self.whole[self.low : self.high]
@@ -120,7 +119,10 @@ class StoredChunk:
         if self.replicas.num_ranks == 1 or source.device != mine.device:
             mine.copy_(source, non_blocking=True)
             source = mine
-        return self.replicas.all_gather(self.whole, source) if self.replicas.num_ranks > 1 else None
+        return self._gather_from(self.whole, source) if self.replicas.num_ranks > 1 else None
+
+    def _gather_from(self, whole: torch.Tensor, shard: torch.Tensor) -> Wait:
+        return self.replicas.all_gather(whole, shard, "the gathering of a chunk").wait
 
     def finish_gather(self) -> None:
         """Wait for the values, if they are being gathered."""
@@ -143,9 +145,7 @@ class StoredChunk:
 
     def receive(self, name: str, gradient: torch.Tensor) -> None:
         """Copy a parameter's gradient into its slot, over values that are not needed any more."""
-        if self.is_resident and not self.arrived:
-            self._gradients.untyped_storage().resize_(self.chunk.num_bytes)
-            self._stats.allocated(self.chunk.num_bytes)
+        self._allocate_gradients()
         if name in self.arrived:
             self._slots[name].add_(gradient)
         else:
@@ -154,9 +154,7 @@ class StoredChunk:
 
     def start_reduce(self) -> None:
         """Start reducing the ranks' gradients; missing ones are zeros."""
-        if self.is_resident and not self.arrived:
-            self._gradients.untyped_storage().resize_(self.chunk.num_bytes)
-            self._stats.allocated(self.chunk.num_bytes)
+        self._allocate_gradients()
         for name in set(self.names) - self.arrived:
             self._slots[name].zero_()
         total = self._begin_sum()
@@ -165,20 +163,29 @@ class StoredChunk:
         self._end_last_reduce = stream.mark()
         self.phase = "reducing"
         times = 2 if self.is_resident else 1
-        self._stats.reduced(
-            communicated_bytes=times * self.chunk.num_bytes if self.replicas.num_ranks > 1 else 0,
-            stored_bytes=_bytes(self.master) if self.is_offloaded else 0,
-        )
+        reduced, stored = self._traffic(times * self.chunk.num_bytes, _bytes(self.master))
+        self._stats.moved(Traffic(reduces=1, reduced_bytes=reduced, stored_bytes=stored))
+
+    def _traffic(self, wire_bytes: int, host_bytes: int) -> tuple[int, int]:
+        """Return the bytes that cross the wire, and those to or from host memory."""
+        is_wired = self.replicas.num_ranks > 1
+        return wire_bytes if is_wired else 0, host_bytes if self.is_offloaded else 0
+
+    def _allocate_gradients(self) -> None:
+        """Allocate a resident chunk's gradients, before the first of a step."""
+        if self.is_resident and not self.arrived:
+            self._gradients.untyped_storage().resize_(self.chunk.num_bytes)
+            self._stats.allocated(self.chunk.num_bytes)
 
     def _begin_sum(self) -> Callable[[], torch.Tensor]:
         """Start summing over the ranks; return the function that waits for this rank's part."""
         if self.replicas.num_ranks == 1:
             return lambda: self._gradients[self.low : self.high]
         if self.is_resident:
-            return self.replicas.all_reduce(self._gradients)
-        self._received = self.replicas.arrivals(self.whole, self.master.dtype)
+            return start_all_reduce(self.replicas, self._gradients)
+        self._received, total = start_reduce_scatter(self.replicas, self.whole, self.master.dtype)
         self._stats.allocated(_bytes(self._received))
-        return self.replicas.reduce_scatter(self.whole, self._received, self.master.dtype)
+        return total
 
     def finish_reduce(self) -> None:
         """Wait for the sum, add its mean to this rank's gradient and free the buffer."""
@@ -189,9 +196,7 @@ class StoredChunk:
             self._stats.allocated(-_bytes(self._received))
             self._received = None
         if self.is_resident:
-            _free(self._gradients)
-            self._stats.allocated(-self.chunk.num_bytes)
-            self.arrived.clear()
+            self._free_gradients()
             self.phase = "values"
         else:
             self.drop()
@@ -199,12 +204,15 @@ class StoredChunk:
     def discard_gradients(self) -> None:
         """Discard gradients of a backward pass that did not end; none is being reduced."""
         if self.is_resident and self.arrived:
-            _free(self._gradients)
-            self._stats.allocated(-self.chunk.num_bytes)
-            self.arrived.clear()
+            self._free_gradients()
         elif self.arrived or self.phase == "gradients":
             self.drop()
         self.num_readers = 0
+
+    def _free_gradients(self) -> None:
+        _free(self._gradients)
+        self._stats.allocated(-self.chunk.num_bytes)
+        self.arrived.clear()
 
     def make_readable(self) -> None:
         """Block the host until this chunk's gradient is in its memory; others may be on the way."""
@@ -227,22 +235,8 @@ class StoredChunk:
         if self.is_resident or self.replicas.num_ranks == 1:
             return source
         whole = torch.empty(self.chunk.num_elements, dtype=source.dtype, device=source.device)
-        self.replicas.all_gather(whole, source)()
+        self._gather_from(whole, source)()
         return whole
-
-    def add_gradient(self, low: int, values: torch.Tensor) -> None:
-        """Add to this rank's gradient, beginning at element `low` of the chunk."""
-        gradient = self._own_gradient()
-        if not self.has_gradient:
-            gradient.zero_()
-            self.has_gradient = True
-        gradient[low - self.low : low - self.low + len(values)] += values.to(gradient)
-
-    def retire(self) -> None:
-        """Count this chunk's states as freed, after other chunks took its parameters over."""
-        self._stats.allocated(-self._num_own_bytes())
-        if self.gradient is not None and not self.is_offloaded:
-            self._stats.allocated(-_bytes(self.gradient))
 
     def _finish_wait(self) -> None:
         wait, self._wait = self._wait, None

@@ -3,16 +3,22 @@
 import re
 from dataclasses import dataclass
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
-from moetune.domain.ports import Store
+from moetune.domain.model import MODELS
 from moetune.domain.records import FitInfo, PlanInfo
 from moetune.domain.training_document import AnyPlan
+from moetune.huggingface.registry import resolve_name
+from moetune.service.pages.fields import Field
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.views.profile import machine_scope
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_SUMMARIES = 1000
@@ -41,7 +47,7 @@ class Library:
         self._lock = Lock()
 
     @property
-    def store(self) -> Store:
+    def store(self) -> "SqlStore":
         """The store, opened read-only."""
         return self.planner.reading
 
@@ -106,9 +112,18 @@ class Library:
         """
         return self.store.training_plan(wanted) or self.planner.plan(wanted)
 
-    def plan_choices(self) -> dict[str, str]:
-        """Return the newest 50 plans by the beginning of their id, for a form's suggestions."""
-        return {one.id[:12]: _plan_words(one) for one in self.store.plan_page(limit=50)}
+    def model_name(self, plan: AnyPlan) -> str | None:
+        """Return the name of a plan's model where it has a page."""
+        model = plan.inputs.model
+        return model if model is None or model in MODELS else resolve_name(model)
+
+    def plan_field(self, name: str, label: str) -> Field:
+        """Return a field for a plan's id, which suggests the newest 50."""
+        newest = self.store.plan_page(limit=50)
+        return Field(
+            name=name, label=label, placeholder="3f9c21", is_required=True,
+            suggested={one.id[:12]: _plan_words(one) for one in newest},
+        )  # fmt: skip
 
 
 def _plan_words(one: PlanInfo) -> str:

@@ -1,25 +1,21 @@
 """Pages of measurements: machines, one profile, and observed steps."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from moetune.domain.errors import MoetuneError
-from moetune.domain.records import FitInfo, MachineInfo, Observation, Stored
+from moetune.domain.records import FitInfo, MachineInfo
 from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
 from moetune.report.section import Cell, Section, Table
-from moetune.service.described import LABELS
 from moetune.service.pages.library import Library, cursor
 from moetune.service.pages.page import Link, Page, address, age_now
 from moetune.service.problems import problem_of
 from moetune.service.uploads import MAX_FILE_BYTES
-from moetune.workflows.alarm import watched_series
-from moetune.workflows.describe import gpus, reference_of
 from moetune.workflows.drift import observed_drifts
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.library import plans_by_id
 from moetune.workflows.report import MOST_OBSERVATIONS
-from moetune.workflows.views.alarm import alarm_section
 from moetune.workflows.views.observed import observed_sections
 from moetune.workflows.views.profile import profile_page as profile_sections
 
@@ -29,17 +25,15 @@ PAGE_SIZE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """The forms that add a profile: by a file, and by a description.
+    """The form that adds a profile.
 
     Args:
         may_write: whether the request may write without a token in the form.
         problem: of a form that was not taken; None before one is sent.
-        values: what its fields said.
     """
 
     may_write: bool
     problem: MoetuneError | None = None
-    values: Mapping[str, str] = field(default_factory=dict)
 
 
 def machines_page(library: Library, *, upload: Upload) -> Page:
@@ -64,8 +58,6 @@ def machines_page(library: Library, *, upload: Upload) -> Page:
             "within 10 %.",
             "upload": upload,
             "most_bytes": MAX_FILE_BYTES,
-            "labels": LABELS,
-            "gpus": {gpu: reference_of(gpu).machine.device for gpu in gpus()},
         },
     )
 
@@ -110,7 +102,7 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
     Raises:
         NotFoundError: there is no such plan.
     """
-    plan_id = library.planner.plan(plan).id if plan else None
+    plan_id = library.any_plan(plan).id if plan else None
     newest = library.store.observation_page(plan_id, limit=MOST_OBSERVATIONS)
     number = cursor(after)
     rows = newest[:PAGE_SIZE]
@@ -121,17 +113,14 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
         template="observed.html",
         title="Observed",
         here="observed",
-        sections=_with_alarm(
-            newest,
-            observed_sections(
-                seen(newest),
-                tuple(reversed(seen(rows))),
-                is_all=len(newest) < MOST_OBSERVATIONS,
-                plans="/plans/",
-                known=plans_by_id(library.store, {one.value.plan_id for one in rows}),
-                changes=observed_drifts(newest),
-                num_left_out=sum(not is_sound(one.value) for one in newest),
-            ),
+        sections=observed_sections(
+            seen(newest),
+            tuple(reversed(seen(rows))),
+            is_all=len(newest) < MOST_OBSERVATIONS,
+            plans="/plans/",
+            known=plans_by_id(library.store, {one.value.plan_id for one in rows}),
+            changes=observed_drifts(newest),
+            num_left_out=sum(not is_sound(one.value) for one in newest),
         ),
         csv=lambda figure: address("observed", f"{figure.name}.csv", plan=plan),
         context={
@@ -141,16 +130,6 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
             "older": address("observed", plan=plan, after=str(older)) if older else "",
         },
     )
-
-
-def _with_alarm(
-    newest: Sequence[Stored[Observation]], sections: tuple[Section, ...]
-) -> tuple[Section, ...]:
-    """Return the sections with the alarm's own before the list of observations."""
-    *first, listed = sections
-    series = watched_series(newest)
-    alarm = (alarm_section(series, plans="/observed?plan="),) if series else ()
-    return *first, *alarm, listed
 
 
 def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Section:

@@ -2,62 +2,34 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from moetune.domain.cluster import process_bytes
 from moetune.domain.errors import MoetuneError, NotFoundError
 from moetune.domain.model import MODELS, WHOLE_MODELS
-from moetune.domain.targets import find_target
-from moetune.domain.training import LayoutRequest
 from moetune.domain.units import parse_count
 from moetune.huggingface.registry import registered_models
 from moetune.report.section import Cell, Section, Table
+from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address
 from moetune.service.problems import problem_of
+from moetune.workflows.flags import parsed
 from moetune.workflows.memory import MemoryAnswer, MemoryQuestion, fit_memory
+from moetune.workflows.memory_flags import MemoryFlags
 from moetune.workflows.models import FoundModel, find_decoder_model, known_name
 from moetune.workflows.views.memory import memory_page
 from moetune.workflows.views.models import decoder_sections, model_section
 
 _OF_PAPERS, _OF_MODELS = "rtx2080ti-x64", "h100-x8"
 """Reference machines of the papers' layers, and of whole models."""
-_DEVICE, _LENGTH, _RANKS = "80GB", "4k", 8
+_USUAL = {"device_memory": "80GB", "seq": "4k"}
+_RANKS = 8
 _TARGET = "megatron"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryForm:
-    """Fields of a model's page: texts of the fields, "" for the usual value."""
-
-    device_memory: str = ""
-    world_size: str = ""
-    seq: str = ""
-
-    @property
-    def length(self) -> int:
-        """Tokens of a sequence.
-
-        Raises:
-            InputError: it is no number.
-        """
-        return parse_count(self.seq or _LENGTH)
-
-    def question(self, found: FoundModel) -> MemoryQuestion:
-        """Return the question of `moetune memory` with its usual values.
-
-        Raises:
-            InputError: a field is wrong.
-        """
-        assert found.decoder is not None  # noqa: S101 - the caller has looked
-        target = find_target(_TARGET)
-        return MemoryQuestion(
-            decoder=found.decoder,
-            world_size=parse_count(self.world_size) if self.world_size else None,
-            global_batch=None, length=self.length, dtype="bfloat16",
-            optimizer=target.optimizers[0], pins=LayoutRequest(micro_batch=1), target=target,
-            device_bytes=process_bytes(self.device_memory or _DEVICE),
-        )  # fmt: skip
+_FIELDS = (
+    Field(name="device_memory", label="Memory of a GPU", placeholder=_USUAL["device_memory"]),
+    Field(name="world_size", label="GPUs", placeholder="the fewest"),
+    Field(name="seq", label="Tokens of a sequence", placeholder=_USUAL["seq"]),
+)
+MEMORY_FIELDS = tuple(one.name for one in _FIELDS)
 
 
 def models_page() -> Page:
@@ -77,8 +49,11 @@ def models_page() -> Page:
     )
 
 
-def model_page(library: Library, name: str, form: MemoryForm) -> Page:
+def model_page(library: Library, name: str, form: Mapping[str, str]) -> Page:
     """Return a model's page: what fits where, then its sizes; of a layer its sizes.
+
+    Args:
+        form: texts of `MEMORY_FIELDS` that are not the usual values.
 
     Raises:
         NotFoundError: there is no such model; files of the service's machine are not read.
@@ -89,29 +64,37 @@ def model_page(library: Library, name: str, form: MemoryForm) -> Page:
     found = find_decoder_model(known, world_size=_RANKS)
     if found.decoder is None:
         return _layer_page(known, found)
+    length = parse_count(_USUAL["seq"])
     try:
-        answer = library.planner.solver.run(fit_memory, form.question(found))
+        answer = library.planner.solver.run(fit_memory, _question(known, form))
         memory: tuple[Section, ...] = memory_page(answer)
         problem: MoetuneError | None = None
-        length = form.length
+        length = answer.job.length
     except MoetuneError as error:
-        answer, memory, problem, length = None, (), error, parse_count(_LENGTH)
+        answer, memory, problem = None, (), error
     return Page(
         template="model.html",
         title=found.title,
         here="models",
         sections=(*memory, *decoder_sections(found, length=length)),
         context={
-            "form": form, "name": known, "device": _DEVICE, "length": _LENGTH, "problem": problem,
+            "form": form, "name": known, "fields_of": _FIELDS, "problem": problem,
             "commands": _commands(known, answer, form),
             "new_plan": _new_plan(known, answer),
         },
         csv=lambda figure: address(
-            "models", known, f"{figure.name}.csv", device_memory=form.device_memory,
-            world_size=form.world_size, seq=form.seq,
+            "models", known, f"{figure.name}.csv", **form,
         ),
         status=int(problem_of(problem).status) if problem else 200,
     )  # fmt: skip
+
+
+def _question(name: str, form: Mapping[str, str]) -> MemoryQuestion:
+    """Return the question of `moetune memory`."""
+    ranks = parsed(form.get("world_size"), parse_count, "--world-size")
+    device_memory, seq = (form.get(flag, usual) for flag, usual in _USUAL.items())
+    flags = MemoryFlags(model=name, world_size=ranks, device_memory=device_memory, seq=seq)
+    return flags.question()
 
 
 def _layer_page(name: str, found: FoundModel) -> Page:
@@ -127,17 +110,16 @@ def _layer_page(name: str, found: FoundModel) -> Page:
             "commands": {
                 "The same in a terminal": f"moetune plan --model {name} --profile {_OF_PAPERS}"
             },
-            "new_plan": address("new", kind="layer", model=name, profile=_OF_PAPERS),
+            "new_plan": address("new", model=name, profile=_OF_PAPERS),
         },
     )  # fmt: skip
 
 
-def _commands(name: str, answer: MemoryAnswer | None, form: MemoryForm) -> Mapping[str, str]:
+def _commands(name: str, answer: MemoryAnswer | None, form: Mapping[str, str]) -> Mapping[str, str]:
     """Return the commands that ask the same, and that plan what fits."""
-    flags = {
-        "--device-memory": form.device_memory, "--world-size": form.world_size, "--seq": form.seq,
-    }  # fmt: skip
-    given = "".join(f" {flag} {shlex.quote(text)}" for flag, text in flags.items() if text)
+    given = "".join(
+        f" --{name.replace('_', '-')} {shlex.quote(text)}" for name, text in form.items()
+    )
     same = {"The same in a terminal": f"moetune memory {name}{given}"}
     if answer is None or not answer.fits:
         return same
@@ -154,10 +136,10 @@ def _new_plan(name: str, answer: MemoryAnswer | None) -> str:
     if name in MODELS:
         return ""
     if answer is None or not answer.fits:
-        return address("new", kind="model", decoder=name)
+        return address("new", model=name, target=_TARGET)
     job = answer.job
     return address(
-        "new", kind="model", decoder=name, profile=_OF_MODELS, world_size=str(job.world_size),
+        "new", model=name, profile=_OF_MODELS, target=_TARGET, world_size=str(job.world_size),
         global_batch=str(job.global_batch), seq=str(job.length),
     )  # fmt: skip
 

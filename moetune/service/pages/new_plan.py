@@ -1,66 +1,191 @@
-"""The page New plan: what is asked in fields, its answer, and what can be taken from it.
+"""The page New plan: a form with the flags of `moetune plan`, whose answer is a plan's page.
 
-Nothing that a field asks is stored. `/new/answer` is the answer alone, which a script puts into the
-page; without it the form is sent as a whole. The front of a model takes as long as its plan, so it
-is a page of its own, `/new/front`, which the script puts under the answer once nothing changes.
+Nothing is stored but what is kept. A form's fields become an address without the empty ones, so
+that it can be shared; a pasted configuration is packed into it where it is short enough.
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from urllib.parse import parse_qsl
+from typing import get_args
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
-from moetune.domain.errors import InputError, MoetuneError, ProfileError
-from moetune.domain.layer import ACTIVATIONS
+from moetune.domain.constraints import STRATEGIES, Order
+from moetune.domain.errors import MoetuneError, ProfileError
+from moetune.domain.layer import ACTIVATIONS, ExpertParallel
 from moetune.domain.model import MODELS
+from moetune.domain.optimizers import OPTIMIZERS
+from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.targets import TARGETS
-from moetune.domain.training import TRAINING_DTYPES
+from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, TOKEN_DISPATCHERS, TRAINING_DTYPES
+from moetune.domain.training_document import AnyPlan
 from moetune.domain.units import DTYPE_BYTES
-from moetune.huggingface.pasted import MOST_BYTES
+from moetune.huggingface.pasted import NAME, PastedConfig, pasted_config, unpacked_config
 from moetune.huggingface.registry import model_names
+from moetune.report.section import Section
 from moetune.service.access import Access
-from moetune.service.bodies import FORM, read_body
+from moetune.service.bodies import FORM, read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
+from moetune.service.pages.fields import Field, field_of
 from moetune.service.pages.library import Library
-from moetune.service.pages.new_plan_answers import answer_of, front_of, model_plan
-from moetune.service.pages.new_plan_form import CUSTOM, LABELS, PASTED, NewPlanForm
 from moetune.service.pages.page import Page, PageRenderer, address
-from moetune.service.plans import resolved
+from moetune.service.plans import kept_answer
 from moetune.service.problems import ForbiddenError, problem_of
 from moetune.service.workers import WorkerPools
+from moetune.workflows.arguments import read_texts
+from moetune.workflows.questions import Question, read_question
+from moetune.workflows.views.plan_page import plan_page_sections
 
-_MOST_FIELDS = 60
-_SLIDERS: Mapping[str, tuple[str, ...]] = {
-    "world_size": tuple(str(2**at) for at in range(13)),
-    "tokens_per_rank": tuple(
-        str(size) for at in range(8, 18) for size in (2**at, 3 * 2 ** (at - 1))
-    )[:-1],
-    "global_batch": tuple(str(2**at) for at in range(3, 15)),
-    "seq": tuple(str(2**at) for at in range(9, 18)),
-    "memory_limit": (
-        *(f"{size}GiB" for size in (8, 11, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192, 288)),
-        "",
+_REFERENCE = "h100-x8"
+_EXAMPLE = {
+    "model": "qwen3-30b-a3b", "target": "megatron", "world_size": "64", "global_batch": "512",
+    "seq": "4096",
+}  # fmt: skip
+"""What an address without fields shows, before it is asked for."""
+_YES = ("yes",)
+_SWITCH = ("yes", "no")
+_MOST_FIELDS = 100
+
+
+def _field(name: str, label: str, hint: str = "", choices: tuple[str, ...] = ()) -> Field:
+    flag = f"--{name.replace('_', '-')}"
+    return Field(name=name, label=label, hint=hint, flag=flag, choices=choices)
+
+
+_MODEL = (
+    replace(_field("model", "Model", "of Hugging Face, or a layer of a paper"),
+            suggested=dict.fromkeys((*model_names(), *MODELS), "")),
+    _field("world_size", "GPUs", "the machine's"),
+    _field("memory_limit", "Memory of a GPU", "such as 40GiB"),
+    _field("dtype", "Element type", "", tuple(dict.fromkeys((*TRAINING_DTYPES, *DTYPE_BYTES)))),
+)  # fmt: skip
+_GROUPS: dict[str, tuple[Field, ...]] = {
+    "Training of a Hugging Face model": (
+        _field("target", "Runtime", "", TARGETS),
+        _field("global_batch", "Batch", "sequences of a step"),
+        _field("seq", "Sequence", "tokens of each"),
+        _field("optimizer", "Optimizer", "", tuple(OPTIMIZERS)),
+        _field("routing", "Routing", "", ("balanced", "natural")),
+        _field("front", "Fastest layout for every memory", "", _YES),
+    ),
+    "A layer": (
+        _field("tokens", "Tokens a GPU", "of a step"),
+        _field("d_model", "Width of tokens"),
+        _field("d_hidden", "Width of experts"),
+        _field("num_experts", "Experts", "on all GPUs"),
+        _field("top_k", "Experts a token"),
+        _field("activation", "Activation", "", ACTIVATIONS),
+        _field("allow_modelled", "Estimate group sizes not measured", "", _SWITCH),
+    ),
+    "Pin the layout of a whole model": (
+        _field("tp", "Tensor parallel"),
+        _field("pp", "Pipeline ranks"),
+        _field("vpp", "Stages of a pipeline rank"),
+        _field("ep", "Expert parallel"),
+        _field("etp", "Ranks that share an expert"),
+        _field("cp", "Context parallel"),
+        _field("micro_batch", "Micro-batch", "sequences"),
+        _field("zero", "What replicas shard", "", ("0", "1", "2", "3")),
+        _field("recompute", "Recompute", "none, or modules"),
+        _field("overlap", "Overlap of exchanges", "", OVERLAPS),
+        _field("dispatcher", "Dispatcher", "", TOKEN_DISPATCHERS),
+        _field("schedule", "Pipeline schedule", "", SCHEDULES),
+        _field("cuda_graphs", "CUDA graphs", "", CUDA_GRAPHS),
+        _field("offload_activations", "Activations on the host", "a share"),
+        _field("offload_optimizer", "Optimizer on the host", "a share"),
+    ),
+    "Pin the plan of a layer": (
+        _field("strategy", "Memory strategy", "", STRATEGIES),
+        _field("forward_degree", "Chunks forward"),
+        _field("backward_degree", "Chunks backward"),
+        _field("max_degree", "Most chunks"),
+        _field("order", "Order of transfers", "", get_args(Order)),
+        _field("expert_parallel", "How ranks share experts", "", get_args(ExpertParallel)),
     ),
 }
-"""Values of the sliders; the last of the memory is all that a device has."""
-_REFERENCE = "h100-x8"
-_DEFAULTS = {
-    "kind": "layer", "model": "gpt-xl", "decoder": "qwen3-30b-a3b", "target": "megatron",
-    "global_batch": "512", "seq": "4096",
-}  # fmt: skip
-_FIRST_ON_OWN = {"model": "gpt-s", "modelled": "1"}
-"""Small, as a machine of one's own may be."""
-_FIRST_VISIT = {"tokens_per_rank": "8192", "world_size": "64", "modelled": "1"}
-_SIZES = {
-    "d_model": "2048", "d_hidden": "8192", "num_experts": "64", "top_k": "1", "activation": "gelu",
-}  # fmt: skip
-_BOTH = ["GET", "POST"]
-"""A pasted configuration that is too long for an address comes in a body."""
-_LAYERS = tuple(MODELS)
+_LABELS = {"profile": "Machine", "config": "Configuration"} | {
+    one.name: one.label for group in (_MODEL, *_GROUPS.values()) for one in group
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """Texts of the fields that are filled in.
+
+    Args:
+        config: packed, as an address has it.
+        pasted: a configuration as it was pasted.
+    """
+
+    texts: Mapping[str, str]
+    config: str = ""
+    pasted: str = ""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "_Form":
+        """Return the form of an address or a body."""
+        texts = {name: text.strip() for name, text in given.items() if text.strip()}
+        for name in ("token", "config", "config_text"):
+            texts.pop(name, None)
+        return cls(
+            texts=texts, config=given.get("config", "").strip(),
+            pasted=given.get("config_text", "").strip(),
+        )  # fmt: skip
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked."""
+        return not (self.texts or self.config or self.pasted)
+
+    def read_config(self) -> PastedConfig | None:
+        """Return the pasted configuration.
+
+        Raises:
+            InputError: it is too long, damaged, or not an object of JSON.
+        """
+        if self.pasted:
+            return pasted_config(self.pasted)
+        return unpacked_config(self.config) if self.config else None
+
+    def address(self) -> str | None:
+        """Return the address that asks the same; None where a configuration is too long for it.
+
+        Raises:
+            InputError: as of `read_config`.
+        """
+        config = self.read_config()
+        packed = "" if config is None else config.packed
+        return None if packed is None else address("new", **self.texts, config=packed)
+
+    def question(self) -> Question:
+        """Return the question.
+
+        Raises:
+            InputError: a field is unknown, or its text wrong.
+        """
+        config = self.read_config()
+        more = {} if config is None else {"config": config}
+        return read_question({**read_texts(self.texts), **more})
+
+    def command(self) -> str:
+        """Return the command that asks the same."""
+        model = {"model": f"{NAME}/config.json"} if self.config or self.pasted else {}
+        return shlex.join(
+            word
+            for name, text in (model | dict(self.texts)).items()
+            for word in _flag(name.replace("_", "-"), text)
+        )
+
+
+def _flag(name: str, text: str) -> tuple[str, ...]:
+    """Return a flag and its value as words of a command."""
+    if text == "yes":
+        return (f"--{name}",)
+    return (f"--no-{name}",) if text == "no" else (f"--{name}", text)
 
 
 def new_plan_router(
@@ -68,77 +193,94 @@ def new_plan_router(
 ) -> APIRouter:
     """Return the routes of the page."""
     router = APIRouter(include_in_schema=False, route_class=renderer.route_class())
-    shows = _Shows(library=library, renderer=renderer, pools=pools, access=access)
+    pages = _Pages(library=library, renderer=renderer, pools=pools)
 
     @router.get("/new")
     async def page(request: Request) -> Response:
-        given = dict(request.query_params)
-        if given.get("decoder") == PASTED and given.get("config_text", "").strip():
-            return await shows.packed(request, given)
-        found = await shows.page(request, await shows.form(given))
-        if not _asked(given):  # nothing that was asked is wrong
-            found.status_code = HTTPStatus.OK
-        return found
+        form = _Form.of(dict(request.query_params))
+        return await (pages.example(request) if form.is_empty else pages.answer(request, form))
 
     @router.post("/new")
-    async def pasted(request: Request) -> Response:
-        return await shows.packed(request, await _fields(request))
-
-    @router.api_route("/new/answer", methods=_BOTH)
-    async def answer(request: Request) -> Response:
-        return await shows.answer(request, await _given(request))
-
-    @router.api_route("/new/front", methods=_BOTH)
-    async def front(request: Request) -> Response:
-        return await shows.front(await _given(request))
-
-    @router.api_route("/new/plan.json", methods=_BOTH)
-    async def plan_file(request: Request) -> Response:
-        return await shows.plan_file(await _given(request))
+    async def asked(request: Request) -> Response:
+        form = _Form.of(await _fields(request))
+        try:
+            there = form.address()
+        except MoetuneError:
+            there = None  # the page says what is wrong
+        if there is None:
+            return await pages.answer(request, form)
+        return RedirectResponse(f"{there}#answer", HTTPStatus.SEE_OTHER)
 
     @router.post(KEEP_PATH)
     async def keep(request: Request) -> Response:
-        return await shows.keep(request, await _fields(request))
+        fields = await _fields(request)
+        if not may_write(request.scope, access, fields.get("token", "").strip()):
+            raise ForbiddenError(
+                "keeping a plan needs the write token, and this is not it",
+                "go back and give it in the field beside Keep",
+            )
+        form = _Form.of(fields)
+        try:
+            plan = await kept_answer(request, pools, await pools.read(form.question))
+        except MoetuneError as error:
+            return await pages.render(request, form, problem=error)
+        return RedirectResponse(address("plans", plan.id), HTTPStatus.SEE_OTHER)
 
     return router
 
 
-async def _given(request: Request) -> dict[str, str]:
-    """Return the fields of an address, or of a form's body."""
-    if request.method == "POST":
-        return await _fields(request)
-    return dict(request.query_params)
-
-
 async def _fields(request: Request) -> dict[str, str]:
-    """Return the fields of a form's body; of one that comes twice the last."""
-    _, content = await read_body(request, kinds=(FORM,))
-    try:
-        pairs = parse_qsl(content.decode(), max_num_fields=_MOST_FIELDS)
-    except UnicodeDecodeError:
-        raise InputError("the form is not UTF-8") from None
-    except ValueError:
-        raise InputError(f"the form has more than {_MOST_FIELDS} fields") from None
-    return dict(pairs)
+    form = await read_form(request, kind=FORM, max_fields=_MOST_FIELDS)
+    return {name: value.decode() for name, value in form.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shows:
-    """Answers of the routes."""
+class _Pages:
+    """The page with and without its answer."""
 
     library: Library
     renderer: PageRenderer
     pools: WorkerPools
-    access: Access
 
-    async def form(self, given: Mapping[str, str]) -> NewPlanForm:
-        """Return the form of an address or a body, with the defaults of what it leaves out."""
-        asked = _asked(given)
-        own = asked.get("profile") or await self.pools.read(self._own_profile)
-        first = {"profile": own or _REFERENCE}
-        if not asked:
-            first |= _FIRST_ON_OWN if own else _FIRST_VISIT
-        return NewPlanForm.of({**_DEFAULTS, **first, **asked})
+    async def example(self, request: Request) -> Response:
+        """Return the page with a question filled in, which nobody has asked yet."""
+        profile = await self.pools.read(self._own_profile) or _REFERENCE
+        return await self.render(request, _Form(texts={**_EXAMPLE, "profile": profile}))
+
+    async def answer(self, request: Request, form: _Form) -> Response:
+        """Return the page with its answer, or with what is wrong."""
+        try:
+            question = await self.pools.read(form.question)
+            plan = await self.pools.solve(question.answer, self.pools.planner)
+            sections = await self.pools.solve(plan_page_sections, plan, self.pools.planner)
+        except MoetuneError as error:
+            return await self.render(request, form, problem=error)
+        return await self.render(request, form, plan=plan, sections=sections)
+
+    async def render(
+        self, request: Request, form: _Form, *, plan: AnyPlan | None = None,
+        sections: tuple[Section, ...] = (), problem: MoetuneError | None = None,
+    ) -> Response:  # fmt: skip
+        """Return the page of a form and its answer."""
+        profiles = await self.pools.read(self.library.profile_names)
+        page = Page(
+            template="new_plan.html",
+            title="New plan",
+            here="new",
+            sections=sections,
+            status=HTTPStatus.OK if problem is None else int(problem_of(problem).status),
+            context={
+                "values": {"profile": "", **form.texts}, "config_text": _shown(form),
+                "first": (*_MODEL, _field("profile", "Machine", "measured or reference", profiles)),
+                "groups": _GROUPS | _others(form.texts), "plan": plan,
+                "problem": problem,
+                "where": "" if problem is None else _field_of(problem, form),
+                "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,
+                "model": plan and self.library.model_name(plan),
+                "may_write": right_in(request.scope) == "write",
+            },
+        )  # fmt: skip
+        return self.renderer.render(page)
 
     def _own_profile(self) -> str:
         """Return the profile that plans are made with where none is named; "" where none is."""
@@ -147,149 +289,26 @@ class _Shows:
         except ProfileError:
             return ""
 
-    async def page(self, request: Request, form: NewPlanForm) -> Response:
-        """Return the page with its answer."""
-        context, status = await self._answered(request, form)
-        more = await self.pools.read(self._choices, form)
-        return self._render("new_plan.html", {**more, **context}, status)
 
-    async def answer(self, request: Request, given: Mapping[str, str]) -> Response:
-        """Return the answer alone."""
-        try:
-            form = await self.form(given)
-        except InputError as error:
-            context, status = _problem(error)
-        else:
-            context, status = await self._answered(request, form)
-        return self._render("new_plan_answer.html", context, status)
-
-    async def front(self, given: Mapping[str, str]) -> Response:
-        """Return the page of a model's front, which a script takes the front out of."""
-        form = await self.form(given)
-        shown, query = await front_of(self.pools, form), form.query
-        back = None if query is None else address("new", **query)
-        return self._render("new_plan_front.html", {"shown": shown, "back": back}, HTTPStatus.OK)
-
-    async def packed(self, request: Request, given: Mapping[str, str]) -> Response:
-        """Redirect to the address of a pasted configuration, or where it is too long, answer."""
-        form = await self.form({**given, "kind": "model", "decoder": PASTED})
-        try:
-            query = form.query
-        except InputError:
-            query = None  # the page says what is wrong
-        if query is None:
-            return await self.page(request, form)
-        return RedirectResponse(address("new", **query), HTTPStatus.SEE_OTHER)
-
-    async def plan_file(self, given: Mapping[str, str]) -> Response:
-        """Return a model's plan as `moetune plan --output` writes it."""
-        form = await self.form({**given, "kind": "model"})
-        plan = await model_plan(self.pools, form)
-        name = f"plan-{plan.id[:6]}.json"
-        return Response(
-            plan.stored.text, media_type="application/json",
-            headers={"Content-Disposition": f'attachment; filename="{name}"',
-                     "Cache-Control": "no-store"},
-        )  # fmt: skip
-
-    async def keep(self, request: Request, given: Mapping[str, str]) -> Response:
-        """Store the plan, and redirect to its page.
-
-        Raises:
-            ForbiddenError: neither the request nor the form has the write token.
-            QuotaError, StoreFullError: the client may not add it.
-        """
-        if not may_write(request.scope, self.access, given.get("token", "").strip()):
-            raise ForbiddenError(
-                "keeping a plan needs the write token, and this is not it",
-                "go back and give it in the field beside Keep",
-            )
-        form = await self.form(given)
-        if form.is_model:
-            plan_id = await self._keep_model(request, form)
-        else:
-            plan_id = (await resolved(request, self.pools, form.layer_inputs())).id
-        return RedirectResponse(address("plans", plan_id), HTTPStatus.SEE_OTHER)
-
-    async def _keep_model(self, request: Request, form: NewPlanForm) -> str:
-        plan = await model_plan(self.pools, form)
-        planner = self.pools.planner
-        if await self.pools.read(planner.reading.training_plan, plan.id) is None:
-            await self.pools.may_add(request, "plans")
-            await self.pools.write(planner.store.save_training_plan, plan.stored)
-        return plan.id
-
-    async def _answered(self, request: Request, form: NewPlanForm) -> tuple[dict[str, object], int]:
-        """Return the variables of the answer's template, and the status."""
-        try:
-            answer = await answer_of(self.pools, form)
-            query = form.query
-        except MoetuneError as error:
-            context, status = _problem(error)
-            return {**context, "address": _address(form)}, status
-        return {
-            "problem": None,
-            "answer": answer,
-            "form": form,
-            "address": None if query is None else address("new", **query),
-            "front_address": None if query is None else address("new", "front", **query),
-            "may_write": right_in(request.scope) == "write",
-            "kept_fields": query or {name: text for name, text in form.fields.items() if text},
-        }, HTTPStatus.OK
-
-    def _choices(self, form: NewPlanForm) -> dict[str, object]:
-        """Return the variables of the form's template."""
-        return {
-            "values": {name: form[name] or _SIZES.get(name, "") for name in LABELS},
-            "labels": LABELS,
-            "sliders": _SLIDERS,
-            "profiles": _same(self.library.profile_names()),
-            "layer_choices": [
-                *((name, MODELS[name].title) for name in _LAYERS), (CUSTOM, "Sizes of my own"),
-            ],
-            "decoders": [*_same(model_names()), (PASTED, "A pasted configuration")],
-            "targets": _same(TARGETS),
-            "dtypes": _same(DTYPE_BYTES),
-            "training_dtypes": _same(TRAINING_DTYPES[1:]),
-            "activations": _same(ACTIVATIONS),
-            "config_text": _shown_config(form),
-            "most_pasted": MOST_BYTES,
-        }  # fmt: skip
-
-    def _render(self, template: str, context: Mapping[str, object], status: int) -> Response:
-        page = Page(template=template, title="New plan", here="new", context=context, status=status)
-        return self.renderer.render(page)
+def _others(texts: Mapping[str, str]) -> dict[str, tuple[Field, ...]]:
+    """Return a group of the fields that an address has beyond those of the form."""
+    names = tuple(_field(name, name) for name in texts if name not in _LABELS)
+    return {"Other flags": names} if names else {}
 
 
-def _asked(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields that have a text."""
-    return {name: text for name, text in given.items() if name in LABELS and text.strip()}
+def _field_of(problem: MoetuneError, form: _Form) -> str:
+    """Return the field that an error names; "" where it names none."""
+    if "configuration" in problem.what and (form.config or form.pasted):
+        return "config_text"
+    return field_of(problem, form.texts, _LABELS)
 
 
-def _same(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return choices that are shown as they are sent."""
-    return [(name, name) for name in names]
-
-
-def _problem(error: MoetuneError) -> tuple[dict[str, object], int]:
-    return {"problem": error, "address": None}, int(problem_of(error).status)
-
-
-def _address(form: NewPlanForm) -> str | None:
-    """Return the address of a question without an answer; None where it has none."""
-    try:
-        query = form.query
-    except InputError:
-        return None
-    return None if query is None else address("new", **query)
-
-
-def _shown_config(form: NewPlanForm) -> str:
+def _shown(form: _Form) -> str:
     """Return the configuration to show in its field: as it was pasted, or from the address."""
-    if form["config_text"]:
-        return form["config_text"]
+    if form.pasted or not form.config:
+        return form.pasted
     try:
-        config = form.config
-    except InputError:
+        config = unpacked_config(form.config)
+    except MoetuneError:
         return ""
-    return "" if config is None else json.dumps(json.loads(config.text), indent=2)
+    return json.dumps(json.loads(config.text), indent=2)

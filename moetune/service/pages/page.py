@@ -5,6 +5,7 @@ files change with the files, so that browsers may cache them for ever.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,69 +14,40 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.routing import APIRoute
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import PathLike, StaticFiles
+from starlette.types import Scope
 
 from moetune.domain.errors import MoetuneError, NotFoundError
 from moetune.report.html import STATIC, age, environment
 from moetune.report.section import Figure, Section, all_figures
 from moetune.service.problems import Problem, problem_of
 
-_OWN = ("moetune.css", "moetune.js", "moetune.svg", "newplan.css", "newplan.js")
 _FOR_EVER = "public, max-age=31536000, immutable"
-_TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Addresses:
-    """Addresses of a page's static files; each changes with its file."""
+class _StaticFiles(StaticFiles):
+    """Files that browsers may cache for ever, at the address that has their mark."""
 
-    style: str
-    script: str
-    icon: str
-    new_style: str
-    new_script: str
-
-
-def static_router() -> tuple[APIRouter, Addresses]:
-    """Return the routes of the files, and their addresses."""
-    files = {name: STATIC / name for name in _OWN}
-    marks = {name: _mark(path) for name, path in files.items()}
-
-    def address(name: str) -> str:
-        return f"/static/{name}?v={marks[name]}"
-
-    addresses = Addresses(
-        style=address("moetune.css"),
-        script=address("moetune.js"),
-        icon=address("moetune.svg"),
-        new_style=address("newplan.css"),
-        new_script=address("newplan.js"),
-    )
-    return _router(files), addresses
+    def file_response(
+        self, full_path: PathLike, stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        """Return the file."""
+        answer = super().file_response(full_path, stat_result, scope, status_code)
+        answer.headers["Cache-Control"] = _FOR_EVER if scope["query_string"] else "no-cache"
+        return answer
 
 
-def _router(files: Mapping[str, Path]) -> APIRouter:
-    router = APIRouter(include_in_schema=False)
-
-    @router.get("/static/{name}")
-    def static_file(name: str, v: str = "") -> FileResponse:
-        if name not in files:
-            raise NotFoundError(f"there is no static file {name!r}")
-        path = files[name]
-        keep = _FOR_EVER if v else "no-cache"
-        return FileResponse(path, media_type=_TYPES[path.suffix], headers={"Cache-Control": keep})
-
-    return router
-
-
-def _mark(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+def static_files() -> tuple[StaticFiles, Mapping[str, str]]:
+    """Return the application of the files, and their addresses by the names of templates."""
+    names = {"style": "moetune.css", "script": "moetune.js", "icon": "moetune.svg"}
+    addresses = {
+        key: f"/static/{name}?v={hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]}"
+        for key, name in names.items()
+    }
+    return _StaticFiles(directory=STATIC), addresses
 
 
 _HEADERS = {"Cache-Control": "no-cache", "Referrer-Policy": "same-origin"}
@@ -158,7 +130,7 @@ class PageRenderer:
         MoetuneError: Jinja2 is not installed.
     """
 
-    def __init__(self, *, addresses: Addresses, location: str) -> None:
+    def __init__(self, *, addresses: Mapping[str, str], location: str) -> None:
         self._addresses = addresses
         self._location = location
         self._templates = environment(_TEMPLATES)
@@ -217,8 +189,3 @@ def address(*parts: str, **query: str) -> str:
 def age_now(created_at: str) -> str:
     """Return how long ago a row was made."""
     return age(created_at, datetime.now(UTC))
-
-
-def seconds_since(created_at: str) -> float:
-    """Return the seconds since a row was made."""
-    return (datetime.now(UTC) - datetime.fromisoformat(created_at)).total_seconds()

@@ -1,26 +1,25 @@
 """Pages of plans: the list, one plan, and two plans or profiles side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
-from moetune.domain.training_document import TrainingDocument
+from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
+from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Page, address, age_now, seconds_since
-from moetune.service.pages.whatif import form_context
+from moetune.service.pages.page import Link, Page, address
+from moetune.service.pages.whatif import whatif_fields
 from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
-from moetune.workflows.models import known_name, whole_names
-from moetune.workflows.training import usable_bytes
+from moetune.workflows.models import whole_names
+from moetune.workflows.training_whatif import arguments_of
 from moetune.workflows.views.comparison import comparison_sections, machine_sections
-from moetune.workflows.views.explanation import reasons
-from moetune.workflows.views.plan import page_sections
-from moetune.workflows.views.stored_plans import Links, stored_plans_table
-from moetune.workflows.views.training_page import training_page
+from moetune.workflows.views.plan_page import plan_page_sections
+from moetune.workflows.views.stored_plans import stored_plans_table
 from moetune.workflows.views.words import (
     KIND_WORDS,
     kind_of,
@@ -72,14 +71,24 @@ def plans_page(library: Library, *, wanted: ListFilter, after: str) -> Page:
         here="plans",
         sections=(Section(name="plans", tables=(_table(shown, is_last=not older),)),),
         context={
-            "wanted": wanted,
-            "kinds": KIND_WORDS,
-            "models": (*MODELS, *whole_names()),
-            "profiles": library.profile_names(),
+            "values": wanted.query,
+            "fields_of": _filter_fields(library),
             "newer": address("", **wanted.query) if after else "",
             "older": address("", after=older, **wanted.query) if older else "",
         },
     )
+
+
+def _filter_fields(library: Library) -> tuple[Field, ...]:
+    models, profiles = (*MODELS, *whole_names()), library.profile_names()
+    return (
+        Field(name="model", label="Model", placeholder="all", suggested=dict.fromkeys(models, "")),
+        Field(
+            name="profile", label="Profile", placeholder="all",
+            suggested=dict.fromkeys(profiles, ""),
+        ),
+        Field(name="kind", label="Kind", placeholder="all", choices=tuple(KIND_WORDS)),
+    )  # fmt: skip
 
 
 def _infos(library: Library, wanted: ListFilter, after: str) -> tuple[PlanInfo, ...]:
@@ -103,82 +112,88 @@ def plan_page(library: Library, plan_id: str) -> Page:
     Raises:
         NotFoundError: there is none.
     """
-    wanted = library.any_plan(plan_id)
-    if isinstance(wanted, TrainingDocument):
-        return _training_page(library, wanted)
-    explanation = library.planner.explain_plan(wanted)
-    plan = explanation.plan
+    plan = library.any_plan(plan_id)
+    name, sections = plan.id[:12], plan_page_sections(plan, library.planner)
     found = seen(library.store.observation_page(plan.id, limit=500))
     figures = (drift_figure(found),) if found else ()
     observed = Section(name="observed", title="Observed steps", figures=figures)
-    answer, *rest = page_sections(explanation)
+    known = library.model_name(plan)
     return Page(
         template="plan.html",
-        title=f"{answer.title}, plan {plan.id[:6]}",
-        here="plans",
-        sections=(
-            answer,
-            *rest,
-            *reasons(explanation, is_drawn=True),
-            *((observed,) if found else ()),
-        ),
-        csv=lambda figure: f"/plans/{plan.id}/{figure.name}.csv",
-        context={
-            **form_context(plan, {}),
-            "plan": plan,
-            "profile_address": address("profiles", plan.inputs.profile),
-            "model_address": address("models", plan.inputs.model) if plan.inputs.model else "",
-            "observed_address": address("observed", plan=plan.id),
-            "compare_address": address("compare", what="plans", first=plan.id),
-            "document": f"/v1/plans/{plan.id}",
-            "trace": f"/v1/plans/{plan.id}/trace",
-        },
-    )
-
-
-def _training_page(library: Library, plan: TrainingDocument) -> Page:
-    sections, inputs = training_page(plan), plan.inputs
-    known = known_name(inputs.model)
-    # A pasted configuration has no path: the page says to save it under the model's name.
-    model = "" if known or inputs.model_path else f" --model {inputs.model}/config.json"
-    can_trace = known and library.planner.profile_if_known(plan) is not None
-    return Page(
-        template="training.html",
         title=f"{sections[0].title}, plan {plan.id[:6]}",
         here="plans",
-        sections=sections,
+        sections=(*sections, *((observed,) if found else ())),
         csv=lambda figure: f"/plans/{plan.id}/{figure.name}.csv",
         context={
+            "fields_of": whatif_fields(plan),
             "plan": plan,
-            "profile_address": address("profiles", inputs.profile),
-            "compare_address": address("compare", what="plans", first=plan.id),
-            "document": f"/v1/plans/{plan.id}",
-            "trace": f"/v1/plans/{plan.id}/trace" if can_trace else "",
-            "model_address": address("models", known) if known else "",
-            "new_address": _asked_anew(library, plan, known) if known else "",
+            "profile_address": address("profiles", plan.inputs.profile),
+            "links": tuple(_plan_links(library, plan, known)),
             "commands": {
-                f"Give it to {inputs.target}": (
-                    f"moetune export {plan.id[:12]} --to {inputs.target}{model}"
-                ),
-                "Ask why, and why not another layout": f"moetune explain {plan.id[:12]}{model}",
-                "See what the step depends on": f"moetune sensitivity {plan.id[:12]}{model}",
+                words: f"moetune {command} {name}{more}"
+                for words, (command, more) in _commands(plan, known).items()
             },
         },
     )
 
 
+def _plan_links(library: Library, plan: AnyPlan, model: str | None) -> Iterator[Link]:
+    """Yield the links under a plan's title.
+
+    Args:
+        model: the name of a model that has a page.
+    """
+    yield Link(name="What if", href="#whatif")
+    if isinstance(plan, TrainingDocument) and model:
+        yield Link(name="New plan like this", href=_asked_anew(library, plan, model))
+    yield Link(name="Compare", href=address("compare", what="plans", first=plan.id))
+    yield Link(name="Observed", href=address("observed", plan=plan.id))
+    if model:
+        yield Link(name="Model", href=address("models", model))
+    document, short = address("v1", "plans", plan.id), plan.id[:6]
+    yield Link(name="Plan file", href=document, file=f"plan-{short}.json")
+    if _has_trace(library, plan, model):
+        file = f"trace-{short}.json"
+        yield Link(name="Trace for Perfetto", href=f"{document}/trace", file=file)
+
+
+def _has_trace(library: Library, plan: AnyPlan, model: str | None) -> bool:
+    if isinstance(plan, TrainingDocument):
+        return bool(model) and library.planner.profile_if_known(plan) is not None
+    return True
+
+
+def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]:
+    """Return what to do with a plan: commands, and what follows the plan's id in them."""
+    if not isinstance(plan, TrainingDocument):
+        return {"Run it and its alternatives": ("verify", ""), "Ask why": ("explain", "")}
+    # A pasted configuration has no path: the page says to save it under the model's name.
+    is_named = model or plan.inputs.model_path
+    config = "" if is_named else f" --model {plan.inputs.model}/config.json"
+    target = plan.inputs.target
+    return {
+        f"Give it to {target}": ("export", f" --to {target}{config}"),
+        "Ask why, and why not another layout": ("explain", config),
+        "See what the step depends on": ("sensitivity", config),
+    }
+
+
 def _asked_anew(library: Library, plan: TrainingDocument, model: str) -> str:
-    """Return the address of New plan with the plan's inputs, without its pins."""
+    """Return the address of New plan with the plan's question."""
     inputs = plan.inputs
-    limit = f"{inputs.memory_limit_bytes}B"
-    with suppress(NotFoundError):  # of a profile that is there its own limit goes without saying
-        machine = library.profile(inputs.profile).profile.machine
-        limit = "" if usable_bytes(machine) == inputs.memory_limit_bytes else limit
-    return address(
-        "new", kind="model", decoder=model, profile=inputs.profile, target=inputs.target,
-        world_size=str(inputs.world_size), global_batch=str(inputs.global_batch),
-        seq=str(inputs.seq), training_dtype=inputs.dtype, memory_limit=limit,
-    )  # fmt: skip
+    machine = None
+    with suppress(NotFoundError):
+        machine = library.profile(inputs.profile).profile
+    asked = arguments_of(plan, machine) | {"model": model, "profile": inputs.profile}
+    texts = {name: _text(value) for name, value in asked.items() if value is not None}
+    if limit := asked["memory_limit"]:
+        texts["memory_limit"] = f"{limit}B"
+    return address("new", **texts)
+
+
+def _text(value: object) -> str:
+    """Return the text of an argument, of a list of modules as a flag has it."""
+    return ",".join(value) or "none" if isinstance(value, list) else str(value)
 
 
 def compare_page(library: Library, *, what: str, first: str, second: str) -> Page:
@@ -196,6 +211,7 @@ def compare_page(library: Library, *, what: str, first: str, second: str) -> Pag
         raise InputError(f"what must be plans or profiles, got {what!r}")
     names: tuple[str, str] = (first, second)
     sections: tuple[Section, ...] = ()
+    longest = 12 if what == "plans" else None
     if first and second:
         compare = _plans if what == "plans" else _profiles
         names, sections = compare(library, first, second)
@@ -209,19 +225,24 @@ def compare_page(library: Library, *, what: str, first: str, second: str) -> Pag
         ),
         context={
             "what": what,
-            "first": _short(first) if what == "plans" else first,
-            "second": _short(second) if what == "plans" else second,
+            "fields_of": tuple(_compared_fields(library, what)),
+            "values": {"first": first[:longest], "second": second[:longest]},
             "names": names,
             "links": [address(what, first), address(what, second)],
-            "plans": library.plan_choices(),
-            "profiles": library.profile_names(),
         },
     )
 
 
-def _short(plan_id: str) -> str:
-    """Return as much of an id as a field shows."""
-    return plan_id[:12]
+def _compared_fields(library: Library, what: str) -> Iterator[Field]:
+    for name in ("first", "second"):
+        label = f"{name.capitalize()} {what.removesuffix('s')}"
+        if what == "plans":
+            yield library.plan_field(name, label)
+        else:
+            yield Field(
+                name=name, label=label, choices=library.profile_names(), placeholder="Choose",
+                is_required=True,
+            )  # fmt: skip
 
 
 _Comparison = tuple[tuple[str, str], tuple[Section, ...]]
@@ -241,13 +262,4 @@ def _profiles(library: Library, first: str, second: str) -> _Comparison:
 
 def _table(found: Sequence[StoredPlan], *, is_last: bool) -> Table:
     none = "No plan matches." if is_last else "No plan on this page matches: see older ones."
-    return stored_plans_table([(one, _links(one.info)) for one in found], empty=none)
-
-
-def _links(one: PlanInfo) -> Links:
-    return Links(
-        plan=address("plans", one.id),
-        profile=address("profiles", one.profile),
-        age=age_now(one.created_at),
-        age_seconds=seconds_since(one.created_at),
-    )
+    return stored_plans_table(found, empty=none, address=address)

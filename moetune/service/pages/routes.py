@@ -1,6 +1,6 @@
 """Routes of the pages. All are GET and write nothing, but those of `new_plan` and of uploads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -8,20 +8,22 @@ from starlette.responses import RedirectResponse
 
 from moetune.domain.errors import MoetuneError
 from moetune.service.access import Access
-from moetune.service.described import described_profile, described_values, is_description
+from moetune.service.bodies import MULTIPART, read_form
 from moetune.service.middleware import UPLOAD_PATH, right_in
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import Upload, machines_page, observed_page, profile_page
-from moetune.service.pages.models import MemoryForm, model_page, models_page
+from moetune.service.pages.models import MEMORY_FIELDS, model_page, models_page
 from moetune.service.pages.new_plan import new_plan_router
-from moetune.service.pages.page import Page, PageRenderer, address, static_router
+from moetune.service.pages.page import Page, PageRenderer, address, static_files
 from moetune.service.pages.plans import ListFilter, compare_page, plan_page, plans_page
 from moetune.service.pages.whatif import FIELDS, WhatIfForm, whatif_page
 from moetune.service.profiles import store_profile
-from moetune.service.uploads import check_write, read_form, uploaded_profile
+from moetune.service.uploads import check_own_page, check_write, uploaded_profile
 from moetune.service.workers import WorkerPools
 
-_Text = Annotated[str, Query(max_length=200)]
+_MOST_FIELDS = 10
+_LONGEST = 200
+_Text = Annotated[str, Query(max_length=_LONGEST)]
 
 
 def page_router(library: Library, renderer: PageRenderer) -> APIRouter:
@@ -80,22 +82,18 @@ def _add_models(router: APIRouter, library: Library, show: _Show) -> None:
         return show(models_page())
 
     @router.get("/models/{name:path}/{figure}.csv")
-    def model_csv(
-        name: str, figure: str, device_memory: _Text = "", world_size: _Text = "", seq: _Text = ""
-    ) -> Response:
-        return model_page(library, name, _memory_form(device_memory, world_size, seq)).data(figure)
+    def model_csv(request: Request, name: str, figure: str) -> Response:
+        return model_page(library, name, _filled(request, MEMORY_FIELDS)).data(figure)
 
     @router.get("/models/{name:path}")
-    def model(
-        name: str, device_memory: _Text = "", world_size: _Text = "", seq: _Text = ""
-    ) -> Response:
-        return show(model_page(library, name, _memory_form(device_memory, world_size, seq)))
+    def model(request: Request, name: str) -> Response:
+        return show(model_page(library, name, _filled(request, MEMORY_FIELDS)))
 
 
-def _memory_form(device_memory: str, world_size: str, seq: str) -> MemoryForm:
-    return MemoryForm(
-        device_memory=device_memory.strip(), world_size=world_size.strip(), seq=seq.strip()
-    )
+def _filled(request: Request, names: Iterable[str]) -> dict[str, str]:
+    """Return the fields of an address that have a text."""
+    given = {name: request.query_params.get(name, "").strip()[:_LONGEST] for name in names}
+    return {name: text for name, text in given.items() if text}
 
 
 def _add_observed(router: APIRouter, library: Library, show: _Show) -> None:
@@ -113,9 +111,8 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
         return compare_page(library, what=what, first=first.strip(), second=second.strip())
 
     def answered(request: Request) -> Page:
-        query = request.query_params
-        fields = {name: query.get(name, "").strip()[:200] for name in FIELDS}
-        return whatif_page(library, WhatIfForm(plan=query.get("plan", "").strip(), fields=fields))
+        fields = _filled(request, ("plan", *FIELDS))
+        return whatif_page(library, WhatIfForm(plan=fields.pop("plan", ""), fields=fields))
 
     @router.get("/compare/{figure}.csv")
     def compare_csv(
@@ -141,19 +138,15 @@ def _add_upload(
 ) -> None:
     @router.post(UPLOAD_PATH)
     async def upload(request: Request) -> Response:
-        fields: dict[str, bytes] = {}
         try:
-            fields = await read_form(request)
+            check_own_page(request)
+            fields = await read_form(request, kind=MULTIPART, max_fields=_MOST_FIELDS)
             check_write(request, access, fields)
-            read = described_profile if is_description(fields) else uploaded_profile
-            profile = await pools.read(read, fields, pools.planner)
+            profile = await pools.read(uploaded_profile, fields, pools.planner)
             await pools.may_add(request, "profiles")
             await pools.write(store_profile, pools.planner.store, profile)
         except MoetuneError as error:
-            upload = Upload(
-                may_write=right_in(request.scope) == "write", problem=error,
-                values=described_values(fields),
-            )  # fmt: skip
+            upload = Upload(may_write=right_in(request.scope) == "write", problem=error)
             return renderer.render(await pools.read(machines_page, library, upload=upload))
         return RedirectResponse(address("profiles", profile.name), 303)
 
@@ -164,13 +157,13 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
     Raises:
         MoetuneError: Jinja2 is not installed.
     """
-    static, addresses = static_router()
+    static, addresses = static_files()
     planner = pools.planner
     renderer = PageRenderer(addresses=addresses, location=planner.reading.location)
     library = Library(planner)
     pages = page_router(library, renderer)
     _add_upload(pages, library, renderer, pools, access)
-    app.include_router(static)
+    app.mount("/static", static)
     app.include_router(pages)
     app.include_router(new_plan_router(library, renderer, pools, access))
     return renderer

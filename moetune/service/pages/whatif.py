@@ -1,15 +1,17 @@
 """The what-if page: a form, and the plan before and after the change."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.plan import Plan
 from moetune.domain.spelling import Spelling
 from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.training_document import AnyPlan, TrainingDocument
-from moetune.domain.units import DTYPE_BYTES, parse_bytes, parse_count
+from moetune.domain.units import DTYPE_BYTES, format_bytes, parse_bytes, parse_count
 from moetune.report.section import Section
+from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address
 from moetune.service.problems import problem_of
@@ -97,15 +99,33 @@ def _flag(text: str) -> tuple[str, str | None]:
     return name, value or None
 
 
-def form_context(plan: AnyPlan | None, fields: Mapping[str, str]) -> dict[str, object]:
-    """Return the template's variables of the form: the fields, and the plan's inputs as hints."""
-    return {
-        "form": {"plan": plan.id if plan else "", **fields},
-        "inputs": plan.inputs if plan else None,
-        "dtypes": TRAINING_DTYPES if isinstance(plan, TrainingDocument) else tuple(DTYPE_BYTES),
-        "is_training": isinstance(plan, TrainingDocument),
-        "labels": LABELS,
-    }
+def whatif_fields(plan: AnyPlan | None) -> tuple[Field, ...]:
+    """Return the form's fields, with a plan's inputs as what their empty ones stand for."""
+    is_training = isinstance(plan, TrainingDocument)
+    tokens, ranks, memory, dtype = "8k", "64", "all of it", "as planned"
+    if plan is not None:
+        ranks, dtype = f"{plan.inputs.world_size:,}", f"{plan.inputs.dtype}, as now"
+        if limit := plan.inputs.memory_limit_bytes:
+            memory = format_bytes(limit)
+    if isinstance(plan, Plan):
+        tokens = f"{plan.inputs.tokens_per_rank:,}"
+    example = "tp=2 seq=8k" if is_training else "strategy=S4"
+    of_layers = () if is_training else (_field("tokens_per_rank", "such as 32k", tokens),)
+    dtypes = TRAINING_DTYPES if is_training else tuple(DTYPE_BYTES)
+    return (
+        *of_layers,
+        _field("world_size", "that share the experts", ranks),
+        _field("memory_limit_bytes", "of one device, such as 40GiB", memory),
+        replace(_field("dtype", "that the profile has measured", dtype), choices=dtypes),
+        _field("flags", "of moetune plan, as FLAG=VALUE; FLAG= removes one", example),
+        _field("computation", "2 is twice as fast", "1"),
+        _field("communication", "0.5 is half as fast", "1"),
+        _field("copies", "between device and host", "1"),
+    )
+
+
+def _field(name: str, hint: str, placeholder: str) -> Field:
+    return Field(name=name, label=LABELS[name], hint=hint, placeholder=placeholder)
 
 
 def whatif_page(library: Library, form: WhatIfForm) -> Page:
@@ -126,11 +146,12 @@ def whatif_page(library: Library, form: WhatIfForm) -> Page:
         sections=sections,
         csv=lambda figure: address("whatif", f"{figure.name}.csv", plan=form.plan, **form.fields),
         context={
-            **form_context(plan, form.fields),
+            "fields_of": whatif_fields(plan),
+            "values": form.fields,
             "plan": plan,
             "name": name,
             "scope": scope,
-            "plans": library.plan_choices(),
+            "choice": (library.plan_field("plan", "Plan"),),
             "problem": problem,
         },
         status=int(problem_of(problem).status) if problem else 200,

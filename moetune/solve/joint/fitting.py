@@ -1,44 +1,17 @@
-"""Layouts of given sizes that fit: cut into stages, sharded, and in host memory where they must.
+"""Layouts that fit into memory: with as much in host memory as they must have.
 
-Stages are equal or balanced. Higher ZeRO stages take no less time, and neither does what is in host
-memory: each is tried only where less of it does not fit, or leaves too little memory free.
+What is in host memory takes no less time: it is tried only where less of it does not fit.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from moetune.domain.cluster import HEADROOM
-from moetune.domain.pipeline import StageLetters
-from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute, ZeroStage
-from moetune.solve.joint.memory_bounds import least_bytes
+from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.solve.joint.space import LayoutSpace
 from moetune.solve.joint.ties import on_host
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.offload import OPTIMIZER_SHARES
-from moetune.solve.training.step import StepPrices
-
-_ALL_OF_EXPERTS = frozenset({"moe_act", "shared_experts"})
-"""Modules that recomputation of "moe" repeats as well."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roomy:
-    """A cut that leaves memory free: more recomputation or sharding of it is never better."""
-
-    recompute: tuple[Recompute, ...]
-    stages: StageLetters | None
-    zero: ZeroStage
-
-    def covers(self, layout: FoldedLayout, recompute: tuple[Recompute, ...]) -> bool:
-        """Return whether a layout would recompute and shard as much or more, equally cut."""
-        return (
-            self.stages == layout.stages
-            and self.zero <= layout.zero
-            and repeats(recompute, self.recompute)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +21,12 @@ class Fitting:
     Args:
         limit_bytes: usable memory of a device.
         host_bytes: host memory of one rank.
-        prices: that balance stages; None where they stay equal.
     """
 
     space: LayoutSpace
     memory: MemoryModel
     limit_bytes: float
     host_bytes: float
-    prices: StepPrices | None = None
 
     def fits(self, layout: FoldedLayout) -> bool:
         """Return whether a layout fits into the memory of the devices and of their host."""
@@ -69,22 +40,19 @@ class Fitting:
         """Return whether the bytes that a device has in host memory fit there."""
         return host_bytes <= self.host_bytes
 
-    def is_roomy(self, layout: FoldedLayout, peak_bytes: float) -> bool:
-        """Return whether a layout of so many bytes leaves memory free, and the host alone."""
-        return peak_bytes <= self.limit_bytes * (1 - HEADROOM) and not on_host(layout)
-
-    def is_hopeless(self, sizes: FoldedLayout, pins: LayoutRequest) -> bool:
-        """Return whether the states alone are too large, whatever is cut, sharded or offloaded."""
-        return self.least_of_states(sizes, pins, may_offload=True) > self.limit_bytes
+    def is_roomy(self, layout: FoldedLayout) -> bool:
+        """Return whether a layout leaves memory free, and the host alone."""
+        most = self.limit_bytes * (1 - HEADROOM)
+        return not on_host(layout) and self.memory.needs(layout)[0] <= most
 
     def least_of_states(
-        self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool
+        self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool = True
     ) -> float:
         """Return bytes that the states alone need at least on the fullest device."""
-        ways = self._ways(sizes, pins, may_offload=may_offload)
+        ways = self.ways(sizes, pins, may_offload=may_offload)
         return min(self.memory.least(one, on_host=share) for one, share in ways)
 
-    def _ways(
+    def ways(
         self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool
     ) -> list[tuple[FoldedLayout, float]]:
         """Return how the states take least: sharded most, or on the host at the lowest stage."""
@@ -96,34 +64,7 @@ class Fitting:
             ways.append((sizes, 1.0))
         return ways
 
-    def least_bytes(
-        self,
-        pipelines: Sequence[FoldedLayout],
-        recomputes: Sequence[tuple[Recompute, ...]],
-        pins: LayoutRequest,
-        *,
-        may_offload: bool,
-    ) -> npt.NDArray[np.float64]:
-        """Return bytes that a device needs at least, [pipeline, recomputation].
-
-        Args:
-            pipelines: of the same sizes.
-            may_offload: whether what is not pinned may be in host memory.
-        """
-        if not pipelines or pins.stages is not None:
-            return np.zeros((len(pipelines), len(recomputes)))
-        sizes = pipelines[0]
-        usual = self.memory.kept(sizes)
-        least = self.memory.kept(self._with_most_waiting(sizes, pins)) if may_offload else usual
-        return least_bytes(
-            self.memory,
-            pipelines,
-            recomputes,
-            ways=self._ways(sizes, pins, may_offload=may_offload),
-            kept=[usual if one else least for one in recomputes],
-        )
-
-    def _with_most_waiting(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
+    def with_most_waiting(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
         """Return a layout with as many blocks' activations in host memory as may be."""
         able = self.space.target.offloads_activations and layout.pp == 1 and not layout.recompute
         if not able or pins.offload_activations is not None:
@@ -131,41 +72,19 @@ class Fitting:
         num = self.space.job.decoder.num_layers
         return layout.changed(offload_activations=(num - 1) / num)
 
-    def cuts(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[FoldedLayout]:
-        """Return a layout with equal stages, and with balanced ones where these are others."""
-        if layout.pp == 1 or pins.stages is not None or self.prices is None:
-            return (layout,)
-        balanced = self.prices.balanced(layout)
-        return (layout,) if balanced.stages is None else (layout, balanced)
+    def fitted(self, layout: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+        """Yield a layout if it fits, else as it fits with some of it in host memory."""
+        if self.fits(layout):
+            yield layout
+        elif self._may_fit_with_host(layout, pins):
+            yield from self.offloaded(layout, pins)
 
-    def sharded(self, cut: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield a cut that is allowed with each other ZeRO stage that is, the lowest first."""
-        for zero in self.space.zeros(pins, cut.pp, cut.tp):
-            if zero == cut.zero:
-                yield cut
-                continue
-            one = cut.changed(zero=zero)
-            if self.space.is_allowed(one):
-                yield one
-
-    def least_share(self, layout: FoldedLayout, pins: LayoutRequest) -> float | None:
-        """Return the least share of the optimizer on the host with which a layout may fit.
-
-        None where nothing in host memory makes it fit.
-        """
+    def _may_fit_with_host(self, layout: FoldedLayout, pins: LayoutRequest) -> bool:
         target = self.space.target
         if not (target.offloads_optimizer or target.offloads_activations):
-            return None
-        most = self._with_most_waiting(layout, pins)
-        if self.memory.needs(most, on_host=1.0)[0] > self.limit_bytes:
-            return None  # whatever is allowed
-        if not self.space.may_use_host(most):
-            most = layout
-        for share in self.shares(layout, pins):
-            is_plain = most is layout and share == layout.offload_optimizer
-            if not is_plain and self.memory.needs(most, on_host=share)[0] <= self.limit_bytes:
-                return share
-        return None
+            return False
+        most = self.with_most_waiting(layout, pins)
+        return self.memory.needs(most, on_host=1.0)[0] <= self.limit_bytes
 
     def shares(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[float]:
         """Return the shares of the optimizer that the host may keep."""
@@ -189,7 +108,7 @@ class Fitting:
 
     def least_offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> float:
         """Return bytes that a device needs at least, with as much in host memory as may be."""
-        most = self._with_most_waiting(layout, pins)
+        most = self.with_most_waiting(layout, pins)
         return self.memory.needs(most, on_host=self.shares(layout, pins)[-1])[0]
 
     def waiting(
@@ -199,7 +118,7 @@ class Fitting:
         num = self.space.job.decoder.num_layers
         one = layout.changed(offload_optimizer=share) if share else layout
         yield one
-        most = self._with_most_waiting(one, pins)
+        most = self.with_most_waiting(one, pins)
         if most is one or not self.space.may_use_host(most):
             return
         for count in range(1, num):
@@ -208,7 +127,7 @@ class Fitting:
     def _with_activations(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout | None:
         """Return a layout with the fewest blocks' activations in host memory; None where no fit."""
         num = self.space.job.decoder.num_layers
-        if num == 1 or self._with_most_waiting(layout, pins) is layout:
+        if num == 1 or self.with_most_waiting(layout, pins) is layout:
             return None
         if not self.space.is_allowed(layout.changed(offload_activations=1 / num)):
             return None
@@ -222,9 +141,3 @@ class Fitting:
 
     def _fits_device(self, layout: FoldedLayout) -> bool:
         return self.memory.needs(layout)[0] <= self.limit_bytes
-
-
-def repeats(more: Sequence[Recompute], less: Sequence[Recompute]) -> bool:
-    """Return whether one list of modules recomputes all that another one does."""
-    every = {*more, *(_ALL_OF_EXPERTS if "moe" in more else ())}
-    return "full" in more or {*less} <= every  # "selective" is a list of its own

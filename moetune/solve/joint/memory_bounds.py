@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moetune.domain.pipeline import V_SCHEDULES
-from moetune.domain.training import FoldedLayout, Recompute
+from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute
+from moetune.solve.joint.fitting import Fitting
 from moetune.solve.training.memory import FRAGMENTATION, LIBRARY_BYTES, MemoryModel
 
 _Floats = npt.NDArray[np.float64]
@@ -20,6 +21,32 @@ _LESS = np.array([[[0.0]], [[-1.0]]])
 
 
 def least_bytes(
+    fitting: Fitting,
+    pipelines: Sequence[FoldedLayout],
+    recomputes: Sequence[tuple[Recompute, ...]],
+    pins: LayoutRequest,
+    *,
+    may_offload: bool,
+) -> _Floats:
+    """Return bytes that the fullest device needs at least, [pipeline, recomputation].
+
+    Args:
+        pipelines: layouts of the same sizes, which differ in overlap, vpp and schedule.
+        may_offload: whether what is not pinned may be in host memory.
+    """
+    if pins.stages is not None:
+        return np.zeros((len(pipelines), len(recomputes)))
+    sizes, memory = pipelines[0], fitting.memory
+    usual = memory.kept(sizes)
+    least = memory.kept(fitting.with_most_waiting(sizes, pins)) if may_offload else usual
+    return _least_of_cuts(
+        memory, pipelines, recomputes,
+        ways=fitting.ways(sizes, pins, may_offload=may_offload),
+        kept=[usual if modules else least for modules in recomputes],
+    )  # fmt: skip
+
+
+def _least_of_cuts(
     memory: MemoryModel,
     pipelines: Sequence[FoldedLayout],
     recomputes: Sequence[tuple[Recompute, ...]],
@@ -27,11 +54,9 @@ def least_bytes(
     ways: Sequence[tuple[FoldedLayout, float]],
     kept: Sequence[float],
 ) -> _Floats:
-    """Return bytes that the fullest device needs at least, [pipeline, recomputation].
+    """Return the bytes of pipelines that are cut equally or balanced.
 
     Args:
-        pipelines: layouts of the same sizes, which differ in overlap, vpp and schedule, cut
-            equally or balanced.
         ways: to keep the states, as a layout with a ZeRO stage and a share of the optimizer on the
             host: the one that takes least counts.
         kept: share of the activations that the device keeps at least, for each recomputation.
@@ -55,8 +80,8 @@ def least_bytes(
     if first.pp == 1:  # all is on one rank, the ends with it
         whole = [memory.least(one, on_host=share) - LIBRARY_BYTES for one, share in ways]
         fullest += (np.array(whole) - states @ counts)[:, None, None]
-    least: _Floats = fullest.min(axis=0) + (loss * workspace + LIBRARY_BYTES)
-    return least
+    bound: _Floats = fullest.min(axis=0) + (loss * workspace + LIBRARY_BYTES)
+    return bound
 
 
 def _live(memory: MemoryModel, layout: FoldedLayout) -> tuple[float, float]:

@@ -171,7 +171,7 @@ def _plainest(space: LayoutSpace) -> FoldedLayout:
     free = LayoutRequest()
     return FoldedLayout(
         dp=space.job.world_size, zero=space.zeros(free, 1, 1)[0],
-        dispatcher=space.first_dispatcher(free),
+        dispatcher=space.first_dispatcher(free, 1),
     )  # fmt: skip
 
 

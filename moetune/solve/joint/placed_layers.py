@@ -1,29 +1,17 @@
 """Recorded layers of a model with their experts placed by their loads, each layer by itself."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from moetune.domain.model_placement import LayerPlacement
+from moetune.domain.once import once
+from moetune.domain.placement import LayerPlacement
 from moetune.domain.recorded_layers import RecordedLayers
-from moetune.solve.layer.expert_groups import ExpertGroups, group_experts, least_fullest
-
-CLOSE = 0.002
-"""Share of the fullest rank's rows within which a placement is as good as a better one: a tenth of
-what makes one worth while."""
-_MOST_TRIALS = 5_000
-"""Of branch and bound for one layer; models have up to a hundred."""
-_SAME = 1e-9
+from moetune.solve.layer.expert_groups import least_fullest
+from moetune.solve.layer.placed import place_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedLayers(RecordedLayers):
-    """Layers whose experts are on the ranks by their loads, where that is better than their order.
-
-    Not safe for several threads.
-    """
-
-    _placements: dict[tuple[int, int], LayerPlacement] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    """Layers whose experts are placed by their loads, where that is better than their order."""
 
     @classmethod
     def of(cls, natural: RecordedLayers) -> "PlacedLayers":
@@ -42,27 +30,10 @@ class PlacedLayers(RecordedLayers):
         """Return the placement of every layer on ep ranks."""
         return tuple(self.placement(layer, ep) for layer in range(len(self.layers)))
 
+    @once(lambda layer, ep: (layer, ep))
     def placement(self, layer: int, ep: int) -> LayerPlacement:
         """Return the placement of a layer on ep ranks."""
-        found = self._placements.get((layer, ep))
-        if found is None:
-            found = self._placements[layer, ep] = self._place(layer, ep)
-        return found
-
-    def _place(self, layer: int, ep: int) -> LayerPlacement:
-        natural = self.layers[layer].fullest(ep)
-        least = min(natural, self._least(layer, ep))
-        found = self._groups(layer, ep) if natural > least * (1 + _SAME) else None
-        if found is None or found.fullest * ep >= natural * (1 - _SAME):
-            return LayerPlacement(natural_skew=natural, placed_skew=natural, least_skew=least)
-        return LayerPlacement(
-            experts=tuple(expert for group in found.groups for expert in group),
-            natural_skew=natural, placed_skew=found.fullest * ep,
-            least_skew=min(found.fullest, found.least) * ep,
-        )  # fmt: skip
-
-    def _groups(self, layer: int, ep: int) -> ExpertGroups:
-        return group_experts(self._shares(layer), ep, tolerance=CLOSE, most_trials=_MOST_TRIALS)
+        return place_experts(self._shares(layer), ep, natural_skew=self.layers[layer].fullest(ep))
 
     def _least(self, layer: int, ep: int) -> float:
         return 1.0 if ep == 1 else least_fullest(self._shares(layer), ep) * ep

@@ -77,31 +77,14 @@ class LayoutSpace:
                     continue
                 layout = FoldedLayout(
                     dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, etp=etp, micro_batch=batch,
-                    zero=self.zeros(pins, pp, tp)[0], dispatcher=self.first_dispatcher(pins),
+                    zero=self.zeros(pins, pp, tp)[0],
+                    dispatcher=self.first_dispatcher(pins, tp),
                     cuda_graphs=pins.cuda_graphs or "none", stages=pins.stages,
                     offload_activations=pins.offload_activations or 0.0,
                     offload_optimizer=pins.offload_optimizer or 0.0,
                 )  # fmt: skip
                 if any(map(self.is_allowed, self.pipelines(layout, pins))):
                     yield layout
-
-    def layouts(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield every layout that a search may answer, without its stages and degrees.
-
-        Of equal layouts that differ in their recomputation, dispatcher and ZeRO stage, each.
-        """
-        for sizes in self.sizes(pins):
-            for overlapped in self.overlapped(sizes, pins):
-                for one in self.pipelines(overlapped, pins):
-                    choices = itertools.product(
-                        self.recomputes(pins),
-                        self.dispatchers(one, pins),
-                        self.zeros(pins, one.pp, one.tp),
-                    )
-                    for recompute, dispatcher, zero in choices:
-                        layout = one.changed(recompute=recompute, dispatcher=dispatcher, zero=zero)
-                        if self.is_allowed(layout):
-                            yield layout
 
     def overlapped(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield a layout with each overlap, nothing recomputed."""
@@ -127,7 +110,9 @@ class LayoutSpace:
     def _tps(self, pins: LayoutRequest) -> Sequence[int]:
         if pins.tp:
             return (pins.tp,)
-        return [one for one in divisors(self.job.world_size) if one <= _LARGEST_TP]
+        target = self.target
+        most = _LARGEST_TP if {*target.tp_dispatchers} & {*target.dispatchers} else 1
+        return [one for one in divisors(self.job.world_size) if one <= most]
 
     def _cps(self, pins: LayoutRequest) -> Sequence[int]:
         if pins.cp:
@@ -161,9 +146,11 @@ class LayoutSpace:
             return (pins.micro_batch,)
         return [2**one for one in range(_LARGEST_MICRO_BATCH.bit_length())]
 
-    def first_dispatcher(self, pins: LayoutRequest) -> TokenDispatcher:
-        """Return the plainest dispatcher that goes with graphs of whole steps, where pinned."""
-        able = self.target.dispatchers
+    def first_dispatcher(self, pins: LayoutRequest, tp: int) -> TokenDispatcher:
+        """Return the plainest dispatcher that goes with tp, and with graphs of whole steps."""
+        able: Sequence[TokenDispatcher] = self.target.dispatchers
+        if tp > 1:
+            able = [one for one in able if one in self.target.tp_dispatchers] or able
         needs_static = pins.cuda_graphs == "full" and self.job.decoder.num_moe_layers > 0
         return "hybrid_ep" if needs_static and "hybrid_ep" in able else able[0]
 

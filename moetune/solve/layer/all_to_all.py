@@ -1,20 +1,18 @@
 """Costs of a chunk whose tokens travel to the experts and back: two collectives."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
-from moetune.domain.arrays import is_many, longer, shorter
+from moetune.domain.arrays import array_of, is_many
 from moetune.domain.constraints import Order
-from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.costs import Estimate
 from moetune.domain.layer import LayerKey, Phase
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.degree import best_degree, makespan
+from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
 from moetune.solve.layer.timeline import Task, pipeline_tasks
 from moetune.solve.layer.totals import total
@@ -48,35 +46,15 @@ class AllToAllCosts(LayerCosts):
         """Return one chunk's dispatch, which is also its combine.
 
         A phase's chunks are in flight together, and a collective in a queue of several is not
-        as long as one alone: the profile has both. What pauses of the link are worth is shared
-        among the exchanges of the phase.
+        as long as one alone: the profile has both.
         """
+        num_bytes = rows * self.bytes_per_row
         if is_many(degree):
-            in_flight = cast("int", np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree))
-        else:
-            in_flight = 1 if degree <= ALONE_CHUNKS else degree
-        found = self.collective("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
-        burst = self.costs.burst(
-            op="all_to_all", group_size=self.world_size, num_nodes=self.num_nodes
-        )
-        if not burst.seconds:
-            return found
-        most = shorter(burst.seconds, burst.share * degree * found.seconds)
-        pauses = self._pause_seconds(rows, degree, found.seconds)
-        ahead = sum(shorter(most, pause) for pause in pauses) / (self.num_transfers * degree)
-        return Estimate(seconds=found.seconds - ahead, trust=found.trust, doubts=found.doubts)
-
-    def _pause_seconds(self, rows: float, degree: int, seconds: float) -> tuple[float, float]:
-        """Return how long the link pauses before a phase, and while it waits for experts.
-
-        Args:
-            seconds: of one exchange.
-        """
-        moves = (self.rows_op(op, rows * degree, self.layer.d_model) for op in ROW_MOVES)
-        moves_seconds = sum((move.seconds for move in moves if move is not None), 0.0)
-        experts_seconds = degree * self.compute(phase="forward", rows=rows).seconds
-        overlapped_seconds = (self.num_transfers * degree - 2) * seconds
-        return moves_seconds, longer(experts_seconds - overlapped_seconds, 0.0)
+            numbers = np.asarray(degree)
+            each = np.where(numbers <= ALONE_CHUNKS, 1, numbers)
+            return self.collectives("all_to_all", num_bytes, array_of(each))
+        in_flight = 1 if degree <= ALONE_CHUNKS else degree
+        return self.collective("all_to_all", num_bytes, in_flight=in_flight)
 
     def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
         """Return 0: a rank dispatches its own tokens."""
@@ -139,28 +117,4 @@ class AllToAllCosts(LayerCosts):
             compute_seconds=compute_seconds,
             combine_seconds=transfer_seconds,
             order=order,
-        )
-
-    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
-        """Return the lines of all-to-all and GEMMs; None where rows are sorted, too."""
-        transfer = self.collective_line("all_to_all")
-        compute = self.gemm_line(phase)
-        if transfer is None or compute is None or self.sorting(1.0).seconds:
-            return None
-        expected = transfer.seconds(self.bytes_per_row)
-        alone_and_several = (self.transfer(rows=1.0, degree=degree) for degree in (1, 2))
-        if not all(math.isclose(one.seconds, expected) for one in alone_and_several):
-            return None  # the closed form has one line, for one in flight and for several
-        return transfer, compute
-
-    def best_degree(
-        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
-    ) -> int:
-        """Return the closed form's degree: `degree.best_degree`."""
-        return best_degree(
-            transfer=lines[0],
-            payload_bytes=rows * self.bytes_per_row,
-            compute=lines[1],
-            macs=rows * self.macs_per_row,
-            max_degree=max_degree,
         )

@@ -1,20 +1,19 @@
-"""Degree of each phase: bounds, ranking, and closed forms where costs are lines."""
+"""Degrees of a layer's phases with one memory strategy: a table of seconds and of what fits."""
 
-from bisect import bisect
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product, takewhile
+from itertools import product
+
+import numpy as np
 
 from moetune.domain.constraints import Bounds, Strategy
-from moetune.domain.costs import LinearCost, takes_arrays
+from moetune.domain.cost_keys import GemmKey
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees, MemoryBudget
-from moetune.solve.layer.closed import closed_seconds
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.room import Room
-from moetune.solve.layer.times import PhaseTime, phase_time
-from moetune.solve.layer.worth_ranking import worth_ranking, worth_ranking_together
+from moetune.solve.layer.times import PhaseTime, phase_seconds, phase_time
 
 NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
@@ -24,9 +23,17 @@ WORTH = 0.05
 About the error of a step predicted from them (`docs/results/netlab.md`). Steps of several
 chunks share most of it, so that among them `NOISE` is enough.
 """
-
+FEW_CHUNKS = 3
+"""Rings have buffers for so many chunks at most."""
+NUM_CONTENDERS = 4
+HOPELESS = 1.2
+"""Times the nominal best above which no refit makes a degree the best one."""
+ROUNDING = 1e-11
+"""Share by which rounding errors of sums may move a time."""
 
 PhaseTimes = tuple[PhaseTime, PhaseTime]
+Seconds = Mapping[int, float]
+"""Of a phase, by its number of chunks, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,7 @@ class DegreeChooser:
     """The best degree of each phase for any number of tokens.
 
     Args:
+        strategy: one that reuses memory needs several chunks.
         budget: memory that the peak of a step has to fit into; None without a bound.
 
     Attributes:
@@ -48,35 +56,18 @@ class DegreeChooser:
     bounds: Bounds
     strategy: Strategy = "none"
     budget: MemoryBudget | None = None
-    room: Room | None = field(init=False)
     is_measured: bool = field(init=False)
     is_paired: bool = field(init=False)
-    _lines: dict[Phase, tuple[LinearCost, LinearCost] | None] = field(init=False)
 
     def __post_init__(self) -> None:
         forward, backward = self.bounds.forward_degree, self.bounds.backward_degree
         if forward is not None and backward is not None:
             # All that is asked of the costs is then of these degrees.
             object.__setattr__(self, "costs", self.costs.in_chunks(forward, backward))
-        closed = self.costs.costs.interference.is_none and self.strategy == "none"
-        closed &= self.bounds.chosen_order == "dispatch_first" and self.costs.world_size > 1
-        lines = {phase: self.costs.lines(phase) if closed else None for phase in PHASES}
-        object.__setattr__(self, "_lines", lines)
-        pins = {forward, backward} - {None}
-        is_measured = self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
+        is_measured = self.costs.costs.line(GemmKey(self.costs.dtype)) is None
         object.__setattr__(self, "is_measured", is_measured)
-        object.__setattr__(self, "is_paired", is_measured and len(pins) <= 1)
-        room = None
-        if self.budget is not None:
-            most = self.bounds.max_degree
-            room = Room(self.budget, strategy=self.strategy, max_degree=most)
-        object.__setattr__(self, "room", room)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether every best degree comes from a closed form, at once and exact."""
-        one_rank = self.costs.world_size == 1 and self.strategy == "none"
-        return one_rank or all(lines is not None for lines in self._lines.values())
+        is_paired = is_measured and len({forward, backward} - {None}) <= 1
+        object.__setattr__(self, "is_paired", is_paired)
 
     def pinned(self, phase: Phase) -> int | None:
         """Return the degree pinned for the phase, or for both by a pin of the other one."""
@@ -85,98 +76,87 @@ class DegreeChooser:
             return self.bounds.forward_degree or self.bounds.backward_degree
         return pinned
 
-    def rank(self, phase: Phase, tokens: int, best: Degrees | None = None) -> tuple[PhaseTime, ...]:
-        """Return the degrees that fit beside the other phase's best: the best first, then by time.
-
-        Only those that are `worth_ranking`.
-
-        Args:
-            best: of both phases; default, `degrees`.
-        """
-        at = PHASES.index(phase)
-        best = best or self.degrees(tokens)
-
-        def fits(degree: int) -> bool:
-            return self.fits(tokens, self._beside(at, degree, best))
-
-        if self.is_paired:
-            forward, backward = (self.seconds(one, tokens) for one in PHASES)
-            around_seconds = self.costs.overhead(tokens=tokens).seconds
-            among = worth_ranking_together(
-                (forward, backward),
-                fits,
-                chosen=best[0],
-                around_seconds=around_seconds,
-                ties=False,
-            )
-        else:
-            among = worth_ranking(self.seconds(phase, tokens), fits, chosen=best[at], ties=False)
-        times = [self.time(phase, tokens, one) for one in {best[at], *among}]
-        return tuple(
-            sorted(times, key=lambda time: (time.degree != best[at], time.seconds, time.degree))
-        )
+    def bounded(self, phase: Phase, tokens: int) -> range:
+        """Return the degrees that bounds and pins leave for so many tokens, ascending."""
+        pinned = self.pinned(phase)
+        if pinned is not None:
+            pinned = min(pinned, tokens)
+            return range(pinned, pinned + 1)
+        return range(1, self.bounds.largest(tokens) + 1)
 
     def fits(self, tokens: int, degrees: Degrees) -> bool:
-        """Return whether the degrees of both phases fit into the memory."""
-        return self.room is None or self.room.fits(tokens, degrees)
-
-    def allowed(self, phase: Phase, tokens: int) -> Sequence[int]:
-        """Return the degrees that bounds and pins leave, and that fit beside the other phase's.
-
-        Ascending. Where the other phase's degree is free, any of its own `allowed` ones. Where
-        nothing fits, the one with the least memory.
-        """
-        every = self._bounded(phase, tokens)
-        at = PHASES.index(phase)
-        other = self._bounded(PHASES[1 - at], tokens)
-        if self.room is None or self.pinned(phase) is not None or self.room.fits_all(tokens):
-            return every
-        if self.is_paired:
-            return self.room.equal(tokens, every)
-        if len(other) > 1:
-            return self.room.degrees(tokens, every)
-        pairs = [self._beside(at, one, (other[0], other[0])) for one in every]
-        return [pair[at] for pair in self.room.fitting(tokens, pairs)]
-
-    def allows(self, tokens: int, degrees: Degrees) -> bool:
-        """Return whether each phase's degree is among those `allowed`."""
-        bounded = [self._bounded(phase, tokens) for phase in PHASES]
-        if not all(one in each for one, each in zip(degrees, bounded, strict=True)):
+        """Return whether a step in so many chunks may be chosen, and fits into the memory."""
+        if self.strategy != "none" and max(degrees) == 1:
             return False
-        is_pair = self.is_paired and degrees[0] == degrees[1]
-        if self.room is None or (is_pair and self.fits(tokens, degrees)):
-            return True
-        allowed = (self.allowed(phase, tokens) for phase in PHASES)
-        return all(one in each for one, each in zip(degrees, allowed, strict=True))
+        budget = self.budget
+        return budget is None or budget.fits(strategy=self.strategy, degrees=degrees, tokens=tokens)
 
-    def degrees(self, tokens: int) -> Degrees:
-        """Return the best degrees for so many tokens.
+    def least(self, tokens: int) -> Degrees:
+        """Return the degrees whose step takes the least memory, of equal ones the fewest chunks.
 
-        Where those do not fit, the best of those that are `allowed`.
+        Equal degrees need rows in one order, one chunk sums no gradients in float32, and rings have
+        buffers for three chunks at most: from there on more chunks take less. All are tried beside
+        a pinned degree.
         """
-        free = self._best_among(tokens, [self._bounded(phase, tokens) for phase in PHASES])
-        if self.fits(tokens, free):
-            return free
-        return self._best_among(tokens, [self.allowed(phase, tokens) for phase in PHASES])
+        budget = self.budget
+        assert budget is not None  # noqa: S101 - asked where memory binds
+        forward, backward = (self.bounded(phase, tokens) for phase in PHASES)
+        few = {*range(1, FEW_CHUNKS + 1), forward[-1]} & {*forward}
+        if len(forward) == 1 or len(backward) == 1:
+            pairs = [*product(forward, backward)]
+        elif self.is_paired:
+            pairs = [(one, one) for one in few]
+        else:
+            pairs = [pair for one in few for pair in ((one, one), (one, 1), (1, one))]
+        if self.strategy != "none":
+            pairs = [pair for pair in pairs if max(pair) > 1] or pairs
+        peaks = {
+            pair: budget.peak(strategy=self.strategy, degrees=pair, tokens=tokens).device_bytes
+            for pair in pairs
+        }
+        return min(peaks, key=lambda pair: (peaks[pair], pair))
 
-    def degrees_that_fit(self, tokens: int) -> Degrees | None:
-        """Return the best degrees of all pairs that fit; None where none does."""
-        every = [self._bounded(phase, tokens) for phase in PHASES]
-        free = self._best_among(tokens, every)
-        if self.room is None or self.room.fits(tokens, free):
-            return free
-        if self.is_paired or min(map(len, every)) == 1:
-            found = self._best_among(tokens, [self.allowed(phase, tokens) for phase in PHASES])
-            return found if self.room.fits(tokens, found) else None
-        return self._best_pair(tokens, every)
+    def table(self, tokens: int) -> "DegreeTable":
+        """Return the degrees of a number of tokens."""
+        (found,) = self.tables([(tokens, tokens)])
+        return found
+
+    def tables(self, spans: Sequence[tuple[int, int]]) -> "list[DegreeTable]":
+        """Return the degrees that hold for spans of tokens, timed for their geometric means.
+
+        Args:
+            spans: (fewest, most) tokens: the former bound the degrees, the latter have to fit.
+        """
+        forward, backward = (self._seconds(phase, spans) for phase in PHASES)
+        return [
+            DegreeTable(
+                chooser=self, tokens=_middle(span), most_tokens=span[1], forward=ahead,
+                backward=back,
+            )
+            for span, ahead, back in zip(spans, forward, backward, strict=True)
+        ]  # fmt: skip
+
+    def degrees(self, tokens: int) -> Degrees | None:
+        """Return the best degrees for so many tokens that fit; None where none do."""
+        return self.table(tokens).best()
 
     def best(self, tokens: int) -> PhaseTimes:
-        """Return both phases at their best degrees."""
-        forward, backward = self.degrees(tokens)
-        return self.time("forward", tokens, forward), self.time("backward", tokens, backward)
+        """Return both phases at their best degrees, without a bound on the memory."""
+        degrees = self.degrees(tokens)
+        assert degrees is not None  # noqa: S101 - everything fits without a limit
+        return self.times(tokens, degrees)
+
+    def times(self, tokens: int, degrees: Degrees) -> PhaseTimes:
+        """Return both phases at these degrees."""
+        forward, backward = map(self.time, PHASES, (tokens, tokens), degrees)
+        return forward, backward
 
     def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
         """Return the phase's time at a degree."""
+        seconds = None
+        if self.strategy != "none":
+            (known,) = self._seconds(phase, [(tokens, tokens)])
+            seconds = known.get(degree)
         return phase_time(
             costs=self.costs,
             phase=phase,
@@ -184,114 +164,138 @@ class DegreeChooser:
             degree=degree,
             order=self.bounds.chosen_order,
             strategy=self.strategy,
+            seconds=seconds,
         )
 
-    def _bounded(self, phase: Phase, tokens: int) -> range:
-        """Return the degrees that bounds and pins leave, ascending."""
-        pinned = self.pinned(phase)
-        if pinned is not None:
-            pinned = min(pinned, tokens)
-            return range(pinned, pinned + 1)
-        return range(1, self.bounds.largest(tokens) + 1)
+    def _seconds(self, phase: Phase, spans: Sequence[tuple[int, int]]) -> list[Seconds]:
+        """Return the phase's seconds in every number of chunks, of all spans worked out at once."""
+        order = self.bounds.chosen_order
+        every = [(_middle(span), self.bounded(phase, span[0])) for span in spans]
+
+        def seconds() -> list[Seconds]:
+            lengths = [len(degrees) for _, degrees in every]
+            times = phase_seconds(
+                costs=self.costs, phase=phase, order=order, strategy=self.strategy,
+                tokens=np.repeat([tokens for tokens, _ in every], lengths),
+                degrees=np.concatenate([degrees for _, degrees in every]),
+            )  # fmt: skip
+            parts = np.split(times, np.cumsum(lengths)[:-1])
+            return [
+                dict(zip(degrees, part.tolist(), strict=True))
+                for (_, degrees), part in zip(every, parts, strict=True)
+            ]
+
+        return self.costs.kept(("seconds", phase, self.strategy, order, tuple(every)), seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DegreeTable:
+    """Seconds of both phases in every number of chunks that is allowed, for some tokens.
+
+    Args:
+        tokens: that are timed.
+        most_tokens: that have to fit.
+        forward, backward: seconds by number of chunks.
+    """
+
+    chooser: DegreeChooser
+    tokens: int
+    most_tokens: int
+    forward: Seconds
+    backward: Seconds
+
+    def fits(self, degrees: Degrees) -> bool:
+        """Return whether so many chunks may be chosen, and fit into the memory."""
+        return self.chooser.fits(self.most_tokens, degrees)
+
+    def pairs(self) -> Iterator[tuple[float, Degrees]]:
+        """Yield the degrees of both phases behind their seconds, ascending."""
+        first, second = list(self.forward), list(self.backward)
+        if self.chooser.is_paired:
+            shared = [one for one in first if one in self.backward]
+            yield from sorted(
+                (self.forward[one] + self.backward[one], (one, one)) for one in shared
+            )
+            return
+        sums = np.add.outer([*self.forward.values()], [*self.backward.values()]).ravel()
+        for at in np.argsort(sums, kind="stable").tolist():
+            yield float(sums[at]), (first[at // len(second)], second[at % len(second)])
+
+    def best(self) -> Degrees | None:
+        """Return the fewest chunks that tie with the fastest that fit, or are within noise of them.
+
+        Where costs are measured, several chunks without reuse have to be worth it. One rank, which
+        sends nothing, has the fewest that fit.
+        """
+        chooser = self.chooser
+        if chooser.costs.world_size == 1 and chooser.strategy == "none":
+            return next(filter(self.fits, self._few()), None)
+        if chooser.budget is not None and not self.fits(chooser.least(self.most_tokens)):
+            return None
+        near: list[Degrees] = []
+        limit = math.inf
+        for seconds, degrees in self.pairs():
+            if seconds > limit:
+                break
+            if self.fits(degrees):
+                limit = min(limit, seconds * (1 + (NOISE if chooser.is_measured else TIE)))
+                near.append(degrees)
+        if not near:
+            return None  # one chunk each way alone, which reuses no memory
+        if chooser.is_measured and chooser.strategy == "none":
+            fewest = next(filter(self.fits, self._few()))
+            around = chooser.costs.overhead(tokens=self.tokens).seconds
+            best = around + min(map(self._seconds, near))
+            if best > (around + self._seconds(fewest)) * (1 - WORTH):
+                return fewest
+        return min(near, key=lambda degrees: (sum(degrees), degrees))
+
+    def next_best(self, chosen: Degrees, num: int) -> list[Degrees]:
+        """Return the fastest other degrees that fit, of ties those with fewer chunks first."""
+        found: list[tuple[float, Degrees]] = []
+        for seconds, degrees in self.pairs():
+            if len(found) >= num and seconds > found[num - 1][0] * (1 + 2 * ROUNDING):
+                break
+            if degrees != chosen and self.fits(degrees):
+                found.append((seconds, degrees))
+        around = self.chooser.costs.overhead(tokens=self.tokens).seconds
+        found.sort(key=lambda pair: (rounded(pair[0] + around), pair[1]))
+        return [degrees for _, degrees in found[:num]]
+
+    def contenders(self, phase: Phase, chosen: Degrees) -> tuple[int, ...]:
+        """Return a phase's chosen degree, then its nearest rivals and the powers of two.
+
+        Rivals fit beside the other phase's choice, and are not hopeless.
+        """
+        at = PHASES.index(phase)
+        seconds = self.backward if at else self.forward
+        limit = seconds[chosen[at]] * HOPELESS
+        order = sorted(seconds, key=lambda degree: (rounded(seconds[degree]), degree))
+        hopeful = (one for one in order if one != chosen[at] and seconds[one] <= limit)
+        rivals = [one for one in hopeful if self.fits(self._beside(at, one, chosen))]
+        far = (one for one in rivals[NUM_CONTENDERS:] if one.bit_count() == 1)
+        return chosen[at], *rivals[:NUM_CONTENDERS], *far
+
+    def _few(self) -> Iterator[Degrees]:
+        """Yield degrees from the fewest chunks on, as many in both phases where they may be."""
+        forward, backward = ([*phase] for phase in (self.forward, self.backward))
+        for one in range(max(len(forward), len(backward))):
+            yield forward[min(one, len(forward) - 1)], backward[min(one, len(backward) - 1)]
 
     def _beside(self, at: int, degree: int, others: Degrees) -> Degrees:
         """Return the degrees of both phases where the one at the index has so many."""
-        if self.is_paired:
+        if self.chooser.is_paired:
             return degree, degree
         return (others[0], degree) if at else (degree, others[1])
 
-    def _best_pair(self, tokens: int, among: Sequence[Sequence[int]]) -> Degrees | None:
-        """Return the best pair of these degrees that fits, the fewest chunks of those that tie."""
-        forward, backward = (
-            [self.time(phase, tokens, one) for one in each]
-            for phase, each in zip(PHASES, among, strict=True)
-        )
-        pairs = sorted(product(forward, backward), key=_seconds)
-        fitting = (pair for pair in pairs if self.fits(tokens, _degrees(pair)))
-        found = next(fitting, None)
-        if found is None:
-            return None
-        limit = _seconds(found) * (1 + TIE)
-        tied = takewhile(lambda pair: _seconds(pair) <= limit, fitting)
-        return min([_degrees(found), *map(_degrees, tied)], key=lambda two: (sum(two), two))
-
-    def _best_among(self, tokens: int, among: Sequence[Sequence[int]]) -> Degrees:
-        """Return the best of the degrees of each phase, which are ascending."""
-        if max(map(len, among)) == 1 or self.costs.world_size == 1:
-            return among[0][0], among[1][0]
-        if self.is_closed:
-            forward, backward = (
-                self._closed(phase, tokens, each) for phase, each in zip(PHASES, among, strict=True)
-            )
-            return forward, backward
-        return self._simulated(tokens, among)
-
-    def _closed(self, phase: Phase, tokens: int, among: Sequence[int]) -> int:
-        lines = self._lines[phase]
-        if lines is None or len(among) == 1:
-            return among[0]
-        rows = self.costs.rows(tokens)
-        best = self.costs.best_degree(lines, rows=rows, max_degree=among[-1])
-        if best in among or best < among[0]:
-            return max(best, among[0])
-        # Beside a pinned degree, memory may leave out degrees between two that fit.
-        place = bisect(among, best)
-        near = among[place - 1], among[place]
-        return min(near, key=lambda one: self.time(phase, tokens, one).seconds)
-
-    def _simulated(self, tokens: int, among: Sequence[Sequence[int]]) -> Degrees:
-        """Return the smallest degrees that tie with the best, or are within noise of it.
-
-        Measured chunks have to be worth it, too.
-        """
-        forward, backward = (self.seconds(phase, tokens) for phase in PHASES)
-        if not self.is_paired:
-            return _first_tied(forward, among[0]), _first_tied(backward, among[1])
-        both = {one: forward[one] + backward[one] for one in among[0]}
-        fewest, best = among[0][0], min(both.values())
-        if self._is_worth_it(both[fewest], best, tokens):
-            fewest = next(one for one, each in both.items() if each <= best * (1 + NOISE))
-        return fewest, fewest
-
-    def seconds(self, phase: Phase, tokens: int) -> Mapping[int, float]:
-        """Return the seconds of a phase without reuse in every number of chunks.
-
-        Where costs take arrays, they are worked out at once.
-        """
-        degrees, order = self._bounded(phase, tokens), self.bounds.chosen_order
-
-        def seconds() -> Mapping[int, float]:
-            found = None
-            if takes_arrays(self.costs.costs):
-                found = closed_seconds(
-                    costs=self.costs, phase=phase, tokens=tokens, degrees=degrees, order=order
-                )
-            if found is None:
-                found = [self.time(phase, tokens, one).seconds for one in degrees]
-            return dict(zip(degrees, found, strict=True))
-
-        return self.costs.kept(("seconds", phase, tokens, degrees, order), seconds)
-
-    def _is_worth_it(self, fewest_seconds: float, best_seconds: float, tokens: int) -> bool:
-        """Return whether chunks promise to save enough of the step.
-
-        Args:
-            fewest_seconds: of both phases in the fewest chunks.
-            best_seconds: in as many as are best.
-        """
-        around = self.costs.overhead(tokens=tokens).seconds
-        return around + best_seconds <= (around + fewest_seconds) * (1 - WORTH)
+    def _seconds(self, degrees: Degrees) -> float:
+        return self.forward[degrees[0]] + self.backward[degrees[1]]
 
 
-def _first_tied(seconds: Mapping[int, float], degrees: Sequence[int]) -> int:
-    """Return the first of the degrees that ties with the best of them."""
-    limit = min(seconds[one] for one in degrees) * (1 + TIE)
-    return next(one for one in degrees if seconds[one] <= limit)
+def _middle(span: tuple[int, int]) -> int:
+    return math.isqrt(span[0] * span[1])
 
 
-def _seconds(phases: Iterable[PhaseTime]) -> float:
-    return sum(phase.seconds for phase in phases)
-
-
-def _degrees(pair: PhaseTimes) -> Degrees:
-    return pair[0].degree, pair[1].degree
+def rounded(seconds: float) -> float:
+    """Return the time without its last digits, which rounding errors of sums may change."""
+    return float(f"{seconds:.11e}")

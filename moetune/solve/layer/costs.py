@@ -15,14 +15,15 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of, exp_of, floats_of, is_many
+from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.constraints import Order
-from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.cost_keys import GemmKey
+from moetune.domain.costs import Estimate
+from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, LayerKey, Phase
 from moetune.domain.step_errors import StepErrors
-from moetune.solve.layer.halves import two_halves
-from moetune.solve.layer.operations import NOTHING, LayerOperations
+from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS, LayerOperations
 from moetune.solve.layer.timeline import Task
 from moetune.solve.layer.totals import at_least, total
 
@@ -77,7 +78,7 @@ class LayerCosts(LayerOperations, ABC):
         which a GEMM is slower.
         """
         degrees = forward_degree, backward_degree
-        is_line = self.costs.gemm_line(dtype=self.dtype) is not None
+        is_line = self.costs.line(GemmKey(self.dtype)) is not None
         pieces = sum(degrees) - math.gcd(*degrees)
         parts = pieces / forward_degree, pieces / backward_degree
         if self.local_experts == 1 or is_line:
@@ -173,26 +174,6 @@ class LayerCosts(LayerOperations, ABC):
             transfer_seconds, compute_seconds: one entry for each chunk.
         """
 
-    @abstractmethod
-    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
-        """Return the α–β lines of a chunk's collective and of its experts.
-
-        Returns:
-            (collective over bytes, all GEMMs over the MACs of one); None where a chunk has more
-            operations than these, or they were measured as curves.
-        """
-
-    @abstractmethod
-    def best_degree(
-        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
-    ) -> int:
-        """Return the closed form's degree for a phase.
-
-        Args:
-            lines: of that phase.
-            rows: of the whole phase on one rank.
-        """
-
     @property
     @abstractmethod
     def key(self) -> LayerKey:
@@ -207,47 +188,18 @@ class LayerCosts(LayerOperations, ABC):
             ("step errors", tokens), lambda: self.costs.step_errors(key, tokens=tokens)
         )
 
-    def in_step(self, estimate: Estimate, *, rows: float, degree: int) -> Estimate:
-        """Return the time that an operation of a phase's chunk takes within a whole step.
-
-        Args:
-            estimate: of the operation by itself.
-            degree: of the phase.
-        """
-        return estimate.scaled(self.step_factor(rows=rows, degree=degree))
-
     def step_factor(self, *, rows: float, degree: int) -> float:
         """Return what operations of a phase's chunk take within a step, over their own time.
 
         Args:
             rows, degree: or arrays of them.
         """
-        if is_many(rows):
-            key = "step factors", _key(rows), _key(degree)
-            return self.kept(key, lambda: self._factors_of_many(rows, degree))
-        tokens = round(rows * degree / self.rows(1))
-        return self.step_errors(tokens=tokens).factor(degree)
-
-    def _factors_of_many(self, rows: float, degree: int) -> float:
-        whole = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
-        sizes, at = np.unique(whole, return_inverse=True)
-        degrees, of_degree = np.unique(degree, return_inverse=True)
-        return array_of(self.step_factors(sizes.tolist(), degrees.tolist())[at, of_degree])
-
-    def step_factors(self, tokens: Sequence[int], degrees: Sequence[int]) -> Floats:
-        """Return what operations take within steps, over their own time.
-
-        Args:
-            tokens: of each step; the errors of all of them have as many octaves.
-
-        Returns:
-            Shape (tokens, degrees).
-        """
-        errors = [self.step_errors(tokens=one) for one in tokens]
-        means = np.array([one.mean for one in errors])
-        low, high, share = np.array([errors[0].place(degree) for degree in degrees]).T
-        low, high = low.astype(int), high.astype(int)
-        return exp_of((1 - share) * means[:, low] + share * means[:, high])
+        if not is_many(rows):
+            tokens = round(rows * degree / self.rows(1))
+            return self.step_errors(tokens=tokens).factor(degree)
+        sizes = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
+        cases = zip(sizes.tolist(), np.broadcast_to(degree, sizes.shape).tolist(), strict=True)
+        return array_of([self.step_errors(tokens=size).factor(one) for size, one in cases])
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
@@ -268,9 +220,12 @@ class LayerCosts(LayerOperations, ABC):
         return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
 
     def halves(self, phase: Phase, rows: float, *, recompute: bool) -> tuple[Estimate, Estimate]:
-        """Return the experts' work up to T_M's last use, and after it: `halves.two_halves`.
+        """Return the experts' work up to T_M's last use, and after it.
 
-        Both together are at least the time in which the host launches them.
+        Strategies that reuse memory load or free T_M, the rows before the second product, in
+        between. Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂
+        after; backward the GEMMs with W₂ and the activation's gradient come before. Both together
+        are at least the time in which the host launches them.
 
         Args:
             rows: or an array of them.
@@ -279,16 +234,32 @@ class LayerCosts(LayerOperations, ABC):
         again = recompute and phase == "backward"
 
         def halves() -> tuple[Estimate, Estimate]:
-            before, behind = two_halves(
-                self, phase, rows=rows, sorting=self.sorting(rows), recompute=again
-            )
-            _, each = self._least(phase)
-            if each is None:
+            sorting, activation = self.sorting(rows), self.activation(phase, rows)
+            if phase == "forward":
+                before = total(sorting, *self._gemms(phase, rows, "forward"), activation)
+                behind = total(*self._gemms(phase, rows, "forward", is_second=True), sorting)
+            else:
+                forms = PHASE_GEMMS[phase]
+                recomputed = self._gemms(phase, rows, "forward") if again else []
+                second = self._gemms(phase, rows, *forms, is_second=True)
+                before = total(sorting, *recomputed, *second, activation)
+                behind = total(*self._gemms(phase, rows, *forms), sorting)
+            _, launches = self._least(phase)
+            if launches is None:
                 return before, behind
-            left = each._replace(seconds=each.seconds - before.seconds)
+            left = launches._replace(seconds=launches.seconds - before.seconds)
             return before, at_least(behind, left)
 
         return self.kept(("halves", phase, _key(rows), again), halves)
+
+    def _gemms(
+        self, phase: Phase, rows: float, *forms: GemmForm, is_second: bool = False
+    ) -> list[Estimate]:
+        """Return the GEMMs of a phase's chunk with W₂, or with all other weights."""
+        count, parts = (1 if is_second else self.layer.num_gemms - 1), self.parts(phase)
+        return count * [
+            self.gemm(form, rows=rows, is_second=is_second, parts=parts) for form in forms
+        ]
 
     def sorting(self, rows: float) -> Estimate:
         """Return the time to sort a chunk's rows by expert; sorting them back takes the same."""

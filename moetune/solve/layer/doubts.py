@@ -1,7 +1,7 @@
 """Plans that rest on what was not measured: one chunk where that is safe, and warnings."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moetune.domain.costs import Costs, Doubt
 from moetune.domain.layer import LayerShape
@@ -9,8 +9,7 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.refits import stacked_refits
-from moetune.solve.layer.stacked import each
+from moetune.solve.layer.refits import of_each, stacked_refits
 from moetune.solve.layer.times import StepTime, step_time
 
 PROFILE = "moetune profile"
@@ -42,17 +41,14 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
     Args:
         resamples: without any nothing is declined.
     """
-    best, one_chunk = ranking.best, ranking.sequential
-    allowed = all(
-        any(time.degree == 1 for time in phase) for phase in (ranking.forward, ranking.backward)
-    )
-    if not allowed or max(best.degrees) == 1 or ranking.strategy != "none":
+    best, one_chunk = ranking.step, ranking.sequential
+    if not ranking.has_one_chunk or max(best.degrees) == 1 or ranking.strategy != "none":
         return None
     if not resamples or not (best.doubts or one_chunk.doubts):
         return None
     refits = stacked_refits(ranking.costs, resamples, tokens=ranking.tokens)
     several, single = (
-        each(_seconds(refits.stack, ranking, step), refits.num) for step in (best, one_chunk)
+        of_each(_seconds(refits.stack, ranking, step), refits.num) for step in (best, one_chunk)
     )
     ratios = [one / other for one, other in zip(several, single, strict=True)]
     regret = sum(max(ratio - 1, 0.0) for ratio in ratios) / len(ratios)
@@ -60,16 +56,6 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
     if regret < regret_of_one:
         return None
     return Declined(step=best, regret=regret, regret_of_one=regret_of_one)
-
-
-def in_one_chunk(ranking: Ranking) -> Ranking:
-    """Return the ranking with one chunk each way as its choice, for any number of tokens."""
-    forward, backward = (
-        tuple(sorted(phase, key=lambda time: time.degree != 1))
-        for phase in (ranking.forward, ranking.backward)
-    )
-    chooser = replace(ranking.chooser, bounds=replace(ranking.bounds, max_degree=1))
-    return replace(ranking, forward=forward, backward=backward, chooser=chooser)
 
 
 def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:

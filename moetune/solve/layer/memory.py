@@ -10,6 +10,7 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Memory
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import dtype_bytes, format_bytes
+from moetune.solve.layer.peak import TensorParallelCounts, middle_elements
 from moetune.solve.runtime import StateBytes
 
 
@@ -73,42 +74,18 @@ def layer_memory(
 def _tensor_parallel_memory(
     workload: Workload, forward_degree: int, backward_degree: int, states: StateBytes | None
 ) -> Memory:
-    layer, element = workload.layer, dtype_bytes(workload.dtype)
-    saved, buffered = (tokens * layer.d_model for tokens in tensor_parallel_tokens(workload))
-    degrees = forward_degree, backward_degree
-    chunk = max(
-        tensor_parallel_rows(workload, degree)
-        * (2 * layer.d_model + tensor_parallel_hidden(layer, backward=phase))
-        for phase, degree in zip((False, True), degrees, strict=True)
+    counts = TensorParallelCounts(
+        workload, forward_degree, backward_degree, "none", bias=False, share=1.0
     )
+    rings = max(counts.ring_bytes(backward=backward) for backward in (False, True))
     return Memory(
         strategy="none",
         state_bytes=_state_bytes(workload, states),
-        activation_bytes=(saved + tensor_parallel_rows(workload, 1) * middle_elements(layer))
-        * element,
-        buffer_bytes=(buffered + chunk) * element,
+        activation_bytes=counts.activation_bytes(),
+        buffer_bytes=counts.buffer_bytes() + rings,
         saved_bytes=0,
         saving_ratio=0.0,
     )
-
-
-def tensor_parallel_tokens(workload: Workload) -> tuple[int, int]:
-    """Return the tokens of width M that a tensor-parallel rank saves, and has in buffers."""
-    around = 2 * workload.own_tokens
-    if not workload.gathers:
-        return around, around
-    return around + workload.tokens_per_rank, around + 2 * workload.tokens_per_rank
-
-
-def tensor_parallel_rows(workload: Workload, degree: int) -> int:
-    """Return the rows of the largest chunk that one rank's experts compute of balanced pairs."""
-    pairs = -(-workload.tokens_per_rank // degree) * workload.layer.top_k
-    return -(-pairs // workload.world_size)
-
-
-def tensor_parallel_hidden(layer: LayerShape, *, backward: bool) -> int:
-    """Return the hidden values of a chunk's row in buffers, without its T_M."""
-    return layer.d_hidden * (backward + (layer.activation != "relu"))
 
 
 def total_bytes(memory: Memory) -> int:
@@ -127,11 +104,6 @@ def _state_bytes(workload: Workload, states: StateBytes | None) -> int:
     experts = layer.num_gemms * layer.d_hidden * layer.d_model * workload.local_experts
     each = states or StateBytes.of_layer(workload.dtype)
     return (gate + experts) * each.total
-
-
-def middle_elements(layer: LayerShape) -> int:
-    """Return T_M's elements of one row: H, or for swiglu 2·H, with its gate's."""
-    return layer.d_hidden * (2 if layer.activation == "swiglu" else 1)
 
 
 def _activation_elements(layer: LayerShape) -> int:

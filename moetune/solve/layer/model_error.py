@@ -25,10 +25,6 @@ class StepErrorDraws:
         self._found: dict[tuple[Strategy, int], Floats] = {}
         self._logs: dict[Strategy, Floats] = {}
 
-    def factor(self, strategy: Strategy, degree: int, draw: int) -> float:
-        """Return the factor of a phase in so many chunks."""
-        return float(self.factors(strategy, degree)[draw])
-
     def factors(self, strategy: Strategy, degree: int) -> Floats:
         """Return the factor of each draw, shape (draws,)."""
         name: Strategy = strategy if degree > 1 else "none"  # one chunk reuses no memory

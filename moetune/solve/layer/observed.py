@@ -12,6 +12,7 @@ from moetune.domain.layer import Workload
 from moetune.domain.operations import Operation, transfer_seconds
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.timeline import COMPUTE, simulate
+from moetune.solve.layer.times import phase_time
 
 
 def watched_seconds(
@@ -26,20 +27,14 @@ def watched_seconds(
     Raises:
         ProfileError: an operation was not measured.
     """
-    degree = operation.degree
-    rows = costs.rows(workload.tokens_per_rank, degree=degree)
-    transfer, compute = (
-        costs.in_step(one, rows=rows, degree=degree).seconds
-        for one in (
-            costs.transfer(rows=rows, degree=degree),
-            costs.compute(phase=operation.phase, rows=rows),
-        )
-    )
+    degree, tokens = operation.degree, workload.tokens_per_rank
+    time = phase_time(costs=costs, phase=operation.phase, tokens=tokens, degree=degree, order=order)
     tasks = costs.tasks(
-        transfer_seconds=[transfer] * degree, compute_seconds=[compute] * degree,
-        gather_seconds=0.0, order=order,
+        transfer_seconds=[time.transfer.seconds] * degree,
+        compute_seconds=[time.compute.seconds] * degree, gather_seconds=0.0, order=order,
     )  # fmt: skip
-    found = simulate(tasks, interference=costs.interference(rows=rows, degree=degree))
+    table = costs.interference(rows=costs.rows(tokens, degree=degree), degree=degree)
+    found = simulate(tasks, interference=table)
     compute_seconds = fmean(
         span.end_seconds - span.start_seconds for span in found.spans if span.stream == COMPUTE
     )

@@ -8,8 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from moetune.domain.arrays import longer
-from moetune.domain.costs import Costs, Estimate, LinearCost
+import numpy as np
+
+from moetune.domain.arrays import array_of, longer
+from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
+from moetune.domain.costs import Costs, Estimate, seconds_if_known
 from moetune.domain.gemm_forms import GemmForm, uneven_form
 from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
 from moetune.domain.samples import HOST_CHUNKS, LAUNCHES, CollectiveOp
@@ -76,14 +79,7 @@ class LayerOperations:
         if phase == "backward":
             choice = self.rows_op("gate_backward", tokens, experts)
         gemms = (
-            self.costs.gemm(
-                dtype=self.dtype,
-                product=product,
-                num_experts=1,
-                rows=tokens,
-                d_in=self.layer.d_model,
-                d_out=experts,
-            )
+            self.costs.seconds(GemmKey(self.dtype, product, 1, self.layer.d_model, experts), tokens)
             for product in PHASE_GEMMS[phase]
         )
         return total(choice, *gemms)
@@ -116,10 +112,7 @@ class LayerOperations:
         """
         sizes = self.layer.d_model, self.layer.d_hidden
         d_in, d_out = sizes[::-1] if is_second else sizes
-        return self.costs.gemm(
-            dtype=self.dtype, product=form,
-            num_experts=self.local_experts, rows=rows, d_in=d_in, d_out=d_out,
-        )  # fmt: skip
+        return self.costs.seconds(GemmKey(self.dtype, form, self.local_experts, d_in, d_out), rows)
 
     def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
         """Yield all GEMMs of the local experts; backward two for each of the forward pass."""
@@ -135,24 +128,6 @@ class LayerOperations:
         """Return into how many pieces the GEMMs of a phase's chunk are cut."""
         return self.chunk_parts[PHASES.index(phase)]
 
-    def gemm_line(self, phase: Phase) -> LinearCost | None:
-        """Return the line of all GEMMs of a chunk over the MACs of one of them.
-
-        The local experts are one GEMM: t_e = g·α + g·β·T·k·M·H/r, with g = 2 forward (3 for
-        swiglu) and twice that backward (PipeMoE Eq. 14).
-
-        Returns:
-            None where experts compute more than GEMMs, or GEMMs were measured as curves.
-        """
-        gemm = self.costs.gemm_line(dtype=self.dtype)
-        if gemm is None or self.activation(phase, 1.0).seconds:
-            return None
-        num_gemms = self.layer.num_gemms * (1 if phase == "forward" else 2)
-        return LinearCost(
-            alpha_seconds=num_gemms * gemm.alpha_seconds,
-            beta_seconds=num_gemms * gemm.beta_seconds,
-        )
-
     def activation(self, phase: Phase, rows: float) -> Estimate:
         """Return the activation; backward it is evaluated again, and then its gradient."""
         name, width = self.layer.activation, self.layer.d_hidden
@@ -161,7 +136,7 @@ class LayerOperations:
 
     def rows_op(self, op: str, rows: float, width: int) -> Estimate | None:
         """Return a memory-bound operation; None where it was not measured."""
-        return self.costs.rows_op(op=op, dtype=self.dtype, rows=rows, width=width)
+        return seconds_if_known(self.costs, RowsKey(op, self.dtype), rows * width)
 
     def launches(self, phase: Phase) -> tuple[Estimate, Estimate] | None:
         """Return the host's time for what a phase launches once, and for each chunk.
@@ -187,23 +162,22 @@ class LayerOperations:
         """Return one collective of the ranks; 0 on one rank.
 
         Args:
-            num_bytes, in_flight: or arrays of them.
+            num_bytes: or an array of them.
 
         Raises:
             ProfileError: such a group was not measured.
         """
         if self.world_size == 1:
             return NOTHING
-        return self.costs.collective(
-            op=op,
-            group_size=self.world_size,
-            num_bytes=num_bytes,
-            in_flight=in_flight,
-            num_nodes=self.num_nodes,
-        )
+        key = CollectiveKey(op, self.world_size, self.num_nodes, in_flight)
+        return self.costs.seconds(key, num_bytes)
 
-    def collective_line(self, op: CollectiveOp) -> LinearCost | None:
-        """Return the line of one collective of the ranks; None where it was measured as a curve."""
-        return self.costs.collective_line(
-            op=op, group_size=self.world_size, num_nodes=self.num_nodes
-        )
+    def collectives(self, op: CollectiveOp, num_bytes: float, in_flight: float) -> Estimate:
+        """Return `collective` of an array of sizes, each with its own number in flight."""
+        sizes, numbers = np.broadcast_arrays(num_bytes, in_flight)
+        seconds = np.empty(sizes.shape)
+        for number in set(numbers.ravel().tolist()):
+            same = numbers == number
+            found = self.collective(op, array_of(sizes[same]), in_flight=number)
+            seconds[same] = found.seconds
+        return Estimate(seconds=array_of(seconds), trust="measured")

@@ -1,11 +1,13 @@
 """MPipeMoE's own formula of a step, which explains the memory strategies."""
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.cost_keys import CopyKey
 from moetune.domain.interference import Interference
 from moetune.domain.layer import PHASES, Phase
+from moetune.domain.samples import Direction
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.memory import middle_elements
+from moetune.solve.layer.peak import middle_elements
 
 _TRANSFERS = 2
 """Dispatch and combine."""
@@ -41,12 +43,10 @@ def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phas
     one_transfer = costs.transfer(rows=rows, degree=1).seconds
     copy_seconds = 0.0
     if copied:
-        copy = costs.costs.copy(
-            direction="d2h" if phase == "forward" else "h2d",
-            pinned=costs.costs.copy_mode != "pageable",
-            num_bytes=rows * copied * dtype_bytes(costs.dtype),
-        )
-        copy_seconds = copy.seconds
+        way: Direction = "d2h" if phase == "forward" else "h2d"
+        copy = CopyKey(way, costs.costs.copy_mode != "pageable")
+        num_bytes = rows * copied * dtype_bytes(costs.dtype)
+        copy_seconds = costs.costs.seconds(copy, num_bytes).seconds
     return max(
         gemms * one_gemm / comp_speed,
         transfers * one_transfer / comm_speed,

@@ -5,15 +5,16 @@ record of a routing has loads of experts alone, not which ranks their rows come 
 follow the fullest rank's rows, as in all plans for uneven routing.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
-from moetune.domain.placement import PlacementChoice
+from moetune.domain.placement import LayerPlacement, PlacementChoice
 from moetune.domain.routing import LayerRouting
 from moetune.domain.units import format_share
-from moetune.solve.layer.expert_groups import group_experts
+from moetune.solve.layer.expert_groups import group_experts, least_fullest
 from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layer.strategies import RankedLayer
 
@@ -42,24 +43,41 @@ def solve_placed(layer: LayerProblem) -> SolvedPlan:
     return _better(layer, workload, shares)
 
 
-def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> SolvedPlan:
-    ranks = workload.world_size
+def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -> LayerPlacement:
+    """Return the placement of a layer's experts; the natural order where none found is better.
+
+    Args:
+        shares: of the rows, of each expert.
+        natural_skew: rows of the fullest rank over the mean in the natural order.
+    """
+    least = least_fullest(shares, ranks) * ranks if ranks > 1 else 1.0
+    natural = LayerPlacement(
+        natural_skew=natural_skew, placed_skew=natural_skew, least_skew=min(natural_skew, least)
+    )
+    if natural_skew <= least * (1 + _SAME):
+        return natural
     found = group_experts(shares, ranks)
-    experts = tuple(expert for group in found.groups for expert in group)
-    natural_skew, placed_skew = workload.skew.mean, found.fullest * ranks
+    placed_skew = found.fullest * ranks
+    if placed_skew >= natural_skew * (1 - _SAME):
+        return natural
+    return replace(
+        natural, experts=tuple(expert for group in found.groups for expert in group),
+        placed_skew=placed_skew, least_skew=min(placed_skew, least),
+    )  # fmt: skip
+
+
+def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> SolvedPlan:
     natural = _ranked_if_feasible(layer)
-    if natural is not None and placed_skew >= natural_skew * (1 - _SAME):
-        experts, placed, placed_skew = (), natural, natural_skew
-    else:
-        placed = layer.ranked(experts)
+    found = place_experts(shares, workload.world_size, natural_skew=workload.skew.mean)
+    placed = natural if natural is not None and not found.experts else layer.ranked(found.experts)
     choice = PlacementChoice(
-        experts=experts, natural_skew=natural_skew, placed_skew=placed_skew,
-        least_skew=min(placed_skew, found.least * ranks),
+        **{item.name: getattr(found, item.name) for item in fields(found)},
         natural_step_seconds=None if natural is None else natural.step.seconds,
         placed_step_seconds=placed.step.seconds, why="",
     )  # fmt: skip
     is_worth_it = natural is None or (choice.gain or 0.0) > WORTH_PLACING
-    choice = replace(choice, experts=experts if is_worth_it else (), why=_reason(choice))
+    experts = found.experts if is_worth_it else ()
+    choice = replace(choice, experts=experts, why=_reason(choice))
     chosen = placed if natural is None or is_worth_it else natural
     return layer.solved(chosen, choice)
 

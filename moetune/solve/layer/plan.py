@@ -12,7 +12,6 @@ from moetune.domain.plan import Pipeline, Plan, Predicted
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
-from moetune.solve.layer.candidates import rank_layer
 from moetune.solve.layer.doubts import (
     PROFILE,
     doubt_warnings,
@@ -24,6 +23,7 @@ from moetune.solve.layer.strategies import (
     RankedLayer,
     choose_safely,
     phase_terms,
+    rank_layer,
     strategy_terms,
 )
 from moetune.solve.layer.times import StepTime
@@ -70,19 +70,9 @@ class SolvedPlan:
         )
 
 
-def solve_plan(
-    *,
-    inputs: PlanInputs,
-    costs: Costs,
-    resamples: Sequence[Costs],
-    bounds: Bounds,
-    device_memory_bytes: int,
-    provenance: Provenance,
-    launch: str = PROFILE,
-    num_nodes: int = 0,
-    has_ranges: bool = True,
-) -> SolvedPlan:
-    """Return the fastest plan within the bounds and the memory, and why it is the fastest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProblem:
+    """A layer to plan for: the fastest plan within the bounds and the memory.
 
     Args:
         costs: nominal costs of the profile that the inputs name.
@@ -94,21 +84,7 @@ def solve_plan(
         num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
         has_ranges: solve for other numbers of tokens too; a plan without them is a draft, which
             takes half as long, and is not to be stored.
-
-    Raises:
-        InfeasiblePlanError, ProfileError: as `rank_layer`.
     """
-    layer = LayerProblem(
-        inputs=inputs, costs=costs, resamples=resamples, bounds=bounds,
-        device_memory_bytes=device_memory_bytes, provenance=provenance, launch=launch,
-        num_nodes=num_nodes, has_ranges=has_ranges,
-    )  # fmt: skip
-    return layer.solved(layer.ranked())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerProblem:
-    """A layer to plan for; attributes as of `solve_plan`."""
 
     inputs: PlanInputs
     costs: Costs
@@ -119,6 +95,14 @@ class LayerProblem:
     launch: str = PROFILE
     num_nodes: int = 0
     has_ranges: bool = True
+
+    def solve(self) -> SolvedPlan:
+        """Return the plan with the experts in their natural order.
+
+        Raises:
+            InfeasiblePlanError, ProfileError: as `rank_layer`.
+        """
+        return self.solved(self.ranked())
 
     def ranked(self, placement: tuple[int, ...] = ()) -> RankedLayer:
         """Return the candidates with a placement of experts, the plan's choice first.
@@ -140,14 +124,14 @@ class LayerProblem:
 
     def _plan(self, ranked: RankedLayer) -> Plan:
         inputs, ranking = self.inputs, ranked.best
-        confidence = judge_ranked(ranked, self.resamples)
+        confidence = judge_choice(ranking, self.resamples, ranked.rivals)
         others = ranking.others()
         return Plan(
             id=inputs.plan_id,
             inputs=inputs,
             layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
             pipeline=_pipeline(ranking, has_ranges=self.has_ranges),
-            memory=ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
+            memory=ranking.memory,
             predicted=_predicted(ranking, confidence, self.provenance),
             decision=verdict_of(ranked, confidence, others),
             alternatives=tuple(alternatives_of(ranked, others)),
@@ -159,33 +143,18 @@ class LayerProblem:
 
     def _trust_warnings(self, ranked: RankedLayer) -> Iterator[str]:
         ranking, inputs = ranked.best, self.inputs
-        compared = [ranking.best, ranking.sequential]
+        compared = [ranking.step, ranking.sequential]
         if ranked.declined is not None:
             compared.append(ranked.declined.step)
         doubts = (doubt for step in compared for doubt in step.doubts)
         command = profile_command(inputs, self.launch) if self.provenance == "measured" else ""
         yield from trust_warnings(
-            trust=ranking.best.trust,
+            trust=ranking.step.trust,
             provenance=self.provenance,
             profile=inputs.profile,
             assumed_spread=bool(self.resamples) and not ranking.chooser.is_measured,
             doubts=doubt_warnings(doubts, command=command),
         )
-
-
-def judge_ranked(ranked: RankedLayer, resamples: Sequence[Costs]) -> Confidence:
-    """Return the confidence in the chosen strategy and degrees, under refits."""
-    ranking = ranked.best
-    return judge_choice(
-        costs=ranking.costs,
-        resamples=resamples,
-        tokens=ranking.tokens,
-        forward=ranking.forward,
-        backward=ranking.backward,
-        order=ranking.order,
-        strategy=ranking.chooser.strategy,
-        rivals=ranked.rivals,
-    )
 
 
 def layer_warnings(ranking: Ranking) -> Iterator[str]:
@@ -197,25 +166,17 @@ def layer_warnings(ranking: Ranking) -> Iterator[str]:
 
 
 def _pipeline(ranking: Ranking, *, has_ranges: bool) -> Pipeline:
-    forward_degree = ranking.best.forward.degree
-    backward_degree = ranking.best.backward.degree
+    forward_degree, backward_degree = ranking.degrees
     return Pipeline(
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         order=ranking.order,
-        ranges=solve_ranges(
-            chooser=ranking.chooser,
-            tokens=ranking.tokens,
-            forward_degree=forward_degree,
-            backward_degree=backward_degree,
-        )
-        if has_ranges
-        else (),
+        ranges=solve_ranges(ranking.chooser, ranking.tokens, ranking.degrees) if has_ranges else (),
     )
 
 
 def _predicted(ranking: Ranking, confidence: Confidence, provenance: Provenance) -> Predicted:
-    best, sequential = ranking.best, ranking.sequential
+    best, sequential = ranking.step, ranking.sequential
     not_measured: tuple[Trust, ...] = () if provenance == "measured" else ("modelled",)
     return Predicted(
         forward_seconds=best.forward.seconds,

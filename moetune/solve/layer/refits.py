@@ -1,4 +1,7 @@
-"""A layer's costs under a refit of the measurements: the measured steps hold there, too.
+"""A layer's costs under refits of the measurements, all at once: measured steps hold there, too.
+
+Every time is an array, with one entry for each refit. Sums and products of times hold for arrays as
+they hold for numbers, so that `LayerCosts` and the closed forms work out a layer once.
 
 An operation that a refit makes slower makes the sum of a step's operations longer; the step itself
 was measured, so that the difference between both is smaller there.
@@ -7,12 +10,15 @@ was measured, so that the difference between both is smaller there.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
-from moetune.domain.costs import Costs
-from moetune.domain.step_errors import NO_STEP_ERRORS, StepRecord
+import numpy as np
+
+from moetune.domain.arrays import array_of
+from moetune.domain.costs import Costs, costs_of_all
+from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, StepRecord
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.stacked import each, stacked
 from moetune.solve.layer.times import step_time
 
 IMPLAUSIBLE = 0.2
@@ -28,6 +34,21 @@ class Refits:
 
     num: int
     stack: LayerCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ErrorsOfEach(StepErrors):
+    """Errors that differ between refits."""
+
+    refits: tuple[StepErrors, ...]
+
+    def factor(self, degree: int) -> float:
+        return array_of([errors.factor(degree) for errors in self.refits])
+
+
+def of_each(seconds: float, num: int) -> list[float]:
+    """Return the seconds under each of so many refits, of stacked costs or the same for all."""
+    return cast("list[float]", np.broadcast_to(seconds, num).tolist())
 
 
 def stacked_refits(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -> Refits:
@@ -56,34 +77,31 @@ def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -
     """
     errors = nominal.step_errors(tokens=tokens)
     if not errors.records or not resamples:
-        costs = resamples or [nominal.costs]
-        return Refits(num=len(costs), stack=stacked(nominal, costs))
+        costs = costs_of_all(resamples) if resamples else nominal.costs
+        return Refits(num=len(resamples) or 1, stack=replace(nominal, costs=costs))
     drawn = list(zip(*(_residuals(one, resamples) for one in errors.records), strict=True))
     largest = [max(map(abs, residuals)) for residuals in drawn]
     limit = max(IMPLAUSIBLE, sorted(largest)[math.ceil(LEAST_SHARE * len(largest)) - 1])
     kept = [at for at, size in enumerate(largest) if size <= limit]
-    costs = [resamples[at] for at in kept]
-    return Refits(
-        num=len(kept), stack=stacked(nominal, costs, [errors.given(drawn[at]) for at in kept])
-    )
+    given = _ErrorsOfEach(refits=tuple(errors.given(drawn[at]) for at in kept))
+    costs = costs_of_all([resamples[at] for at in kept])
+    return Refits(num=len(kept), stack=replace(nominal, costs=costs, errors=given))
 
 
 def _residuals(record: StepRecord, resamples: Sequence[Costs]) -> list[float]:
     """Return the record's residual under each refit."""
     load, num = record.workload, len(resamples)
-    summed = stacked(
-        layer_costs(workload=load, costs=resamples[0]), resamples, [NO_STEP_ERRORS] * num
-    )
+    layer = layer_costs(workload=load, costs=costs_of_all(resamples))
     step = step_time(
-        costs=summed,
+        costs=replace(layer, errors=NO_STEP_ERRORS),
         tokens=load.tokens_per_rank,
         forward_degree=record.degree,
         backward_degree=record.degree,
     )
-    chunks = each(step.forward.seconds + step.backward.seconds, num)
+    chunks = of_each(step.forward.seconds + step.backward.seconds, num)
     return [
         replace(record, chunks_seconds=chunks_seconds, overhead_seconds=overhead_seconds).residual
         for chunks_seconds, overhead_seconds in zip(
-            chunks, each(step.overhead.seconds, num), strict=True
+            chunks, of_each(step.overhead.seconds, num), strict=True
         )
     ]

@@ -6,16 +6,17 @@ pre-activations (T_M) come back from host memory (S1, S2) or are computed again 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
-from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Strategy
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.cost_keys import CopyKey
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import Phase
+from moetune.domain.samples import Direction
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.memory import middle_elements
-from moetune.solve.layer.timeline import COMPUTE, LINK, Task, Timeline, simulate
+from moetune.solve.layer.peak import middle_elements
+from moetune.solve.layer.timeline import COMPUTE, LINK, Task
 from moetune.solve.layer.totals import total
 
 COPIES = "copies"
@@ -23,31 +24,7 @@ _AHEAD = 2
 """Dispatches ahead of the experts: T_DI has two buffers."""
 
 
-Durations = tuple[float, float, float, float, float]
-"""Of a chunk's transfer, its experts before and after T_M's last use, and its two copies."""
-
-
-class ChunkKind(NamedTuple):
-    """All that a phase's tasks depend on but their durations and the number of its chunks."""
-
-    phase: Phase
-    copies_input: bool
-    copies_middle: bool
-    sends_again: bool
-    copies_overlap: bool
-    sorts_rows: bool
-
-
-def strategies_that_reuse(costs: LayerCosts) -> tuple[Strategy, ...]:
-    """Return the strategies that reuse memory, but for those whose copies were not measured."""
-    copies = OFFLOADS_INPUT | OFFLOADS_MIDDLE
-    has_copies = costs.costs.copy_mode is not None
-    return tuple(one for one in STRATEGIES if one != "none" and (has_copies or one not in copies))
-
-
-def num_transfers(*, is_sent_again: bool) -> int:
-    """Return the exchanges of a chunk: dispatch and combine, and T_DI again."""
-    return 3 if is_sent_again else 2
+_INDICES = [Estimate(seconds=float(index), trust="measured") for index in range(5)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +53,7 @@ class ReusedChunk:
     @property
     def num_transfers(self) -> int:
         """Exchanges of the chunk: dispatch and combine, and T_DI again."""
-        return num_transfers(is_sent_again=self.sends_again)
+        return 3 if self.sends_again else 2
 
     @property
     def compute(self) -> Estimate:
@@ -89,24 +66,20 @@ class ReusedChunk:
         return total(self.copy_input, self.copy_middle)
 
     @property
-    def durations(self) -> Durations:
-        """Seconds of each operation, 0 of a copy that there is none of."""
-        copies = (0.0 if copy is None else copy.seconds for copy in self._copies)
-        copy_input, copy_middle = copies
-        return (
-            self.transfer.seconds, self.before.seconds, self.after.seconds, copy_input, copy_middle,
-        )  # fmt: skip
-
-    def kind(self, phase: Phase) -> ChunkKind:
-        """Return what the phase's tasks are, whatever they take."""
-        return ChunkKind(
-            phase, self.copy_input is not None, self.copy_middle is not None, self.sends_again,
-            self.copies_overlap, self.sorts_rows,
-        )  # fmt: skip
+    def durations(self) -> list[float]:
+        """Seconds of the transfer, of the experts' halves, and of both copies; 0 for no copy."""
+        operations = self.transfer, self.before, self.after, self.copy_input, self.copy_middle
+        return [0.0 if operation is None else operation.seconds for operation in operations]
 
     @property
-    def _copies(self) -> tuple[Estimate | None, Estimate | None]:
-        return self.copy_input, self.copy_middle
+    def pattern(self) -> "ReusedChunk":
+        """The chunk with the indices of `durations` as seconds: equal where only those differ."""
+        transfer, before, after, copy_input, copy_middle = _INDICES
+        return replace(
+            self, transfer=transfer, before=before, after=after,
+            copy_input=None if self.copy_input is None else copy_input,
+            copy_middle=None if self.copy_middle is None else copy_middle,
+        )  # fmt: skip
 
     @property
     def copy_stream(self) -> str:
@@ -136,29 +109,10 @@ def chunk_of(
         after=after.scaled(factor),
         copy_input=copy(layer.d_model) if strategy in OFFLOADS_INPUT else None,
         copy_middle=copy(middle_elements(layer)) if strategy in OFFLOADS_MIDDLE else None,
-        sends_again=sends_again(phase, strategy),
+        sends_again=phase == "backward" and strategy in {"S2", "S4"},
         copies_overlap=costs.costs.copy_mode == "pinned",
         sorts_rows=costs.sorts_rows,
     )
-
-
-def reuse_timeline(
-    *, costs: LayerCosts, phase: Phase, chunk: ReusedChunk, rows: float, degree: int
-) -> Timeline:
-    """Return when each task of the phase runs.
-
-    Args:
-        chunk: each of the phase's `degree` chunks, with so many rows.
-    """
-    return simulate(
-        reuse_tasks(chunk=chunk, phase=phase, degree=degree),
-        interference=costs.interference(rows=rows, degree=degree),
-    )
-
-
-def sends_again(phase: Phase, strategy: Strategy) -> bool:
-    """Return whether T_DI is dispatched a second time."""
-    return phase == "backward" and strategy in {"S2", "S4"}
 
 
 def reuse_tasks(*, chunk: ReusedChunk, phase: Phase, degree: int) -> list[Task]:
@@ -260,9 +214,6 @@ def _copying(chunk: ReusedChunk, name: str, copy: Estimate, after: Sequence[str]
 
 def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
     mode = costs.costs.copy_mode
-    copy = costs.costs.copy(
-        direction="d2h" if phase == "forward" else "h2d",
-        pinned=mode != "pageable",
-        num_bytes=num_bytes,
-    )
+    way: Direction = "d2h" if phase == "forward" else "h2d"
+    copy = costs.costs.seconds(CopyKey(way, mode != "pageable"), num_bytes)
     return copy._replace(trust="modelled") if mode == "pageable" else copy

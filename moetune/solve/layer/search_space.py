@@ -1,14 +1,15 @@
 """The decisions that an online search may try for one number of tokens."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Decision, Plan
+from moetune.solve.layer.choose import HOPELESS
 from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.promising import promising_strategies
 from moetune.solve.layer.settled_ranges import REACH, Gap
 
 Degrees = tuple[int, int]
@@ -131,7 +132,19 @@ def _strategies(
     if gap.below is not None and gap.above is not None:
         near = {seed.strategy, gap.below.strategy, gap.above.strategy}
         among = tuple(one for one in STRATEGIES if one in near)
-    return promising_strategies(plan, math.floor(workload.tokens_per_rank / (1 + REACH)), among)
+    return _promising(plan, among)
+
+
+def _promising(plan: Plan, among: Sequence[Strategy]) -> tuple[Strategy, ...]:
+    """Return the strategies that are not hopeless by what the plan predicts, the fastest first.
+
+    What it does not predict counts as being as fast as its own.
+    """
+    step_seconds = plan.predicted.step_seconds
+    ratios = dict.fromkeys(among, 1.0)
+    for row in plan.terms.strategies if plan.terms and step_seconds else ():
+        ratios[row.strategy] = row.step_seconds / step_seconds
+    return tuple(sorted((one for one in among if ratios[one] <= HOPELESS), key=ratios.__getitem__))
 
 
 def limit_of(plan: Plan) -> int | None:

@@ -7,7 +7,7 @@ range, and a size that contradicts a range splits it.
 """
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,9 +21,6 @@ REACH = 1 / 16
 
 Without it a job whose batches all differ would search for each of them.
 """
-
-Span = tuple[int, int, Decision]
-"""(low_tokens, high_tokens, decision), both ends included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +49,16 @@ class Gap:
 
 
 class AdaptiveRanges:
-    """Settled decisions by tokens, and the disjoint ranges that follow. Never changed in place.
+    """Settled decisions by tokens. Never changed in place.
+
+    A size between two settled ones with equal decisions takes theirs; another one takes that of the
+    nearer settled size, where that is within reach.
 
     Args:
         settled: decisions by the number of tokens that they were found for.
         reach: see `REACH`; 0 for the paper's own ranges.
 
     Attributes:
-        spans: the ranges, ascending; sizes between two of them are not settled.
         violations: number of neighbours whose degrees fall as the tokens grow.
     """
 
@@ -72,8 +71,6 @@ class AdaptiveRanges:
         self._settled = dict(sorted(settled.items()))
         self._sizes = list(self._settled)
         self._reach = reach
-        self.spans = self._spans()
-        self._lows = [low for low, _, _ in self.spans]
         self.violations = sum(
             below.forward_degree > above.forward_degree
             or below.backward_degree > above.backward_degree
@@ -81,16 +78,17 @@ class AdaptiveRanges:
         )
 
     def decide(self, tokens: int) -> Decision | None:
-        """Return the decision settled for so many tokens; None in a gap.
-
-        A dictionary in front, a bisection behind: O(log n) for n ranges.
-        """
-        if tokens in self._settled:
-            return self._settled[tokens]
-        index = bisect_right(self._lows, tokens) - 1
-        if index < 0 or tokens > self.spans[index][1]:
-            return None
-        return self.spans[index][2]
+        """Return the decision settled for so many tokens; None in a gap."""
+        found = self._settled.get(tokens)
+        if found is not None or not self._sizes:
+            return found
+        at = bisect_left(self._sizes, tokens)
+        near = self._sizes[max(at - 1, 0) : at + 1]  # the settled sizes around it
+        below, above = near[0], near[-1]
+        if below < tokens < above and self._settled[below] == self._settled[above]:
+            return self._settled[below]
+        nearer = below if tokens <= (below + above) // 2 else above
+        return self._settled[nearer] if self.is_near(tokens, nearer) else None
 
     def gap(self, tokens: int) -> Gap | None:
         """Return the gap that so many tokens lie in; None where a decision holds."""
@@ -108,34 +106,4 @@ class AdaptiveRanges:
 
     def is_near(self, tokens: int, size: int) -> bool:
         """Return whether `tokens` are within reach of `size`."""
-        return is_near(tokens, size, reach=self._reach)
-
-    def _spans(self) -> tuple[Span, ...]:
-        spans: list[Span] = []
-        previous = 0
-        for size, decision in self._settled.items():
-            low, high = _low(size, self._reach), _high(size, self._reach)
-            if spans and spans[-1][2] == decision:
-                spans[-1] = spans[-1][0], high, decision
-            else:
-                if spans:
-                    middle = (previous + size) // 2
-                    before = spans[-1]
-                    spans[-1] = before[0], min(before[1], middle), before[2]
-                    low = max(low, middle + 1)
-                spans.append((low, high, decision))
-            previous = size
-        return tuple(spans)
-
-
-def is_near(tokens: int, size: int, *, reach: float = REACH) -> bool:
-    """Return whether a number of tokens takes the decision of a settled size."""
-    return _low(size, reach) <= tokens <= _high(size, reach)
-
-
-def _low(size: int, reach: float) -> int:
-    return math.ceil(size / (1 + reach))
-
-
-def _high(size: int, reach: float) -> int:
-    return math.floor(size * (1 + reach))
+        return math.ceil(size / (1 + self._reach)) <= tokens <= size * (1 + self._reach)

@@ -2,22 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
-from moetune.domain.plan import Memory
+from moetune.domain.layout import Layout
+from moetune.domain.request import PlanInputs
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.units import pinned_bytes
 from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.doubts import Declined, decline_chunks, in_one_chunk
-from moetune.solve.layer.memory import device_bytes, total_bytes
+from moetune.solve.layer.doubts import Declined, decline_chunks
+from moetune.solve.layer.memory import device_bytes, limit_of, total_bytes
 from moetune.solve.layer.paper_times import paper_seconds
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.layer.too_large import too_large
@@ -29,47 +30,31 @@ NO_REUSE: tuple[Strategy, ...] = ("none",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """One strategy at its best.
-
-    Args:
-        step: the fastest one that fits; where none does, the fastest one.
-        memory: of that step.
-        fits: whether it does.
-    """
-
-    strategy: Strategy
-    step: StepTime
-    memory: Memory
-    fits: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankedLayer:
-    """The chosen strategy with its ranked degrees, and the strategies it was chosen from.
+    """The chosen strategy with its degrees, and all strategies at their best.
 
     Args:
         contenders: every strategy whose operations were measured, the chosen one too, in the
-            order of their names; empty where the caller pinned the strategy.
+            order of their names.
         declined: several chunks that would have been the choice, had they been measured.
     """
 
     best: Ranking
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Ranking, ...]
     declined: Declined | None = None
 
     @property
     def step(self) -> StepTime:
         """The chosen step."""
-        return self.best.best
+        return self.best.step
 
     @property
     def is_forced(self) -> bool:
         """Whether another choice would be made if there were more memory."""
         if self.best.memory_forced:
             return True
-        limit = self.best.best.seconds * (1 - TIE)
-        return any(not one.fits and one.step.seconds < limit for one in self.contenders)
+        limit = self.step.seconds * (1 - TIE)
+        return any(not one.fits and one.step.seconds < limit for one in self.losers)
 
     @property
     def rivals(self) -> tuple[StepTime, ...]:
@@ -77,9 +62,45 @@ class RankedLayer:
         return tuple(one.step for one in self.losers if one.fits)
 
     @property
-    def losers(self) -> tuple[Contender, ...]:
-        """All but the chosen one."""
+    def losers(self) -> tuple[Ranking, ...]:
+        """All but the chosen one; none where the caller pinned the strategy."""
+        if self.best.bounds.strategy is not None:
+            return ()
         return tuple(one for one in self.contenders if one.strategy != self.best.strategy)
+
+
+def rank_layer(
+    *,
+    inputs: PlanInputs,
+    costs: Costs,
+    bounds: Bounds,
+    device_memory_bytes: int,
+    num_nodes: int = 0,
+    placement: tuple[int, ...] = (),
+) -> RankedLayer:
+    """Return the candidates of a layer's plan, best first, of which a plan takes the first.
+
+    Args:
+        costs: nominal costs of the profile that the inputs name.
+        bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
+        device_memory_bytes: the limit where the inputs set none.
+        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
+        placement: expert of each place; empty for the natural order.
+
+    Raises:
+        InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
+            memory than there is.
+        ProfileError: the profile lacks an operation that the layer needs.
+    """
+    bounds.check_degrees(inputs.tokens_per_rank)
+    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
+    workload = inputs.workload(layout, placement)
+    return choose_strategy(
+        workload=workload,
+        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
+        bounds=bounds,
+        limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
+    )
 
 
 def choose_strategy(
@@ -96,21 +117,18 @@ def choose_strategy(
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
     budget = MemoryBudget.of(workload=workload, costs=costs, limit_bytes=limit_bytes)
-    allowed = _allowed_with(budget, costs, bounds)
-    rank = partial(rank_degrees, costs=costs, bounds=bounds, budget=budget)
-    is_rival = len(allowed) > 1
-    rankings = [one for name in allowed if (one := rank(strategy=name, is_rival=is_rival))]
-    if not rankings:
+    allowed = _allowed(budget, costs, bounds)
+    every = _allowed(budget, costs, replace(bounds, strategy=None))
+    rankings = {
+        name: rank_degrees(costs=costs, bounds=bounds, budget=budget, strategy=name)
+        for name in dict.fromkeys((*every, *allowed))
+    }
+    fitting = [ranking for name in allowed if (ranking := rankings[name]) is not None]
+    if not fitting:
         raise too_large(budget, allowed, DegreeChooser(costs=costs, bounds=bounds))
-    best = _fastest(rankings)
-    if is_rival and best.strategy != "none":
-        best = rank(strategy=best.strategy) or best
-    return RankedLayer(
-        best=best,
-        contenders=tuple(_contender(one, best, rankings) for one in allowed)
-        if bounds.strategy is None
-        else (),
-    )
+    best = _fastest(fitting)
+    contenders = (rankings[name] or _without_limit(replace(best, strategy=name)) for name in every)
+    return RankedLayer(best=best, contenders=tuple(contenders))
 
 
 def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLayer:
@@ -122,20 +140,15 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
     declined = decline_chunks(ranked.best, resamples)
     if declined is None:
         return ranked
-    best = in_one_chunk(ranked.best)
-    contenders = tuple(
-        _contender(one.strategy, best, [best]) if one.strategy == best.strategy else one
-        for one in ranked.contenders
-    )
-    return replace(ranked, best=best, contenders=contenders, declined=declined)
+    best = ranked.best.in_one_chunk()
+    contenders = (best if one.strategy == best.strategy else one for one in ranked.contenders)
+    return replace(ranked, best=best, contenders=tuple(contenders), declined=declined)
 
 
-def _allowed_with(budget: MemoryBudget, costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
-    return NO_REUSE if budget.keeps_all else _allowed(costs, bounds)
-
-
-def _allowed(costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
+def _allowed(budget: MemoryBudget, costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
     """Return the strategies that no pin excludes and whose operations were measured."""
+    if budget.keeps_all:
+        return NO_REUSE
     copies = OFFLOADS_INPUT | OFFLOADS_MIDDLE
     if bounds.order == "dispatch_first" and bounds.strategy not in {None, "none"}:
         raise InfeasiblePlanError(
@@ -158,64 +171,25 @@ def _allowed(costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
 
 
 def _fastest(rankings: Sequence[Ranking]) -> Ranking:
-    least = min(ranking.best.seconds for ranking in rankings)
+    least = min(ranking.step.seconds for ranking in rankings)
     is_measured = rankings[0].chooser.is_measured
     first = rankings[0]
-    if first.strategy == "none" and least >= first.best.seconds * (1 - WORTH * is_measured):
+    if first.strategy == "none" and least >= first.step.seconds * (1 - WORTH * is_measured):
         return first
     limit = least * (1 + (NOISE if is_measured else TIE))
-    return next(ranking for ranking in rankings if ranking.best.seconds <= limit)
+    return next(ranking for ranking in rankings if ranking.step.seconds <= limit)
 
 
-def all_contenders(ranked: RankedLayer) -> tuple[Contender, ...]:
-    """Return the ranked candidates; where the strategy was pinned, also the other strategies'.
-
-    The chosen strategy's candidate is the chosen step. The others are ranked now, with the
-    caller's other pins.
-    """
-    best = ranked.best
-    if best.bounds.strategy is None:
-        return ranked.contenders
-    free = replace(best.bounds, strategy=None)
-    strategies = _allowed_with(best.budget, best.costs, free)
-    others = [
-        ranking
-        for one in strategies
-        if one != best.strategy
-        and (
-            ranking := rank_degrees(
-                costs=best.costs, bounds=free, budget=best.budget, strategy=one, is_rival=True
-            )
-        )
-    ]
-    return tuple(_contender(one, best, [best, *others]) for one in strategies)
-
-
-def _contender(strategy: Strategy, best: Ranking, rankings: Sequence[Ranking]) -> Contender:
-    """Return the strategy's best step that fits; where none does, its fastest one.
-
-    Args:
-        best: the chosen ranking, whose costs, bounds and budget hold for every strategy.
-        rankings: of all strategies that fit.
-    """
-    ranking = next((one for one in rankings if one.strategy == strategy), None)
-    fits = ranking is not None
-    if ranking is None:
-        ranking = rank_degrees(
-            costs=best.costs,
-            bounds=replace(best.bounds, strategy=strategy),
-            budget=replace(best.budget, limit_bytes=UNLIMITED),
-            strategy=strategy,
-            is_rival=True,
-        )
-    assert ranking is not None  # noqa: S101 - everything fits without a limit
-    step = ranking.best
-    return Contender(
-        strategy=strategy,
-        step=step,
-        memory=best.budget.memory(strategy=strategy, degrees=step.degrees),
-        fits=fits,
+def _without_limit(layer: Ranking) -> Ranking:
+    """Return the best degrees of a strategy that fits in no number of chunks."""
+    ranking = rank_degrees(
+        costs=layer.costs,
+        bounds=replace(layer.bounds, strategy=layer.strategy),
+        budget=replace(layer.budget, limit_bytes=UNLIMITED),
+        strategy=layer.strategy,
     )
+    assert ranking is not None  # noqa: S101 - everything fits without a limit
+    return replace(ranking, budget=layer.budget, fits=False)
 
 
 def phase_terms(phase: PhaseTime) -> PhaseTerms:
@@ -238,8 +212,7 @@ def phase_terms(phase: PhaseTime) -> PhaseTerms:
 def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
     """Return one row for each memory strategy whose operations were measured.
 
-    None in tensor parallelism, where no memory is reused. Where the caller pinned the strategy,
-    the others are ranked now, with the caller's other pins.
+    None in tensor parallelism, where no memory is reused.
 
     Raises:
         ProfileError: the profile lacks an operation of the layer.
@@ -247,7 +220,7 @@ def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
     best = ranked.best
     if best.budget.workload.expert_parallel == "tensor":
         return ()
-    contenders = all_contenders(ranked)
+    contenders = ranked.contenders
     paper = {
         one.strategy: paper_seconds(costs=best.costs, strategy=one.strategy, tokens=best.tokens)
         for one in contenders
@@ -266,11 +239,11 @@ def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
 
 
 def _row(
-    ranked: RankedLayer, one: Contender, *, paper_seconds: float, is_paper_choice: bool
+    ranked: RankedLayer, one: Ranking, *, paper_seconds: float, is_paper_choice: bool
 ) -> StrategyTerms:
     budget = ranked.best.budget
-    forward_degree, backward_degree = one.step.degrees
-    peak = budget.peak(strategy=one.strategy, degrees=one.step.degrees)
+    forward_degree, backward_degree = one.degrees
+    peak = budget.peak(strategy=one.strategy, degrees=one.degrees)
     pins_host = ranked.best.costs.costs.copy_mode == "pinned"
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moetune.domain.constraints import Order
-from moetune.domain.costs import Estimate, LinearCost
+from moetune.domain.costs import Estimate
 from moetune.domain.layer import LayerKey, Phase
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.degree import best_tensor_parallel_degree, tensor_parallel_makespan
-from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
+from moetune.solve.layer.degree import tensor_parallel_makespan
+from moetune.solve.layer.operations import COUNT_BYTES, NOTHING
 from moetune.solve.layer.timeline import Task, tensor_parallel_tasks
 from moetune.solve.layer.totals import total
 
@@ -117,27 +117,6 @@ class TensorParallelCosts(LayerCosts):
             compute_seconds=compute_seconds,
             reduce_seconds=transfer_seconds,
             gather_seconds=gather_seconds,
-        )
-
-    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
-        """Return the lines of all-reduce and GEMMs; None where selecting rows takes time, too."""
-        transfer = self.collective_line(self.reduce_op)
-        compute = self.gemm_line(phase)
-        around = (self.rows_op(op, 1.0, self.layer.d_model) for op in ROW_MOVES)
-        if transfer is None or compute is None or total(*around).seconds:
-            return None
-        return transfer, compute
-
-    def best_degree(
-        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
-    ) -> int:
-        """Return the closed form's degree: `degree.best_tensor_parallel_degree`."""
-        return best_tensor_parallel_degree(
-            transfer=lines[0],
-            payload_bytes=rows * self.bytes_per_row,
-            compute=lines[1],
-            macs=rows / self.world_size * self.macs_per_row,
-            max_degree=max_degree,
         )
 
     @property

@@ -5,15 +5,18 @@ Every prediction of a layer is `phase_time`, one phase in r chunks with a memory
 """
 
 from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
+
+from moetune.domain.arrays import Floats, array_of, floats_of
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.many_phases import reused_seconds
 from moetune.solve.layer.operations import NOTHING
-from moetune.solve.layer.phase_arrays import ManyPhases
 from moetune.solve.layer.reuse import chunk_of
+from moetune.solve.layer.reuse_times import Ints, ReusedPhases, reused_seconds
 from moetune.solve.layer.totals import doubts_of
 
 OVERHEAD_SHARE = 0.05
@@ -138,6 +141,7 @@ def phase_time(
     degree: int,
     order: Order = "dispatch_first",
     strategy: Strategy = "none",
+    seconds: float | None = None,
 ) -> PhaseTime:
     """Return the predicted time of one phase with `tokens` on each rank.
 
@@ -146,6 +150,7 @@ def phase_time(
 
     Args:
         degree: r, the number of chunks.
+        seconds: of a phase that reuses memory, where it was simulated before.
 
     Raises:
         ProfileError: an operation was not measured.
@@ -155,29 +160,12 @@ def phase_time(
             (phase, tokens, degree, order),
             lambda: _closed_time(costs, phase, tokens, degree, order),
         )
-    return reused_time(costs=costs, phase=phase, tokens=tokens, degree=degree, strategy=strategy)
-
-
-def reused_time(
-    *,
-    costs: LayerCosts,
-    phase: Phase,
-    tokens: int,
-    degree: int,
-    strategy: Strategy,
-    seconds: float | None = None,
-) -> PhaseTime:
-    """Return `phase_time` with a strategy that reuses memory.
-
-    Args:
-        seconds: of the phase, where it was simulated before.
-    """
     rows = costs.rows(tokens, degree=degree)
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     if seconds is None:
         table = costs.interference(rows=rows, degree=degree)
-        alone = ManyPhases.of(chunk, phase, degree=degree, interference=table)
-        seconds = float(reused_seconds(alone)[0])
+        (found,) = reused_seconds([ReusedPhases(chunk, phase, np.array([degree]), table)])
+        seconds = float(found[0])
     return PhaseTime(
         degree=degree,
         seconds=seconds,
@@ -188,12 +176,50 @@ def reused_time(
     )
 
 
+@np.errstate(over="ignore", invalid="ignore")
+def phase_seconds(
+    *, costs: LayerCosts, phase: Phase, tokens: Ints, degrees: Ints, order: Order,
+    strategy: Strategy,
+) -> Floats:  # fmt: skip
+    """Return the seconds of `phase_time` in many cases, worked out at once.
+
+    Args:
+        tokens: on each rank, shape (cases,).
+        degrees: chunks, of the same shape.
+
+    Raises:
+        ArithmeticError: the costs are absurd, and a time is no finite number.
+    """
+    size, degree = array_of(tokens), cast("int", degrees)
+    rows = costs.rows(size, degree=degree)
+    if strategy == "none":
+        factor = costs.step_factor(rows=rows, degree=degree)
+        chunks = costs.makespan(
+            degree=degree,
+            rows=rows,
+            transfer_seconds=factor * costs.transfer(rows=rows, degree=degree).seconds,
+            compute_seconds=factor * costs.compute(phase=phase, rows=rows).seconds,
+            order=order,
+        )
+        seconds = costs.gathering(tokens=size).seconds + floats_of(chunks)
+    else:
+        chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
+        if not np.isfinite(sum(chunk.durations)).all():
+            raise ArithmeticError("the times of a chunk are no finite numbers")
+        table = costs.interference(rows=rows, degree=degree)
+        (seconds,) = reused_seconds([ReusedPhases(chunk, phase, degrees, table)])
+    if not np.isfinite(seconds).all():
+        raise ArithmeticError("the times of a phase are no finite numbers")
+    return seconds
+
+
 def _closed_time(
     costs: LayerCosts, phase: Phase, tokens: int, degree: int, order: Order
 ) -> PhaseTime:
     rows = costs.rows(tokens, degree=degree)
-    transfer = costs.in_step(costs.transfer(rows=rows, degree=degree), rows=rows, degree=degree)
-    compute = costs.in_step(costs.compute(phase=phase, rows=rows), rows=rows, degree=degree)
+    factor = costs.step_factor(rows=rows, degree=degree)
+    transfer = costs.transfer(rows=rows, degree=degree).scaled(factor)
+    compute = costs.compute(phase=phase, rows=rows).scaled(factor)
     gathering = costs.gathering(tokens=tokens)
     chunks_seconds = costs.makespan(
         degree=degree,

@@ -1,33 +1,32 @@
 """Uncertainty of a choice, compared with others under many refits of the measurements."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
+from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
+from moetune.domain.layer import PHASES, Phase
 from moetune.domain.model_plan import Confidence
+from moetune.solve.layer.choose import HOPELESS
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.refitted import RefittedTimes
-from moetune.solve.layer.times import PhaseTime, StepTime
+from moetune.solve.layer.model_error import StepErrorDraws
+from moetune.solve.layer.ranking import Ranking
+from moetune.solve.layer.refits import stacked_refits
+from moetune.solve.layer.reuse import chunk_of
+from moetune.solve.layer.reuse_times import ReusedPhases, reused_seconds
+from moetune.solve.layer.times import StepTime, phase_time
 
-NUM_CONTENDERS = 4
-HOPELESS = 1.2
-"""Times the nominal best above which no refit makes a degree the best one."""
+_Phase = tuple[Phase, int, Strategy]
+"""A phase in so many chunks."""
 
 
 def judge_choice(
-    *,
-    costs: LayerCosts,
-    resamples: Sequence[Costs],
-    tokens: int,
-    forward: Sequence[PhaseTime],
-    backward: Sequence[PhaseTime],
-    order: Order,
-    strategy: Strategy = "none",
-    rivals: Sequence[StepTime] = (),
+    ranking: Ranking, resamples: Sequence[Costs], rivals: Sequence[StepTime] = ()
 ) -> Confidence:
     """Compare the chosen degrees and strategy with their contenders under each refit.
 
@@ -35,18 +34,24 @@ def judge_choice(
     Without refits the nominal costs count as certain.
 
     Args:
-        costs: the nominal ones.
-        forward: the ranked degrees of the phase, the chosen one first.
-        backward: the same.
-        strategy: the chosen one.
         rivals: the best step of each other strategy that fits.
     """
-    limit_seconds = _hopeless_seconds(costs, tokens, forward, backward)
-    rivals = [one for one in rivals if one.seconds <= limit_seconds]
-    contenders = _shortlist(forward), _shortlist(backward)
-    refits = RefittedTimes.of(costs, resamples, tokens=tokens, order=order)
-    chosen, best = refits.compare(contenders, strategy)
-    best = refits.faster(rivals, best)
+    limit_seconds = ranking.step.seconds * HOPELESS
+    near = [_phases(one) for one in rivals if one.seconds <= limit_seconds]
+    contenders: list[list[_Phase]] = [
+        [(phase, degree, ranking.chooser.strategy) for degree in degrees]
+        for phase, degrees in zip(PHASES, ranking.contenders, strict=True)
+    ]
+    around, seconds = _under_refits(
+        ranking.costs, resamples, chain(*contenders, *near), tokens=ranking.tokens,
+        order=ranking.order,
+    )  # fmt: skip
+    chosen = best = around
+    for phases in contenders:
+        chosen = chosen + seconds[phases[0]]
+        best = best + np.minimum.reduce([seconds[phase] for phase in phases])
+    steps = (around + (seconds[forward] + seconds[backward]) for forward, backward in near)
+    best = np.minimum.reduce([best, *steps])
     return confidence_of(list(zip(chosen.tolist(), best.tolist(), strict=True)))
 
 
@@ -83,30 +88,56 @@ def chance_of_faster(
     Args:
         resamples: without any the nominal costs count as certain.
     """
-    own, theirs = (
-        RefittedTimes.of(one.costs, resamples, tokens=tokens, order=one.order).seconds(one.step)
-        for one in (chosen, other)
-    )
-    return float(np.mean(theirs < own * (1 - TIE)))
+
+    def seconds(choice: TimedChoice) -> Floats:
+        around, found = _under_refits(
+            choice.costs, resamples, _phases(choice.step), tokens=tokens, order=choice.order
+        )
+        return sum(found.values(), around)
+
+    return float(np.mean(seconds(other) < seconds(chosen) * (1 - TIE)))
 
 
-def _hopeless_seconds(
-    costs: LayerCosts, tokens: int, forward: Sequence[PhaseTime], backward: Sequence[PhaseTime]
-) -> float:
-    """Return the time above which no refit makes a rival the best one."""
-    overhead = costs.overhead(tokens=tokens).seconds
-    return (forward[0].seconds + backward[0].seconds + overhead) * HOPELESS
+def _under_refits(
+    costs: LayerCosts, resamples: Sequence[Costs], wanted: Iterable[_Phase], *, tokens: int,
+    order: Order,
+) -> tuple[Floats, dict[_Phase, Floats]]:  # fmt: skip
+    """Return the seconds around the phases, and of each phase, under each refit.
+
+    Of phases the model's error is drawn, too. All that are simulated are so at once.
+
+    Returns:
+        Arrays of shape (refits,).
+    """
+    refits = stacked_refits(costs, resamples, tokens=tokens)
+    layer, num = refits.stack, refits.num
+    errors = StepErrorDraws(costs.step_errors(tokens=tokens), num=num)
+    phases = list(dict.fromkeys(wanted))
+    reusing = [phase for phase in phases if phase[2] != "none"]
+    simulated = reused_seconds([_reused(layer, phase, tokens, num) for phase in reusing])
+    seconds = dict(zip(reusing, simulated, strict=True))
+    for name, degree, strategy in phases:
+        if strategy == "none":
+            time = phase_time(costs=layer, phase=name, tokens=tokens, degree=degree, order=order)
+            seconds[name, degree, strategy] = np.broadcast_to(time.seconds, num)
+    around = np.broadcast_to(layer.overhead(tokens=tokens).seconds, num)
+    return around, {phase: seconds[phase] * errors.factors(phase[2], phase[1]) for phase in phases}
 
 
-def _shortlist(ranked: Sequence[PhaseTime]) -> tuple[int, ...]:
-    """Return the chosen degree, then its nearest contenders and the powers of two."""
-    limit = ranked[0].seconds * HOPELESS
-    return tuple(
-        time.degree
-        for place, time in enumerate(ranked)
-        if place == 0
-        or (time.seconds <= limit and (place <= NUM_CONTENDERS or time.degree.bit_count() == 1))
-    )
+def _reused(layer: LayerCosts, phase: _Phase, tokens: int, num: int) -> ReusedPhases:
+    """Return a phase that reuses memory under each of so many refits."""
+    name, degree, strategy = phase
+    rows = layer.rows(tokens, degree=degree)
+    chunk = chunk_of(costs=layer, phase=name, strategy=strategy, rows=rows, degree=degree)
+    table = layer.interference(rows=rows, degree=degree)
+    return ReusedPhases(chunk, name, np.full(num, degree), table)
+
+
+def _phases(step: StepTime) -> tuple[_Phase, _Phase]:
+    """Return the phases of a step; one chunk each way reuses nothing."""
+    strategy: Strategy = "none" if max(step.degrees) == 1 else step.strategy
+    forward, backward = step.degrees
+    return ("forward", forward, strategy), ("backward", backward, strategy)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -10,10 +10,7 @@ from moetune.domain.model_plan import Confidence
 from moetune.domain.plan import Alternative, Choice, Verdict
 from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.strategies import (
-    Contender,
-    RankedLayer,
-)
+from moetune.solve.layer.strategies import RankedLayer
 from moetune.solve.layer.times import StepTime
 from moetune.solve.layer.words import (
     ONE_RANK,
@@ -35,34 +32,24 @@ def alternatives_of(ranked: RankedLayer, others: Sequence[StepTime]) -> Iterator
         others: steps of the chosen strategy at other degrees, the best first.
     """
     ranking = ranked.best
-    yield from (_alternative(ranking, other) for other in others)
-    yield from (_other_strategy(ranking, loser) for loser in ranked.losers)
+    for other in others:
+        yield _alternative(ranking, other, explain_loss(other=other, best=ranking.step))
+    for loser in ranked.losers:
+        lost = explain_strategy_loss(
+            other=loser.step, peak_bytes=device_bytes(loser.memory),
+            limit_bytes=ranking.budget.limit_bytes, best=ranking.step,
+        )  # fmt: skip
+        yield _alternative(ranking, loser.step, lost)
 
 
-def _alternative(ranking: Ranking, other: StepTime) -> Alternative:
+def _alternative(ranking: Ranking, step: StepTime, lost_because: str) -> Alternative:
     return Alternative(
-        forward_degree=other.forward.degree,
-        backward_degree=other.backward.degree,
-        order=ranking.order,
-        strategy=other.strategy,
-        step_seconds=other.seconds,
-        lost_because=explain_loss(other=other, best=ranking.best),
-    )
-
-
-def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
-    return Alternative(
-        forward_degree=loser.step.forward.degree,
-        backward_degree=loser.step.backward.degree,
-        order=_order(ranking, loser.step),
-        strategy=loser.strategy,
-        step_seconds=loser.step.seconds,
-        lost_because=explain_strategy_loss(
-            other=loser.step,
-            peak_bytes=device_bytes(loser.memory),
-            limit_bytes=ranking.budget.limit_bytes,
-            best=ranking.best,
-        ),
+        forward_degree=step.forward.degree,
+        backward_degree=step.backward.degree,
+        order=_order(ranking, step),
+        strategy=step.strategy,
+        step_seconds=step.seconds,
+        lost_because=lost_because,
     )
 
 
@@ -92,7 +79,7 @@ def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[Ste
         probability_best=confidence.probability_best,
         expected_regret=confidence.expected_regret,
         runner_up=choice,
-        binding="memory" if ranked.is_forced else binding_resource(ranking.best),
+        binding="memory" if ranked.is_forced else binding_resource(ranking.step),
         why=_why(ranked, others[0] if others else None),
     )
 
@@ -100,18 +87,17 @@ def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[Ste
 def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
     ranking = ranked.best
     without = next((one for one in ranked.losers if one.strategy == "none"), None)
-    if without is not None and reuses(ranking.best) and not without.fits:
-        memory = ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
+    if without is not None and reuses(ranking.step) and not without.fits:
         return explain_strategy(
-            best=ranking.best,
-            peak_bytes=device_bytes(memory),
+            best=ranking.step,
+            peak_bytes=device_bytes(ranking.memory),
             without_bytes=device_bytes(without.memory),
             limit_bytes=ranking.budget.limit_bytes,
         )
     if ranking.memory_forced:
         budget, wanted = ranking.budget, ranking.wanted
         return explain_memory(
-            step=ranking.best,
+            step=ranking.step,
             wanted=wanted,
             wanted_bytes=budget.peak(strategy="none", degrees=wanted.degrees).device_bytes,
             limit_bytes=budget.limit_bytes,
@@ -119,14 +105,13 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
     if ranked.declined is not None:
         return explain_declined(
             several=ranked.declined.step,
-            one_chunk=ranking.best,
+            one_chunk=ranking.step,
             regret=ranked.declined.regret,
         )
-    degrees = ranking.best.forward.degree, ranking.best.backward.degree
-    if ranking.costs.world_size == 1 and max(degrees) == 1:
+    if ranking.costs.world_size == 1 and max(ranking.degrees) == 1:
         return ONE_RANK
     return explain_choice(
-        step=ranking.best,
+        step=ranking.step,
         sequential=ranking.sequential,
         runner_up=runner_up,
         interference=ranking.costs.costs.interference,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from moetune.domain.costs import takes_arrays
+from moetune.domain.arrays import split
 from moetune.domain.experts import RoutedExperts
 from moetune.solve.training.block import BlockPrices
 
@@ -29,17 +29,10 @@ class AlikeLayers:
         self,
         prices: BlockPrices,
         price: Callable[[BlockPrices, RoutedExperts], _Priced],
-        split: Callable[[_Priced, int], Sequence[_Priced]],
     ) -> Sequence[_Priced]:
-        """Return the price of each layer.
-
-        Args:
-            split: returns that of each of so many layers from one of arrays.
-        """
+        """Return the price of each layer."""
         if not self.records:
             return [price(prices, self.part)] * len(self.places)
-        if not takes_arrays(prices.device.costs):
-            return [price(prices, replace(self.part, record=one)) for one in self.records]
         records = tuple(dict.fromkeys(self.records))
         every = price(replace(prices, records=records), self.part)
         found = dict(zip(records, split(every, len(records)), strict=True))

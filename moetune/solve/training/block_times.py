@@ -1,11 +1,9 @@
 """Seconds of a block's modules for one micro-batch."""
 
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from moetune.domain.arrays import rows_of
 from moetune.solve.training.modules import COMMUNICATION, ModuleName
 
 
@@ -63,23 +61,6 @@ class BlockTimes:
             communication=self.communication + other.communication,
         )
 
-    def split(self, num: int) -> "list[BlockTimes]":
-        """Return those of each of so many layers that were priced at once."""
-        names = [*self.modules]
-        rows = zip(*(_split(one, num) for one in self.modules.values()), strict=True)
-        return [
-            BlockTimes(
-                modules=dict(zip(names, row, strict=True)), compute=computed, communication=sent
-            )
-            for row, computed, sent in zip(
-                rows, _split(self.compute, num), _split(self.communication, num), strict=True
-            )
-        ]
-
     def passes(self, name: ModuleName) -> Passes:
         """Return a module's passes, zero where the block has none."""
         return self.modules.get(name, NO_TIME)
-
-
-def _split(passes: Passes, num: int) -> list[Passes]:
-    return [*itertools.starmap(Passes, rows_of(passes, num))]

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from moetune.domain.arrays import longer, rows_of
+from moetune.domain.arrays import longer
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.training import Degrees
 from moetune.solve.layer.degree import TIE, makespan, makespan_beside
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes
 from moetune.solve.training.passes import FORWARD_OF_BOTH, LAUNCH_SECONDS
 
 MOST_CHUNKS = 16
@@ -53,14 +52,6 @@ class ChunkedPass:
     seconds: Mapping[int, float]
     kernels: int
 
-    def split(self, num: int) -> "list[ChunkedPass]":
-        """Return those of each of so many layers that were priced at once."""
-        rows = rows_of(self.seconds.values(), num)
-        return [
-            ChunkedPass(seconds=dict(zip(self.seconds, row, strict=True)), kernels=self.kernels)
-            for row in rows
-        ]
-
     def saved(self, degree: int) -> float:
         """Return the seconds that so many chunks take less than one."""
         return self.seconds[1] - self.seconds[degree]
@@ -76,22 +67,12 @@ class ChunkedPasses(NamedTuple):
     forward: ChunkedPass
     backward: ChunkedPass
 
-    def split(self, num: int) -> "list[ChunkedPasses]":
-        """Return those of each of so many layers that were priced at once."""
-        return [
-            *itertools.starmap(ChunkedPasses, zip(*(one.split(num) for one in self), strict=True))
-        ]
-
 
 class Hidden(NamedTuple):
     """Seconds by which shared experts shorten both passes of a layer in one chunk."""
 
     forward: float = 0.0
     backward: float = 0.0
-
-    def split(self, num: int) -> "list[Hidden]":
-        """Return those of each of so many layers that were priced at once."""
-        return [*itertools.starmap(Hidden, rows_of(self, num))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,35 +153,6 @@ def _passes(
             _makespans(prices, part, backward, beside.backward), sum(backward[1]) + beside.backward
         ),
     )
-
-
-def most_saved(
-    times: BlockTimes,
-    *,
-    repeats: bool,
-    beside: Passes = NO_TIME,
-    hidden: float = 0.0,
-) -> float:
-    """Return the seconds that chunks of a block's exchanges save at most.
-
-        x + e − T(r) ≤ min(e, x − x/r)
-
-    of a pass with x seconds of exchanges and e of experts: in r chunks neither has less to do, and
-    the first dispatch and the last combine have no experts beside them (`makespan`). Shared experts
-    are beside one of the two: x − x/(2·r).
-
-    Args:
-        times: of the block, in one chunk.
-        repeats: as in `ChunkedBlock`.
-        beside: what runs beside the exchanges in one chunk, too.
-        hidden: what that hides in one chunk, which chunks do not save.
-    """
-    sent = times.passes("exchange")
-    computed = times.passes("experts") + times.passes("moe_act") + beside
-    share = 1 - 1 / MOST_CHUNKS / (2 if beside.forward else 1)
-    forward = min(computed.forward, share * sent.forward)
-    backward = min(computed.backward, share * sent.grad_input)
-    return (2 if repeats else 1) * forward + backward - hidden
 
 
 def best_degrees(

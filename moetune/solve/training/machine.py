@@ -14,7 +14,8 @@ import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.cluster import Machine
-from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
+from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmKey, RowsKey
+from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust, seconds_if_known
 from moetune.domain.data_sheets import memory_bytes_per_second
 from moetune.domain.errors import ProfileError
 from moetune.domain.gemm_forms import GemmForm
@@ -162,8 +163,7 @@ class DevicePrices:
     ) -> float:  # fmt: skip
         """Return the seconds of one GEMM of `num_experts` experts with so many rows each.
 
-        Its dtype is `element` unless another is named. Of an array of rows above 0 an array, where
-        the costs take arrays.
+        Its dtype is `element` unless another is named. Of an array of rows above 0 an array.
         """
         dtype = dtype or self.element
         if is_many(rows):
@@ -176,10 +176,7 @@ class DevicePrices:
         key = ("gemm", product, rows, d_in, d_out, num_experts, dtype)
         found = self._known.get(key)
         if found is None:
-            estimate = self.costs.gemm(
-                dtype=dtype, product=product, num_experts=num_experts, rows=rows,
-                d_in=d_in, d_out=d_out,
-            )  # fmt: skip
+            estimate = self.costs.seconds(GemmKey(dtype, product, num_experts, d_in, d_out), rows)
             self.trusts.note(estimate)
             found = self._known[key] = estimate.seconds / self.reached + self.gap_seconds
         return found
@@ -194,10 +191,8 @@ class DevicePrices:
         ordered = np.sort(rows)
         for one in ordered[[0, len(ordered) // 2, -1]].tolist():
             price(rows=one)  # arrays have no trust: it is that of their ends and the middle
-        every = self.costs.gemm(
-            dtype=dtype, product=product, num_experts=num_experts, rows=array_of(rows),
-            d_in=d_in, d_out=d_out,
-        )  # fmt: skip
+        key = GemmKey(dtype, product, num_experts, d_in, d_out)
+        every = self.costs.seconds(key, array_of(rows))
         return every.seconds / self.reached + self.gap_seconds
 
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
@@ -207,12 +202,8 @@ class DevicePrices:
         key = (op, span.size, span.nodes, num_bytes)
         found = self._known.get(key)
         if found is None:
-            estimate = self.costs.collective(
-                op=op,
-                group_size=span.size,
-                num_bytes=num_bytes,
-                num_nodes=span.nodes if span.nodes > 1 else 0,
-            )
+            group = CollectiveKey(op, span.size, span.nodes if span.nodes > 1 else 0)
+            estimate = self.costs.seconds(group, num_bytes)
             self.trusts.note(estimate)
             found = self._known[key] = estimate.seconds
         return found
@@ -223,7 +214,7 @@ class DevicePrices:
         Raises:
             ProfileError: no such copy is in the profile.
         """
-        estimate = self.costs.copy(direction=direction, pinned=True, num_bytes=num_bytes)
+        estimate = self.costs.seconds(CopyKey(direction, pinned=True), num_bytes)
         self.trusts.note(estimate)
         return estimate.seconds
 
@@ -232,7 +223,7 @@ class DevicePrices:
         """Seconds of the optimizer's step on one parameter in host memory."""
         found = self._known.get(("host_adam",))
         if found is None:
-            host = self.costs.rows_op(op="host_adam", dtype=self.element, rows=1e9, width=1)
+            host = seconds_if_known(self.costs, RowsKey("host_adam", self.element), 1e9)
             found = HOST_ADAM_SECONDS if host is None else host.seconds / 1e9
             self._known["host_adam",] = found
         return found
@@ -252,7 +243,7 @@ class DevicePrices:
         """
         found = self._known.get(("memory",))
         if found is None:
-            adam = self.costs.rows_op(op="adam", dtype=self.element, rows=1e9, width=1)
+            adam = seconds_if_known(self.costs, RowsKey("adam", self.element), 1e9)
             adam = adam or self._adam_of_data_sheet()
             self.trusts.note(adam)
             found = _MEMORY_EFFICIENCY * _ADAM_BYTES * 1e9 / adam.seconds
@@ -278,10 +269,8 @@ class DevicePrices:
         self, *, num_sequences: int, length: int, num_heads: int, head_dim: int, backward: bool
     ) -> float | None:
         """Return the seconds of causal attention as the profile has it; None where it has none."""
-        found = self.costs.attention(
-            dtype=self.element, num_sequences=num_sequences, length=length, num_heads=num_heads,
-            head_dim=head_dim, backward=backward,
-        )  # fmt: skip
+        key = AttentionKey(self.element, length, num_heads, head_dim, backward)
+        found = seconds_if_known(self.costs, key, num_sequences)
         if found is None:
             return None
         self.trusts.note(found)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from moetune.domain.architecture import Block
+from moetune.domain.once import Tables, once
 from moetune.domain.optimizers import Optimizer
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
@@ -35,7 +36,7 @@ from moetune.solve.training.parameters import (
     largest_sharded_block,
 )
 from moetune.solve.training.schedule import most_live
-from moetune.solve.training.stages import DecoderStages, RankBlocks
+from moetune.solve.training.stages import DecoderStages, RankBlocks, block_counts
 from moetune.solve.training.states import WHOLE_BLOCKS, gathered_bytes, shard_of, state_bytes
 
 _GIB = 2**30
@@ -53,7 +54,6 @@ FRAGMENTATION = 0.03
 nemotron-3.5-lightning)."""
 ROUTING = "uneven routing"
 """The part that is room for the rows of natural routing, where a job leaves it."""
-_Key = tuple[object, ...]
 _PARTS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
     "optimizer step", ROUTING, "fragmentation", "libraries",
@@ -143,8 +143,8 @@ class _RankBytes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryModel:
-    """Memory of a job's layouts, each part computed once. Not safe for several threads.
+class MemoryModel(Tables):
+    """Memory of a job's layouts.
 
     Args:
         target: the runtime, which decides on what is kept.
@@ -153,10 +153,7 @@ class MemoryModel:
     job: TrainingJob
     stages: DecoderStages
     target: Target = AS_MEGATRON
-    _blocks: dict[_Key, list[BlockBytes]] = field(default_factory=dict, init=False, repr=False)
     _parameters: RankParameters = field(init=False, repr=False)
-    _largest: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
-    _ranks: dict[_Key, tuple[_RankBytes, ...]] = field(default_factory=dict, init=False, repr=False)
     _optimizer: Optimizer = field(init=False, repr=False)
     _natural: "MemoryModel | None" = field(init=False, repr=False)
     _even: "MemoryModel | None" = field(init=False, repr=False)
@@ -289,31 +286,26 @@ class MemoryModel:
         largest = self._largest_block(layout, rank.blocks)
         return element * min(WHOLE_BLOCKS * largest, rank.dense + rank.experts)
 
+    @once(
+        lambda layout, rank: (
+            layout.tp, layout.ep * layout.etp, layout.dp * layout.cp > 1, layout.edp > 1, rank,
+        )
+    )  # fmt: skip
     def _largest_block(self, layout: FoldedLayout, rank: RankBlocks) -> float:
         """Return the parameters on one device of the block that has most to shard."""
-        shards = _shards(layout)
-        key = layout.tp, layout.ep * layout.etp, *shards, rank
-        found = self._largest.get(key)
-        if found is None:
-            found = self._largest[key] = largest_sharded_block(
-                self.job.decoder, layout, rank, shards
-            )
-        return found
+        return largest_sharded_block(self.job.decoder, layout, rank, _shards(layout))
 
-    def _bytes_of_ranks(self, layout: FoldedLayout) -> tuple[_RankBytes, ...]:
-        """Return what the ranks have whatever is sharded or in host memory."""
-        key = (
+    @once(
+        lambda layout: (
             layout.dp, layout.cp, layout.tp, layout.pp, layout.vpp, layout.ep, layout.etp,
             layout.micro_batch, layout.recompute, layout.order, layout.stages,
             layout.overlap == "batch",
-        )  # fmt: skip
-        found = self._ranks.get(key)
-        if found is None:
-            live = self.live(layout)
-            found = self._ranks[key] = tuple(
-                self._bytes_of_rank(layout, one, live) for one in self.stages.ranks(layout)
-            )
-        return found
+        )
+    )  # fmt: skip
+    def _bytes_of_ranks(self, layout: FoldedLayout) -> tuple[_RankBytes, ...]:
+        """Return what the ranks have whatever is sharded or in host memory."""
+        live = self.live(layout)
+        return tuple(self._bytes_of_rank(layout, one, live) for one in self.stages.ranks(layout))
 
     def _bytes_of_rank(
         self, layout: FoldedLayout, rank: RankBlocks, every_live: Sequence[float]
@@ -360,10 +352,7 @@ class MemoryModel:
         mean what it has of one layer's over √n, as sums of independent loads do.
         """
         blocks = self._bytes_of_blocks(layout, layout.recompute)
-        counted = [*zip(rank.counts, blocks, strict=True)]
-        if rank.has_predictions:
-            of_predictions = self._bytes_of_blocks(layout, layout.recompute, of_predictions=True)
-            counted += [(1, block) for block in of_predictions]
+        counted = [*zip(block_counts(rank, len(blocks)), blocks, strict=True)]
         if self._even is None:
             return counted
         num = sum(itertools.compress(rank.counts, self.job.decoder.routed_kinds))
@@ -398,34 +387,26 @@ class MemoryModel:
         """
         if self._even is not None:
             return self._even.sizes_of_blocks(layout, recomputes)
-        return [self._bytes_of_blocks(layout, one) for one in recomputes]
+        num = len(self.job.decoder.kinds)
+        return [self._bytes_of_blocks(layout, one)[:num] for one in recomputes]
 
+    @once(
+        lambda layout, recompute: (
+            layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch,
+            layout.order in SPLITTING, recompute,
+        )
+    )  # fmt: skip
     def _bytes_of_blocks(
-        self,
-        layout: FoldedLayout,
-        recompute: tuple[Recompute, ...],
-        *,
-        of_predictions: bool = False,
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
     ) -> list[BlockBytes]:
-        """Return the bytes of each kind of block, or of those of multi-token prediction."""
-        splits = layout.order in SPLITTING
-        sizes = layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch
-        key = (*sizes, splits, recompute, of_predictions)
-        found = self._blocks.get(key)
-        if found is None:
-            one = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
-            kinds = self.job.decoder.kinds
-            if of_predictions:
-                kinds = tuple(
-                    block for step in self.job.decoder.predictions for block in step.blocks
-                )
-            plain: Sequence[BlockBytes | None] = [None] * len(kinds)
-            if recompute:
-                plain = self._bytes_of_blocks(layout, (), of_predictions=of_predictions)
-            found = self._blocks[key] = [
-                self._of_block(kind, one, other) for kind, other in zip(kinds, plain, strict=True)
-            ]
-        return found
+        """Return the bytes of each kind of block, then of each of multi-token prediction."""
+        able = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
+        decoder = self.job.decoder
+        kinds = *decoder.kinds, *(block for one in decoder.predictions for block in one.blocks)
+        plain: Sequence[BlockBytes | None] = [None] * len(kinds)
+        if recompute:
+            plain = self._bytes_of_blocks(layout, ())
+        return [self._of_block(kind, able, one) for kind, one in zip(kinds, plain, strict=True)]
 
     def _of_block(self, block: Block, layout: FoldedLayout, plain: BlockBytes | None) -> BlockBytes:
         """Return the bytes of a block.

@@ -1,16 +1,15 @@
 """Parameters of a pipeline rank on one device."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import RoutedExperts
+from moetune.domain.once import Tables, once
 from moetune.domain.training import FoldedLayout
 from moetune.solve.training.stages import StageBlocks
-
-_Sizes: TypeAlias = tuple[int, int, int]
 
 
 class Parameters(NamedTuple):
@@ -20,30 +19,20 @@ class Parameters(NamedTuple):
     experts: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankParameters:
-    """Parameters of a decoder's pipeline ranks on one device, each counted once.
+def _sizes(layout: FoldedLayout) -> tuple[int, int, int]:
+    """Return what a block's parameters depend on."""
+    return layout.tp, layout.ep, layout.etp
 
-    Not safe for several threads.
-    """
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankParameters(Tables):
+    """Parameters of a decoder's pipeline ranks on one device."""
 
     decoder: Decoder
-    _kinds: dict[_Sizes, tuple[Parameters, ...]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    _ranks: dict[tuple[_Sizes, StageBlocks], Parameters] = field(
-        default_factory=dict, init=False, repr=False
-    )
 
+    @once(lambda layout, rank: (_sizes(layout), rank))
     def of(self, layout: FoldedLayout, rank: StageBlocks) -> Parameters:
         """Return a pipeline rank's parameters."""
-        key = _sizes(layout), rank
-        found = self._ranks.get(key)
-        if found is None:
-            found = self._ranks[key] = self._of(layout, rank)
-        return found
-
-    def _of(self, layout: FoldedLayout, rank: StageBlocks) -> Parameters:
         decoder = self.decoder
         table = decoder.vocab_size * decoder.d_model / layout.tp
         tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
@@ -58,19 +47,9 @@ class RankParameters:
                 dense, experts = dense + own.dense, experts + own.experts
         return Parameters(dense, experts)
 
+    @once(_sizes)
     def _of_kinds(self, layout: FoldedLayout) -> tuple[Parameters, ...]:
-        key = _sizes(layout)
-        found = self._kinds.get(key)
-        if found is None:
-            found = self._kinds[key] = tuple(
-                block_parameters(kind, layout) for kind in self.decoder.kinds
-            )
-        return found
-
-
-def _sizes(layout: FoldedLayout) -> _Sizes:
-    """Return what a block's parameters depend on."""
-    return layout.tp, layout.ep, layout.etp
+        return tuple(block_parameters(kind, layout) for kind in self.decoder.kinds)
 
 
 def largest_sharded_block(

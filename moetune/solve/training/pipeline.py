@@ -1,7 +1,5 @@
 """Time of a pipeline's micro-batches: events of a schedule, played through on all ranks."""
 
-from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -9,7 +7,7 @@ from typing import NamedTuple
 
 from moetune.domain.pipeline import SPLITTING, Schedule, rank_of_stage
 from moetune.solve.training.schedule import Pass
-from moetune.solve.training.timetable import Timetable, Turn, timetable
+from moetune.solve.training.timetable import KINDS, Timetable, timetable
 
 _ROUNDS = 4
 """Rounds of p micro-batches that are played; more repeat the last one."""
@@ -95,20 +93,8 @@ def _ranks_of_stages(schedule: Schedule, pp: int, num_stages: int) -> tuple[int,
     return tuple(rank_of_stage(stage, pp, schedule) for stage in range(num_stages))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineRun:
-    """A step without gradients and optimizer.
-
-    Args:
-        bubbles: seconds that each rank does not compute, sends among them.
-    """
-
-    seconds: float
-    bubbles: tuple[float, ...]
-
-
-def play(pipeline: StagePipeline) -> PipelineRun:
-    """Return the time of all micro-batches.
+def play(pipeline: StagePipeline) -> float:
+    """Return the seconds of all micro-batches.
 
     Many micro-batches are not played one by one: after some rounds, each round takes as long as
     the one before it. Where another rank that is slower by little binds later, that is up to 1 %
@@ -117,12 +103,10 @@ def play(pipeline: StagePipeline) -> PipelineRun:
     num, each = pipeline.num_micro_batches, pipeline.pp
     played = _ROUNDS * each + num % each
     if num <= played + each:
-        [seconds] = _last_ends(pipeline, num)
-    else:
-        first, second = _last_ends(pipeline, played, played + each)
-        rounds = (num - played - each) / each
-        seconds = max(second + rounds * (second - first), least_seconds(pipeline))
-    return PipelineRun(seconds=seconds, bubbles=tuple(seconds - busy for busy in pipeline.busy))
+        return max(_ends(pipeline, num))
+    first, second = (max(_ends(pipeline, count)) for count in (played, played + each))
+    rounds = (num - played - each) / each
+    return max(second + rounds * (second - first), least_seconds(pipeline))
 
 
 class PassSpan(NamedTuple):
@@ -142,13 +126,12 @@ def pass_spans(pipeline: StagePipeline, num_micro_batches: int) -> tuple[PassSpa
     Args:
         num_micro_batches: that the schedule can have: of several stages a rank, whole rounds.
     """
-    table, lengths = _timetable(pipeline, num_micro_batches), pipeline.lengths
+    turns, lengths = _timetable(pipeline, num_micro_batches).turns, pipeline.lengths
     spans = []
-    # Of a single number of micro-batches all passes are shared.
-    for turn, end in zip(table.shared, _Play(pipeline, table).ends(table.shared), strict=True):
-        rank, length, *_ = turn
-        kind, stage, batch = table.action(turn)
-        spans.append(PassSpan(kind, rank, stage, batch, end - lengths[length], end))
+    for turn, end in zip(turns, _ends(pipeline, num_micro_batches), strict=True):
+        rank, length, batch, *_ = turn
+        kind, stage = divmod(length, len(pipeline.stages))
+        spans.append(PassSpan(KINDS[kind], rank, stage, batch, end - lengths[length], end))
     return tuple(spans)
 
 
@@ -184,54 +167,32 @@ def _sends(ranks: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _last_ends(pipeline: StagePipeline, *nums: int) -> list[float]:
-    """Return the end of the last pass of any rank, for each number of micro-batches."""
-    table = _timetable(pipeline, *nums)
-    started = _Play(pipeline, table)
-    last = max(started.ends(table.shared))
-    return [max([last, *started.copy().ends(tail)]) for tail in table.tails]
+def _timetable(pipeline: StagePipeline, num_micro_batches: int) -> Timetable:
+    return timetable(pipeline.schedule, pipeline.pp, pipeline.vpp, num_micro_batches)
 
 
-def _timetable(pipeline: StagePipeline, *nums: int) -> Timetable:
-    return timetable(pipeline.schedule, pipeline.pp, pipeline.vpp, *nums)
-
-
-class _Play:
-    """How far in time the ranks, the ways between them and the messages are.
+def _ends(pipeline: StagePipeline, num_micro_batches: int) -> list[float]:
+    """Return the end of each pass of so many micro-batches, in the order of the timetable.
 
     A rank does its passes in order, each once its input is there. A message leaves when the one
     before it on the way between the same ranks has arrived.
     """
-
-    def __init__(self, pipeline: StagePipeline, table: Timetable) -> None:
-        self.lengths, self.send = pipeline.lengths, pipeline.send_seconds
-        self.hides = pipeline.hides_sends
-        self.clocks, self.free = [0.0] * pipeline.pp, [0.0] * table.num_links
-        self.there = [0.0] * table.num_places
-
-    def copy(self) -> "_Play":
-        """Return what goes on from here by itself."""
-        other = copy(self)
-        other.clocks, other.free = self.clocks.copy(), self.free.copy()
-        other.there = self.there.copy()
-        return other
-
-    def ends(self, turns: Sequence[Turn]) -> list[float]:
-        """Do passes; return the end of each."""
-        lengths, send, hides = self.lengths, self.send, self.hides
-        clocks, free, there, ends = self.clocks, self.free, self.there, []
-        for rank, length, _, needs, gives, link in turns:
-            end = clocks[rank]
-            if there[needs] > end:  # noqa: PLR1730 - with `max` the loop takes twice as long
-                end = there[needs]
-            end += lengths[length]
-            ends.append(end)
-            if link is None:
-                there[gives] = clocks[rank] = end
-                continue
-            leaves = free[link]
-            if end > leaves:  # noqa: PLR1730 - as above
-                leaves = end
-            there[gives] = free[link] = arrival = leaves + send
-            clocks[rank] = end if hides else arrival
-        return ends
+    table = _timetable(pipeline, num_micro_batches)
+    lengths, send, hides = pipeline.lengths, pipeline.send_seconds, pipeline.hides_sends
+    clocks, free = [0.0] * pipeline.pp, [0.0] * table.num_links
+    there, ends = [0.0] * table.num_places, list[float]()
+    for rank, length, _, needs, gives, link in table.turns:
+        end = clocks[rank]
+        if there[needs] > end:  # noqa: PLR1730 - with `max` the loop takes twice as long
+            end = there[needs]
+        end += lengths[length]
+        ends.append(end)
+        if link is None:
+            there[gives] = clocks[rank] = end
+            continue
+        leaves = free[link]
+        if end > leaves:  # noqa: PLR1730 - as above
+            leaves = end
+        there[gives] = free[link] = arrival = leaves + send
+        clocks[rank] = end if hides else arrival
+    return ends

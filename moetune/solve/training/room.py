@@ -1,4 +1,4 @@
-"""Seconds of a pass while which the link is idle: those that moetune's buckets run beside."""
+"""Seconds of a pass while which the link is idle."""
 
 import math
 from collections.abc import Sequence
@@ -10,19 +10,14 @@ from moetune.solve.training.stages import StageBlocks, block_counts
 
 
 class Room(NamedTuple):
-    """Seconds that gradients and parameters can run beside, of one micro-batch's passes.
-
-    Args:
-        exchanged: of the forward pass's own communication, which shares the link with parameters.
-    """
+    """Seconds that gradients and parameters can run beside, of one micro-batch's passes."""
 
     forward: float
     backward: float
-    exchanged: float = 0.0
 
     def divided(self, by: float) -> "Room":
         """Return so many times less room."""
-        return Room(self.forward / by, self.backward / by, self.exchanged / by)
+        return Room(self.forward / by, self.backward / by)
 
 
 NO_ROOM, WITHOUT_END = Room(0.0, 0.0), Room(math.inf, math.inf)
@@ -42,7 +37,7 @@ def computing(
     """
     heads = rank.has_head + rank.has_predictions * (len(blocks) - len(rank.counts))
     both = rank.has_embedding * ends[0] + heads * ends[1]
-    forward, backward, exchanged = FORWARD_OF_BOTH * both, (1 - FORWARD_OF_BOTH) * both, 0.0
+    forward, backward = FORWARD_OF_BOTH * both, (1 - FORWARD_OF_BOTH) * both
     for count, one in zip(block_counts(rank, len(blocks)), blocks, strict=True):
         if count:
             sent = one.times.communication
@@ -50,6 +45,5 @@ def computing(
             if not again and repeats_exchange(layout):
                 again = one.times.passes("exchange").forward
             forward += count * max(0.0, one.forward - sent.forward)
-            exchanged += count * sent.forward
             backward += count * max(0.0, one.backward - sent.backward - again)
-    return Room(forward, backward, exchanged)
+    return Room(forward, backward)

@@ -2,10 +2,11 @@
 
 import heapq
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.once import Tables, once
 from moetune.domain.pipeline import StageLetters, rank_of_stage, stages_of_sizes
 from moetune.domain.training import FoldedLayout
 
@@ -52,14 +53,10 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderStages:
-    """A decoder's stages, each cut made once. Not safe for several threads."""
+class DecoderStages(Tables):
+    """A decoder's stages."""
 
     decoder: Decoder
-    _cuts: dict[tuple[object, ...], Cut] = field(default_factory=dict, init=False, repr=False)
-    _ranks: dict[tuple[object, ...], tuple[RankBlocks, ...]] = field(
-        default_factory=dict, init=False, repr=False
-    )
 
     @property
     def whole(self) -> RankBlocks:
@@ -67,24 +64,18 @@ class DecoderStages:
         [whole] = self.ranks(_ALONE)
         return whole
 
+    @once(lambda layout: (layout.num_stages, layout.stages))
     def cut(self, layout: FoldedLayout) -> Cut:
         """Return the blocks of each stage."""
-        key = layout.num_stages, layout.stages
-        found = self._cuts.get(key)
-        if found is None:
-            stages = self._stages(layout.stages_of(self.decoder))
-            distinct: dict[StageBlocks, int] = {}
-            which = tuple(distinct.setdefault(one, len(distinct)) for one in stages)
-            found = self._cuts[key] = Cut(tuple(distinct), which)
-        return found
+        stages = self._stages(layout.stages_of(self.decoder))
+        distinct: dict[StageBlocks, int] = {}
+        which = tuple(distinct.setdefault(one, len(distinct)) for one in stages)
+        return Cut(tuple(distinct), which)
 
+    @once(lambda layout: (layout.pp, layout.vpp, layout.order, layout.stages))
     def ranks(self, layout: FoldedLayout) -> tuple[RankBlocks, ...]:
         """Return the blocks of the pipeline ranks; ranks with the same are one."""
-        key = layout.pp, layout.vpp, layout.order, layout.stages
-        found = self._ranks.get(key)
-        if found is None:
-            found = self._ranks[key] = _by_rank(self.cut(layout), layout)
-        return found
+        return _by_rank(self.cut(layout), layout)
 
     def _stages(self, letters: StageLetters) -> list[StageBlocks]:
         order, kinds = self.decoder.kind_of_block, range(len(self.decoder.kinds))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
 
+from moetune.domain.once import Tables, once
 from moetune.domain.pipeline import SPLITTING, StageLetters
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
@@ -54,14 +55,18 @@ class StepSeconds:
     bound_by_replicas: float = 0.0
 
 
-_Key = tuple[object, ...]
+def _of_micro_batch(layout: FoldedLayout) -> tuple[object, ...]:
+    """Return what the seconds of a micro-batch depend on."""
+    return (
+        layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
+        layout.overlap, layout.degree, layout.recompute,
+        layout.cuda_graphs,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPrices:
-    """Prices of a job's layouts on a machine, each part computed once.
-
-    Not safe for several threads.
+class StepPrices(Tables):
+    """Prices of a job's layouts on a machine.
 
     Args:
         target: the runtime that the prices are for.
@@ -73,13 +78,6 @@ class StepPrices:
     target: Target
     blocks: BlockTable = field(init=False, repr=False)
     update: UpdatePrices = field(init=False, repr=False)
-    _known_ends: dict[_Key, tuple[float, float]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    _micro_batches: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
-    _balanced: dict[_Key, StageLetters | None] = field(default_factory=dict, init=False, repr=False)
-    _seconds: dict[StagePipeline, float] = field(default_factory=dict, init=False, repr=False)
-    _copied: dict[_Key, float] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.device.slowdown != self.target.kernels.slowdown:
@@ -167,7 +165,7 @@ class StepPrices:
 
     def _room(self, layout: FoldedLayout, pipeline: StagePipeline) -> Room:
         """Return what collectives of gradients and parameters can run beside."""
-        if not self.target.hides_beside_exchanges or self.update.shares_link(layout):
+        if self.update.shares_link(layout):
             busiest = pipeline.busy.index(max(pipeline.busy))
             rank = next(one for one in self.stages.ranks(layout) if busiest in one.ranks)
             return computing(rank, self.blocks.seconds(layout), self._ends(layout), layout)
@@ -193,13 +191,15 @@ class StepPrices:
         """Return the micro-batches for each rank of the pipeline, which some rank has at least."""
         return self._num_micro_batches(layout) / layout.pp
 
+    @once(_of_micro_batch)
     def micro_batch_seconds(self, layout: FoldedLayout) -> float:
         """Return the seconds of one micro-batch in all of the model, whatever the pipeline."""
-        key = _of_micro_batch(layout)
-        found = self._micro_batches.get(key)
-        if found is None:
-            found = self._micro_batches[key] = self._sum_of_blocks(layout)
-        return found
+        blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
+        whole = self.stages.whole
+        seconds = embedding + head * (1 + len(self.job.decoder.predictions))
+        for count, one in zip(block_counts(whole, len(blocks)), blocks, strict=True):
+            seconds += count * one.both
+        return seconds
 
     def micro_batch_at_least(self, layout: FoldedLayout) -> float:
         """Return what `micro_batch_seconds` of a layout with chunks is at least.
@@ -208,14 +208,6 @@ class StepPrices:
         """
         plain = layout.changed(overlap="none", degree=None)
         return self.micro_batch_seconds(plain) - self.blocks.most_saved(layout)
-
-    def _sum_of_blocks(self, layout: FoldedLayout) -> float:
-        blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
-        whole = self.stages.whole
-        seconds = embedding + head * (1 + len(self.job.decoder.predictions))
-        for count, one in zip(block_counts(whole, len(blocks)), blocks, strict=True):
-            seconds += count * one.both
-        return seconds
 
     def _num_micro_batches(self, layout: FoldedLayout) -> int:
         return self.job.global_batch // (layout.micro_batch * layout.dp)
@@ -244,21 +236,19 @@ class StepPrices:
 
     def _waits_for_copies(self, layout: FoldedLayout, stage: StageSeconds) -> tuple[float, float]:
         """Return what copies of activations take longer than the pass that they run beside."""
-        key = layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch
-        whole = self._copied.get(key)
-        if whole is None:
-            whole = self._copied[key] = activation_bytes(layout, self.job)
-        size = offloaded_share(layout, self.job) * whole
+        size = offloaded_share(layout, self.job) * self._activation_bytes(layout)
         out, back = self.device.copied("d2h", size), self.device.copied("h2d", size)
         return max(0.0, out - stage.forward), max(0.0, back - stage.backward)
 
+    @once(lambda layout: (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch))
+    def _activation_bytes(self, layout: FoldedLayout) -> float:
+        return activation_bytes(layout, self.job)
+
     def balanced(self, layout: FoldedLayout) -> FoldedLayout:
         """Return the layout with stages whose ranks take as equally long as blocks allow."""
-        key = *_of_micro_batch(layout), layout.pp, layout.vpp, layout.order
-        if key not in self._balanced:
-            self._balanced[key] = self._balanced_stages(layout)
-        return layout.changed(stages=self._balanced[key])
+        return layout.changed(stages=self._balanced_stages(layout))
 
+    @once(lambda layout: (_of_micro_batch(layout), layout.pp, layout.vpp, layout.order))
     def _balanced_stages(self, layout: FoldedLayout) -> StageLetters | None:
         """Return the balanced stages; None where the equal ones are they."""
         blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
@@ -301,12 +291,10 @@ class StepPrices:
                 grad_input += count * (one.backward - one.weight)
         return StageSeconds(forward=forward, grad_input=grad_input, grad_weight=weight)
 
+    @once(lambda pipeline: pipeline)
     def _played(self, pipeline: StagePipeline) -> float:
         """Return the seconds of a pipeline, which layouts share that differ in their states."""
-        found = self._seconds.get(pipeline)
-        if found is None:
-            found = self._seconds[pipeline] = play(pipeline).seconds
-        return found
+        return play(pipeline)
 
     def _parts(self, rank: RankBlocks, layout: FoldedLayout, batches: int) -> dict[str, float]:
         blocks, ends = self.blocks.seconds(layout), self._ends(layout)
@@ -322,15 +310,9 @@ class StepPrices:
             parts["offload"] = batches * sum(self._waits_for_copies(layout, plain))
         return parts
 
+    @once(lambda layout: (layout.tp, layout.cp, layout.micro_batch))
     def _ends(self, layout: FoldedLayout) -> tuple[float, float]:
         """Return the embedding's and a head's seconds for one micro-batch, both passes."""
-        key = layout.tp, layout.cp, layout.micro_batch
-        found = self._known_ends.get(key)
-        if found is None:
-            found = self._known_ends[key] = self._ends_of(layout)
-        return found
-
-    def _ends_of(self, layout: FoldedLayout) -> tuple[float, float]:
         decoder, device = self.job.decoder, self.device
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-decoder.vocab_size // layout.tp)
@@ -349,12 +331,3 @@ class StepPrices:
         tokens = layout.micro_batch * self.job.length / (layout.cp * layout.tp)
         span = self.device.span(2, layout.stage_ranks)
         return self.device.collective("send", span, ELEMENT * tokens * self.job.decoder.d_model)
-
-
-def _of_micro_batch(layout: FoldedLayout) -> _Key:
-    """Return what the seconds of a micro-batch depend on."""
-    return (
-        layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
-        layout.overlap, layout.degree, layout.recompute,
-        layout.cuda_graphs,
-    )  # fmt: skip

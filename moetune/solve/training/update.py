@@ -1,15 +1,11 @@
 """Time of a step's gradients, parameters and optimizer, beside and behind its passes."""
 
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import compress
 from typing import NamedTuple
 
-from moetune.domain.buckets import bucket_ends
-from moetune.domain.pipeline import SPLITTING
+from moetune.domain.once import Tables, once
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.hidden import equal_buckets, exposed_beside
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.parameters import RankParameters
@@ -18,7 +14,6 @@ from moetune.solve.training.stages import DecoderStages, RankBlocks
 from moetune.solve.training.states import shard_of
 
 _SHARDS_GRADIENTS = 2
-_Key = tuple[object, ...]
 
 
 class _Held(NamedTuple):
@@ -26,15 +21,11 @@ class _Held(NamedTuple):
 
     Args:
         dense, experts: all but the experts, and the experts.
-        first_dense, first_experts: of the first block, and of the embedding where it is there.
-        num_buckets, num_blocks: of the rank.
+        num_blocks: of the rank.
     """
 
     dense: float
     experts: float
-    first_dense: float
-    first_experts: float
-    num_buckets: int
     num_blocks: int
 
 
@@ -46,10 +37,8 @@ class _Alone(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdatePrices:
+class UpdatePrices(Tables):
     """Prices of what the replicas do together, of the rank with most parameters.
-
-    Not safe for several threads.
 
     Args:
         target: the runtime that the prices are for.
@@ -60,7 +49,6 @@ class UpdatePrices:
     stages: DecoderStages
     target: Target
     _parameters: RankParameters = field(init=False, repr=False)
-    _held: dict[_Key, _Held] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         counted = RankParameters(decoder=self.job.decoder)
@@ -70,13 +58,17 @@ class UpdatePrices:
         """Return the exposed time of the reduction of gradients and the gathering of parameters.
 
         They run beside the last micro-batch's backward pass and the first one's forward pass, as
-        far as there is room. Sharded gradients are reduced after each micro-batch. Sharded
-        parameters are gathered before each pass, and before a backward pass on the links of its
-        reduction.
+        far as there is room, or are exposed where the target hides none. Sharded gradients are
+        reduced after each micro-batch. Sharded parameters are gathered before each pass, and
+        before a backward pass on the links of its reduction.
         """
-        if not self.target.hides_beside_exchanges:
-            return self._in_buckets(layout, room, num_micro_batches)
         held, num = self._most_parameters(layout), num_micro_batches
+        if not self.target.hides_gradients:
+            reduced, gathered = self._alone(layout, held.dense, held.experts)
+            if layout.offload_optimizer and self.target.offloads_states:
+                return num * self._over_host(layout, held, reduced + 2 * gathered, room)
+            shards_all = layout.zero > _SHARDS_GRADIENTS
+            return num * (reduced + 2 * gathered) if shards_all else reduced + gathered
         if layout.zero > _SHARDS_GRADIENTS:
             return num * self._block_by_block(layout, held, room)
         reduced, gathered = self._alone(layout, held.dense, held.experts)
@@ -131,30 +123,6 @@ class UpdatePrices:
             gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
         return _Alone(reduced, gathered)
 
-    def _in_buckets(self, layout: FoldedLayout, room: Room, num_micro_batches: int) -> float:
-        """Return what moetune's buckets do not hide, which run beside computation alone.
-
-        Without ZeRO nothing is gathered ahead: the gathering is the second half of an all-reduce.
-        Gradients of split backward passes are reduced at the end. ZeRO stage 3 is taken to be
-        exposed.
-        """
-        held = self._most_parameters(layout)
-        reduced, gathered = self._alone(layout, held.dense, held.experts)
-        if layout.offload_optimizer:
-            return num_micro_batches * self._over_host(layout, held, reduced + 2 * gathered, room)
-        if layout.zero > _SHARDS_GRADIENTS:
-            return num_micro_batches * (reduced + 2 * gathered)
-        first = self._alone(layout, held.first_dense, held.first_experts)
-        beside = partial(self._beside, num_buckets=held.num_buckets)
-        behind, last, ahead = reduced, first.reduced, gathered
-        if not layout.zero:
-            behind, last, ahead = reduced + gathered, sum(first), 0.0
-        if layout.order not in SPLITTING:
-            behind = beside(behind, first=last, computed=room.backward)
-        return behind + beside(
-            ahead, first=first.gathered, computed=room.forward, exchanged=room.exchanged
-        )
-
     def _over_host(self, layout: FoldedLayout, held: _Held, sent: float, room: Room) -> float:
         """Return what a micro-batch shows of states that are in host memory, and of their shards.
 
@@ -173,21 +141,6 @@ class UpdatePrices:
         waited = max(0.0, max(ways) - room.forward - room.backward)
         return waited + sum(ways) / held.num_blocks
 
-    def _beside(
-        self,
-        seconds: float,
-        *,
-        first: float,
-        computed: float,
-        num_buckets: int,
-        exchanged: float = 0.0,
-    ) -> float:
-        buckets = equal_buckets(seconds, first=first, num=num_buckets)
-        speeds = self.device.costs.interference.overlap_speeds
-        return exposed_beside(
-            seconds, buckets, computed=computed, speeds=speeds, exchanged=exchanged
-        )
-
     def optimizer_seconds(self, layout: FoldedLayout, on_host: float) -> float:
         """Return the optimizer's seconds with a share of it on the host."""
         dense, experts, *_ = self._most_parameters(layout)
@@ -205,26 +158,16 @@ class UpdatePrices:
         count = dense / (layout.dp * layout.cp) + experts / layout.edp
         return share * count * self.device.host_adam_seconds
 
+    @once(
+        lambda layout: (
+            layout.tp, layout.ep * layout.etp,
+            layout.pp, layout.vpp, layout.order, layout.stages,
+        )
+    )  # fmt: skip
     def _most_parameters(self, layout: FoldedLayout) -> _Held:
-        pipeline = layout.pp, layout.vpp, layout.order, layout.stages
-        key = layout.tp, layout.ep * layout.etp, *pipeline
-        found = self._held.get(key)
-        if found is None:
-            every = (self._of_rank(layout, one) for one in self.stages.ranks(layout))
-            found = self._held[key] = max(every, key=lambda one: one.dense + one.experts)
-        return found
+        every = (self._of_rank(layout, one) for one in self.stages.ranks(layout))
+        return max(every, key=lambda one: one.dense + one.experts)
 
     def _of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> _Held:
-        decoder = self.job.decoder
         dense, experts = self._parameters.of(layout, rank)
-        table = decoder.vocab_size * decoder.d_model / layout.tp
-        tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
-        with_experts = sum(compress(rank.counts, decoder.routed_kinds))
-        num_blocks = max(1, sum(rank.counts))
-        each = ELEMENT * (dense + experts) / num_blocks
-        return _Held(
-            dense=dense, experts=experts,
-            first_dense=rank.has_embedding * table + (dense - tables * table) / num_blocks,
-            first_experts=experts / max(1, with_experts),
-            num_buckets=len(bucket_ends([each] * num_blocks)), num_blocks=num_blocks,
-        )  # fmt: skip
+        return _Held(dense=dense, experts=experts, num_blocks=max(1, sum(rank.counts)))

@@ -16,11 +16,10 @@ from moetune.report.operations import (
     CLASSES,
     OVERLAPPED,
     OperationCurve,
-    interference_figure,
     operations_of,
     overlapped_speeds,
 )
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, percent, plural
+from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, plural
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, ProfileInfo
 from moetune.workflows.views.measured_steps import measured_steps
@@ -38,14 +37,7 @@ _MOST_OF_A_KIND = 6
 def profile_sections(found: FoundProfile) -> tuple[Section, ...]:
     """Return the profile for a screen: every fitted line, and the number of measured shapes."""
     profile = found.profile
-    return (
-        _head(found),
-        lines_section(profile),
-        *_tables(profile),
-        _interference(profile),
-        *measured_steps(profile),
-        *_fingerprint(profile),
-    )
+    return _sections(found, lines_section(profile), _interference(profile))
 
 
 def profile_page(
@@ -61,13 +53,11 @@ def profile_page(
     profile = found.profile
     operations = operations_of(profile)
     shown = operation_to_draw(operations, operation)
-    return (
-        _head(found),
-        fit_section(shown, profile, asked=operation),
+    return _sections(
+        found,
+        fit_section(shown, asked=operation),
+        _interference(profile),
         operations_section(operations, profile, shown=shown, here=here),
-        *_tables(profile),
-        *measured_steps(profile),
-        *_fingerprint(profile),
     )
 
 
@@ -76,15 +66,17 @@ def profile_report(found: FoundProfile) -> tuple[Section, ...]:
     profile = found.profile
     operations = operations_of(profile)
     drawn = (replace(fit_figure(one), name=f"fit-{one.key}") for one in _some(operations))
-    figures: tuple[Figure, ...] = (*drawn, interference_figure(profile.interference))
+    fits = Section(name="fits", figures=tuple(drawn))
+    return _sections(found, fits, _interference(profile), operations_section(operations, profile))
+
+
+def _sections(found: FoundProfile, *operations: Section) -> tuple[Section, ...]:
+    """Return the operations between what every profile has."""
+    profile = found.profile
     return (
-        _head(found),
-        Section(name="fits", figures=figures),
-        operations_section(operations, profile),
-        *_tables(profile),
-        *measured_steps(profile),
+        _head(found), *operations, *_tables(profile), *measured_steps(profile),
         *_fingerprint(profile),
-    )
+    )  # fmt: skip
 
 
 def profiles_section(found: Sequence[ProfileInfo]) -> Section:
@@ -238,7 +230,7 @@ def _some(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:
 
 
 def _interference(profile: Profile) -> Section:
-    """Return the table of the speeds that a page draws as a figure, and losses by size."""
+    """Return the speeds of operations beside others, and losses by size."""
     losses = tuple(_losses(profile))
     if profile.interference.is_none:
         nothing = "No interference is known: overlapped operations run at full speed."
@@ -273,10 +265,10 @@ def _speed(speed: float | None) -> Cell:
 
 def _fingerprint(profile: Profile) -> Iterator[Section]:
     found = profile.fingerprint
-    if found.hardware:
-        rows = sorted(found.hardware.items())
-        table = facts("hardware", rows, header=("fact", "value"))
-        yield Section(name="hardware", title=f"Hardware {found.hardware_id}", tables=(table,))
-    if found.software:
-        table = facts("software", sorted(found.software.items()), header=("fact", "value"))
-        yield Section(name="software", title="Software", tables=(table,))
+    for name, title, known in (
+        ("hardware", f"Hardware {found.hardware_id}", found.hardware),
+        ("software", "Software", found.software),
+    ):
+        if known:
+            table = facts(name, sorted(known.items()), header=("fact", "value"))
+            yield Section(name=name, title=title, tables=(table,))

@@ -8,7 +8,7 @@ from moetune.domain.document import shown as shortened
 from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.domain.units import format_seconds
 from moetune.report.fits import fit_figure, residual_figure
-from moetune.report.operations import OperationCurve, interference_figure, operations_of
+from moetune.report.operations import OperationCurve, operations_of
 from moetune.report.section import EMPTY, Cell, Section, Table, without_empty_columns
 
 _RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
@@ -26,20 +26,19 @@ def operation_to_draw(operations: Sequence[OperationCurve], asked: str) -> Opera
     return next(iter([*keyed, *alone[-1:], *exchanges, *operations]), None)
 
 
-def fit_section(drawn: OperationCurve | None, profile: Profile, *, asked: str) -> Section:
-    """Return the figures of one operation, and of what overlapped ones take from each other.
+def fit_section(drawn: OperationCurve | None, *, asked: str) -> Section:
+    """Return the figures of one operation.
 
     Args:
         asked: key of the operation that was asked for; "" for any.
     """
     figures = [] if drawn is None else [fit_figure(drawn), residual_figure(drawn)]
-    found = (*figures, interference_figure(profile.interference))
     doubts: tuple[str, ...] = ()
     if asked and (drawn is None or drawn.key != asked):
         instead = "none is drawn" if drawn is None else f"{drawn.name} is drawn instead"
         doubts = (f"This profile has no operation {shortened(asked)}: {instead}.",)
     return Section(
-        name="fit", doubts=doubts, figures=tuple(one for one in found if one is not None)
+        name="fit", doubts=doubts, figures=tuple(one for one in figures if one is not None)
     )
 
 

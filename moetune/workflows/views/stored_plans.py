@@ -1,10 +1,8 @@
-"""Stored plans of every kind as rows of one table: time, speed, memory, layout and trust."""
+"""Stored plans of every kind as rows of one table, of the command line and of the page."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from moetune.domain.plan import Plan
-from moetune.domain.training import Degrees
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.report.section import EMPTY, Cell, Table
 from moetune.workflows.library import StoredPlan
@@ -13,49 +11,41 @@ from moetune.workflows.views.words import (
     kind_of,
     mfu_cell,
     plan_speed,
-    speed_cell,
+    tflops_cell,
     trust_words,
 )
 
-_HEADER = (
-    "plan", "kind", "model", "step", "tokens/s", "memory", "layout", "trust", "FLOP/s", "MFU",
-    "chunks", "profile", "ranks", "tokens per rank", "age",
+_WIDE = (
+    "kind", "tokens/s", "memory", "profile", "TFLOP/s", "MFU", "trust", "tokens per rank",
 )  # fmt: skip
+_HEADER = ("plan", "model", "ranks", "layout", "for", "step", "made, UTC", *_WIDE)
 _NOTE = (
     "step: of the model, of a layer's plan of that layer. tokens/s: of all ranks together. memory: "
-    "of the device that needs the most. FLOP/s: model FLOPs of one device, MFU: their share of "
-    "its data sheet's peak. chunks: forward and backward."
+    "of the device that needs the most. TFLOP/s: model FLOPs of one device, MFU: their share of "
+    "its data sheet's peak."
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """Addresses of a row's plan and profile, and the plan's age.
-
-    Args:
-        age: in words.
-        age_seconds: to sort by.
-    """
-
-    plan: str
-    profile: str
-    age: str
-    age_seconds: float
-
-
-def stored_plans_table(found: Iterable[tuple[StoredPlan, Links]], *, empty: str) -> Table:
+def stored_plans_table(
+    found: Sequence[StoredPlan], *, empty: str, num_more: int = 0,
+    address: Callable[[str, str], str] | None = None,
+) -> Table:  # fmt: skip
     """Return the table of plans.
 
     Args:
         empty: text without plans.
+        num_more: plans that are not in `found`.
+        address: of a page, by "plans" or "profiles" and an id or a name; None without pages.
     """
     return Table(
         name="plans",
-        title="Newest first",
+        title="" if address is None else "Newest first",
         header=_HEADER,
-        rows=tuple(_row(one, links) for one, links in found),
-        notes=(_NOTE,),
+        rows=tuple(_row(one, address) for one in found),
+        wide=_WIDE,
+        notes=() if address is None else (_NOTE,),
         empty=empty,
+        num_more=num_more,
     )
 
 
@@ -71,42 +61,40 @@ def tokens_per_second(plan: AnyPlan) -> float | None:
     return sets * inputs.tokens_per_rank / seconds if seconds else None
 
 
-def _row(one: StoredPlan, links: Links) -> tuple[Cell, ...]:
-    info = one.info
-    kind, *facts = _facts(one.plan)
+def _row(one: StoredPlan, address: Callable[[str, str], str] | None) -> tuple[Cell, ...]:
+    info, plan = one.info, one.plan
+    made = info.created_at[:16].replace("T", " ")
+    mark = "suspect" if plan and plan.is_suspect else ""
+    doubt = " (suspect)" if mark else ""
+    speed = plan_speed(plan) if plan else None
+    tokens = tokens_per_second(plan) if plan else None
+    links = {kind: address(kind, name) if address else ""
+             for kind, name in (("plans", info.id), ("profiles", info.profile))}  # fmt: skip
     return (
-        Cell(text=info.id[:12], value=info.id, href=links.plan, mark="code"),
-        kind,
-        Cell.words(info.model or "a layer"),
-        *facts,
-        Cell.words(info.profile, href=links.profile),
+        Cell(text=info.id[:8], value=info.id, href=links["plans"], mark="code"),
+        Cell(text=f"{info.model or 'a layer'}{doubt}", value=info.model or "a layer"),
         Cell.count(info.world_size),
-        Cell.count(info.tokens_per_rank),
-        Cell(text=links.age, value=links.age_seconds, unit="s"),
-    )
-
-
-def _facts(plan: AnyPlan | None) -> tuple[Cell, ...]:
-    if plan is None:
-        return Cell.words("cannot be read", mark="suspect"), *[EMPTY] * 8
-    tokens, speed = tokens_per_second(plan), plan_speed(plan)
-    if isinstance(plan, TrainingDocument):
-        layout, chunks = plan.best.words, _degree(plan.layout.degree)
-    else:
-        layout = _layout(plan)
-        degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
-        chunks = Cell.words(f"{degrees[0]} and {degrees[1]}")
-    return (
-        Cell.words(kind_of(plan)),
-        Cell.seconds(step_seconds(plan)),
+        EMPTY if plan is None else _short(layout_of(plan)),
+        Cell.words(plan.inputs.target if isinstance(plan, TrainingDocument) else ""),
+        Cell.words("cannot be read") if plan is None else Cell.seconds(step_seconds(plan)),
+        Cell(text=made[5:], value=made),
+        EMPTY if plan is None else Cell.words(kind_of(plan)),
         EMPTY if tokens is None else Cell(text=f"{tokens:,.0f}", value=tokens),
-        Cell.size(needed_bytes(plan)),
-        Cell.words(layout),
-        Cell.words(trust_words(plan), mark="suspect" if plan.is_suspect else ""),
-        speed_cell(speed),
+        EMPTY if plan is None else Cell.size(needed_bytes(plan)),
+        Cell(text=f"{info.profile}{doubt}", value=info.profile, href=links["profiles"]),
+        tflops_cell(speed),
         mfu_cell(speed),
-        chunks,
+        EMPTY if plan is None else Cell.words(trust_words(plan), mark=mark),
+        Cell.count(info.tokens_per_rank),
     )
+
+
+def _short(words: str) -> Cell:
+    """Return a layout as short as it can be told: "dp16 pp2 mb2"."""
+    short = words.replace("micro-batch", "mb")
+    if " · " in words:
+        short = " ".join(size.replace(" ", "") for size in short.split(" · "))
+    return Cell(text=short, value=words)
 
 
 def layout_of(plan: AnyPlan) -> str:
@@ -124,7 +112,3 @@ def _layout(plan: Plan) -> str:
     named = [f"{name} {size}" for name, size in sizes.items() if size > 1]
     tensor = ["tensor"] if layout.expert_parallel == "tensor" else []
     return " · ".join([*named, *tensor]) or "one rank"
-
-
-def _degree(degree: Degrees | None) -> Cell:
-    return EMPTY if degree is None else Cell.words(f"{degree.forward} and {degree.backward}")

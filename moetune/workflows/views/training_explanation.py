@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from moetune.domain.document import encode
-from moetune.domain.model_placement import LayerPlacement
+from moetune.domain.placement import LayerPlacement
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
 from moetune.solve.joint.ties import NOISE

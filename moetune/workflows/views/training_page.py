@@ -8,7 +8,6 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.memory_figure import memory_parts_figure
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural, sentence
-from moetune.solve.joint.front import LARGE, SLOW
 from moetune.workflows.training_changes import input_differences, layout_changes, step_change
 from moetune.workflows.views.decision import how_sure_of_training
 from moetune.workflows.views.first_words import binding_words, saving_words
@@ -16,6 +15,8 @@ from moetune.workflows.views.training import decision_words, training_sections
 from moetune.workflows.views.training_explanation import kinds_of
 from moetune.workflows.views.words import model_placement_words, speed_words
 
+_SLOW, _LARGE = 3.0, 1.25
+"""Multiples of a plan's step, and of its limit of memory, up to which pages show a front."""
 _SLOWEST_WORDS = "Predicted seconds on the slowest pipeline rank."
 _MEAN_WORDS = "Predicted seconds on the mean of the pipeline ranks."
 
@@ -91,7 +92,7 @@ def _drawn(section: Section, plan: TrainingDocument) -> Section:
     figure = pareto_figure(options, limit_bytes=limit)
     num_far = sum(one.layout != plan.layout for one in plan.front) + 1 - len(options)
     far = (
-        f" {plural(num_far, 'layout')} of more than {SLOW:g} × the plan's time or {LARGE:g} × "
+        f" {plural(num_far, 'layout')} of more than {_SLOW:g} × the plan's time or {_LARGE:g} × "
         f"the limit {'is' if num_far == 1 else 'are'} only in the table."
     )
     words = f"{figure.words}{far if num_far else ''}"
@@ -111,8 +112,8 @@ def _front_options(plan: TrainingDocument) -> list[Option]:
             is_chosen=at == 0,
         )
         for at, one in enumerate((best, *others))
-        if one.predicted.step_seconds <= SLOW * best.predicted.step_seconds
-        and one.memory.peak_bytes <= LARGE * limit
+        if one.predicted.step_seconds <= _SLOW * best.predicted.step_seconds
+        and one.memory.peak_bytes <= _LARGE * limit
     ]
 
 

@@ -15,6 +15,7 @@ from moetune.domain.training import (
 )
 from moetune.domain.training_rules import broken_rules
 from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.space import LayoutSpace
 from moetune.solve.joint.ties import PricedLayout
 
 LISTS: tuple[tuple[Recompute, ...], ...] = (
@@ -120,3 +121,20 @@ def fitting(search: FoldedSearch, every: Iterable[FoldedLayout]) -> list[PricedL
         if memory.peak_bytes <= search.limit_bytes and memory.host_bytes <= search.host_bytes:
             found.append(search.priced(layout))
     return found
+
+
+def layouts_of(space: LayoutSpace, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+    """Yield every layout that a search may answer, without its stages and degrees.
+
+    Of equal layouts that differ in their recomputation, dispatcher and ZeRO stage, each.
+    """
+    for sizes in space.sizes(pins):
+        for overlapped in space.overlapped(sizes, pins):
+            for one in space.pipelines(overlapped, pins):
+                for recompute, dispatcher, zero in itertools.product(
+                    space.recomputes(pins), space.dispatchers(one, pins),
+                    space.zeros(pins, one.pp, one.tp),
+                ):  # fmt: skip
+                    layout = one.changed(recompute=recompute, dispatcher=dispatcher, zero=zero)
+                    if space.is_allowed(layout):
+                        yield layout

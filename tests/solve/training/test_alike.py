@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.arrays import split
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
@@ -120,4 +121,4 @@ def test_what_shared_experts_hide_is_nothing_without_an_exchange() -> None:
     )
     part = job.decoder.blocks[-1].routed
     assert part is not None
-    assert hidden_beside(prices, part).split(2) == [Hidden(), Hidden()]
+    assert split(hidden_beside(prices, part), 2) == [Hidden(), Hidden()]

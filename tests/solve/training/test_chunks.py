@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.cost_keys import GemmKey
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
@@ -180,14 +181,14 @@ def test_from_lines_each_pass_gets_its_own_degree() -> None:
     """α–β lines have GEMMs whose pieces cost nothing, as in the layer's solver."""
     prices, layout = prices_of("qwen3-30b-a3b"), replace(CHUNKED, micro_batch=4)
     costs = prices.device.costs
-    assert costs.gemm_line(dtype="bfloat16") is None
+    assert costs.line(GemmKey("bfloat16")) is None
 
     class Lines:
         def __getattr__(self, name: str) -> object:
             return getattr(costs, name)
 
-        def gemm_line(self, *, dtype: str) -> LinearCost:
-            assert dtype == "bfloat16"
+        def line(self, key: GemmKey) -> LinearCost:
+            assert key == GemmKey("bfloat16")
             return LinearCost(alpha_seconds=1e-5, beta_seconds=1e-12)
 
     device = replace(prices.device, costs=Lines())  # type: ignore[arg-type] # has the rest

@@ -49,7 +49,7 @@ def test_a_block_takes_as_long_as_its_price(layout: FoldedLayout) -> None:
 def test_passes_of_a_pipeline_end_when_it_does(layout: FoldedLayout, num: int) -> None:
     pipeline = replace(search_of(JOB).prices.pipeline(layout), num_micro_batches=num)
     spans = pass_spans(pipeline, num)
-    assert max(one.end_seconds for one in spans) == pytest.approx(play(pipeline).seconds)
+    assert max(one.end_seconds for one in spans) == pytest.approx(play(pipeline))
     assert sum(one.kind == "F" for one in spans) == num * layout.num_stages
     passes = [(one.kind, one.stage, one.batch) for one in spans]
     assert len(set(passes)) == len(passes)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.attention import GroupedQueryAttention
+from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.kernels import ALL_SHOWN, BESIDE_WEIGHTS, USERBUFFERS
@@ -222,12 +223,11 @@ def test_exchanges_send_what_the_dispatcher_sends(
     assert part is not None
     made = device()
 
-    def collective(**wanted: object) -> Estimate:
-        size = wanted["num_bytes"]
-        assert isinstance(size, float | int)
+    def seconds_of(key: CollectiveKey, size: float) -> Estimate:
+        assert isinstance(key, CollectiveKey)
         return Estimate(seconds=float(size), trust="measured")
 
-    monkeypatch.setattr(type(made.costs), "collective", staticmethod(collective))
+    monkeypatch.setattr(type(made.costs), "seconds", staticmethod(seconds_of))
     layout = FoldedLayout(dp=8, ep=8, dispatcher=dispatcher)
     found = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="dispatch")
     assert found == seconds

@@ -1,6 +1,5 @@
 """Orders of passes, against the schedules of `torch.distributed.pipelining`."""
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +7,7 @@ import pytest
 from torch.distributed.pipelining import schedules
 
 from moetune.domain.pipeline import Schedule
-from moetune.solve.training.schedule import Order, most_live, orders
-from moetune.solve.training.timetable import Timetable, Turn, timetable
+from moetune.solve.training.schedule import most_live, orders
 
 TORCH: dict[Schedule, Any] = {
     "interleaved": schedules.ScheduleInterleaved1F1B,
@@ -119,39 +117,3 @@ def test_1f1b_keeps_fewer_micro_batches_on_later_ranks_and_zero_bubble_as_many_o
     assert most_live("1f1b", 4, 1, 2) == (2, 2, 2, 1)
     assert most_live("zero_bubble", 4, 1, 32) == (4, 4, 4, 4)
     assert most_live("zero_bubble_v", 4, 2, 32) == (4, 4, 4, 4)
-
-
-@pytest.mark.parametrize(("schedule", "pp", "vpp", "num"), CASES)
-def test_in_a_timetable_every_pass_comes_after_its_input(
-    schedule: Schedule, pp: int, vpp: int, num: int
-) -> None:
-    nums = num, 5 * num
-    table, alone = timetable(schedule, pp, vpp, *nums), timetable(schedule, pp, vpp, num)
-    assert alone.tails == ((),)
-    for count, tail in zip(nums, table.tails, strict=True):
-        check_turns(table, [*table.shared, *tail], orders(schedule, pp, vpp, count), pp * vpp)
-    check_turns(alone, alone.shared, orders(schedule, pp, vpp, num), pp * vpp)
-
-
-def check_turns(
-    table: Timetable, turns: Sequence[Turn], every: Sequence[Order], num_stages: int
-) -> None:
-    own: list[list[tuple[str, int, int]]] = [[] for _ in every]
-    done: set[tuple[str, int, int]] = set()
-    for turn in turns:
-        kind, stage, batch = action = table.action(turn)
-        if kind == "F" and stage:
-            assert ("F", stage - 1, batch) in done
-        if kind in "BI":
-            is_last = stage == num_stages - 1
-            needed = {("F", stage, batch)} if is_last else {(one, stage + 1, batch) for one in "BI"}
-            assert needed & done
-        own[turn[0]].append(action)
-        done.add(action)
-    assert own == [[*order] for order in every]
-    assert len({turn[4] for turn in turns}) <= table.num_places
-
-
-def test_numbers_of_micro_batches_share_most_of_their_passes() -> None:
-    table = timetable("1f1b", 8, 1, 32, 40)
-    assert len(table.shared) > 0.9 * 2 * 8 * 32

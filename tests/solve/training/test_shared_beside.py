@@ -14,12 +14,10 @@ from moetune.solve.layer.degree import makespan, makespan_beside
 from moetune.solve.layer.timeline import COMPUTE, Task, pipeline_tasks, simulate
 from moetune.solve.training.block import BlockPrices
 from moetune.solve.training.block_timeline import HIDDEN, block_timeline
-from moetune.solve.training.block_times import BlockTimes, Passes
 from moetune.solve.training.chunks import (
     MOST_CHUNKS,
     chunked_passes,
     hidden_beside,
-    most_saved,
 )
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.step import StepPrices
@@ -184,25 +182,6 @@ def test_a_block_draws_what_its_shared_experts_hide_beside_them() -> None:
         ]
         last = backward["shared_experts" if overlap == "none" else "experts"]
         assert hidden == [forward["shared_experts"], last]
-
-
-def test_the_bound_of_what_chunks_save_holds_where_both_kinds_of_experts_are_long() -> None:
-    long, sent = Passes(100.0, 100.0, 100.0), Passes(1.0, 1.0)
-    times = BlockTimes.of([("experts", long), ("shared_experts", long), ("exchange", sent)])
-    both = [
-        makespan_beside(
-            degree=degree, transfer_seconds=0.5 / degree, compute_seconds=each / degree,
-            beside_seconds=each,
-        )
-        for degree in (1, MOST_CHUNKS)
-        for each in (long.forward, long.backward)
-    ]  # fmt: skip
-    hidden = 201.0 - both[0] + 401.0 - both[1]
-    saved = both[0] + both[1] - both[2] - both[3]
-    most = most_saved(times, repeats=False, beside=long, hidden=hidden)
-    assert saved == pytest.approx(most)
-    again = most_saved(times, repeats=True, beside=long, hidden=hidden + 201.0 - both[0])
-    assert again == pytest.approx(most + both[0] - both[2])
 
 
 def test_interference_can_make_hiding_longer_than_waiting() -> None:

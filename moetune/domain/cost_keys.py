@@ -1,0 +1,195 @@
+"""Operations whose time is a curve over one size: what costs are asked about.
+
+Points of samples (`domain.samples`) are such an operation at one size (`place_of`).
+"""
+
+from typing import NamedTuple
+
+from moetune.domain.cluster import Group
+from moetune.domain.gemm_forms import GemmForm
+from moetune.domain.samples import (
+    AttentionPoint,
+    CollectiveOp,
+    CollectivePoint,
+    CopyPoint,
+    Direction,
+    GemmPoint,
+    Point,
+    RowsPoint,
+)
+
+Shape = tuple[int, int, int]
+"""Experts, d_in and d_out of a GEMM."""
+
+
+class GemmKey(NamedTuple):
+    """GEMMs of `num_experts` experts, over the rows of one expert.
+
+    With the sizes of the default they are over multiply-accumulates.
+    """
+
+    dtype: str
+    product: GemmForm = "forward"
+    num_experts: int = 1
+    d_in: int = 1
+    d_out: int = 1
+
+    @property
+    def shape(self) -> Shape:
+        """Experts, d_in and d_out."""
+        return self.num_experts, self.d_in, self.d_out
+
+    @property
+    def label(self) -> str:
+        """Name that seeds random draws of the dtype's line."""
+        return f"gemm {self.dtype}"
+
+    @property
+    def words(self) -> str:
+        """The operation, as "forward GEMM of 2 × 512 × 2048 in float32"."""
+        return f"{self.product} GEMM of {' × '.join(map(str, self.shape))} in {self.dtype}"
+
+    @property
+    def unit(self) -> str:
+        """Of its sizes."""
+        return "rows"
+
+
+class RowsKey(NamedTuple):
+    """A memory-bound operation (`RowsPoint.op`), over the elements of its tensor."""
+
+    op: str
+    dtype: str
+
+    @property
+    def label(self) -> str:
+        """Name that seeds random draws."""
+        return f"rows {tuple(self)}"
+
+    @property
+    def words(self) -> str:
+        """The operation, as "gelu in float32"."""
+        return f"{self.op} in {self.dtype}"
+
+    @property
+    def unit(self) -> str:
+        """Of its sizes."""
+        return "elements"
+
+
+class CollectiveKey(NamedTuple):
+    """A collective, over the input bytes of one rank.
+
+    Args:
+        num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
+        in_flight: issued at once.
+    """
+
+    op: CollectiveOp
+    group_size: int
+    num_nodes: int = 0
+    in_flight: int = 1
+
+    @property
+    def group(self) -> Group:
+        """The ranks and the nodes they are spread over."""
+        return self.group_size, self.num_nodes
+
+    @property
+    def label(self) -> str:
+        """Name that seeds random draws."""
+        return f"collective {tuple(self)}"
+
+    @property
+    def words(self) -> str:
+        """The operation, as "all_to_all of 4 ranks on 2 nodes, 4 in flight"."""
+        several = f", {self.in_flight} in flight" if self.in_flight > 1 else ""
+        spread = f" on {self.num_nodes} nodes" if self.num_nodes else ""
+        return f"{self.op} of {self.group_size} ranks{spread}{several}"
+
+    @property
+    def unit(self) -> str:
+        """Of its sizes."""
+        return "bytes"
+
+
+class CopyKey(NamedTuple):
+    """A copy between host and device, over bytes; both_ways: while one runs the other way."""
+
+    direction: Direction
+    pinned: bool
+    both_ways: bool = False
+
+    @property
+    def label(self) -> str:
+        """Name that seeds random draws."""
+        return f"copy {tuple(self)}"
+
+    @property
+    def name(self) -> str:
+        """The kind of copy, as "pinned h2d"."""
+        return f"{'pinned' if self.pinned else 'pageable'} {self.direction}"
+
+    @property
+    def words(self) -> str:
+        """The operation, as "pinned h2d copy"."""
+        return f"{self.name} copy"
+
+    @property
+    def unit(self) -> str:
+        """Of its sizes."""
+        return "bytes"
+
+
+class AttentionKey(NamedTuple):
+    """Causal self-attention without its projections, over sequences.
+
+    Args:
+        backward: the gradients of query, key and value instead.
+    """
+
+    dtype: str
+    length: int
+    num_heads: int
+    head_dim: int
+    backward: bool = False
+
+    @property
+    def label(self) -> str:
+        """Name that seeds random draws."""
+        return f"attention {tuple(self)}"
+
+    @property
+    def words(self) -> str:
+        """The operation, as "attention of 8 heads over 1024 tokens in float32"."""
+        way = "backward attention" if self.backward else "attention"
+        return f"{way} of {self.num_heads} heads over {self.length} tokens in {self.dtype}"
+
+    @property
+    def unit(self) -> str:
+        """Of its sizes."""
+        return "sequences"
+
+
+CostKey = GemmKey | RowsKey | CollectiveKey | CopyKey | AttentionKey
+
+
+def place_of(point: Point) -> tuple[CostKey, int] | None:
+    """Return the operation of a point and its size; None where it is of several operations."""
+    match point:
+        case GemmPoint():
+            shape = point.num_experts, point.d_in, point.d_out
+            return GemmKey(point.dtype, point.product, *shape), point.rows
+        case RowsPoint():
+            return RowsKey(point.op, point.dtype), point.elements
+        case CollectivePoint():
+            key = CollectiveKey(point.op, *point.group, point.in_flight)
+            return key, point.num_bytes
+        case CopyPoint():
+            return CopyKey(point.direction, point.pinned, point.both_ways), point.num_bytes
+        case AttentionPoint():
+            heads = point.num_heads, point.head_dim
+            key_of_shape = AttentionKey(point.dtype, point.length, *heads, point.backward)
+            return key_of_shape, point.num_sequences
+        case _:
+            return None

@@ -1,0 +1,47 @@
+"""Methods whose results are kept: the tables of what one question asks for many times."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+_Owner = TypeVar("_Owner", bound="Tables")
+_Asked = ParamSpec("_Asked")
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The base of what keeps results of its methods. Not safe for several threads."""
+
+    _tables: dict[Hashable, Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+
+def once(
+    key: Callable[_Asked, Hashable],
+) -> Callable[
+    [Callable[Concatenate[_Owner, _Asked], _Answer]],
+    Callable[Concatenate[_Owner, _Asked], _Answer],
+]:
+    """Return a decorator of methods that are computed once for each key.
+
+    Args:
+        key: returns what the result depends on, from the method's arguments.
+    """
+
+    def decorate(
+        method: Callable[Concatenate[_Owner, _Asked], _Answer],
+    ) -> Callable[Concatenate[_Owner, _Asked], _Answer]:
+        @wraps(method)
+        def kept(self: _Owner, /, *args: _Asked.args, **kwargs: _Asked.kwargs) -> _Answer:
+            table, of_method = self._tables, (method, key(*args, **kwargs))
+            if of_method not in table:
+                table[of_method] = method(self, *args, **kwargs)
+            answer: _Answer = table[of_method]
+            return answer
+
+        return kept
+
+    return decorate

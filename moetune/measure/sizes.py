@@ -1,0 +1,70 @@
+"""Sizes of points: the curve that a point is on, its place there, and the memory that it takes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from moetune.domain.samples import Point, StepPoint
+from moetune.domain.units import dtype_bytes
+
+_SIZES: Mapping[str, str] = MappingProxyType({
+    "gemm": "rows", "rows": "rows", "attention": "num_sequences", "collective": "num_bytes",
+    "copy": "num_bytes", "interference": "comm_bytes",
+})  # fmt: skip
+"""By kind of point, the field that changes along a curve of the profile."""
+# Query, key, value, result, and the gradient of each.
+_ATTENTION_TENSORS = 8
+# Of memory-bound operations; of a step tokens, rows sent and received, results, and gradients.
+_ROWS_TENSORS, _STEP_ROWS = 5, 8
+
+
+def size_of(point: Point) -> int:
+    """Return the point's place on its curve: rows, bytes or tokens."""
+    if isinstance(point, StepPoint):
+        return point.workload.tokens_per_rank
+    size: int = getattr(point, _SIZES[point.kind])
+    return size
+
+
+def family(point: Point) -> object:
+    """Return the key of the points that make one curve over their sizes."""
+    if isinstance(point, StepPoint):
+        return point.workload.key
+    return replace(point, **{_SIZES[point.kind]: 1})  # type: ignore[arg-type] # all are integers
+
+
+def memory_bytes(point: Point) -> int:
+    """Return roughly the bytes of the point's tensors on one rank."""
+    return _BYTES[point.kind](point)
+
+
+def _gemm(point: Any) -> int:  # noqa: ANN401 - a GemmPoint, of the table
+    elements = point.rows * (point.d_in + point.d_out) + point.d_in * point.d_out
+    return int(point.num_experts * elements * dtype_bytes(point.dtype))
+
+
+def _attention(point: Any) -> int:  # noqa: ANN401 - an AttentionPoint
+    tokens = point.num_sequences * point.length
+    heads = tokens * point.num_heads * point.head_dim
+    return int(_ATTENTION_TENSORS * heads * dtype_bytes(point.dtype))
+
+
+def _collective(point: Any) -> int:  # noqa: ANN401 - a CollectivePoint
+    received = point.group_size if point.op == "all_gather" else 1
+    return int(point.in_flight * point.num_bytes * (1 + received))
+
+
+def _step(point: Any) -> int:  # noqa: ANN401 - a StepPoint
+    load, layer = point.workload, point.workload.layer
+    weights = load.local_experts * layer.num_gemms * layer.d_model * layer.d_hidden
+    rows = load.rows * (_STEP_ROWS * layer.d_model + layer.num_gemms * layer.d_hidden)
+    return int((2 * weights + rows) * dtype_bytes(load.dtype))
+
+
+_BYTES: Mapping[str, Callable[[Any], int]] = MappingProxyType({
+    "gemm": _gemm, "attention": _attention, "collective": _collective, "step": _step,
+    "rows": lambda point: _ROWS_TENSORS * point.elements * dtype_bytes(point.dtype),
+    "copy": lambda point: 2 * point.num_bytes * (1 + point.both_ways),
+    "interference": lambda _: 0,
+})  # fmt: skip

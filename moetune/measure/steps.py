@@ -1,0 +1,263 @@
+"""Steps of one layer on a rank: made of random weights and tokens, run, and timed.
+
+`verify`, `trace` and measuring sessions run them, on ranks that `workflows.launch` starts.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from moetune.comm.group import Communicator
+from moetune.domain.layer import Workload
+from moetune.domain.operations import Operation, operations_of
+from moetune.domain.plan import SAFE_DECISION, Decision
+from moetune.measure.loads import expert_shares
+from moetune.measure.routed_tokens import drawn_experts, steer
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.trace import NoRecorder, RecordedSpan, TimelineRecorder
+
+_WARM_UP_ROUNDS = 2
+_RECORDED_ROUNDS = 5
+_SEED = 20240229
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSteps:
+    """Timed steps with one decision.
+
+    Args:
+        forward_seconds, backward_seconds, step_seconds: by round, of the slowest rank.
+        deviation: largest relative difference (2-norm) of output and gradients from one chunk's.
+        imbalance: rows of the busiest rank over the mean.
+        operations: seconds of each operation on this rank, in other rounds than those timed.
+    """
+
+    decision: Decision
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    step_seconds: tuple[float, ...]
+    deviation: float
+    imbalance: float
+    operations: Mapping[Operation, tuple[float, ...]] = field(default_factory=dict)
+
+
+class LayerSteps:
+    """Single steps of one layer on this rank, always on the same input.
+
+    Args:
+        x_TD, grad_TD: (T, D) tokens, and the gradient of the output.
+        workload: of the layer.
+    """
+
+    def __init__(
+        self,
+        layer: ExpertLayer,
+        x_TD: torch.Tensor,
+        grad_TD: torch.Tensor,
+        workload: Workload,
+    ) -> None:
+        self.layer, self.workload = layer, workload
+        self.x_TD = x_TD.detach().requires_grad_()
+        self.grad_TD = grad_TD
+
+    def run(self, decision: Decision) -> tuple[float, float, float]:
+        """Run one step and return the seconds of forward, backward and both."""
+        self.layer.pin(decision)
+        self._forget_grads()
+        start = self._now()
+        self.y_TD = self.layer(self.x_TD)
+        middle = self._now()
+        self.y_TD.backward(self.grad_TD)
+        end = self._now()
+        return middle - start, end - middle, end - start
+
+    def once(self) -> None:
+        """Run one step with the decision that the layer has."""
+        self._forget_grads()
+        self.layer(self.x_TD).backward(self.grad_TD)
+
+    def record(self, decision: Decision) -> tuple[RecordedSpan, ...]:
+        """Run one step and return the spans of its parts on this rank."""
+        self.layer.recorder = recorder = TimelineRecorder(self.x_TD.device)
+        try:
+            self.run(decision)
+        finally:
+            self.layer.recorder = NoRecorder()
+        return recorder.spans()
+
+    def operation_seconds(self, decision: Decision) -> dict[Operation, float]:
+        """Run one step and return how long its operations took on this rank."""
+        self.layer.recorder = recorder = TimelineRecorder(self.x_TD.device, follows_transfers=False)
+        try:
+            self.run(decision)
+        finally:
+            self.layer.recorder = NoRecorder()
+        times = (
+            (one, recorder.seconds(self.workload, one))
+            for one in operations_of(self.workload, decision)
+        )
+        return {operation: seconds for operation, seconds in times if seconds is not None}
+
+    def results(self) -> list[torch.Tensor]:
+        """Return the last step's output and gradients."""
+        grads = [self.x_TD.grad, *(parameter.grad for parameter in self.layer.parameters())]
+        return [self.y_TD.detach(), *(grad.clone() for grad in grads if grad is not None)]
+
+    def _forget_grads(self) -> None:
+        self.layer.zero_grad(set_to_none=True)
+        self.x_TD.grad = None
+
+    def _now(self) -> float:
+        if self.x_TD.is_cuda:
+            torch.cuda.synchronize(self.x_TD.device)
+        return time.perf_counter()
+
+
+def random_steps(
+    workload: Workload, *, device: torch.device, communicator: Communicator | None = None
+) -> LayerSteps:
+    """Return steps of a layer with random weights, tokens and output gradients.
+
+    In a tensor-parallel group tokens and gradients are the same on all ranks, or shards of the
+    same ones. The gate's rows are orthonormal where experts are not more than d_model, so that
+    random tokens choose all experts equally often, or by the loads that the workload has.
+
+    Raises:
+        InputError: tokens cannot follow the workload's routing.
+    """
+    shares = expert_shares(workload)
+    dtype = getattr(torch, workload.dtype)
+    shape = workload.layer
+    torch.manual_seed(_SEED)
+    is_tensor = workload.expert_parallel == "tensor"
+    layer = _layer(workload, device=device, communicator=communicator)
+    generator = torch.Generator().manual_seed(_SEED)
+    if shape.num_experts <= shape.d_model:
+        gate_DE = torch.randn(shape.d_model, shape.num_experts, generator=generator, device="cpu")
+        with torch.no_grad():
+            layer.gate.weight.copy_(torch.linalg.qr(gate_DE).Q.T)
+    generator.manual_seed(_SEED + 1 + (0 if is_tensor else layer.communicator.rank))
+    size = (workload.tokens_per_rank, shape.d_model)
+    x_TD, grad_TD = (torch.randn(size, generator=generator, device="cpu") for _ in "xg")
+    if shares is not None:
+        experts_TK = drawn_experts(shares, shape.top_k, len(x_TD), generator)
+        x_TD = steer(x_TD, layer.gate.weight.detach().float().cpu(), experts_TK)
+    x_TD, grad_TD = (each.to(device, dtype) for each in (x_TD, grad_TD))
+    if workload.sequence_parallel:
+        rank, num_ranks = layer.communicator.rank, layer.communicator.num_ranks
+        x_TD, grad_TD = (each.tensor_split(num_ranks)[rank] for each in (x_TD, grad_TD))
+    return LayerSteps(layer, x_TD, grad_TD, workload)
+
+
+def _layer(
+    workload: Workload, *, device: torch.device, communicator: Communicator | None
+) -> ExpertLayer:
+    shape = workload.layer
+    kind: Callable[..., ExpertLayer] = MoELayer
+    if workload.placement:
+        kind = partial(MoELayer, placement=workload.placement)
+    if workload.expert_parallel == "tensor":
+        kind = partial(TensorExpertLayer, sequence_parallel=workload.sequence_parallel)
+    return kind(
+        shape.d_model,
+        shape.d_hidden,
+        shape.num_experts,
+        shape.top_k,
+        activation=shape.activation,
+        device=device,
+        dtype=getattr(torch, workload.dtype),
+        communicator=communicator,
+    )
+
+
+def measure_steps(
+    steps: LayerSteps, decisions: Sequence[Decision], *, num_rounds: int
+) -> tuple[MeasuredSteps, ...]:
+    """Time every decision once per round, each round beginning with the next one.
+
+    Their operations are recorded in rounds of their own, because stamps take time. All ranks call
+    this together and return the same, but for the operations.
+
+    Raises:
+        CollectiveError: an exchange failed.
+    """
+    deviations = [_deviation(steps, decision) for decision in decisions]
+    for _ in range(_WARM_UP_ROUNDS):
+        for decision in decisions:
+            steps.run(decision)
+    seconds = torch.zeros(num_rounds, len(decisions), 3, dtype=torch.float64, device="cpu")
+    for number in range(num_rounds):
+        for place in range(len(decisions)):
+            index = (number + place) % len(decisions)
+            _barrier()
+            seconds[number, index] = torch.tensor(steps.run(decisions[index]), device="cpu")
+    recorded = [
+        [steps.operation_seconds(decision) for _ in range(_RECORDED_ROUNDS)]
+        for decision in decisions
+    ]
+    seconds = _maximum(seconds)
+    deviation = _maximum(torch.tensor(deviations, device="cpu"))
+    imbalance = _imbalance(steps)
+    return tuple(
+        MeasuredSteps(
+            decision=decision,
+            forward_seconds=tuple(seconds[:, index, 0].tolist()),
+            backward_seconds=tuple(seconds[:, index, 1].tolist()),
+            step_seconds=tuple(seconds[:, index, 2].tolist()),
+            deviation=float(deviation[index]),
+            imbalance=imbalance,
+            operations=_by_operation(recorded[index]),
+        )
+        for index, decision in enumerate(decisions)
+    )
+
+
+def _by_operation(
+    rounds: Sequence[Mapping[Operation, float]],
+) -> dict[Operation, tuple[float, ...]]:
+    """Return the rounds' times by operation, without one that a round did not show."""
+    return {
+        operation: tuple(one[operation] for one in rounds)
+        for operation in rounds[0]
+        if all(operation in one for one in rounds)
+    }
+
+
+def _deviation(steps: LayerSteps, decision: Decision) -> float:
+    steps.run(SAFE_DECISION)
+    wanted = steps.results()
+    steps.run(decision)
+    return max(
+        float((found - one).double().norm() / one.double().norm().clamp(min=1e-30))
+        for found, one in zip(steps.results(), wanted, strict=True)
+    )
+
+
+def _imbalance(steps: LayerSteps) -> float:
+    layer = steps.layer
+    places_TK = layer.gate(steps.x_TD.detach()).experts_TK
+    if isinstance(layer, MoELayer):
+        places_TK = layer.places_of(places_TK)
+    num_places = layer.experts.local_experts * layer.communicator.num_ranks
+    counts = torch.bincount(places_TK.reshape(-1), minlength=num_places).cpu()
+    if dist.is_initialized():
+        dist.all_reduce(counts)
+    rows_P = counts.view(layer.communicator.num_ranks, -1).sum(dim=1).double()
+    return float(rows_P.max() / rows_P.mean())
+
+
+def _maximum(values: torch.Tensor) -> torch.Tensor:
+    if dist.is_initialized():
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values
+
+
+def _barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,69 @@
+"""The optimizer of a rank's parameters, or of its shards of them, with float32 copies."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from moetune.domain.errors import InputError
+from moetune.runtime.moe.local_parts import is_dtensor
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes torch's optimizer of this rank's parameters, or of its shards of them."""
+_MASTER_BYTES = 4
+"""Parameters of fewer bytes are updated in copies of float32."""
+_BY_ELEMENT = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+
+class MasterOptimizer:
+    """torch's optimizer of what a rank has of its parameters.
+
+    Parameters of two bytes are updated in copies of float32, which only this optimizer has. Shards
+    are plain tensors to it: torch updates no DTensor in one call with plain ones.
+
+    Attributes:
+        inner: torch's optimizer, whose rates a scheduler may change.
+
+    Raises:
+        InputError: parameters are sharded, and the optimizer is none that works by element.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], make: MakeOptimizer) -> None:
+        self._parameters = parameters
+        self._masters = [_master(parameter) for parameter in parameters]
+        self.inner = make(self._masters)
+        if isinstance(self.inner, _BY_ELEMENT) or not any(map(is_dtensor, parameters)):
+            return
+        names = ", ".join(kind.__name__ for kind in _BY_ELEMENT)
+        raise InputError(
+            f"{type(self.inner).__name__} with a ZeRO stage, which cuts parameters anywhere",
+            f"use one of {names}, or zero 0",
+        )
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the parameters; all ranks call this together."""
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            grad = local_grad(parameter)
+            master.grad = None if grad is None else grad.to(master.dtype)
+        self.inner.step()
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master.dtype != parameter.dtype:
+                _local(parameter).copy_(master)
+
+
+def local_grad(parameter: nn.Parameter) -> torch.Tensor | None:
+    """Return what this rank has of a parameter's gradient."""
+    return None if parameter.grad is None else _local(parameter.grad)
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    values = _local(parameter)
+    if values.element_size() < _MASTER_BYTES:
+        return nn.Parameter(values.float())
+    return nn.Parameter(values) if is_dtensor(parameter) else parameter
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return value.to_local() if is_dtensor(value) else value.detach()

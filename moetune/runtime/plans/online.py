@@ -1,0 +1,334 @@
+"""Search for better decisions while a job trains: one trial a step, equal on all ranks.
+
+Layers time their calls. After the optimizer `OnlineSearch.step` collects the slowest rank's times,
+and the first rank's tuner returns the next decision to try. A "size" is a number of tokens.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from statistics import fmean
+
+import torch
+import torch.distributed as dist
+
+from moetune.comm.agree import decide_on_first
+from moetune.comm.gloo import communicator_of
+from moetune.domain.constraints import Strategy
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerKey
+from moetune.domain.plan import Decision, Plan, nearest_plan
+from moetune.domain.records import Settled
+from moetune.runtime.plans.timers import CallWatch, Clock, Watch, device_clock
+from moetune.runtime.plans.tuner import BUDGET_SECONDS, LostTime, Tuner, TuningTask, outcome
+from moetune.solve.layer.search_space import search_space
+from moetune.solve.layer.settled_ranges import AdaptiveRanges
+
+PATIENCE_STEPS = 100
+"""Steps without a call of the size under search, until a search for another size may begin."""
+_LOGGER = logging.getLogger("moetune")
+
+
+class LayerSearch:
+    """Decisions for all layers with one key: settled by a search, on trial, or the plan's.
+
+    Args:
+        search: shared by all layers; it runs one trial at a time.
+
+    Attributes:
+        decisions: by number of tokens; cleared when any of them changes.
+        ranges: settled decisions, by the plan's id.
+    """
+
+    def __init__(
+        self, search: "OnlineSearch", plans: Sequence[Plan], memory_reuse: Strategy | None
+    ) -> None:
+        self._memory_reuse = memory_reuse
+        self.decisions: dict[int, Decision] = {}
+        self.ranges = {plan.id: AdaptiveRanges() for plan in plans}
+        self._search, self._plans = search, plans
+
+    def plan(self, tokens: int) -> Plan:
+        """Return the plan for that number of tokens."""
+        return nearest_plan(self._plans, tokens)
+
+    def settled(self, tokens: int) -> Decision | None:
+        """Return the settled decision for that number of tokens."""
+        return self.ranges[self.plan(tokens).id].decide(tokens)
+
+    def decide(self, tokens: int) -> Decision:
+        """Return the settled decision, else the one on trial, else the plan's."""
+        settled = self.settled(tokens)
+        if settled is not None:
+            return settled
+        trial = self._search.trial
+        if trial is not None and trial.is_about(self, tokens):
+            return trial.decision
+        answer = self.plan(tokens).decide(tokens)
+        return replace(answer, strategy=self._memory_reuse or answer.strategy)
+
+    def watch(self, tokens: int, device: torch.device) -> Watch:
+        """Return the timer of a call of the size on trial; queue a search for another size."""
+        search = self._search
+        if search.has_ended or not tokens or self.settled(tokens) is not None:
+            return Watch()
+        if search.trial is None or not search.trial.is_about(self, tokens):
+            search.wanted = search.wanted or (self, tokens)
+            return Watch()
+        note = search.trial.calls.append
+        return CallWatch(search.clock, device, tokens_per_rank=tokens, note=note)
+
+    def settle(self, plan: Plan, tokens: int, decision: Decision) -> None:
+        """Settle one size."""
+        self.ranges[plan.id] = self.ranges[plan.id].settle(tokens, decision)
+        self.decisions.clear()
+
+    def task(self, tokens: int) -> TuningTask | None:
+        """Return the search's task for that number of tokens, None if it is settled."""
+        plan, reuse = self.plan(tokens), self._memory_reuse
+        gap = self.ranges[plan.id].gap(tokens)
+        if gap is None:
+            return None
+        space = search_space(plan=plan, tokens_per_rank=tokens, gap=gap, memory_reuse=reuse)
+        return TuningTask(plan=plan, tokens_per_rank=tokens, memory_reuse=reuse, space=space)
+
+
+_Measured = tuple[float, ...]
+"""Of one rank and step: the mean times of its calls, and their number; () without calls."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """The search under way for one size.
+
+    Args:
+        decision: on trial now.
+        is_warming: the next step is the first with this decision, and is not counted.
+        calls: timed in this step.
+        idle_steps: steps since the last call of this size.
+        num_trials: decisions tried so far, with this one.
+        lost_before_seconds: by searches before this one.
+        warm_up: what `measured` returned for the step that warmed up.
+    """
+
+    layer: LayerSearch
+    task: TuningTask
+    decision: Decision
+    is_warming: bool = True
+    calls: deque[CallWatch] = field(default_factory=lambda: deque(maxlen=1024))
+    idle_steps: int = 0
+    num_trials: int = 1
+    lost_before_seconds: float = 0.0
+    warm_up: _Measured = ()
+
+    def is_about(self, layer: LayerSearch, tokens: int) -> bool:
+        """Return whether a layer's calls of that number of tokens belong to this trial."""
+        plan = self.task.plan
+        is_same = layer is self.layer and layer.plan(tokens) is plan
+        return is_same and layer.ranges[plan.id].is_near(tokens, self.task.tokens_per_rank)
+
+    def measured(self) -> _Measured:
+        """Return mean forward and backward times of this step's calls, and their number.
+
+        Times of calls with a few more or fewer tokens are scaled to the size of the search. Of a
+        call that activation checkpointing runs twice, only the second has a backward pass.
+        """
+        scaled = [
+            [time * self.task.tokens_per_rank / call.tokens_per_rank for time in seconds]
+            for call in self.calls
+            if (seconds := call.seconds()) is not None
+        ]
+        means = map(fmean, zip(*scaled, strict=True))
+        return (*means, len(scaled)) if scaled else ()
+
+
+class OnlineSearch:
+    """Searches one size after another, with equal decisions on all ranks of a group.
+
+    Sizes that are not searched yet run as planned. All layers must have the search's group.
+
+    Args:
+        make_tuner: called when the first search begins, on the first rank only.
+        known: results of earlier searches, oldest first.
+        group: default, the world.
+        clock: of the timers.
+        budget_seconds: time that all searches together may lose, see `LostTime`; the step that
+            goes beyond it ends them. The first rank's counts.
+        report: called on the first rank with what was settled for a plan.
+
+    Attributes:
+        trial: the search under way.
+        wanted: the next size to search for, and its layer.
+        num_changes: decisions that changed since the start.
+        has_ended: the tuner raised, or the budget is lost.
+        lost: by all searches; on other ranks than the first, as of its last answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        make_tuner: Callable[[], Tuner],
+        known: Sequence[Settled] = (),
+        group: dist.ProcessGroup | None = None,
+        clock: Clock = device_clock,
+        budget_seconds: float = BUDGET_SECONDS,
+        report: Callable[[Plan, Settled], None] | None = None,
+    ) -> None:
+        self.known, self.clock = tuple(known), clock
+        self.trial: Trial | None = None
+        self.wanted: tuple[LayerSearch, int] | None = None
+        self.num_changes = 0
+        self.has_ended, self.lost = False, LostTime(budget_seconds=budget_seconds)
+        self._communicator = communicator_of(group)
+        self._make_tuner, self._report = make_tuner, report
+        self._tuner: Tuner | None = None
+        self._layers: dict[tuple[LayerKey, Strategy | None], LayerSearch] = {}
+
+    def layer(
+        self, key: LayerKey, plans: Sequence[Plan], memory_reuse: Strategy | None
+    ) -> LayerSearch:
+        """Return the search that all layers with this key share.
+
+        Raises:
+            InputError: the layer's group and the search's have different numbers of ranks.
+        """
+        if key.num_ranks != self._communicator.num_ranks:
+            raise InputError(
+                f"the layer runs on {key.num_ranks} ranks, the plan book is shared by "
+                f"{self._communicator.num_ranks}",
+                "open the book with the layer's group: open_planbook(online=True, group=…)",
+            )
+        layer = self._layers.get((key, memory_reuse))
+        if layer is None:
+            layer = self._layers[key, memory_reuse] = LayerSearch(self, plans, memory_reuse)
+            for plan, settled in product(plans, self.known):
+                if (settled.plan_id, settled.memory_reuse) == (plan.id, memory_reuse):
+                    layer.settle(plan, settled.tokens_per_rank, settled.decision)
+        return layer
+
+    def step(self) -> None:
+        """Agree on the last step's times and on the next decision.
+
+        Once all is settled there is no exchange.
+
+        Raises:
+            CollectiveError: the exchange failed.
+        """
+        if self.trial is not None:
+            self._advance(self.trial)
+        if self.trial is None and not self.has_ended and self.wanted is not None:
+            (layer, tokens), self.wanted = self.wanted, None
+            self._begin(layer, tokens)
+
+    def _advance(self, trial: Trial) -> None:
+        if not trial.calls:
+            trial.idle_steps += 1
+            if self.wanted is not None and trial.idle_steps >= PATIENCE_STEPS:
+                self._end(trial)
+            return
+        trial.idle_steps = 0
+        measured = trial.measured()
+        trial.calls.clear()
+        if trial.is_warming:
+            trial.is_warming, trial.warm_up = False, measured
+            return
+        everywhere = self._communicator.all_gather_object(
+            (trial.warm_up, measured), "the agreement on a measured step"
+        )
+        warm_ups, steps = zip(*everywhere, strict=True)
+        if all(steps):
+            trial.warm_up = ()
+            self._ask(trial, lambda tuner: self._tell(tuner, warm_ups, steps))
+
+    def _tell(
+        self, tuner: Tuner, warm_ups: Sequence[_Measured], steps: Sequence[_Measured]
+    ) -> tuple[Decision | Settled, bool]:
+        """Report the last step, charge what it lost, and end the search when that is too much."""
+        best_seconds = tuner.best_seconds()
+        self._charge(warm_ups, best_seconds)
+        forward, backward, _ = self._charge(steps, best_seconds)
+        answer = tuner.tell(forward, backward)
+        is_cut = self.lost.is_spent and isinstance(answer, Decision)
+        return (tuner.settle(), True) if is_cut else (answer, False)
+
+    def _charge(self, ranks: Sequence[_Measured], best_seconds: float | None) -> _Measured:
+        """Charge a step against the best known, and return the slowest rank's times, and calls.
+
+        () of a step that a rank has not measured.
+        """
+        if not all(ranks):
+            return ()
+        *seconds, num_calls = slowest = tuple(map(max, zip(*ranks, strict=True)))
+        self.lost.charge(
+            call_seconds=sum(seconds), best_seconds=best_seconds, num_calls=round(num_calls)
+        )
+        return slowest
+
+    def _begin(self, layer: LayerSearch, tokens: int) -> None:
+        task = layer.task(tokens)
+        if task is None:
+            return
+        if task.space.is_single:
+            layer.settle(task.plan, tokens, task.space.seed)
+            self.num_changes += 1
+            return
+        self.trial = Trial(
+            layer=layer, task=task, decision=task.space.seed,
+            lost_before_seconds=self.lost.lost_seconds,
+        )  # fmt: skip
+        layer.decisions.clear()
+        self._ask(self.trial, lambda tuner: (tuner.begin(task), False))
+
+    def _ask(
+        self, trial: Trial, question: Callable[[Tuner], tuple[Decision | Settled, bool]]
+    ) -> None:
+        """Ask the first rank's tuner, and do on every rank what it answers.
+
+        Args:
+            question: returns the tuner's answer, and whether the budget ended the search.
+        """
+
+        def safely() -> tuple[Decision | Settled, bool, float, bool] | None:
+            try:
+                self._tuner = self._tuner or self._make_tuner()
+                answer, is_cut = question(self._tuner)
+            except Exception as error:  # noqa: BLE001 - training goes on without the search
+                _LOGGER.warning("the search for better plans ends here: %s", error)
+                return None
+            return answer, is_cut, self.lost.lost_seconds, self.lost.is_spent
+
+        answered = decide_on_first(self._communicator, safely, "the next decision of the search")
+        self.num_changes += 1
+        if answered is None:
+            self.has_ended, self.wanted = True, None
+            self._end(trial)
+            return
+        answer, is_cut, self.lost.lost_seconds, self.has_ended = answered
+        if isinstance(answer, Settled):
+            self._settle(trial, answer, is_cut=is_cut)
+        elif answer != trial.decision:
+            trial.decision, trial.is_warming = answer, True
+            trial.num_trials += 1
+            trial.layer.decisions.clear()
+
+    def _settle(self, trial: Trial, settled: Settled, *, is_cut: bool) -> None:
+        """Settle the trial's size; the first rank logs and reports it."""
+        layer, plan = trial.layer, trial.task.plan
+        layer.settle(plan, trial.task.tokens_per_rank, settled.decision)
+        if self._communicator.rank == 0:
+            words = outcome(
+                settled, trial.num_trials, self.lost.lost_seconds - trial.lost_before_seconds,
+                budget_seconds=self.lost.budget_seconds if is_cut else None,
+                violations=layer.ranges[plan.id].violations,
+            )  # fmt: skip
+            _LOGGER.info("%s", words)
+            is_planned = trial.task.memory_reuse in {None, plan.memory.strategy}
+            if self._report is not None and is_planned:
+                self._report(plan, settled)
+        self._end(trial)
+
+    def _end(self, trial: Trial) -> None:
+        trial.layer.decisions.clear()
+        self.trial = None

@@ -1,0 +1,106 @@
+"""Questions of programs and pages for a plan, and their answers: of a layer and of whole models.
+
+A question has the arguments of `moetune.plan`. It comes from another machine, so that no file of
+this one is read for it, and its sizes are bounded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moetune.config import Settings
+from moetune.domain.document import shown
+from moetune.domain.errors import InputError
+from moetune.domain.model import MODELS
+from moetune.domain.profile import Profile
+from moetune.domain.request import LARGEST_BYTES
+from moetune.domain.spelling import check_range
+from moetune.domain.training_document import AnyPlan, TrainingDocument
+from moetune.huggingface.registry import resolve_name
+from moetune.workflows.arguments import read_flags
+from moetune.workflows.open_planner import ServicePlanner
+from moetune.workflows.plan import LONGEST_NAME
+from moetune.workflows.plan_flags import PlanFlags
+from moetune.workflows.profiles import is_path
+from moetune.workflows.training import plan_training
+
+_LARGEST = {
+    "world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22,
+    "memory_limit": LARGEST_BYTES,
+}  # fmt: skip
+"""Of a whole model: searches of larger jobs take longer than a service waits."""
+_ROUTINGS = ("balanced", "natural")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question for a plan.
+
+    Args:
+        profile: its name; None for the default one.
+    """
+
+    flags: PlanFlags
+    profile: str | None = None
+
+    def answer(self, planner: ServicePlanner) -> AnyPlan:
+        """Return the plan; nothing is stored.
+
+        Raises:
+            InputError: a value is wrong, or one is missing.
+            InfeasiblePlanError: nothing satisfies the pins or the memory limit.
+            ProfileError: there is no such profile, or it lacks an operation.
+        """
+        if self.flags.is_of_decoder:
+            found = planner.sources.profile(self.profile)
+            return planner.run(found.profile.name, _plan_model, self.flags, found.profile)
+        settings = Settings(db=planner.reading.location, dtype=planner.dtype)
+        return planner.draft(self.flags.layer_request(settings), self.profile)
+
+
+def asks_for_model(arguments: Mapping[str, object]) -> bool:
+    """Return whether arguments are for the plan of a Hugging Face model."""
+    name = arguments.get("model")
+    is_named = isinstance(name, str) and name not in MODELS and resolve_name(name) is not None
+    return is_named or "config" in arguments
+
+
+def read_question(arguments: Mapping[str, object]) -> Question:
+    """Return the question in the arguments of `moetune.plan`.
+
+    Raises:
+        InputError: an argument is unknown, or its value wrong or a path; the message names it.
+    """
+    rest = dict(arguments)
+    profile, model, routing = rest.pop("profile", None), rest.get("model"), rest.get("routing")
+    for name, value in rest.items():
+        if isinstance(value, str) and len(value) > LONGEST_NAME:
+            raise InputError(f"{name} is longer than {LONGEST_NAME} characters")
+    if profile is not None:
+        profile = _profile_name(profile)
+    if isinstance(model, str) and ("/" in model or not (model in MODELS or resolve_name(model))):
+        raise InputError(
+            f"model must be a name of the list, got {shown(model)}",
+            "GET /models lists them; or send the values of a config.json as config",
+        )
+    if routing is not None and routing not in _ROUTINGS:
+        raise InputError(f"routing must be {' or '.join(_ROUTINGS)}, got {shown(routing)}")
+    flags = read_flags(rest)
+    if flags.is_of_decoder:
+        for name, largest in _LARGEST.items():
+            if (value := getattr(flags, name)) is not None:
+                check_range(name, value, 1, largest)
+    return Question(flags=flags, profile=profile)
+
+
+def _profile_name(profile: object) -> str:
+    if not isinstance(profile, str) or not profile or is_path(profile):
+        raise InputError(
+            f"profile must be a name, got {shown(profile)}",
+            "import the file first: only stored profiles can be planned with here",
+        )
+    return profile
+
+
+def _plan_model(flags: PlanFlags, profile: Profile) -> TrainingDocument:
+    request = flags.training_request(profile)
+    return plan_training(request, profile, with_front=flags.front, with_savings=True).stored
