@@ -12,5 +12,3 @@ OF_LAYERS = ModelError(common=0.0, own=0.068)
 """Of the network lab's record from before whole steps were measured, of sums of operations:
 12 cells with five degrees each (`docs/results/netlab-sums.json`). The errors of near degrees are
 alike, and those of one chunk and of many are not: nothing is common."""
-OF_MODELS = ModelError(common=0.046, own=0.055)
-"""Of its record of layouts: four cells with nine each (`docs/results/layouts.json`)."""

@@ -89,7 +89,7 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
         (("--global-batch", "64", "--seq", "4k", "--recompute", "moe_act,glu"), "glu"),
         (("--global-batch", "64", "--seq", "4k", "--dispatcher", "uccl"), "uccl"),
         (("--global-batch", "64", "--seq", "4k", "--overlap", "full"), "full"),
-        (("--global-batch", "64", "--seq", "4k", "--dtype", "float16"), "float16"),
+        (("--global-batch", "64", "--seq", "4k", "--dtype", "float64"), "float64"),
         (("--global-batch", "64", "--seq", "4k", "--optimizer", "lion"), "lion"),
         (("--global-batch", "64", "--seq", "4k", "--schedule", "gpipe"), "gpipe"),
         (("--global-batch", "64", "--seq", "4k", "--stages", "Et|xL"), "'x'"),

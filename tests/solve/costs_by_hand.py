@@ -8,6 +8,7 @@ from typing import Self, cast
 import numpy as np
 
 from moetune.domain.arrays import array_of
+from moetune.domain.constraints import Bounds
 from moetune.domain.cost_keys import (
     AttentionKey,
     CollectiveKey,
@@ -19,14 +20,25 @@ from moetune.domain.cost_keys import (
 from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, Trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
-from moetune.domain.layer import LayerKey, LayerShape
+from moetune.domain.layer import LayerKey, LayerShape, Workload
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
+from moetune.solve.layer.choose import DegreeChooser
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import StepTime
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
 ALL_TO_ALL = LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10)
 ALL_REDUCE = LinearCost(alpha_seconds=1e-4, beta_seconds=5e-10)
+
+
+def best_moe_step(*, workload: Workload, costs: Costs, bounds: Bounds) -> StepTime:
+    """Return the layer's fastest step within the bounds, with strategy "none"."""
+    layer = layer_costs(workload=workload, costs=costs)
+    tokens = workload.tokens_per_rank
+    forward, backward = DegreeChooser(costs=layer, bounds=bounds).best(tokens)
+    return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,14 @@ from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.plan import LayerProblem
-from moetune.solve.model.costs import best_moe_step
 from moetune.solve.predict import plan_timelines
-from tests.solve.costs_by_hand import GEMM, LinearCosts, event_by_event, plan_inputs
+from tests.solve.costs_by_hand import (
+    GEMM,
+    LinearCosts,
+    best_moe_step,
+    event_by_event,
+    plan_inputs,
+)
 
 SUM = LinearCost(alpha_seconds=3e-5, beta_seconds=7e-10)
 GATHER = LinearCost(alpha_seconds=5e-5, beta_seconds=6e-10)

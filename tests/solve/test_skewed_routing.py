@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.constraint_texts import decode_constraints
-from moetune.domain.constraints import Constraints, LayoutPins
+from moetune.domain.constraints import Constraints
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
@@ -108,8 +108,6 @@ def test_what_is_no_routing_of_the_layer_is_refused(routing: str, words: str) ->
 
 
 def test_routing_is_of_layers_with_all_to_alls() -> None:
-    tensor = Constraints(routing="natural", pins=LayoutPins(expert_parallel="tensor"))
+    tensor = Constraints(routing="natural", expert_parallel="tensor")
     with pytest.raises(InputError, match="excludes --expert-parallel tensor"):
         PlanRequest(layer=LAYER, tokens_per_rank=8, constraints=tensor)
-    with pytest.raises(InputError, match="a paper's model"):
-        PlanRequest(model="ppmoe-6.7b", constraints=Constraints(routing="natural"))

@@ -137,7 +137,6 @@ def test_layout_and_memory_are_those_of_one_layer_with_experts_spread_over_all_r
         "expert_parallel": "all_to_all", "dp": 8, "ep": 8, "tp": 1, "pp": 1
     }  # fmt: skip
     assert plan.memory.strategy == "none"
-    assert plan.chunks is None
 
 
 def test_pins_are_kept_and_the_rest_is_solved_around_them() -> None:

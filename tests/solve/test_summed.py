@@ -21,9 +21,8 @@ from moetune.solve.layer.degree import tensor_parallel_makespan
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layer.timeline import simulate, tensor_parallel_tasks
-from moetune.solve.model.costs import best_moe_step
 from moetune.solve.predict import plan_timelines
-from tests.solve.costs_by_hand import LinearCosts, event_by_event, plan_inputs
+from tests.solve.costs_by_hand import LinearCosts, best_moe_step, event_by_event, plan_inputs
 
 seconds = st.floats(min_value=1e-3, max_value=10.0)
 speeds = st.floats(min_value=0.05, max_value=1.0)

@@ -1,6 +1,5 @@
 """Draws of the model's error: factors of predicted steps, besides the refits of their costs."""
 
-import math
 import zlib
 from statistics import NormalDist
 
@@ -8,35 +7,9 @@ import numpy as np
 
 from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Strategy
-from moetune.domain.costs import ModelError
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, at_degree
 
 _SEED = 0
-
-
-class ErrorDraws:
-    """Log-normal factors of whole models' steps, one for each refit.
-
-    Args:
-        num: refits. A single one is the nominal costs, which count as certain.
-    """
-
-    def __init__(self, error: ModelError, *, num: int) -> None:
-        self._error, self._is_certain = error, num == 1
-        self._deviates = Deviates(num)
-
-    def common(self, draw: int) -> float:
-        """Return the factor of all choices."""
-        return self._factor("all", draw, self._error.common)
-
-    def own(self, name: str, draw: int) -> float:
-        """Return the factor of the choice of that name."""
-        return self._factor(name, draw, self._error.own)
-
-    def _factor(self, name: str, draw: int, deviation: float) -> float:
-        if self._is_certain:
-            return 1.0
-        return math.exp(deviation * float(self._deviates.of(name)[draw]))
 
 
 class StepErrorDraws:

@@ -122,7 +122,7 @@ class BlockTable(Tables):
         if layout.overlap != "chunks" or layout.degree is not None:
             return layout.degree
         chunked = zip(self._counts, self._chunked(layout, self._on_device(layout)), strict=True)
-        is_measured = self.device.costs.is_measured("bfloat16")
+        is_measured = self.device.costs.is_measured(self.job.element)
         return best_degrees(
             [(count, one) for count, one in chunked if one is not None], are_paired=is_measured
         )
