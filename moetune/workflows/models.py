@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.errors import InputError
@@ -11,8 +11,10 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS, WHOLE_MODELS, Model, WholeModel, read_shape
 from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.spelling import nearest_then
-from moetune.domain.training_document import TrainingInputs
 from moetune.huggingface.registry import model_names, named_model, read_model, resolve_name
+
+if TYPE_CHECKING:  # its module loads numpy, and lists of models need none
+    from moetune.domain.training_document import TrainingInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
     )
 
 
-def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundModel:
+def find_planned_model(inputs: "TrainingInputs", *, given: str | None) -> FoundModel:
     """Return the model of a plan: the one that is given, else its configuration, else its name.
 
     Raises:
