@@ -15,12 +15,9 @@ from moetune.report.section import Section
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from moetune.workflows.plan import make_plan
-from moetune.workflows.plan_flags import PlanFlags
-from moetune.workflows.training import plan_training
-from moetune.workflows.views.comparison import comparison_sections, whatif_sections
+from moetune.workflows.views.comparison import whatif_sections
 from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.plan import page_sections, plan_sections
-from moetune.workflows.views.training_page import training_page
 from moetune.workflows.whatif import WhatIf, change_plan
 from tests.cli.running import Cli
 from tests.report.lab import LAYER, lab_profile
@@ -89,43 +86,6 @@ def test_every_view_of_a_plan_says_so(suspect: Profile) -> None:
     for sections in (*(view(explanation) for view in views), whatif_sections(answer)):
         (text,) = said(sections)
         assert {"GEMM", "14.0", "41.0", "show"} <= set(text.replace("(", " ").split())
-
-
-def test_a_changed_machine_is_named_by_the_profile_that_can_be_shown(suspect: Profile) -> None:
-    question = WhatIf(speeds={"communication": 0.5})
-    answer = change_plan(plan_of(suspect), profile=suspect, question=question)
-    (text,) = said(whatif_sections(answer))
-    assert "`moetune profiles show lab`" in text
-
-
-def test_comparisons_name_a_suspect_profile_once(suspect: Profile) -> None:
-    plan, good = plan_of(suspect), plan_of(with_errors(lab_profile(), gemm=GOOD))
-    other = plan_of(suspect, tokens=2048)
-    for pair in ((plan, good), (good, plan), (plan, other)):
-        assert len(said(comparison_sections(*pair, names=("a", "b")))) == 1
-    assert not said(comparison_sections(good, good, names=("a", "b")))
-
-
-def test_a_whole_models_page_and_its_comparisons_say_so() -> None:
-    h100 = load_profile_file(bundled_profiles()["h100-x8"])
-    line = replace(h100.copy[0], error=replace(BAD, p95=0.5))
-    asked = PlanFlags(model="olmoe", target="megatron", global_batch=64, seq=4096)
-    doubts = {}
-    for name, profile in {"good": h100, "bad": replace(h100, copy=(line, *h100.copy[1:]))}.items():
-        plan = plan_training(asked.training_request(profile), profile).stored
-        doubts[name] = [text for one in training_page(plan) for text in one.doubts]
-        plans = (plan, plan)
-        both = comparison_sections(*plans, names=("a", "b"))
-        assert [text for one in both for text in one.doubts] == doubts[name]
-    assert doubts["good"] == []
-    (text,) = doubts["bad"]
-    assert text.startswith("The profile 'h100-x8' is suspect, and so is this plan: copies (")
-
-
-def test_a_good_profile_is_not_mentioned() -> None:
-    profile = with_errors(lab_profile(), gemm=GOOD)
-    explanation = explain_plan(plan_of(profile), profile=profile)
-    assert not said(plan_sections(explanation))
 
 
 def test_lists_mark_such_plans(cli: Cli, suspect: Profile, tmp_path: Path) -> None:

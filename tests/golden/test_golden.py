@@ -1,4 +1,4 @@
-"""The answers of before: plans, explanations, what-ifs and traces hold their numbers."""
+"""The answers of before: plans, explanations, what-ifs, traces and pages hold their numbers."""
 
 from pathlib import Path
 
@@ -6,9 +6,16 @@ import pytest
 
 from tests.golden.answers import answer, differences, frozen
 from tests.golden.cases import CASES, DOCUMENTS
+from tests.golden.pages import PAGES, frozen_page, page
 
 
 @pytest.mark.parametrize("name", [*CASES, *DOCUMENTS])
 def test_answers_hold(name: str, tmp_path: Path) -> None:
     found = differences(frozen(name), answer(name, tmp_path))
+    assert not found, "\n".join(found[:20])
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_hold(name: str) -> None:
+    found = differences(frozen_page(name), page(name))
     assert not found, "\n".join(found[:20])

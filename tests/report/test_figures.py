@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import random
 import re
 import statistics
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.plan import Plan
 from moetune.domain.records import Stored
 from moetune.fit.costs import costs_of
@@ -22,7 +20,6 @@ from moetune.fit.left_out import SPACING_SHARE, interpolation_errors
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.report.fits import (
     fit_figure,
-    overlay_figure,
     residual_figure,
 )
 from moetune.report.html import STATIC
@@ -33,7 +30,7 @@ from moetune.report.observed import (
     seen,
     thinned,
 )
-from moetune.report.operations import CLASSES, OperationCurve, operations_of, overlapped_speeds
+from moetune.report.operations import OperationCurve, operations_of
 from moetune.report.plan_figures import (
     Option,
     degree_figure,
@@ -42,12 +39,10 @@ from moetune.report.plan_figures import (
     phases_figure,
 )
 from moetune.report.section import Figure, all_figures
-from moetune.report.theme import ROLES, count_text
+from moetune.report.theme import ROLES
 from moetune.report.timelines import timeline_figure
-from moetune.solve.layer.timeline import pipeline_tasks, simulate, tensor_parallel_tasks
 from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import Explanation, explain_plan
-from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.figures import options_of
 from tests import prices
@@ -175,44 +170,6 @@ def test_residuals_are_those_of_points_left_out() -> None:
         assert line == pytest.approx(shown.line.seconds(size) / seconds - 1)
 
 
-def test_a_published_profile_has_lines_with_a_band_and_no_points() -> None:
-    profile = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
-    for one in operations_of(profile):
-        figure = fit_figure(one)
-        assert {row[0] for row in figure.rows} == {"predicted"}
-        assert "medians" not in traces(figure)
-        assert residual_figure(one) is None
-
-
-def test_operations_have_keys_of_their_own() -> None:
-    for profile in (lab_profile(), load_profile_file(bundled_profiles()["v100-x256"])):
-        keys = [one.key for one in operations_of(profile)]
-        assert len(set(keys)) == len(keys)
-        assert all(re.fullmatch(r"[a-z0-9-]+", key) for key in keys)
-
-
-def test_two_profiles_are_drawn_over_each_other_each_with_its_own_times() -> None:
-    name = "all_to_all, 8 ranks on 2 nodes"
-    other = next(one for one in operations_of(lab_profile("after", slower=1.3)) if one.name == name)
-    figure = overlay_figure(operation(name), other, ("lab", "after"))
-    before, after = (
-        {row[1]: row[2] for row in figure.rows if row[0] == name} for name in ("lab", "after")
-    )
-    ratios = [float(after[size] or 0) / float(before[size] or 1) for size in before]
-    assert ratios == pytest.approx([1.3] * len(ratios), rel=0.05)
-
-
-def test_the_interference_matrix_has_every_speed_once() -> None:
-    table = Interference(
-        comp=CompSpeed(comm=0.91, mem=0.92, all=0.93),
-        comm=CommSpeed(comp=0.81, mem=0.82, all=0.83),
-        mem=MemSpeed(comp=0.71, comm=0.72, all=0.73),
-    )
-    assert [overlapped_speeds(table, one) for one in CLASSES] == [
-        (None, 0.91, 0.92, 0.93), (0.81, None, 0.82, 0.83), (0.71, 0.72, None, 0.73),
-    ]  # fmt: skip
-
-
 def test_the_timeline_has_every_span_and_ends_when_the_plan_says() -> None:
     plan = lab_plan()
     forward, backward = plan_timelines(plan=plan, costs=costs_of(lab_profile()))
@@ -227,21 +184,6 @@ def test_the_timeline_has_every_span_and_ends_when_the_plan_says() -> None:
     bars = figure.drawing["data"]
     assert isinstance(bars, list)
     assert sum(len(bar["x"]) for bar in bars) == len(figure.rows)
-
-
-def test_every_letter_of_a_timeline_is_explained_and_its_chunks_count_from_one() -> None:
-    timelines = [
-        simulate(tasks, interference=Interference())
-        for tasks in (
-            pipeline_tasks(dispatch_seconds=[1.0] * 2, compute_seconds=[1.0] * 2,
-                           combine_seconds=[1.0] * 2, order="dispatch_first"),
-            tensor_parallel_tasks(compute_seconds=[1.0] * 2, reduce_seconds=[1.0] * 2),
-        )
-    ]  # fmt: skip
-    figure = timeline_figure(forward=timelines[0], backward=timelines[1])
-    letters = {text[0] for bar in figure.drawing["data"] for text in bar["text"]}  # type: ignore[attr-defined] # of plotly
-    assert {one[0] for one in re.findall(r"\b[A-Z] \w+", figure.words.partition(":")[2])} == letters
-    assert {str(row[1])[-1] for row in figure.rows} == {"1", "2"}
 
 
 option = st.builds(
@@ -281,28 +223,6 @@ def test_the_plan_is_among_its_options_with_its_own_time_and_memory() -> None:
         assert [row[0] for row in figure.rows if row[5] == "yes"] == [chosen.name]
 
 
-def test_the_steps_of_the_degrees_are_what_the_plan_decides() -> None:
-    plan = lab_plan()
-    figure = degree_figure({"this plan": plan})
-    drawn = traces(figure)
-    rng = random.Random(0)
-    for _ in range(200):
-        tokens = rng.randint(1, 2**20)
-        decision = plan.decide(tokens)
-        at = max(i for i, low in enumerate(drawn["forward"]["x"]) if low <= tokens)
-        if tokens != plan.inputs.tokens_per_rank:
-            assert drawn["forward"]["y"][at] == decision.forward_degree
-            assert drawn["backward"]["y"][at] == decision.backward_degree
-
-
-def test_a_plan_without_its_profile_still_shows_its_phases() -> None:
-    explanation = explain_plan(lab_plan(), profile=lab_profile())
-    without = type(explanation)(
-        plan=explanation.plan, forward=None, backward=None, strategies=(), profile=None, note="gone"
-    )
-    assert [one.name for one in plan_figures(without)] == ["phases", "degrees"]
-
-
 @given(st.lists(st.floats(0.5, 2), min_size=1, max_size=400), st.integers(4, 60))
 def test_thinning_keeps_order_the_ends_and_every_extreme(values: list[float], most: int) -> None:
     shown = thinned(values, most)
@@ -325,26 +245,6 @@ def test_drift_is_found_where_steps_become_slower() -> None:
     drift = [float(row[-1] or 0) for row in figure.rows]
     assert drift[280] == pytest.approx(1 / 1.01 - 1, abs=0.02)
     assert drift[-1] == pytest.approx(1 / 1.12 - 1, abs=0.02)
-
-
-def test_ten_thousand_observations_are_thinned_for_the_figure_and_whole_in_the_file() -> None:
-    plan = lab_plan()
-    some = observations(plan, 50) * 200
-    found = seen(
-        [
-            Stored(id=at, created_at="2026-11-20T00:00:00.000", value=one)
-            for at, one in enumerate(some)
-        ]
-    )
-    figure = observed_figure(found)
-    assert len(traces(figure)["observed"]["x"]) <= 600
-    assert len(figure.rows) == 10_000
-    assert "600" in figure.words or "598" in figure.words or "points are drawn" in figure.words
-
-
-def test_counts_are_named_by_powers_of_two() -> None:
-    named = [count_text(count) for count in (1, 512, 1024, 8192, 2**20, 3 * 2**19)]
-    assert named == ["1", "512", "1k", "8k", "1M", "1.5M"]
 
 
 def _luminance(colour: str) -> float:

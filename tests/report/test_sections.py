@@ -13,12 +13,7 @@ from moetune.report.section import (
     Highlight,
     Section,
     Table,
-    facts,
-    percent,
     percents,
-    plural,
-    seconds_span,
-    sentence,
     values_of,
 )
 from moetune.report.text import WIDTH, text_of
@@ -92,44 +87,6 @@ def test_screen_and_page_show_the_same_facts(capsys: pytest.CaptureFixture[str],
     assert fact in on_page(SECTION)
 
 
-def test_a_screen_says_the_highlights_in_a_sentence_and_a_page_in_large_print(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert SECTION.summary in on_screen(capsys, SECTION)
-    page = on_page(SECTION)
-    assert "Step 21.4 ms 20 to 22 ms" in page
-    assert SECTION.summary not in page
-
-
-def test_a_screen_prints_the_answer_first_and_doubts_last(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = " ".join(on_screen(capsys, SECTION).split())
-    order = ("A layer · 64 experts", "Cut the", "One step", "Because", "phase", "share:", "Run")
-    places = [words.index(one) for one in order]
-    assert places == sorted(places)
-
-
-def test_sentences_stand_under_the_table_row_by_row(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [line.strip() for line in on_screen(capsys, SECTION).splitlines()]
-    header = next(line for line in lines if line.startswith("phase"))
-    assert "why" not in header
-    assert "forward: it hides most" in lines
-    assert next(line for line in lines if line.startswith("forward *")).split()[2] == "12,345"
-
-
-def test_numbers_are_flush_right_and_words_flush_left(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = on_screen(capsys, SECTION).splitlines()
-    header, first, second = (
-        next(line for line in lines if line.startswith(f"  {word}"))
-        for word in ("phase", "forward *", "backward")
-    )
-    end = header.index("chunks") + len("chunks")
-    assert first[:end].endswith("12,345")
-    assert second[:end].endswith(" 2")
-    assert TABLE.numbers == {1, 2, 3, 4}
-
-
 def test_without_colour_it_reads_as_well(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,33 +117,6 @@ def test_an_empty_table_says_so_everywhere(capsys: pytest.CaptureFixture[str]) -
     )
     assert on_screen(capsys, section).strip() == "No."
     assert on_page(section) == "No."
-
-
-def test_facts_have_no_head_where_none_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    section = Section(name="pins", tables=(facts("pins", [("--tp", "4")]),))
-    assert on_screen(capsys, section).split() == ["--tp", "4"]
-    assert on_page(section) == "--tp 4"
-
-
-@pytest.mark.parametrize(
-    ("share", "digits", "sign", "text"),
-    [
-        (0.1234, 1, False, "12.3 %"), (0.1234, 1, True, "+12.3 %"), (-0.0001, 1, True, "+0.0 %"),
-        (-0.02, 1, True, "-2.0 %"), (16.39, 0, False, "1,639 %"),
-    ],
-)  # fmt: skip
-def test_percent_has_its_sign_and_no_negative_zero(
-    share: float, digits: int, *, sign: bool, text: str
-) -> None:
-    assert percent(share, digits=digits, sign=sign) == text
-
-
-def test_words_follow_their_numbers() -> None:
-    assert plural(1, "chunk") == "1 chunk"
-    assert plural(2048, "micro-batch", "micro-batches") == "2,048 micro-batches"
-    assert seconds_span(0.0214, 0.0206, 0.02251) == "21.4 ms (20.6–22.5)"
-    assert sentence("some sizes are missing") == "Some sizes are missing."
-    assert sentence("p05 is low: run `moetune profile`") == "p05 is low: run `moetune profile`"
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,19 @@
 """Figures drawn without a script: marks stand where their numbers are, in any window."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.report.marks import SPAN, paint
-from moetune.report.observed import drift_figure, seen
+from moetune.report.marks import SPAN
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.scales import scale_of
 from moetune.report.section import Figure
 from moetune.report.svg import figure_svg
-from moetune.report.theme import axis, drawing
-from moetune.report.timelines import passes_figure
-from moetune.solve.training.pipeline import StagePipeline, StageSeconds, pass_spans
-from tests.report.lab import lab_plan
-from tests.report.test_figures import figures, kept
+from moetune.report.theme import axis
+from tests.report.test_figures import figures
 
 
 def parsed(figure: Figure) -> ET.Element:
@@ -93,41 +87,11 @@ def test_points_stand_in_the_order_of_their_numbers_and_the_front_goes_through_i
     assert "limit" in "".join(area_of(figure).itertext())
 
 
-def test_a_pipelines_passes_stand_in_the_rows_of_their_stages() -> None:
-    stage = StageSeconds(forward=1.0, grad_input=1.0, grad_weight=1.0)
-    pipeline = StagePipeline(
-        schedule="1f1b", pp=3, stages=(stage,) * 3, num_micro_batches=4, send_seconds=0.0,
-        hides_sends=False,
-    )  # fmt: skip
-    figure = passes_figure(pass_spans(pipeline, 4), words="w")
-    bars = {title_of(one).splitlines()[0]: one for one in area_of(figure).iter("rect")}
-    assert len(bars) == 3 * 4 * 2
-    ends = max(float(str(row[3])) for row in figure.rows)
-    for row in figure.rows:
-        stage_name, name, start, end = row
-        bar = bars[f"{stage_name}, {name}"]
-        assert share(bar, "x") == pytest.approx(float(str(start)) / (1.01 * ends), abs=1e-4)
-        wide = (float(str(end)) - float(str(start))) / (1.01 * ends)
-        assert share(bar, "width") == pytest.approx(wide, abs=1e-4)
-
-
 def test_names_of_users_stay_text() -> None:
     strange = "</svg><script>alert(1)</script>"
     figure = stacked_figure({strange: {"forward": 1.0}}, title=strange, words="w")
     assert "<script" not in figure_svg(figure)
     assert strange in "".join(parsed(figure).itertext())
-
-
-def test_the_legend_names_every_series_and_one_series_needs_none(
-    drawn: Mapping[str, Figure],
-) -> None:
-    for figure in drawn.values():
-        traces: Any = figure.drawing["data"]
-        series = dict.fromkeys(one["name"] for one in traces if one.get("name"))
-        legend = parsed(figure).findall(".//li")
-        assert ["".join(one.itertext()) for one in legend] == list(series)
-    one = stacked_figure({"a": {"forward": 1.0}}, title="T", words="w")
-    assert parsed(one).find(".//li") is None
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), to_zero=st.booleans())
@@ -147,34 +111,3 @@ def test_ticks_are_round_evenly_apart_and_tell_their_places(low: float, factor: 
     assert len(set(values)) == len(values)
     for tick, value in zip(ticks, values, strict=True):
         assert scale.share(value) == pytest.approx(tick.share, abs=0.02)
-
-
-def test_dates_have_days_or_hours_as_their_span_needs() -> None:
-    def labels(*dates: str) -> list[str]:
-        place = axis("time", type="date")
-        return [one.text for one in scale_of(place, dates).ticks(place)]
-
-    assert labels("2026-11-17T00:00:00.000", "2026-11-25T00:00:00.000")[0] == "Nov 17"
-    assert "12:30" in labels("2026-11-17T12:10:00.000", "2026-11-17T13:30:00.000")
-    assert "12:10:15" in labels("2026-11-17T12:10:02.000", "2026-11-17T12:11:00.000")
-    assert 2 <= len(labels("2026-11-17T12:10:00.000")) <= 7
-
-
-def test_drift_has_percentages_and_a_line_at_zero() -> None:
-    figure = drift_figure(seen(kept(lab_plan(), 60)))
-    labels = [one.text or "" for one in parsed(figure).iter("text")]
-    assert "0%" in labels
-    assert any(re.fullmatch(r"-\d+%", one) for one in labels)
-    assert any(one.get("class") == "zero" for one in area_of(figure).iter("line"))
-
-
-def test_what_is_not_drawn_is_refused() -> None:
-    trace: dict[str, Any] = {"type": "pie", "x": [], "y": []}
-    figure = Figure(
-        name="f", title="F", words="", header=("x",), rows=((1,),),
-        drawing=drawing([trace], x=axis("x"), y=axis("y")),
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="pie"):
-        figure_svg(figure)
-    with pytest.raises(ValueError, match="red"):
-        paint("red")

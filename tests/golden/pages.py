@@ -1,0 +1,238 @@
+"""Pages as people and programs read them: of fixed plans, machines and measured steps.
+
+`python -m tests.golden.pages` writes them anew, `python -m tests.golden.pages NAME …` some. A file
+has the lines that a screen of 80 columns shows, the figures' words, and the values of `--json`.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from moetune.domain.constraint_texts import decode_constraints
+from moetune.domain.constraints import Strategy
+from moetune.domain.model import MODELS
+from moetune.domain.operations import Operation
+from moetune.domain.plan import Plan
+from moetune.domain.records import PlanInfo, Stored
+from moetune.domain.request import PlanRequest
+from moetune.report.observed import seen
+from moetune.report.section import Section, all_figures, values_of
+from moetune.report.text import text_of
+from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.library import StoredPlan
+from moetune.workflows.plan import make_plan
+from moetune.workflows.profiles import FoundProfile
+from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
+from moetune.workflows.views.comparison import (
+    comparison_sections,
+    machine_sections,
+    whatif_sections,
+)
+from moetune.workflows.views.explanation import explanation_sections, reasons
+from moetune.workflows.views.models import model_section, models_section
+from moetune.workflows.views.observed import observed_sections, verification_sections
+from moetune.workflows.views.plan import page_sections, plan_sections
+from moetune.workflows.views.profile import profile_page, profile_report, profile_sections
+from moetune.workflows.views.stored_plans import stored_plans_table
+from moetune.workflows.views.training import training_sections
+from moetune.workflows.views.training_page import training_page
+from moetune.workflows.whatif import WhatIf, change_plan
+from tests.golden.answers import FOLDER
+from tests.report.lab import LAYER, lab_plan, lab_profile, observations
+from tests.solve.clusters import cluster_profile
+from tests.training_plans import TRAINING, training_plan
+
+PAGE_FOLDER = FOLDER.with_name("pages")
+NAMES = ("one", "two")
+STEEP = " ".join(str(round(100 / rank)) for rank in range(1, 65))
+OTHER_TRAINING = training_plan(
+    id="fedcba98" * 8, layout=TRAINING["layout"] | {"recompute": ["norm", "moe"]}
+)
+
+
+def explained(**constraints: str) -> Explanation:
+    """Return the explanation of a layer's plan on eight ranks of a described cluster."""
+    profile = cluster_profile(num_devices=8)
+    request = PlanRequest(
+        layer=LAYER, world_size=8, tokens_per_rank=8192, dtype="float16",
+        constraints=decode_constraints(constraints),
+    )  # fmt: skip
+    return explain_plan(make_plan(request, profile=profile), profile=profile)
+
+
+@cache
+def lab() -> Explanation:
+    return explain_plan(lab_plan(), profile=lab_profile())
+
+
+def placed() -> tuple[Plan, Plan]:
+    """Return plans of one uneven routing: experts in their order, and placed by their loads."""
+    profile = load_profile_file(Path(bundled_profiles()["rtx2080ti-x64"]))
+
+    def plan(order: str) -> Plan:
+        constraints = decode_constraints(
+            {"allow-modelled": "true", "routing": f"{STEEP} / 1", "expert-placement": order}
+        )
+        request = PlanRequest(model="gpt-s", world_size=8, constraints=constraints)
+        return make_plan(request, profile=profile)
+
+    return plan("natural"), plan("planned")
+
+
+def changed() -> tuple[Section, ...]:
+    question = WhatIf(changes={"tokens_per_rank": 16384}, speeds={"communication": 0.5})
+    answer = change_plan(lab_plan(), profile=lab_profile(), question=question)
+    return whatif_sections(answer, is_drawn=True)
+
+
+def step(
+    forward: int, backward: int, *, seconds: float, predicted: float | None = 1.0,
+    strategy: Strategy = "none", operations: tuple[VerifiedOperation, ...] = (),
+) -> VerifiedStep:  # fmt: skip
+    return VerifiedStep(
+        forward_degree=forward, backward_degree=backward, strategy=strategy,
+        is_planned=bool(operations), predicted_seconds=predicted, forward_seconds=seconds / 3,
+        backward_seconds=seconds / 2, step_seconds=seconds, raw_step_seconds=(seconds,),
+        deviation=forward * 1e-7, operations=operations,
+    )  # fmt: skip
+
+
+def verified() -> tuple[Section, ...]:
+    moved = VerifiedOperation(
+        operation=Operation(name="all_to_all", phase="forward", size=2**21, degree=2),
+        predicted_seconds=0.01, seconds=(0.02,),
+    )  # fmt: skip
+    steps = (
+        step(1, 1, seconds=2.5, predicted=3.0),
+        step(2, 3, seconds=1.25, operations=(moved,)),
+        step(4, 5, seconds=1.0, predicted=None),
+        step(6, 7, seconds=0.5, strategy="S4"),
+    )
+    plan = lab_plan()
+    return verification_sections(
+        plan, Verification(plan_id=plan.id, steps=steps, tolerance=1e-5, imbalance=1.25)
+    )
+
+
+def watched() -> tuple[Section, ...]:
+    """Return thirty observed steps, of which the list shows the newest six."""
+    stored = [
+        Stored(id=number, created_at=f"2026-03-{1 + number:02}T04:05:06.789", value=observation)
+        for number, observation in enumerate(observations(lab_plan(), 30))
+    ]
+    rows = seen(stored)
+    return observed_sections(rows, rows[:-7:-1], is_all=True, plans="/plans/")
+
+
+def machines() -> tuple[Section, ...]:
+    """Return what two machines have of one unit each, besides a slower link."""
+    first, second = lab_profile(), lab_profile("after", slower=1.3)
+    machine = replace(second.machine, memory_bytes=2**31, num_devices=4096)
+    return machine_sections(first, replace(second, machine=machine), names=NAMES, is_drawn=True)
+
+
+def stored() -> tuple[Section, ...]:
+    plans = (lab_plan(), training_plan(), None)
+    rows = [
+        StoredPlan(
+            info=PlanInfo(
+                id=plan.id if plan else "ab" * 32, model="x", profile="y", world_size=8,
+                tokens_per_rank=64, created_at="2026-11-24T00:00:00+00:00",
+            ),
+            plan=plan,
+        )
+        for plan in plans
+    ]  # fmt: skip
+    return (Section(name="plans", tables=(stored_plans_table(rows, empty="None."),)),)
+
+
+def without_profile() -> tuple[Section, ...]:
+    lost = replace(
+        lab(), forward=None, backward=None, strategies=(), profile=None, note="the profile is gone"
+    )
+    return explanation_sections(lost)
+
+
+def drawn(explanation: Explanation) -> Iterable[Section]:
+    return (*page_sections(explanation), *reasons(explanation, is_drawn=True))
+
+
+def found() -> FoundProfile:
+    return FoundProfile(profile=lab_profile(), source="store")
+
+
+def lines_alone() -> FoundProfile:
+    """Return a profile without samples: one line of products, and those of links and copies."""
+    profile = lab_profile()
+    return FoundProfile(
+        profile=replace(profile, samples=(), gemm=profile.gemm[:1], rows=()), source="bundled"
+    )
+
+
+PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
+    "layer": lambda: drawn(lab()),
+    "layer-limit": lambda: drawn(
+        explain_plan(lab_plan(memory_limit_bytes=120 * 2**20), profile=lab_profile())
+    ),
+    "layer-tensor": lambda: explanation_sections(explained(**{"expert-parallel": "tensor"})),
+    "layer-sharded": lambda: explanation_sections(
+        explained(**{"expert-parallel": "tensor", "sequence-parallel": "true"})
+    ),
+    "layer-pinned": lambda: explanation_sections(explained(strategy="S4", order="interleaved")),
+    "layer-one-chunk": lambda: explanation_sections(
+        explained(**{"forward-degree": "1", "backward-degree": "1"})
+    ),
+    "layer-without-profile": without_profile,
+    "layer-placed": lambda: plan_sections(explain_plan(placed()[1], profile=None)),
+    "placed-differ": lambda: comparison_sections(*placed(), names=NAMES),
+    "plans-differ": lambda: comparison_sections(lab_plan(), lab_plan(8192), names=NAMES),
+    "plans-equal": lambda: comparison_sections(lab_plan(), lab_plan(), names=NAMES),
+    "training": lambda: (*training_sections(training_plan()), *training_page(training_plan())),
+    "trainings-differ": lambda: comparison_sections(training_plan(), OTHER_TRAINING, names=NAMES),
+    "whatif": changed,
+    "profile": lambda: (*profile_sections(found()), *profile_page(found(), here="/x?operation=")),
+    "profile-lines": lambda: profile_sections(lines_alone()),
+    "profile-report": lambda: profile_report(found()),
+    "machines-differ": machines,
+    "models": lambda: (
+        models_section(),
+        *(model_section(MODELS[name], world_size=64) for name in ("tm-1", "gpt-s")),
+    ),
+    "verified": verified,
+    "observed": watched,
+    "stored-plans": stored,
+}
+
+
+def page(name: str) -> dict[str, Any]:
+    """Return a page's lines, its figures' words and the values of its sections."""
+    sections = tuple(PAGES[name]())
+    figures = [
+        {"name": figure.name, "title": figure.title, "said": figure.words,
+         "header": list(figure.header), "num_rows": len(figure.rows)}
+        for figure in all_figures(sections)
+    ]  # fmt: skip
+    lines = text_of(sections).splitlines()
+    return {"lines": lines, "figures": figures, "values": [values_of(one) for one in sections]}
+
+
+def frozen_page(name: str) -> dict[str, Any]:
+    """Return a page as it was."""
+    document = json.loads((PAGE_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    assert isinstance(document, dict)
+    return document
+
+
+if __name__ == "__main__":
+    PAGE_FOLDER.mkdir(exist_ok=True)
+    for page_name in sys.argv[1:] or PAGES:
+        (PAGE_FOLDER / f"{page_name}.json").write_text(
+            json.dumps(page(page_name), indent=1, sort_keys=True, ensure_ascii=False) + "\n",
+            encoding="utf-8",
+        )
+        print(page_name)  # noqa: T201 - a tool for the developer's terminal
