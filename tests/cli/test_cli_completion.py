@@ -75,16 +75,6 @@ def test_nothing_is_said_where_the_store_or_the_settings_are_broken(
     assert (result.out.strip(), result.err) == ("", "")
 
 
-@pytest.mark.parametrize("instruction", ["complete_tcsh", "nonsense", "complete_bash"])
-def test_a_question_that_makes_no_sense_gets_no_words(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, instruction: str
-) -> None:
-    monkeypatch.setenv("_MOETUNE_COMPLETE", instruction)
-    monkeypatch.setenv("COMP_WORDS", "moetune 'half")
-    monkeypatch.setenv("COMP_CWORD", "many")
-    assert (cli().out, cli().err) == ("", "")
-
-
 def test_an_unknown_shell_is_refused_with_those_that_are_known(cli: Cli) -> None:
     result = cli("completion", "tcsh")
     assert result.code == 2

@@ -13,65 +13,32 @@ PLAN = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")
 TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")
 
 
-def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line]
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (("plan",), 2, ("nothing to plan for", "--model")),
         (("plan", "--model", "gpt-xll"), 2, ("'gpt-xll' is unknown", "did you mean gpt-xl?")),
-        (("plan", "--model", "mixtral-8x7"), 2, ("did you mean mixtral-8x7b?", "models list")),
-        (("plan", "--model", ""), 2, ("model '' is unknown",)),
-        (("plan", "--model", "gpt-xl", "--profile", ""), 5, ("profile '' is unknown",)),
         (("plan", "--model", "gpt-s"), 5, ("none was measured", "moetune profile")),
         (("plan", "--model", "gpt-s", "--d-model", "8"), 2, ("exclude each other",)),
-        (("plan", "--model", "gpt-s", "--top-k", "2"), 2, ("--top-k exclude each other",)),
         (("plan", "--d-model", "8"), 2, ("lacks --d-hidden, --num-experts",)),
-        (("plan", "--top-k", "2"), 2, ("lacks --d-model",)),
-        ((*PLAN, "--tokens", "8q"), 2, ("'8q'", "k, m")),
-        ((*PLAN, "--tokens", "0"), 2, ("--tokens must be at least 1, got 0",)),
-        ((*PLAN, "--tokens", "1.3"), 2, ("'1.3' is not a whole number",)),
-        ((*PLAN, "--tokens", "-5"), 2, ("'-5'",)),
         ((*PLAN, "--tokens", "1k", "--batch", "2"), 2, ("exclude each other",)),
         ((*PLAN, "--batch", "2"), 2, ("--batch and --seq go together",)),
-        ((*PLAN, "--memory-limit", "40GX"), 2, ("'40GX'", "gib")),
-        ((*PLAN, "--max-degree", "257"), 2, ("--max-degree must be from 1 to 256, got 257",)),
-        ((*PLAN, "--tokens", "3000m"), 2, ("--tokens must be from 1 to 2147483648",)),
-        ((*PLAN, "--world-size", "9999999"), 2, ("--world-size must be from 1 to 1048576",)),
-        ((*PLAN, "--memory-limit", "0"), 2, ("--memory-limit must be at least 1",)),
-        ((*PLAN, "--world-size", "0"), 2, ("--world-size", "moetune plan --help")),
         ((*PLAN, "--world-size", "48"), 2, ("num_experts (64) does not divide", "48")),
-        ((*PLAN, "--dtype", "int7"), 2, ("'int7' is unknown", "bfloat16")),
         ((*PLAN, "--dtype", "float64"), 5, ("no GEMM measured in float64", "moetune profile")),
-        ((*PLAN, "--order", "backwards"), 2, ("backwards", "interleaved")),
-        ((*PLAN, "--forward-degree", "0"), 2, ("--forward-degree",)),
         ((*PLAN, "--memory-limit", "1MB"), 3, ("memory binds",)),
         ((*PLAN, "--output", "no/such/plan.json"), 2, ("no/such/plan.json cannot be written",)),
-        ((*PLAN, "--output", "."), 2, ("cannot be written",)),
         (("plan", "--model", "gpt-s", "--profile", "lab.toml"), 2, ("lab.toml cannot be read",)),
-        (
-            ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x46"),
-            5,
-            ("'rtx2080ti-x46' is unknown", "did you mean rtx2080ti-x64?"),
-        ),
         ((*PLAN, "--d-modle", "8"), 2, ("--d-modle", "--d-model")),
         ((*PLAN, "-q"), 2, ("write it before the command",)),
         (("plane",), 2, ("'plane'", "'plan'")),
         (("profiles", "lits"), 2, ("'lits'", "'list'", "moetune profiles --help")),
         (("explain",), 2, ("Missing argument 'plan'",)),
         (("explain", "abc"), 2, ("begins with 'abc'", "moetune plan")),
-        (("explain", "plan.json"), 2, ("plan.json cannot be read",)),
-        (("models", "show", "tm1"), 2, ("did you mean tm-1?",)),
-        (("models", "show", "tm-1", "--world-size", "0"), 2, ("--world-size",)),
         (("profiles", "show", "nothing"), 5, ("'nothing' is unknown",)),
-        (("profiles", "remove", "nothing"), 5, ("'nothing' is unknown",)),
         (("profiles", "remove", "rtx2080ti-x64"), 5, ("comes with moetune",)),
         (("profiles", "import", "lab.toml"), 2, ("lab.toml cannot be read",)),
         (("profiles", "export", "rtx2080ti-x64", "--output", "/no/x"), 2, ("/no/x cannot be",)),
         (("db", "check"), 2, ("there is no moetune database",)),
-        (("db", "backup", "copy.db"), 2, ("there is no moetune database",)),
         (("--config", "none.toml", "config", "show"), 2, ("none.toml cannot be read",)),
         (("--db", "mysql://x/y", "profiles", "list"), 2, ("'mysql'", "postgresql")),
         (("--db", "", "profiles", "list"), 2, ("db must not be empty",)),
@@ -101,13 +68,6 @@ def test_wrong_input_says_what_and_what_next(
         (TOML[: TOML.index("[[collective]]") + 40], ("not valid TOML", "line")),
         ("not = = toml", ("not valid TOML", "line 1")),
         ("", ("lacks the key 'schema'",)),
-        (TOML.replace("schema = 1", "schema = 2"), ("schema 2", "reads 1")),
-        (TOML.replace("alpha_seconds", "alpha_secs"), ("gemm[0]", "did you mean")),
-        (TOML.replace("6.19e-5", '"fast"'), ("profile.gemm[0].alpha_seconds", "'fast'")),
-        (TOML.replace("6.19e-5", "nan"), ("profile.gemm[0].alpha_seconds", "finite")),
-        (TOML.replace("num_devices = 64", "num_devices = 0"), ("machine", "num_devices")),
-        (TOML.replace('"published"', '"guessed"'), ("profile.provenance", "guessed")),
-        (TOML.replace("group_size = 64", ""), ("collective[0] lacks the key 'group_size'",)),
     ],
 )
 def test_a_broken_profile_file_is_named_with_its_place(
@@ -124,13 +84,6 @@ def test_a_broken_profile_file_is_named_with_its_place(
         assert "lab.toml" in result.err
         for word in words:
             assert word in result.err
-
-
-def test_a_profile_file_that_is_no_text_is_bad_input(cli: Cli) -> None:
-    Path("lab.toml").write_bytes(b"\xff\xfe\x00schema")
-    result = cli("plan", "--model", "gpt-s", "--profile", "lab.toml")
-    assert result.code == 2
-    assert "lab.toml is not UTF-8 text" in result.err
 
 
 def test_a_broken_plan_file_is_named_with_its_place(cli: Cli) -> None:

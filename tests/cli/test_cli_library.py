@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moetune.cli.render import Screen
 from moetune.domain.profile import RowsLine
 from moetune.domain.records import Observation
-from moetune.report.section import Cell, Table
 from moetune.store import open_store
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from tests.cli.running import Cli
@@ -177,16 +175,3 @@ def test_long_tables_end_in_how_many_more_there_are(
     document = cli(*words, "--json").out
     assert "more: --all" not in document
     assert all(f"op{at}" in document for at in range(50))
-
-
-def test_a_table_is_cut_at_twenty_rows_and_counts_those_that_were_not_read(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rows = tuple((Cell.count(at),) for at in range(100, 125))
-    table = Table(name="long", header=("n",), rows=rows, num_more=1000)
-    Screen(most_rows=20).table(table)
-    shown = capsys.readouterr().out.split()
-    assert shown[1:21] == [str(at) for at in range(100, 120)]
-    assert shown[21:] == ["…", "and", "1,005", "more:", "--all"]
-    Screen(most_rows=20).table(Table(name="short", header=("n",), rows=rows[:20]))
-    assert "--all" not in capsys.readouterr().out

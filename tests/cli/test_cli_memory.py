@@ -57,12 +57,6 @@ def test_the_fewest_gpus_are_whole_nodes_on_which_a_plan_fits_too(cli: Cli) -> N
     assert planned.document["fits"]
 
 
-def test_the_default_batch_has_a_micro_batch_on_each_gpu(cli: Cli) -> None:
-    found = cli("memory", "olmoe", "--world-size", "2", "--micro-batch", "8", "--json").document
-    assert found["inputs"]["global_batch"] == 16
-    assert found["layouts"][0]["layout"]["micro_batch"] == 8
-
-
 def test_higher_zero_stages_are_tried_where_lower_ones_do_not_fit(cli: Cli) -> None:
     asked = ("memory", "olmoe", "--device-memory", "23029MiB", "--pp", "1", "--tp", "1",
              "--target", "torchtitan", "--recompute", "full", "--ep", "1")  # fmt: skip
@@ -76,14 +70,6 @@ def test_higher_zero_stages_are_tried_where_lower_ones_do_not_fit(cli: Cli) -> N
     assert whole["layouts"][0]["layout"]["zero"] == 1
 
 
-def test_words_say_what_fits_and_the_next_command(cli: Cli) -> None:
-    found = cli("memory", "olmoe")
-    assert found.code == 0
-    assert "fit" in found.out
-    assert "optimizer" in found.out
-    assert "moetune plan --model olmoe" in found.err
-
-
 def test_all_layouts_that_fit_are_printed_when_asked(cli: Cli) -> None:
     asked = ("memory", "mixtral-8x7b", "--world-size", "64")
     few, every = (cli(*asked, *more, "--json").document for more in ((), ("--all",)))
@@ -95,13 +81,18 @@ def test_all_layouts_that_fit_are_printed_when_asked(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("gpt-s",), "not a whole model"), (("olmoe", "--device-memory", "80"), "no unit"),
-        (("olmoe", "--dtype", "fp64"), "float64"), (("olmoe", "--tp", "3"), "tp"),
-        (("olmoe", "--optimizer", "sgd"), "sgd"), (("nothing-7b",), "nothing-7b"),
-        (("olmoe", "--recompute", "all"), "all"), (("olmoe", "--target", "jax"), "jax"),
+        (("gpt-s",), "not a whole model"),
+        (("olmoe", "--tp", "3"), "tp"),
+        (("nothing-7b",), "nothing-7b"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_named(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
     found = cli("memory", *arguments)
     assert found.code == 2
     assert words in found.err
+
+
+def test_the_default_batch_has_a_micro_batch_on_each_gpu(cli: Cli) -> None:
+    found = cli("memory", "olmoe", "--world-size", "2", "--micro-batch", "8", "--json").document
+    assert found["inputs"]["global_batch"] == 16
+    assert found["layouts"][0]["layout"]["micro_batch"] == 8

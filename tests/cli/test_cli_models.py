@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from moetune.domain.model import MODELS, WHOLE_MODELS
-from moetune.huggingface.registry import model_names
 from tests.cli.running import Cli
 from tests.huggingface.configs import DEEPSEEK, QWEN3
 
@@ -78,26 +77,6 @@ def test_whole_models_of_the_papers_have_the_keys_of_all_others(cli: Cli, name: 
     assert document["num_moe_layers"] == whole.num_moe_layers
     keys = width * 4096  # QK and PV over half of a causal mask
     assert document["flops_per_token"] == 6 * (whole.num_layers * (block + keys + ffn) + table)
-
-
-def test_list_names_the_registry(cli: Cli) -> None:
-    document = cli("models", "list", "--json").document
-    assert [one["name"] for one in document["huggingface"]] == list(model_names())
-    out = cli("models", "list").out
-    assert all(name in out for name in model_names())
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("qwen3-30b-a3", "did you mean qwen3-30b-a3b"),
-        ("none/config.json", "cannot be read"),
-    ],
-)
-def test_what_cannot_be_found_is_bad_input(cli: Cli, name: str, words: str) -> None:
-    result = cli("models", "show", name)
-    assert result.code == 2
-    assert words in result.err
 
 
 def test_a_wrong_configuration_is_bad_input(cli: Cli, tmp_path: Path) -> None:

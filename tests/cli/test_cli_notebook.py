@@ -19,7 +19,6 @@ import pytest
 import moetune
 from moetune.domain.plan import Plan
 from moetune.report.section import values_of
-from moetune.workflows import plan_view
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan_flags import PlanFlags
 from moetune.workflows.plan_view import PlanView, TrainingPlanView
@@ -215,21 +214,6 @@ def test_a_notebook_draws_the_page_without_scripts(arguments: dict[str, Any]) ->
 
 
 @pytest.mark.usefixtures("home")
-def test_without_jinja2_a_notebook_shows_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = moetune.plan(**LAYER)
-    monkeypatch.setattr(plan_view, "find_spec", lambda _: None)
-    assert plan._repr_html_() is None
-    printed: list[str] = []
-
-    class Printer:
-        def text(self, text: str) -> None:
-            printed.append(text)
-
-    plan._repr_pretty_(Printer(), cycle=False)
-    assert printed == [str(plan)]
-
-
-@pytest.mark.usefixtures("home")
 def test_everything_that_takes_a_plan_takes_it() -> None:
     plan = moetune.plan(
         d_model=8, d_hidden=16, num_experts=4, tokens=32, world_size=1, dtype="float16",
@@ -280,28 +264,12 @@ def test_editors_complete_every_flag() -> None:
 
 WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [
     ({**LAYER, "world_sise": 4}, moetune.InputError, r"'world_sise'\n.*did you mean 'world_size'"),
-    ({**LAYER, "xyzzy": 4}, moetune.InputError, r"'xyzzy'\n.*known: model, d_model"),
-    ({**LAYER, "max_degree": "8"}, moetune.InputError, "^max_degree must be a whole number"),
-    ({**LAYER, "max_degree": 0}, moetune.InputError, "^max_degree must be at least 1, got 0"),
-    ({**LAYER, "max_degree": True}, moetune.InputError, "^max_degree must be a whole number"),
     ({**LAYER, "tokens": "8q"}, moetune.InputError, "^tokens: count '8q'"),
-    ({**LAYER, "tokens": 8.5}, moetune.InputError, "^tokens must be a whole number, got 8.5"),
-    ({**LAYER, "memory_limit": "80"}, moetune.InputError, "^memory_limit: size '80' has no unit"),
-    ({**LAYER, "strategy": "S9"}, moetune.InputError, "^strategy must be one of none, S1"),
-    ({**LAYER, "moe_every": -1}, moetune.InputError, "^moe_every must be at least 0"),
-    ({**LAYER, "tp": 2}, moetune.InputError, "^tp is for whole models"),
-    ({**LAYER, "cp": 2}, moetune.InputError, "^cp is for whole models"),
     ({**LAYER, "d_model": 2}, moetune.InputError, "^model gpt-xl and d_model exclude each other"),
     ({**LAYER, "profile": 7}, moetune.InputError, "^profile must be a name, a file or a Profile"),
-    ({**LAYER, "profile": "rtx2080ti"}, moetune.ProfileError, "did you mean rtx2080ti-x"),
     ({**LAYER, "memory_limit": "10MB"}, moetune.InfeasiblePlanError, "limit of 9.54 MiB"),
-    ({**LAYER, "overlap": "batch"}, moetune.InputError, "^overlap is for whole models"),
-    ({**TRAINING, "model": "qwen3-30b-a3"}, moetune.InputError, "did you mean qwen3-30b-a3b"),
     ({**TRAINING, "strategy": "S1"}, moetune.InputError, "^strategy is for layers"),
-    ({**TRAINING, "zero": 4}, moetune.InputError, "^zero must be from 0 to 3, got 4"),
     ({**TRAINING, "global_batch": None}, moetune.InputError, "lacks global_batch\n.*seq=4096"),
-    ({**TRAINING, "nodes": 8}, moetune.InputError, "^nodes and world_size exclude each other"),
-    ({**TRAINING, "overlap": "all"}, moetune.InputError, "^overlap 'all' is unknown"),
     ({**TRAINING, "memory_limit": 10**9}, moetune.LayoutTooLargeError, "memory binds"),
 ]  # fmt: skip
 
@@ -328,20 +296,10 @@ def _pointer(path: Path) -> Path:
     [
         (lambda home: _pointer(home / "plan.json"), r"Git LFS pointer.*\n.*git lfs pull"),
         (lambda home: home, "is a folder, not a plan"),
-        (lambda _: "./missing.json", "missing.json cannot be read: No such file"),
         (lambda _: "abcdef", "no plan has an id that begins with 'abcdef'"),
-        (lambda _: "", "no plan has an id"),
         (lambda _: 7, "takes a path or an id, got 7"),
     ],
 )
 def test_what_is_no_plan_is_named(home: Path, made: Callable[[Path], Any], words: str) -> None:
     with pytest.raises(moetune.InputError, match=words):
         moetune.load_plan(made(home))
-
-
-@pytest.mark.usefixtures("home")
-def test_a_layer_has_nothing_to_export() -> None:
-    with pytest.raises(moetune.InputError, match="which has nothing to export"):
-        moetune.plan(**LAYER).export("megatron")
-    with pytest.raises(moetune.InputError, match="target 'megatorn' is unknown"):
-        moetune.plan(**TRAINING).export("megatorn")

@@ -214,3 +214,9 @@ def test_a_named_model_is_measured_by_its_name(cli: Cli) -> None:
     ).document
     command = next(one for one in plan["warnings"] if "moetune profile" in one)
     assert "--model gpt-s --tokens 1024" in command
+
+
+def test_a_model_that_leaves_no_memory_is_infeasible(cli: Cli) -> None:
+    result = cli(*PLAN, "--memory-taken", "12GiB")
+    assert result.code == 3
+    assert "takes 12.0 GiB of 10.1 GiB" in result.err

@@ -65,27 +65,6 @@ def test_a_stored_profile_comes_before_a_reference_of_the_same_name(cli: Cli, la
     assert shown["collective"][0]["alpha_seconds"] == 0.001566
 
 
-def test_the_profile_setting_is_used_and_the_flag_beats_it(cli: Cli, lab: Path) -> None:
-    Path("moetune.toml").write_text(f'profile = "{lab}"', encoding="utf-8")
-    plan = cli("plan", "--model", "gpt-s", "--json").document
-    assert plan["inputs"]["profile"] == "lab"
-    flag = cli("plan", "--model", "gpt-s", "--json", "--profile", "rtx2080ti-x64").document
-    assert flag["inputs"]["profile"] == "rtx2080ti-x64"
-
-
-def test_the_newest_measured_profile_is_the_default_and_imported_papers_are_not(
-    cli: Cli, lab: Path
-) -> None:
-    cli("profiles", "import", str(lab))
-    assert cli("plan", "--model", "gpt-s").code == 5
-    text = lab.read_text(encoding="utf-8").replace('"published"', '"measured"')
-    lab.write_text(text, encoding="utf-8")
-    cli("profiles", "import", str(lab), "--name", "mine")
-    cli("profiles", "import", str(bundled_profiles()["rtx2080ti-x64"]), "--name", "paper")
-    plan = cli("plan", "--model", "gpt-s", "--json").document
-    assert plan["inputs"]["profile"] == "mine"
-
-
 def test_export_prints_toml_that_is_the_profile(cli: Cli) -> None:
     for name in NAMES:
         text = cli("profiles", "export", name).out
@@ -141,13 +120,6 @@ def test_removed_profiles_are_gone(cli: Cli, lab: Path) -> None:
     removed = cli("profiles", "remove", "lab", "--json").document
     assert removed == {"schema": "moetune.profiles.remove/1", "name": "lab", "num_runs": 2}
     assert cli("profiles", "show", "lab").code == 5
-
-
-def test_show_prints_within_80_columns_and_says_where_it_is_from(cli: Cli) -> None:
-    out = cli("profiles", "show", "rtx2080ti-x64").out
-    assert "comes with moetune" in " ".join(out.split())
-    assert "PipeMoE, Fig. 6" in out
-    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_a_plan_with_another_machines_measurements_notes_that(cli: Cli, lab: Path) -> None:

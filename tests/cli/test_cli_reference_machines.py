@@ -34,12 +34,6 @@ def test_a_plan_counts_nodes_and_says_what_is_modelled(cli: Cli) -> None:
     assert on_nodes["predicted"]["step_seconds"] > one_node["predicted"]["step_seconds"]
 
 
-def test_nodes_and_ranks_together_are_refused(cli: Cli) -> None:
-    result = cli(*NODE, "--nodes", "2", "--world-size", "16")
-    assert result.code == 2
-    assert "--nodes and --world-size both say how many ranks" in result.err
-
-
 def test_a_reference_is_shown_with_its_sources_and_keeps_them_in_the_store(cli: Cli) -> None:
     shown = " ".join(cli("profiles", "show", "h800-x8").out.split())
     for words in ("Sources", "× 900/400", "50 GB/s", "over 1.75"):

@@ -58,27 +58,8 @@ def test_a_report_holds_the_profile_the_plans_and_what_was_observed(
     assert wrong == []
 
 
-def test_a_report_of_one_plan_takes_its_profile(cli: Cli, home: Path) -> None:
-    made = cli(
-        "plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--dtype", "float16",
-        "--output", "plan.json", "--no-save", "--json",
-    )  # fmt: skip
-    assert made.code == 0
-    result = cli("report", "--plan", "plan.json")
-    assert result.code == 0
-    assert "profile rtx2080ti-x64 and 1 plan are in report.html" in result.out
-    assert (home / "work" / "report.html").stat().st_size < 10**6
-
-
 def test_nothing_to_report_is_said_with_what_to_run_first(cli: Cli, home: Path) -> None:
     result = cli("report", "--json")
     assert result.code == 5
     assert "moetune profile --nproc 2" in result.document["hint"]
-    assert not (home / "work" / "report.html").exists()
-
-
-def test_an_unknown_plan_writes_nothing(cli: Cli, home: Path) -> None:
-    result = cli("report", "--plan", "abcdef")
-    assert result.code == 2
-    assert "abcdef" in result.err
     assert not (home / "work" / "report.html").exists()

@@ -8,23 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.domain.model import MODELS
 from tests.cli.running import Cli
-
-
-def test_models_list_names_every_model(cli: Cli) -> None:
-    document = cli("models", "list", "--json").document
-    assert document["schema"] == "moetune.models/1"
-    assert [one["name"] for one in document["models"]] == list(MODELS)
-    out = cli("models", "list").out
-    assert all(name in out for name in MODELS)
-
-
-def test_models_show_scales_experts_with_the_ranks(cli: Cli) -> None:
-    document = cli("models", "show", "tm-2", "--world-size", "16", "--json").document
-    assert document["schema"] == "moetune.model/1"
-    assert document["layer"]["num_experts"] == 32
-    assert "32" in cli("models", "show", "tm-2", "--world-size", "16").out
 
 
 @pytest.mark.parametrize(
@@ -75,13 +59,6 @@ def test_db_backup_is_a_database_with_the_same_plans(cli: Cli) -> None:
     explained = cli("--db", "copy.db", "explain", plan["id"], "--json")
     assert explained.document["plan"] == plan
     assert cli("db", "backup", "copy.db").code == 2
-
-
-def test_db_flag_beats_the_variable_and_the_file(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("moetune.toml").write_text('db = "file.db"', encoding="utf-8")
-    monkeypatch.setenv("MOETUNE_DB", "variable.db")
-    shown = cli("--db", "flag.db", "config", "show", "--origin", "--json").document
-    assert (shown["settings"]["db"], shown["origins"]["db"]) == ("flag.db", "--db")
 
 
 def test_config_show_prints_every_setting_and_its_origin(

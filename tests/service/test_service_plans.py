@@ -114,29 +114,11 @@ def test_explain_and_trace_are_the_documents_of_the_command_line(
     assert trace["schema"] == "moetune.timeline/2"
 
 
-def test_what_if_plans_again_and_stores_nothing(client: Client, inputs: dict[str, Any]) -> None:
-    plan = client.post("/v1/plans:resolve", inputs).json()
-    asked = {"plan_id": plan["id"], "changes": {"tokens_per_rank": 2048},
-             "speeds": {"communication": 2.0}}  # fmt: skip
-    answer = client.post("/v1/whatif", asked)
-    assert answer.status_code == 200
-    found = answer.json()
-    assert found["schema"] == "moetune.whatif/1"
-    assert found["before"] == plan
-    assert found["after"]["inputs"]["tokens_per_rank"] == 2048
-    assert found["after"]["predicted"]["trust"] == "modelled"
-    assert found["words"]
-    assert [one["id"] for one in client.get("/v1/plans").json()["items"]] == [plan["id"]]
-
-
 @pytest.mark.parametrize(
     ("change", "status", "code", "names"),
     [
         ({"model": "gpt-9"}, 422, 2, "gpt-9"),
-        ({"modle": "gpt-s"}, 422, 2, "modle"),
-        ({"world_size": "64"}, 422, 2, "world_size"),
         ({"world_size": 0}, 422, 2, "world_size"),
-        ({"dtype": "int3"}, 422, 2, "int3"),
         ({"profile": "nowhere"}, 424, 5, "nowhere"),
         ({"memory_limit_bytes": 1000}, 409, 3, "memory"),
         ({"schema": "moetune.inputs/2"}, 422, 2, "moetune.inputs/2"),
@@ -171,13 +153,9 @@ def test_no_file_of_the_services_machine_is_read(
 @pytest.mark.parametrize(
     ("body", "names"),
     [
-        ({"plan": "x"}, "plan"),
         ({"plan_id": 3}, "plan_id"),
         ({"plan_id": "3f9c21"}, "3f9c21"),
-        ({"inputs": [1]}, "inputs"),
         ({"inputs": PLANNED, "speeds": {"communication": "2"}}, "communication"),
-        ({"inputs": PLANNED, "speeds": {"light": 2.0}}, "light"),
-        ({"inputs": PLANNED, "changes": {"profile": "x.toml"}}, "profile"),
         ({"inputs": PLANNED}, "nothing is changed"),
         ({}, "not named"),
     ],
@@ -207,12 +185,8 @@ def test_another_choice_is_the_document_of_the_command_line(
 @pytest.mark.parametrize(
     ("query", "part"),
     [
-        ("degree=x", "degree"),
         ("degree=0", "degree"),
-        ("forward_degree=999", "forward_degree must be from 1 to 256"),
-        ("strategy=S9", "strategy must be one of none, S1"),
         ("layout=tp%3D2", "layout is for whole models"),
-        ("degree=2&backward_degree=2", "degree and backward_degree exclude each other"),
         ("degre=2", "unknown parameter 'degre'"),
     ],
 )

@@ -1,7 +1,5 @@
 """The form that adds a profile: who may send it, and what it refuses."""
 
-import io
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -57,30 +55,11 @@ def test_a_file_becomes_the_profile_of_its_name_or_of_another(
     assert len(planner.reading.fits(limit=100)) == 2
 
 
-def zipped() -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("lab.toml", TEXT)
-    return file.getvalue()
-
-
-POINTER = (
-    "version https://git-lfs.github.com/spec/v1\n"
-    "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
-)
-NEGATIVE = TEXT.replace("beta_seconds_per_byte = ", "beta_seconds_per_byte = -", 1)
-
-
 @pytest.mark.parametrize(
     ("content", "status", "words"),
     [
         (b"", 422, "no file was chosen"),
-        (zipped(), 422, "zip archive"),
-        (POINTER, 422, "git lfs pull"),
-        (NEGATIVE, 422, "must be at least 0"),
         (b"\xff\xfe\x00", 400, "UTF-8"),
-        ("name = ", 422, "line 1"),
-        ("name = 'x'", 422, "schema"),
         ("#" * (MAX_FILE_BYTES + 1), 422, "1.00 MiB"),
         (TEXT.replace('"lab"', '"../lab"', 1), 422, "is not a profile"),
     ],
@@ -88,7 +67,6 @@ NEGATIVE = TEXT.replace("beta_seconds_per_byte = ", "beta_seconds_per_byte = -",
 def test_a_wrong_file_is_named_beside_the_form_and_nothing_is_stored(
     client: Client, planner: ServicePlanner, content: bytes | str, status: int, words: str
 ) -> None:
-    assert NEGATIVE != TEXT
     answer = upload(client, content)
     assert answer.status_code == status
     assert 'role="alert"' in answer.text

@@ -17,7 +17,6 @@ from moetune.workflows.describe import (
     Description,
     check_new,
     describe,
-    description_of,
     gpus,
     reference_of,
 )
@@ -109,16 +108,6 @@ def test_a_known_chip_is_compared_with_its_vendors_links_and_generation(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "near"), [("MI325X", "mi300x"), ("NVIDIA GeForce RTX 3090", None), ("H101", "h100")]
-)
-def test_only_a_gpu_of_the_same_generation_is_proposed(gpu: str, near: str | None) -> None:
-    with pytest.raises(InputError) as caught:
-        reference_of(gpu)
-    assert ("did you mean" in caught.value.hint) == (near is not None)
-    assert near is None or f"did you mean {near}?" in caught.value.hint
-
-
-@pytest.mark.parametrize(
     ("gpu", "name"),
     [
         ("H100 SXM5", "h100-x8"),
@@ -199,24 +188,6 @@ def test_a_description_that_cannot_be_is_refused(changes: dict[str, object], wor
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({}, "lacks --gpu, --gpus-per-node, --nodes"),
-        ({"nics": 8}, "lacks --gpu, --gpus-per-node, --nodes, --nic-rate"),
-        ({"gpu": "h100", "gpus_per_node": 8, "nodes": 2}, "lacks --nics, --nic-rate"),
-        ({"memory": "80"}, "--memory: size '80' has no unit"),
-        ({"link_rate": "nan"}, "--link-rate"),
-    ],
-)
-def test_flags_that_describe_no_machine_are_refused_by_name(
-    flags: dict[str, object], words: str
-) -> None:
-    with pytest.raises(InputError) as caught:
-        description_of(flags)
-    assert words in str(caught.value)
-
-
 @pytest.mark.parametrize("name", ['a"b\\', "Größe 7", "x # y", "''' = 1"])
 def test_any_name_is_written_as_toml(name: str) -> None:
     assert describe(replace(OURS, name=name)).profile.name == name
@@ -245,3 +216,13 @@ def test_a_stand_in_widens_the_range_of_a_whole_models_step() -> None:
     plans = [plan_training(request, one) for one in (known, same, other)]
     widths = [one.confidence.p95_step_seconds / one.confidence.p05_step_seconds for one in plans]
     assert widths[0] < widths[1] < widths[2]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "near"), [("MI325X", "mi300x"), ("NVIDIA GeForce RTX 3090", None), ("H101", "h100")]
+)
+def test_only_a_gpu_of_the_same_generation_is_proposed(gpu: str, near: str | None) -> None:
+    with pytest.raises(InputError) as caught:
+        reference_of(gpu)
+    assert ("did you mean" in caught.value.hint) == (near is not None)
+    assert near is None or f"did you mean {near}?" in caught.value.hint

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from moetune.domain.cluster import HOST_MEMORY, Fingerprint, Machine
-from moetune.domain.constraints import Strategy
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
@@ -27,29 +26,9 @@ from moetune.workflows.profile import estimate_profile
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
 from moetune.workflows.recording import Progress, SampleRecorder
 from moetune.workflows.sources import LocalSources
-from moetune.workflows.verify import Verification, VerifiedStep
 
 NAME = "rtx2080ti-x64"
 ONE, OTHER = (CopyPoint(direction="h2d", pinned=True, num_bytes=2**size) for size in (20, 21))
-
-
-def verified(strategy: Strategy, degree: int, seconds: float, planned: int) -> VerifiedStep:
-    return VerifiedStep(
-        forward_degree=degree, backward_degree=degree, strategy=strategy,
-        is_planned=degree == planned, predicted_seconds=None, forward_seconds=seconds / 3,
-        backward_seconds=2 * seconds / 3, step_seconds=seconds, raw_step_seconds=(seconds,),
-        deviation=0.0,
-    )  # fmt: skip
-
-
-def test_the_fastest_measured_step_is_one_of_the_plans_strategy() -> None:
-    steps = (
-        verified("none", 1, 1.0, planned=4), verified("S4", 2, 1.5, planned=4),
-        verified("S4", 4, 2.0, planned=4), verified("S4", 8, 1.7, planned=4),
-    )  # fmt: skip
-    found = Verification(plan_id="ab", steps=steps, tolerance=1e-4, imbalance=1.0)
-    assert (found.fastest.strategy, found.fastest.forward_degree) == ("S4", 2)
-    assert found.one_chunk.step_seconds == 1.0
 
 
 @pytest.fixture

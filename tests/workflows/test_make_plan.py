@@ -6,17 +6,16 @@ import pytest
 
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.constraints import Bounds, Constraints, Order
-from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS
 from moetune.domain.profile import GemmLine, Profile
 from moetune.domain.request import PlanRequest, default_dtype
-from moetune.domain.samples import CollectivePoint, GemmPoint, Sample
+from moetune.domain.samples import CollectivePoint, Sample
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profiles import compare_profiles
 from tests.report.lab import LAYER as LAB_LAYER
 from tests.report.lab import lab_profile
 
@@ -106,39 +105,6 @@ def test_the_default_dtype_is_what_the_machine_is_for(
     assert default_dtype(replace(profile, machine=machine, gemm=lines)) == expected
 
 
-def test_a_dtype_that_was_only_sampled_is_known(profile: Profile) -> None:
-    point = GemmPoint(dtype="bfloat16", rows=1, d_in=1, d_out=1)
-    sampled = replace(profile, gemm=(), samples=(Sample(point=point, seconds=(1.0,)),))
-    assert default_dtype(sampled) == "bfloat16"
-
-
-def test_defaults_come_from_the_model_and_the_profile(profile: Profile) -> None:
-    inputs = PlanRequest(model="rm-2").inputs_for(profile)
-    assert (inputs.world_size, inputs.tokens_per_rank, inputs.dtype) == (64, 128, "float32")
-    assert inputs.layer == MODELS["rm-2"].layer(64)
-    assert inputs.profile_fingerprint == profile.digest
-    assert inputs.constraints == {}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({}, "nothing to plan for"),
-        ({"model": "gpt-s", "layer": LAYER, "tokens_per_rank": 1}, "a model and a layer"),
-        ({"layer": LAYER}, "number of tokens is missing"),
-        ({"model": "gpt-5"}, "'gpt-5' is unknown"),
-        ({"model": "gpt-s", "world_size": 0}, "--world-size must be at least 1, got 0"),
-        ({"model": "gpt-s", "tokens_per_rank": -1}, "--tokens must be at least 1"),
-        ({"model": "gpt-s", "memory_limit_bytes": 0}, "--memory-limit must be at least 1"),
-    ],
-)
-def test_a_request_that_says_too_little_or_too_much_is_refused(
-    wrong: dict[str, object], words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
-        PlanRequest(**wrong)  # type: ignore[arg-type]  # the wrong arguments are the test
-
-
 def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profile) -> None:
     request = PlanRequest(
         layer=LAYER,
@@ -157,10 +123,3 @@ def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profil
     assert not any("stands in" in text for text in sampled.warnings)
     with pytest.raises(ProfileError, match="for 32 ranks"):
         make_plan(replace(request, constraints=Constraints()), profile=profile)
-
-
-def test_profiles_differ_in_what_was_changed_and_in_nothing_else(profile: Profile) -> None:
-    assert compare_profiles(profile, replace(profile, name="other")) == ()
-    slower = replace(profile.gemm[0], alpha_seconds=2 * profile.gemm[0].alpha_seconds)
-    found = compare_profiles(profile, replace(profile, gemm=(slower, *profile.gemm[1:])))
-    assert [(one.key, one.ratio) for one in found] == [("gemm float32 alpha_seconds", 2.0)]

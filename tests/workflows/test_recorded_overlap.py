@@ -1,6 +1,6 @@
 """A real step's timeline: what overlaps, and that it is recorded as it happened."""
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -75,18 +75,3 @@ def test_a_recorded_step_is_a_trace_from_zero_with_every_span_in_microseconds() 
     assert trace.measured is not None
     assert trace.document["traceEvents"] == list(trace.events)
     assert trace.summary("x.json")["measured"] == trace.document["measured"]
-
-
-def span(name: str, start: float, end: float) -> RecordedSpan:
-    resource: Literal["comp", "comm"] = "comp" if name == "experts" else "comm"
-    return RecordedSpan(
-        phase="forward", name=name, chunk=0, resource=resource, start_seconds=start,
-        end_seconds=end,
-    )  # fmt: skip
-
-
-def test_overlap_is_the_share_of_communication_beside_computation() -> None:
-    spans = (span("dispatch", 0.0, 4.0), span("experts", 1.0, 2.0))
-    found = overlap_of(spans)
-    assert found.forward == pytest.approx(0.25)
-    assert found.backward == 0.0

@@ -159,9 +159,7 @@ def test_disabled_asks_nobody(service: Stub, monkeypatch: pytest.MonkeyPatch) ->
     [
         ({"tokens_per_rank": 40}, "lack 'model' or 'layer'"),
         ({"model": "gpt-s", "tokens": 40}, r"no input 'tokens'\s+known: .* tokens_per_rank"),
-        ({"model": "gpt-s", "world": 2}, r"no input 'world'\s+did you mean 'world_size'"),
         ({"model": "gpt-s", "constraints": {"order": object()}}, "cannot be sent"),
-        ({"model": "gpt-s", "tokens_per_rank": float("nan")}, "cannot be sent"),
         ("../plans:resolve", "cannot be read"),
         ("3f9c21", "begins with '3f9c21'"),
         (None, "the ids of the plans"),

@@ -73,13 +73,6 @@ def test_data_and_config_folders_of_xdg_are_used(tmp_path: Path, work: Path) -> 
     assert found.settings.db == str(tmp_path / "d" / "moetune" / "moetune.db")
 
 
-def test_only_the_nearest_file_counts(tmp_path: Path, work: Path) -> None:
-    _write(work.parent / "moetune.toml", "max_degree = 2\nmin_chunk_tokens = 9")
-    _write(work / "moetune.toml", "max_degree = 4")
-    settings = _load(tmp_path, work).settings
-    assert (settings.max_degree, settings.min_chunk_tokens) == (4, 1)
-
-
 def test_a_project_table_counts_and_the_file_beside_it_beats_it(tmp_path: Path, work: Path) -> None:
     project = _write(work / "pyproject.toml", "[tool.moetune]\nmax_degree = 5")
     found = _load(tmp_path, work)
@@ -304,3 +297,10 @@ def test_a_file_of_another_user_is_ignored_and_named(
     monkeypatch.setattr("os.getuid", lambda: owner + 1)
     assert _load(tmp_path, work).origins["max_degree"] == "default"
     assert "belongs to another user" in caplog.text
+
+
+def test_only_the_nearest_file_counts(tmp_path: Path, work: Path) -> None:
+    _write(work.parent / "moetune.toml", "max_degree = 2\nmin_chunk_tokens = 9")
+    _write(work / "moetune.toml", "max_degree = 4")
+    settings = _load(tmp_path, work).settings
+    assert (settings.max_degree, settings.min_chunk_tokens) == (4, 1)

@@ -76,10 +76,6 @@ def test_the_note_names_the_change_and_the_check(monkeypatch: pytest.MonkeyPatch
     assert stale_note(PROFILE)  # this torch is another one
 
 
-def test_a_machine_that_plans_for_another_one_has_no_stale_profile() -> None:
-    assert stale_note(PROFILE) == ""
-
-
 @pytest.mark.parametrize(
     ("cpuinfo", "is_same"),
     [("model name\t: Lab CPU\n", True), ("model name\t: Lab CPU 2\n", False), ("", False)],

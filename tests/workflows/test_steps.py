@@ -6,7 +6,6 @@ import torch
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.measure.steps import LayerSteps, measure_steps, random_steps
-from moetune.runtime.trace import NoRecorder
 
 CHUNKS = [
     Decision(forward_degree=forward, backward_degree=backward)
@@ -49,20 +48,6 @@ def test_a_step_begins_without_the_gradients_of_the_last() -> None:
         torch.testing.assert_close(mine, its)
 
 
-def test_the_seconds_of_a_step_are_those_of_its_passes() -> None:
-    forward, backward, both = steps_of().run(CHUNKS[1])
-    assert forward > 0
-    assert backward > 0
-    assert both == pytest.approx(forward + backward)
-
-
-def test_steps_are_the_same_whenever_they_are_made() -> None:
-    first, second = steps_of(), steps_of()
-    torch.testing.assert_close(first.x_TD, second.x_TD)
-    torch.testing.assert_close(first.grad_TD, second.grad_TD)
-    assert not torch.equal(first.x_TD, first.grad_TD)
-
-
 def test_every_expert_gets_its_share_of_random_tokens() -> None:
     (even,) = measure_steps(steps_of(tokens=4096), CHUNKS[:1], num_rounds=1)
     # One rank has all rows, so it is the mean; the experts' shares come from orthonormal gates.
@@ -84,10 +69,3 @@ def test_every_decision_is_timed_in_every_round_and_compared_with_one_chunk() ->
             assert step == pytest.approx(forward + backward)
         assert 0 <= one.deviation < 1e-5
     assert found[0].deviation == 0.0
-
-
-def test_a_recorder_is_there_for_one_step_only() -> None:
-    steps = steps_of()
-    spans = steps.record(CHUNKS[1])
-    assert len(spans) == 3 * (2 + 3)
-    assert isinstance(steps.layer.recorder, NoRecorder)
