@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from moetune.domain.errors import MoetuneError
-from moetune.domain.layer import Workload
+from moetune.domain.layer import LayerKey, Workload
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint
 from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
-from moetune.solve.layer.all_to_all import AllToAllCosts
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.parallelism import AllToAllCosts
 from moetune.solve.layer.times import step_time
 
 # A loopback has one rank; the same expert as one of two ranks is what a plan can be asked for.
@@ -30,19 +30,15 @@ def wired(profile: Profile, workload: Workload) -> LayerCosts:
         samples=samples,
     )  # fmt: skip
     layer = replace(workload.layer, num_experts=_PRETENDED_RANKS)
-    return AllToAllCosts(
-        layer=layer, world_size=_PRETENDED_RANKS, dtype=workload.dtype, costs=costs_of(found)
-    )
+    key = LayerKey(layer=layer, num_ranks=_PRETENDED_RANKS, dtype=workload.dtype)
+    return AllToAllCosts(key=key, costs=costs_of(found))
 
 
 def layer_costs(profile: Profile, workload: Workload) -> LayerCosts:
     """Return the costs of a layer alone over the loopback, or on its ranks."""
     if workload.world_size == 1:
         return wired(profile, workload)
-    return AllToAllCosts(
-        layer=workload.layer, world_size=workload.world_size, dtype=workload.dtype,
-        costs=costs_of(profile),
-    )  # fmt: skip
+    return AllToAllCosts(key=workload.key, costs=costs_of(profile))
 
 
 def predicted_seconds(costs: LayerCosts, workload: Workload, decision: Decision) -> float | None:

@@ -15,5 +15,5 @@ merged        a measured profile with a reference of its device for the rest
 operations    what each operation is predicted from, and what stands in for it
 predictor     its times, with their trust
 costs         a Profile to the Costs that the solvers read
-variants      a Profile to many Costs within its noise, or to that of a faster machine
+variants      a Profile to many Costs within its noise
 """

@@ -31,29 +31,27 @@ def label(*, median: float, p95: float) -> Quality:
 
 
 def fit_error(
-    *,
-    errors: Sequence[float],
-    num_points: int,
-    domain: tuple[float, float],
-    alpha_seconds: tuple[float, float],
-    beta_seconds: tuple[float, float],
+    *, errors: Sequence[float], sizes: Sequence[float], times: Sequence[Sequence[float]], seed: int
 ) -> FitError | None:
     """Return the summary of a fit; None without leave-one-out errors.
 
     Args:
         errors: leave-one-out |relative error| of the prediction.
-        domain: smallest and largest measured size.
-        alpha_seconds, beta_seconds: bootstrap 90 % intervals.
+        times: raw times at each size, for the bootstrap 90 % intervals of the line.
+        seed: of the bootstrap.
     """
     if not errors:
         return None
+    alpha_seconds, beta_seconds = line_intervals(
+        sizes=sizes, times=times, rng=np.random.default_rng(seed)
+    )
     median, p95 = float(np.median(errors)), float(np.percentile(errors, 95))
     return FitError(
-        num_points=num_points,
+        num_points=len(sizes),
         median=median,
         p95=p95,
-        low=domain[0],
-        high=domain[1],
+        low=min(sizes),
+        high=max(sizes),
         quality=label(median=median, p95=p95),
         alpha_seconds=alpha_seconds,
         beta_seconds=beta_seconds,
@@ -126,7 +124,7 @@ def _gemm_lines(found: Pool, seed: int) -> tuple[GemmLine, ...]:
                 dtype=dtype,
                 alpha_seconds=cost.alpha_seconds,
                 beta_seconds_per_mac=cost.beta_seconds,
-                error=_error(sizes, times, errors, seed),
+                error=fit_error(errors=errors, sizes=sizes, times=times, seed=seed),
             )
         )
     return tuple(lines)
@@ -179,20 +177,5 @@ def _line(series: Series, seed: int) -> _ByteLine:
     return {
         "alpha_seconds": cost.alpha_seconds,
         "beta_seconds_per_byte": cost.beta_seconds,
-        "error": _error(series.sizes, series.times, errors, seed),
+        "error": fit_error(errors=errors, sizes=series.sizes, times=series.times, seed=seed),
     }
-
-
-def _error(
-    sizes: tuple[float, ...], times: tuple[tuple[float, ...], ...], errors: list[float], seed: int
-) -> FitError | None:
-    alpha_seconds, beta_seconds = line_intervals(
-        sizes=sizes, times=times, rng=np.random.default_rng(seed)
-    )
-    return fit_error(
-        errors=errors,
-        num_points=len(sizes),
-        domain=(min(sizes), max(sizes)),
-        alpha_seconds=alpha_seconds,
-        beta_seconds=beta_seconds,
-    )

@@ -1,6 +1,8 @@
 """Variants of a profile: costs drawn within the noise of its samples and the errors of its fits."""
 
-from collections.abc import Sequence
+import math
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +13,17 @@ from moetune.domain.interference import Interference
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
+from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Basis, Blend, Points, ProfileIndex, index_of
-from moetune.fit.noise import Noise
+from moetune.fit.interference import table_of
+from moetune.fit.line import resampled_medians
+from moetune.fit.pool import InterferenceKey
 from moetune.fit.predictor import Curves, Predictor
 
+# The largest standard deviation of a common factor's logarithm: two in three draws within a
+# factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900
+# where a start-up time dominates: that shows that nothing is known, and no machine varies as much.
+_MAX_SPREAD = math.log(2)
 NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
 """Draws behind a plan's own spread, and behind the bands of figures."""
 
@@ -44,7 +53,7 @@ def resample_costs(
         num: how many.
     """
     draws = _Draws(
-        index=index_of(profile), noise=Noise(num=num, seed=seed), allow_modelled=allow_modelled
+        index=index_of(profile), noise=_Noise(num=num, seed=seed), allow_modelled=allow_modelled
     )
     return tuple(draws.costs((draw,)) for draw in range(num))
 
@@ -55,14 +64,73 @@ def drawn_seconds(basis: Basis, sizes: Sequence[float], *, num: int, seed: int) 
     Returns:
         Shape (draws, sizes).
     """
-    curves = _DrawnCurves(Noise(num=num, seed=seed), tuple(range(num)))
+    curves = _DrawnCurves(_Noise(num=num, seed=seed), tuple(range(num)))
     return curves.times(basis).seconds_at(np.array(sizes))
+
+
+class _Noise:
+    """All draws of an operation at once, made when the first of them is wanted."""
+
+    def __init__(self, *, num: int, seed: int) -> None:
+        self._num = num
+        self._seed = seed
+        self._medians: dict[str, Floats] = {}
+        self._deviates: dict[str, Floats] = {}
+        self._times_beside: Floats | None = None
+        self._tables: dict[tuple[int, ...], Interference] = {}
+
+    def medians(self, points: Points) -> Floats:
+        """Return the points' medians, shape (draws, points)."""
+        if points.label not in self._medians:
+            self._medians[points.label] = resampled_medians(
+                times=points.series.times, num=self._num, rng=self._rng(points.label)
+            )
+        return self._medians[points.label]
+
+    def factors(self, family: str, *, relative_error: float) -> Floats:
+        """Return two independent log-normal factors with that median absolute error, of each draw.
+
+        Returns:
+            Shape (2, draws).
+        """
+        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
+        return np.exp(spread * self.deviates(f"{family}: factors"))
+
+    def deviates(self, label: str) -> Floats:
+        """Return two independent standard normal numbers of each draw, shape (2, draws)."""
+        if label not in self._deviates:
+            self._deviates[label] = self._rng(label).normal(size=(self._num, 2)).T
+        return self._deviates[label]
+
+    def interference(self, index: ProfileIndex, *, draws: tuple[int, ...]) -> Interference:
+        """Return the factors from raw times drawn again: of several draws, arrays of speeds."""
+        times = index.pool.interference
+        if not times or not index.has_own_interference:
+            return index.profile.interference
+        if draws not in self._tables:
+            self._tables[draws] = self._drawn_table(times, draws)
+        return self._tables[draws]
+
+    def _drawn_table(
+        self, times: Mapping[InterferenceKey, tuple[float, ...]], draws: tuple[int, ...]
+    ) -> Interference:
+        if self._times_beside is None:
+            self._times_beside = resampled_medians(
+                times=list(times.values()), num=self._num, rng=self._rng("interference")
+            ).T
+        each = self._times_beside[:, list(draws)]
+        medians = each[:, 0].tolist() if len(draws) == 1 else map(array_of, each)
+        return table_of(dict(zip(times, medians, strict=True)))
+
+    def _rng(self, label: str) -> np.random.Generator:
+        # Not hash(): it differs between processes.
+        return np.random.default_rng([self._seed, zlib.crc32(label.encode())])
 
 
 class _Draws:
     """All draws of a profile's costs."""
 
-    def __init__(self, *, index: ProfileIndex, noise: Noise, allow_modelled: bool) -> None:
+    def __init__(self, *, index: ProfileIndex, noise: _Noise, allow_modelled: bool) -> None:
         self._index, self._noise, self._allow_modelled = index, noise, allow_modelled
         self._costs: dict[tuple[int, ...], DrawnCosts] = {}
 
@@ -107,7 +175,7 @@ class DrawnCosts(ProfileCosts):
 class _DrawnCurves(Curves):
     """The curves, lines and blends of some draws."""
 
-    def __init__(self, noise: Noise, chosen: tuple[int, ...]) -> None:
+    def __init__(self, noise: _Noise, chosen: tuple[int, ...]) -> None:
         self._noise, self._chosen = noise, list(chosen)
 
     def interference(self, index: ProfileIndex) -> Interference:

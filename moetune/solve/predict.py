@@ -1,21 +1,24 @@
 """Predictions for an existing plan: its step, its timelines, and what overlaps in them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
 
+from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs
-from moetune.domain.layer import Phase
+from moetune.domain.layer import Phase, Workload
+from moetune.domain.operations import Operation, transfer_seconds
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.reuse import chunk_of, reuse_tasks
-from moetune.solve.layer.timeline import Span, Timeline, simulate
-from moetune.solve.layer.times import StepTime, phase_time, step_time
+from moetune.solve.layer.timeline import COMPUTE, Span, Timeline, simulate
+from moetune.solve.layer.times import StepTime, phase_tasks, phase_time, step_time
 
 
-def plan_step(
-    *, plan: Plan, costs: Costs, decision: Decision | None = None, num_nodes: int = 0
-) -> StepTime:
+def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> StepTime:
     """Return the predicted step of the plan's layer.
 
     These are the plan's own times where the costs are those it was solved with.
@@ -23,7 +26,6 @@ def plan_step(
     Args:
         costs: of the machine.
         decision: other degrees, order and strategy than the plan's own.
-        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
 
     Raises:
         ProfileError: an operation was not measured.
@@ -31,7 +33,7 @@ def plan_step(
     workload = plan.workload
     own = decision or plan.decide(workload.tokens_per_rank)
     return step_time(
-        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
+        costs=layer_costs(workload=workload, costs=costs),
         tokens=workload.tokens_per_rank,
         forward_degree=own.forward_degree,
         backward_degree=own.backward_degree,
@@ -40,16 +42,15 @@ def plan_step(
     )
 
 
-def plan_timelines(*, plan: Plan, costs: Costs, num_nodes: int = 0) -> tuple[Timeline, Timeline]:
+def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
     """Return the simulated forward and backward pass of the plan's layer.
 
     Args:
         plan: any plan for the machine that the costs describe.
         costs: the ones it was solved with, for the times it predicted.
-        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
     """
     pipeline = plan.pipeline
-    layer = layer_costs(workload=plan.workload, costs=costs, num_nodes=num_nodes).in_chunks(
+    layer = layer_costs(workload=plan.workload, costs=costs).in_chunks(
         pipeline.forward_degree, pipeline.backward_degree
     )
     return (
@@ -67,13 +68,40 @@ def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timel
         tasks = reuse_tasks(chunk=chunk, phase=phase, degree=degree)
     else:
         time = phase_time(costs=layer, phase=phase, tokens=tokens, degree=degree, order=order)
-        tasks = layer.tasks(
-            transfer_seconds=[time.transfer.seconds] * degree,
-            compute_seconds=[time.compute.seconds] * degree,
-            gather_seconds=time.gathering.seconds,
-            order=order,
-        )
+        tasks = phase_tasks(time, order)
     return simulate(tasks, interference=layer.interference(rows=rows, degree=degree))
+
+
+def watched_seconds(
+    operation: Operation,
+    *,
+    workload: Workload,
+    costs: LayerCosts,
+    order: Order,
+) -> float:
+    """Return the time that a watched call shows of one of its operations; none is reused memory.
+
+    A watched call times its experts while transfers run beside them, and solves its phase's
+    makespan for the transfer. The same is done to a simulated phase here, so that a difference is
+    one of the costs, not of the method.
+
+    Raises:
+        ProfileError: an operation was not measured.
+    """
+    degree, tokens = operation.degree, workload.tokens_per_rank
+    time = phase_time(costs=costs, phase=operation.phase, tokens=tokens, degree=degree, order=order)
+    tasks = phase_tasks(replace(time, gathering=NOTHING), order)
+    table = costs.interference(rows=costs.rows(tokens, degree=degree), degree=degree)
+    found = simulate(tasks, interference=table)
+    compute_seconds = fmean(
+        span.end_seconds - span.start_seconds for span in found.spans if span.stream == COMPUTE
+    )
+    if operation.name == "experts":
+        return compute_seconds
+    return transfer_seconds(
+        workload, degree=degree, phase_seconds=found.makespan_seconds,
+        compute_seconds=compute_seconds,
+    )  # fmt: skip
 
 
 def overlap_share(spans: Sequence[Span]) -> float:

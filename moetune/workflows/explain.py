@@ -98,4 +98,4 @@ def _terms_of_schema_1(plan: Plan, profile: Profile) -> LayerTerms | None:
     chosen = ranked.best.strategy, ranked.step.degrees
     if not is_same or chosen != (plan.memory.strategy, step.degrees):
         return None
-    return SolvedPlan(plan=plan, step=step, ranked=ranked).terms
+    return SolvedPlan(plan=plan, ranked=ranked).terms

@@ -4,8 +4,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.uncertainty import TimedChoice, chance_of_faster
-from moetune.solve.predict import plan_step
+from moetune.solve.layer.uncertainty import LayerChoice, chance_of_faster
 from moetune.workflows.plan import drawn_costs
 
 
@@ -16,19 +15,14 @@ def probability_faster(chosen: Plan, other: Plan, profile: Profile) -> float:
         chosen, other: of one layer, made with the profile.
     """
     return chance_of_faster(
-        timed_choice(chosen, profile),
-        timed_choice(other, profile),
+        _choice(chosen, profile),
+        _choice(other, profile),
         resamples=drawn_costs(profile, allow_modelled=other.inputs.pinned.allow_modelled),
         tokens=chosen.inputs.tokens_per_rank,
     )
 
 
-def timed_choice(plan: Plan, profile: Profile) -> TimedChoice:
-    """Return a layer's choice with its nominal time, as this version of moetune predicts it."""
-    decision = plan.decide(plan.inputs.tokens_per_rank)
+def _choice(plan: Plan, profile: Profile) -> LayerChoice:
     costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
-    return TimedChoice(
-        costs=layer_costs(workload=plan.workload, costs=costs),
-        step=plan_step(plan=plan, costs=costs, decision=decision),
-        order=decision.order,
-    )
+    layer = layer_costs(workload=plan.workload, costs=costs)
+    return layer, plan.decide(plan.inputs.tokens_per_rank)

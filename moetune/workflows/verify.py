@@ -17,9 +17,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.fit.costs import costs_of
 from moetune.measure.loads import expert_shares
-from moetune.solve.layer.observed import watched_seconds
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.predict import plan_step
+from moetune.solve.predict import plan_step, watched_seconds
 
 if TYPE_CHECKING:
     from moetune.measure.steps import MeasuredSteps

@@ -15,15 +15,17 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import LARGEST_BYTES
 from moetune.domain.spelling import AS_FIELDS, Spelling
 from moetune.domain.units import format_share
+from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.memory import limit_of
+from moetune.solve.predict import plan_step
 from moetune.workflows.compared import (
     Refusal,
     WhyNotAnswer,
     drift_notes,
     only_kept_note,
 )
-from moetune.workflows.pairs import probability_faster, timed_choice
+from moetune.workflows.pairs import probability_faster
 from moetune.workflows.plan_changes import step_seconds
 from moetune.workflows.plan_choices import choice_of, kept_because, kept_choices
 from moetune.workflows.whatif import WhatIf, change_plan, check_changes
@@ -186,5 +188,6 @@ def _with_more_memory(
 
 
 def _drift_notes(plan: Plan, profile: Profile) -> tuple[str, ...]:
-    now = timed_choice(plan, profile).step.seconds
+    costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
+    now = plan_step(plan=plan, costs=costs).seconds
     return drift_notes(now, step_seconds(plan), what="choice")

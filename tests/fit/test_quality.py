@@ -7,10 +7,7 @@ from moetune.fit.profile import fit_error
 
 
 def summary(errors: list[float]) -> FitError | None:
-    return fit_error(
-        errors=errors, num_points=len(errors), domain=(1.0, 2.0), alpha_seconds=(0.0, 1.0),
-        beta_seconds=(2.0, 3.0),
-    )  # fmt: skip
+    return fit_error(errors=errors, sizes=(1.0, 2.0), times=((2.0,), (3.0,)), seed=0)
 
 
 def test_a_twentieth_of_the_errors_lies_above_the_95th_percentile() -> None:
@@ -19,9 +16,10 @@ def test_a_twentieth_of_the_errors_lies_above_the_95th_percentile() -> None:
     assert found is not None
     assert found.median == pytest.approx(0.50)
     assert found.p95 == pytest.approx(0.95)
-    assert found.num_points == 101
-    assert (found.low, found.high) == (1.0, 2.0)
-    assert (found.alpha_seconds, found.beta_seconds) == ((0.0, 1.0), (2.0, 3.0))
+    assert (found.num_points, found.low, found.high) == (2, 1.0, 2.0)
+    # The line through both points: 1 s, and 1 s for each size.
+    assert found.alpha_seconds == pytest.approx((1.0, 1.0))
+    assert found.beta_seconds == pytest.approx((1.0, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.products import has_grouped
-from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.runtime import StateBytes
+from moetune.solve.layer.peak import StateBytes, peak_bytes
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.ranks import run_ranks
 from tests.runtime import grouped_workers

@@ -17,8 +17,7 @@ from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse
 from moetune.solve.layer.memory import layer_memory, total_bytes
-from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.runtime import StateBytes
+from moetune.solve.layer.peak import StateBytes, peak_bytes
 
 
 def workload_of(tokens: int, **shape: object) -> Workload:

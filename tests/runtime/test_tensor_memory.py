@@ -11,8 +11,7 @@ from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.solve.layer.memory import layer_memory
-from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.runtime import StateBytes
+from moetune.solve.layer.peak import StateBytes, peak_bytes
 
 GRADIENTS = StateBytes(parameter=0, gradient=4, optimizer=0)
 

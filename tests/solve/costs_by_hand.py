@@ -37,7 +37,10 @@ def best_moe_step(*, workload: Workload, costs: Costs, bounds: Bounds) -> StepTi
     """Return the layer's fastest step within the bounds, with strategy "none"."""
     layer = layer_costs(workload=workload, costs=costs)
     tokens = workload.tokens_per_rank
-    forward, backward = DegreeChooser(costs=layer, bounds=bounds).best(tokens)
+    chooser = DegreeChooser(costs=layer, bounds=bounds)
+    degrees = chooser.degrees(tokens)
+    assert degrees is not None
+    forward, backward = chooser.times(tokens, degrees)
     return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
 
 

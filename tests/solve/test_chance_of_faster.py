@@ -5,22 +5,26 @@ from dataclasses import replace
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
-from moetune.solve.layer.uncertainty import TimedChoice, chance_of_faster
+from moetune.solve.layer.uncertainty import LayerChoice, chance_of_faster
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs
 
 
-def choice(costs: LinearCosts, degree: int) -> TimedChoice:
-    inputs = plan_inputs()
-    load = Workload(layer=inputs.layer, world_size=8, tokens_per_rank=4096, dtype="bfloat16")
-    timed = Decision(forward_degree=degree, backward_degree=degree)
-    of_layer = layer_costs(workload=load, costs=costs)
-    step = step_time(
-        costs=of_layer, tokens=4096, forward_degree=timed.forward_degree,
-        backward_degree=timed.backward_degree,
-    )  # fmt: skip
-    return TimedChoice(costs=of_layer, step=step, order=timed.order)
+def choice(costs: LinearCosts, degree: int) -> LayerChoice:
+    load = Workload(layer=plan_inputs().layer, world_size=8, tokens_per_rank=4096, dtype="bfloat16")
+    return (
+        layer_costs(workload=load, costs=costs),
+        Decision(forward_degree=degree, backward_degree=degree),
+    )
+
+
+def seconds(costs: LayerCosts, decision: Decision) -> float:
+    return step_time(
+        costs=costs, tokens=4096, forward_degree=decision.forward_degree,
+        backward_degree=decision.backward_degree,
+    ).seconds  # fmt: skip
 
 
 def test_a_chance_is_the_share_of_refits_in_which_the_other_one_is_shorter() -> None:
@@ -34,4 +38,4 @@ def test_a_chance_is_the_share_of_refits_in_which_the_other_one_is_shorter() -> 
     assert chance_of_faster(other, own, resamples=refits, tokens=4096) == 0.25
     assert chance_of_faster(own, own, resamples=refits, tokens=4096) == 0.0
     alone = chance_of_faster(own, other, resamples=(), tokens=4096)
-    assert alone == float(other.step.seconds < own.step.seconds)
+    assert alone == float(seconds(*other) < seconds(*own))

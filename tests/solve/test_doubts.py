@@ -68,13 +68,13 @@ def test_doubtful_chunks_are_taken_only_where_they_are_expected_to_gain(
     resamples = with_start_up(*factors)
     loss, loss_of_one = expected_losses(resamples, several)
     solved = solve(DOUBTED, resamples)
-    assert solved.is_declined == (loss >= loss_of_one)
+    assert (solved.ranked.declined is not None) == (loss >= loss_of_one)
     assert degrees_of(solved) == ((1, 1) if loss >= loss_of_one else several)
 
 
 def test_the_cases_above_are_of_both_kinds() -> None:
     kinds = [
-        solve(DOUBTED, with_start_up(*factors)).is_declined
+        solve(DOUBTED, with_start_up(*factors)).ranked.declined is not None
         for factors in ((1.0, 10.0, 30.0), LOSING)
     ]
     assert kinds == [False, True]
@@ -97,7 +97,7 @@ def test_one_chunk_as_the_safe_answer_holds_everywhere_in_the_plan() -> None:
 def test_measured_chunks_are_not_declined() -> None:
     measured = replace(DOUBTED, doubts=(), trust="measured")
     solved = solve(measured, with_start_up(*LOSING))
-    assert not solved.is_declined
+    assert not (solved.ranked.declined is not None)
     assert degrees_of(solved) == degrees_of(solve(measured, ()))
 
 

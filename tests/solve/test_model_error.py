@@ -9,10 +9,9 @@ from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.model_plan import Confidence
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.step_errors import DRIFT, MachineErrors
-from moetune.solve.layer.model_error import StepErrorDraws
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
-from moetune.solve.layer.uncertainty import judge_choice
+from moetune.solve.layer.uncertainty import error_factors, judge_choice
 from tests.solve.costs_by_hand import LinearCosts
 from tests.solve.test_uncertainty import WORKLOAD, ranked
 
@@ -60,9 +59,9 @@ def test_one_refit_is_the_nominal_one_and_certain() -> None:
 
 
 def logs_of(
-    draws: StepErrorDraws, degree: int, strategy: Strategy = "none"
+    errors: StepErrors, degree: int, strategy: Strategy = "none"
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.log(draws.factors(strategy, degree))
+    return np.log(error_factors(errors, strategy, degree, num=NUM))
 
 
 OWN = 0.1
@@ -71,7 +70,7 @@ TOTAL = math.hypot(OWN, DRIFT)
 
 @pytest.mark.parametrize("degree", [1, 2, 8, 64, 4096])
 def test_every_power_of_two_has_the_same_spread(degree: int) -> None:
-    draws = StepErrorDraws(errors_of(OWN), num=NUM)
+    draws = errors_of(OWN)
     assert np.std(logs_of(draws, degree)) == pytest.approx(TOTAL, rel=0.2)
     assert np.mean(logs_of(draws, degree)) == pytest.approx(0.0, abs=0.01)
 
@@ -80,7 +79,7 @@ def test_every_power_of_two_has_the_same_spread(degree: int) -> None:
 def test_degrees_share_the_less_of_their_error_the_more_octaves_they_are_apart(
     apart: int, shared: float
 ) -> None:
-    draws = StepErrorDraws(errors_of(OWN), num=NUM)
+    draws = errors_of(OWN)
     pairs = [(2**at, 2 ** (at + apart)) for at in range(6)]
     found = [np.corrcoef(logs_of(draws, one), logs_of(draws, two))[0, 1] for one, two in pairs]
     expected = (shared * OWN**2 + DRIFT**2) / TOTAL**2
@@ -89,18 +88,13 @@ def test_degrees_share_the_less_of_their_error_the_more_octaves_they_are_apart(
 
 def test_roots_of_the_covariance_are_what_deviates_are_taken_times() -> None:
     apart = StepErrors(mean=np.zeros(2), roots=np.diag([1.0, 2.0]))
-    draws = StepErrorDraws(apart, num=NUM)
+    draws = apart
     assert np.std(logs_of(draws, 2)) == pytest.approx(2 * np.std(logs_of(draws, 1)), rel=1e-9)
     assert abs(np.corrcoef(logs_of(draws, 1), logs_of(draws, 2))[0, 1]) < 0.3
 
 
 def test_neighbouring_degrees_have_nearly_one_error_and_strategies_their_own() -> None:
-    draws = StepErrorDraws(errors_of(OWN), num=NUM)
+    draws = errors_of(OWN)
     assert np.corrcoef(logs_of(draws, 15), logs_of(draws, 16))[0, 1] > 0.95
     assert abs(np.corrcoef(logs_of(draws, 4), logs_of(draws, 4, "S1"))[0, 1]) < 0.3
     assert (logs_of(draws, 1) == logs_of(draws, 1, "S1")).all()
-
-
-def test_draws_are_the_same_in_every_run() -> None:
-    first, second = (StepErrorDraws(errors_of(OWN), num=NUM) for _ in range(2))
-    assert (logs_of(first, 4) == logs_of(second, 4)).all()

@@ -5,18 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import Bounds
-from moetune.domain.layer import PHASES, LayerShape
-from moetune.solve.layer.all_to_all import AllToAllCosts
+from moetune.domain.layer import PHASES, LayerKey, LayerShape
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
+from moetune.solve.layer.parallelism import AllToAllCosts
 from tests.solve.costs_by_hand import LinearCosts
 
 LAYER = LayerShape(d_model=512, d_hidden=1024, num_experts=8)
 
 
 def chooser(*, is_measured: bool, bounds: Bounds | None = None) -> DegreeChooser:
-    costs = AllToAllCosts(
-        layer=LAYER, world_size=8, dtype="float32", costs=LinearCosts(has_points=is_measured)
-    )
+    key = LayerKey(layer=LAYER, num_ranks=8, dtype="float32")
+    costs = AllToAllCosts(key=key, costs=LinearCosts(has_points=is_measured))
     return DegreeChooser(costs=costs, bounds=bounds or Bounds())
 
 
@@ -35,7 +34,7 @@ def test_no_smaller_degree_is_within_noise_and_the_chosen_one_is_where_chunks_pa
     limit = min(seconds.values()) * (1 + NOISE)
     around = made.costs.overhead(tokens=tokens).seconds
 
-    chosen, backward = (phase.degree for phase in made.best(tokens))
+    chosen, backward = made.degrees(tokens) or (0, 0)
 
     assert chosen == backward
     if around + min(seconds.values()) > (around + seconds[1]) * (1 - WORTH):
@@ -49,16 +48,16 @@ def test_no_smaller_degree_is_within_noise_and_the_chosen_one_is_where_chunks_pa
 def test_a_pin_of_one_phase_holds_for_both(bounds: Bounds) -> None:
     made = chooser(is_measured=True, bounds=bounds)
     assert [list(made.bounded(phase, 4096)) for phase in PHASES] == [[3], [3]]
-    assert tuple(phase.degree for phase in made.best(4096)) == (3, 3)
+    assert made.degrees(4096) == (3, 3)
 
 
 def test_different_pins_are_kept() -> None:
     made = chooser(is_measured=True, bounds=Bounds(forward_degree=2, backward_degree=5))
-    assert tuple(phase.degree for phase in made.best(4096)) == (2, 5)
+    assert made.degrees(4096) == (2, 5)
 
 
 def test_published_lines_are_taken_at_their_word() -> None:
     exact, careful = chooser(is_measured=False), chooser(is_measured=True)
-    pairs = [(exact.best(2**step)[0].degree, careful.best(2**step)[0].degree) for step in range(17)]
-    assert all(few <= many for many, few in pairs)
-    assert any(few < many for many, few in pairs)
+    pairs = [(exact.degrees(2**step), careful.degrees(2**step)) for step in range(17)]
+    assert all(many is not None and few is not None and few[0] <= many[0] for many, few in pairs)
+    assert any(few < many for many, few in pairs if many is not None and few is not None)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.layer.memory import layer_memory, total_bytes
-from moetune.solve.layer.peak import Peak, peak_bytes
-from moetune.solve.runtime import StateBytes
+from moetune.solve.layer.peak import Peak, StateBytes, peak_bytes
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
@@ -163,10 +162,3 @@ def test_two_byte_gradients_are_summed_in_four_bytes() -> None:
         )
     )
     assert two.buffer_bytes - four.buffer_bytes == 2 * (2 * 2048 * 8192)
-
-
-def test_a_capacity_that_drops_rows_needs_less() -> None:
-    whole, half = (peak_of(GPT_XL, capacity_factor=factor) for factor in (None, 0.5))
-    assert half.ring_bytes == whole.ring_bytes // 2
-    assert half.activation_bytes == whole.activation_bytes
-    assert peak_of(GPT_XL, capacity_factor=1.25) == whole

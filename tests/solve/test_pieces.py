@@ -76,7 +76,7 @@ def test_a_step_is_priced_with_as_many_gemms_as_the_layer_multiplies(
 def test_pinned_degrees_are_priced_the_same_by_the_chooser(degrees: tuple[int, int]) -> None:
     costs = _layer()
     bounds = Bounds(forward_degree=degrees[0], backward_degree=degrees[1], min_chunk_tokens=1)
-    found = DegreeChooser(costs=costs, bounds=bounds).best(NUM_TOKENS)
+    found = DegreeChooser(costs=costs, bounds=bounds).times(NUM_TOKENS, degrees)
     whole = step_time(
         costs=costs, tokens=NUM_TOKENS, forward_degree=degrees[0], backward_degree=degrees[1]
     )
@@ -91,7 +91,7 @@ def test_equal_degrees_after_different_ones_are_whole_again() -> None:
 
 def test_one_expert_and_lines_know_no_pieces() -> None:
     costs = _layer()
-    alone = replace(costs, world_size=costs.layer.num_experts)
+    alone = replace(costs, key=replace(costs.key, num_ranks=costs.layer.num_experts))
     lines = replace(costs, costs=LinearCosts())
     assert alone.in_chunks(4, 3) is alone
     assert lines.in_chunks(4, 3) is lines

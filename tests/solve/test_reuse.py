@@ -13,7 +13,7 @@ from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemS
 from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan
-from moetune.solve.layer.paper_times import paper_seconds
+from moetune.solve.layer.memory import paper_seconds
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
 from moetune.solve.layer.timeline import simulate

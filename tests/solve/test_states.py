@@ -7,8 +7,7 @@ import moetune
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.optimizers import optimizer_of
 from moetune.solve.layer.memory import layer_memory
-from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.runtime import StateBytes
+from moetune.solve.layer.peak import StateBytes, peak_bytes
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.observed import watched_seconds
 from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.predict import watched_seconds
 from moetune.workflows.plan import make_plan
 from tests.fit.measured import FINGERPRINT, measured_profile
 

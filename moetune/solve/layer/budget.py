@@ -9,7 +9,7 @@ from moetune.domain.layer import Workload
 from moetune.domain.plan import Memory
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import layer_memory
-from moetune.solve.layer.peak import Peak, has_grouped, peak_bytes
+from moetune.solve.layer.peak import Peak, peak_bytes
 
 Degrees = tuple[int, int]
 """Chunks forward and backward."""
@@ -31,11 +31,9 @@ class MemoryBudget:
     @classmethod
     def of(cls, *, workload: Workload, costs: LayerCosts, limit_bytes: int) -> Self:
         """Return the budget of a layer that runs as its costs are measured."""
-        return cls(
-            workload=workload,
-            limit_bytes=limit_bytes,
-            is_grouped=has_grouped(workload, costs),
-        )
+        is_gpu = costs.costs.copy_mode == "pinned"
+        is_grouped = workload.dtype == "bfloat16" and is_gpu
+        return cls(workload=workload, limit_bytes=limit_bytes, is_grouped=is_grouped)
 
     @property
     def keeps_all(self) -> bool:

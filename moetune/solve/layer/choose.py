@@ -139,12 +139,6 @@ class DegreeChooser:
         """Return the best degrees for so many tokens that fit; None where none do."""
         return self.table(tokens).best()
 
-    def best(self, tokens: int) -> PhaseTimes:
-        """Return both phases at their best degrees, without a bound on the memory."""
-        degrees = self.degrees(tokens)
-        assert degrees is not None  # noqa: S101 - everything fits without a limit
-        return self.times(tokens, degrees)
-
     def times(self, tokens: int, degrees: Degrees) -> PhaseTimes:
         """Return both phases at these degrees."""
         forward, backward = map(self.time, PHASES, (tokens, tokens), degrees)

@@ -9,21 +9,20 @@ T·k/r rows on each rank, a real number: costs are interpolated, and a chunk is 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 import numpy as np
 
 from moetune.domain.arrays import array_of, floats_of, is_many
-from moetune.domain.constraints import Order
 from moetune.domain.costs import Estimate
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference, OverlapSpeeds
-from moetune.domain.layer import PHASES, LayerKey, Phase
+from moetune.domain.layer import PHASES, Phase
 from moetune.domain.step_errors import StepErrors
+from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS, LayerOperations
-from moetune.solve.layer.timeline import Task
 from moetune.solve.layer.totals import at_least, total
 
 _Key = float | bytes
@@ -54,19 +53,29 @@ class LayerCosts(LayerOperations, ABC):
     )
 
     @property
-    @abstractmethod
+    def is_tensor(self) -> bool:
+        """Whether a tensor-parallel group shares the experts, and no tokens travel to them."""
+        return self.key.expert_parallel == "tensor"
+
+    @property
     def num_transfers(self) -> int:
-        """Collectives of one chunk in one phase."""
+        """Collectives of one chunk in one phase: dispatch and combine, or a sum of outputs."""
+        return 1 if self.is_tensor else 2
 
     @property
-    @abstractmethod
     def bytes_per_row(self) -> float:
-        """Input bytes of one collective for each row of the chunk."""
+        """Input bytes of one collective for each row: M values, or those of a token's k rows."""
+        return self.row_bytes / (self.layer.top_k if self.is_tensor else 1)
 
     @property
-    @abstractmethod
+    def row_bytes(self) -> int:
+        """Bytes of one token's M values."""
+        return self.layer.d_model * dtype_bytes(self.dtype)
+
+    @property
     def sorts_rows(self) -> bool:
-        """Whether rows arrive by sender and have to be sorted by expert, and back again."""
+        """Whether rows of several experts arrive by sender, to be sorted by expert and back."""
+        return not self.is_tensor and self.world_size > 1 and self.local_experts > 1
 
     def in_chunks(self, forward_degree: int, backward_degree: int) -> "LayerCosts":
         """Return the costs where the phases have so many chunks each.
@@ -130,9 +139,11 @@ class LayerCosts(LayerOperations, ABC):
     def _compute(self, phase: Phase, rows: float) -> Estimate:
         """Compute `compute`."""
 
-    @abstractmethod
     def gathering(self, *, tokens: float) -> Estimate:
         """Return the all-gather of tokens before a phase's first chunk; 0 without shards."""
+        if not self.key.sequence_parallel:
+            return NOTHING
+        return self.collective("all_gather", tokens / self.world_size * self.row_bytes)
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return a phase's time outside its pipeline, as `overhead`; 0 where not measured."""
@@ -146,45 +157,12 @@ class LayerCosts(LayerOperations, ABC):
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Compute `phase_overhead`, but for the host's launches."""
 
-    @abstractmethod
-    def makespan(
-        self, *, degree: int, rows: float, transfer_seconds: float, compute_seconds: float,
-        order: Order,
-    ) -> float:  # fmt: skip
-        """Return the time of a phase in `degree` chunks of so many rows, in closed form.
-
-        Args:
-            transfer_seconds: one collective of one chunk, undisturbed.
-            compute_seconds: one chunk's experts, undisturbed.
-        """
-
-    @abstractmethod
-    def tasks(
-        self,
-        *,
-        transfer_seconds: Sequence[float],
-        compute_seconds: Sequence[float],
-        gather_seconds: float,
-        order: Order,
-    ) -> list[Task]:
-        """Return the simulator's tasks of a phase, which `makespan` solves in closed form.
-
-        Args:
-            transfer_seconds, compute_seconds: one entry for each chunk.
-        """
-
-    @property
-    @abstractmethod
-    def key(self) -> LayerKey:
-        """The layers that these costs are of."""
-
     def step_errors(self, *, tokens: int) -> StepErrors:
         """Return by how much whole steps differ from the sum of their operations."""
         if self.errors is not None:
             return self.errors
-        key = self.kept(("key",), lambda: self.key)
         return self.kept(
-            ("step errors", tokens), lambda: self.costs.step_errors(key, tokens=tokens)
+            ("step errors", tokens), lambda: self.costs.step_errors(self.key, tokens=tokens)
         )
 
     def step_factor(self, *, rows: float, degree: int) -> float:

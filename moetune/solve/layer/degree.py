@@ -51,8 +51,6 @@ def makespan(
     link = 2 * degree * transfer_seconds
     device = degree * compute_seconds
     waits = order == "interleaved" and bool(np.max(degree) > 1 if is_many(degree) else degree > 1)
-    if not waits and _is_undisturbed(comm_speed, comp_speed):
-        return longer(link, 2 * transfer_seconds + device)
     slowed_compute = compute_seconds / comp_speed
     slowed_transfer = transfer_seconds / comm_speed
     overlap = shorter((2 * degree - 2) * slowed_transfer, degree * slowed_compute)
@@ -120,15 +118,6 @@ def tensor_parallel_makespan(
         comm_speed: μ, above 0 and at most 1.
         comp_speed: σ, above 0 and at most 1.
     """
-    slower = longer(transfer_seconds, compute_seconds)
-    if _is_undisturbed(comm_speed, comp_speed):
-        return compute_seconds + transfer_seconds + (degree - 1) * slower
     overlap = shorter(transfer_seconds / comm_speed, compute_seconds / comp_speed)
     work = degree * (compute_seconds + transfer_seconds)
     return work + (1 - comm_speed - comp_speed) * (degree - 1) * overlap
-
-
-def _is_undisturbed(comm_speed: float, comp_speed: float) -> bool:
-    if is_many(comm_speed) or is_many(comp_speed):
-        return bool(np.all(comm_speed == 1.0) and np.all(comp_speed == 1.0))
-    return comm_speed == comp_speed == 1.0

@@ -3,13 +3,15 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from moetune.domain.arrays import floats_of
 from moetune.domain.costs import Costs, Doubt
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes
-from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.refits import of_each, stacked_refits
+from moetune.solve.layer.refits import refits_of
 from moetune.solve.layer.times import StepTime, step_time
 
 PROFILE = "moetune profile"
@@ -23,12 +25,10 @@ class Declined:
 
     Args:
         regret: mean relative loss against one chunk, over refits.
-        regret_of_one: that of one chunk against them.
     """
 
     step: StepTime
     regret: float
-    regret_of_one: float
 
 
 def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | None:
@@ -46,16 +46,19 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
         return None
     if not resamples or not (best.doubts or one_chunk.doubts):
         return None
-    refits = stacked_refits(ranking.costs, resamples, tokens=ranking.tokens)
+    refits = refits_of(ranking.costs, resamples, tokens=ranking.tokens)
     several, single = (
-        of_each(_seconds(refits.stack, ranking, step), refits.num) for step in (best, one_chunk)
+        step_time(
+            costs=refits.stack, tokens=ranking.tokens, forward_degree=step.forward.degree,
+            backward_degree=step.backward.degree, order=ranking.order,
+        ).seconds
+        for step in (best, one_chunk)
+    )  # fmt: skip
+    ratios = floats_of(several) / single
+    regret, regret_of_one = (
+        float(np.maximum(ratio - 1, 0.0).mean()) for ratio in (ratios, 1 / ratios)
     )
-    ratios = [one / other for one, other in zip(several, single, strict=True)]
-    regret = sum(max(ratio - 1, 0.0) for ratio in ratios) / len(ratios)
-    regret_of_one = sum(max(1 / ratio - 1, 0.0) for ratio in ratios) / len(ratios)
-    if regret < regret_of_one:
-        return None
-    return Declined(step=best, regret=regret, regret_of_one=regret_of_one)
+    return None if regret < regret_of_one else Declined(step=best, regret=regret)
 
 
 def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
@@ -101,17 +104,6 @@ def _sizes(layer: LayerShape) -> Iterator[str]:
     yield f"--d-model {layer.d_model} --d-hidden {layer.d_hidden}"
     yield f"--num-experts {layer.num_experts} --top-k {layer.top_k}"
     yield f"--activation {layer.activation}"
-
-
-def _seconds(costs: LayerCosts, ranking: Ranking, step: StepTime) -> float:
-    forward_degree, backward_degree = step.degrees
-    return step_time(
-        costs=costs,
-        tokens=ranking.tokens,
-        forward_degree=forward_degree,
-        backward_degree=backward_degree,
-        order=ranking.order,
-    ).seconds
 
 
 def _explain(doubt: Doubt, sizes: Sequence[float]) -> str:

@@ -24,12 +24,10 @@ class ExpertGroups:
 
     Args:
         fullest: load of the fullest group.
-        least: no partition's fullest group has less.
     """
 
     groups: tuple[tuple[int, ...], ...]
     fullest: float
-    least: float
 
 
 def group_experts(loads: Sequence[float], num_groups: int) -> ExpertGroups:
@@ -44,24 +42,18 @@ def group_experts(loads: Sequence[float], num_groups: int) -> ExpertGroups:
     fullest = max(sum(sorted_loads[place] for place in group) for group in places)
     return ExpertGroups(
         groups=tuple(sorted(tuple(sorted(order[place] for place in group)) for group in places)),
-        fullest=fullest, least=min(fullest, _lower_bound(sorted_loads, num_groups)),
+        fullest=fullest,
     )  # fmt: skip
 
 
 def least_fullest(loads: Sequence[float], num_groups: int) -> float:
-    """Return what the fullest of equal groups has at least, without looking for any."""
-    return _lower_bound(sorted(loads, reverse=True), num_groups)
+    """Return what the fullest of equal groups has at least, without looking for any.
 
-
-def _lower_bound(loads: Sequence[float], num_groups: int) -> float:
-    """Return the most of three bounds: the mean, the largest's group, and two of the next ones.
-
-    The largest expert has the smallest ones beside it at best. Of the first P + 1 experts two
-    share a group, and they do with the smallest ones beside them.
-
-    Args:
-        loads: descending.
+    It is the most of three bounds: the mean, the largest's group, and two of the next ones. The
+    largest expert has the smallest ones beside it at best. Of the first P + 1 experts two share a
+    group, and they do with the smallest ones beside them.
     """
+    loads = sorted(loads, reverse=True)
     each = len(loads) // num_groups
     mean = sum(loads) / num_groups
     beside = loads[0] + sum(loads[len(loads) - each + 1 :])

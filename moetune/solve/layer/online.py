@@ -139,8 +139,8 @@ def _best_opening(curve: _Curve, degrees: Degrees, seed: int) -> _Opening:
     best = min(curve, key=curve.__getitem__)
     openings = [
         *_between(curve),
-        *_above(curve, degrees[1], best, seed),
-        *_below(curve, degrees[0], best, seed),
+        *_outside(curve, degrees[1], best, seed, sign=1),
+        *_outside(curve, degrees[0], best, seed, sign=-1),
     ]
     nothing = _Opening(degree=best, gain_seconds=0.0)
     return max(
@@ -165,40 +165,28 @@ def _between(curve: _Curve) -> Iterator[_Opening]:
         yield _Opening(degree=(low + high) // 2, gain_seconds=gain_seconds)
 
 
-def _above(curve: _Curve, largest: int, best: int, seed: int) -> Iterator[_Opening]:
-    """Yield the degrees above all tried ones.
+def _outside(curve: _Curve, limit: int, best: int, seed: int, *, sign: int) -> Iterator[_Opening]:
+    """Yield the degrees above all tried ones, or below them.
 
-    The bound is taken at twice the last degree. A pipeline of r chunks exposes C/r and pays
+    Above, the bound is taken at twice the last degree. A pipeline of r chunks exposes C/r and pays
     B·r for starting them; more chunks save at most (√(C/r) − √(B·r))², which is less than the
     tangent saves at 2·r, C/r − B·r.
+
+    Args:
+        limit: the last degree to try.
+        sign: 1 above, -1 below.
     """
-    tried = sorted(curve)
+    tried = sorted(curve, key=lambda degree: sign * degree)
     last, before = tried[-1], tried[-2] if len(tried) > 1 else None
-    if last >= largest:
+    if sign * last >= sign * limit:
         return
-    ends = (last + 1, min(2 * last, largest))
+    ends = (last + sign, min(2 * last, limit) if sign > 0 else limit)
     bound = min(_line(curve, before, last, degree) for degree in ends)
-    step = _first_step(last)
+    step = max(1, last // 4)  # neighbours of a large degree differ by noise alone
     if before is not None and best == last != seed:
-        step = 2 * (last - before)
-    yield _Opening(degree=min(last + step, largest), gain_seconds=curve[best] - bound)
-
-
-def _below(curve: _Curve, smallest: int, best: int, seed: int) -> Iterator[_Opening]:
-    tried = sorted(curve)
-    first, after = tried[0], tried[1] if len(tried) > 1 else None
-    if first <= smallest:
-        return
-    bound = min(_line(curve, after, first, degree) for degree in (smallest, first - 1))
-    step = _first_step(first)
-    if after is not None and best == first != seed:
-        step = 2 * (after - first)
-    yield _Opening(degree=max(first - step, smallest), gain_seconds=curve[best] - bound)
-
-
-def _first_step(degree: int) -> int:
-    """Return a step away from a degree; neighbours of a large one differ by noise alone."""
-    return max(1, degree // 4)
+        step = 2 * abs(last - before)
+    step = min(step, abs(limit - last))
+    yield _Opening(degree=last + sign * step, gain_seconds=curve[best] - bound)
 
 
 def _line(curve: _Curve, far: int | None, near: int, degree: int) -> float:

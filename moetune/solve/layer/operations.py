@@ -14,7 +14,7 @@ from moetune.domain.arrays import array_of, longer
 from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Estimate, seconds_if_known
 from moetune.domain.gemm_forms import GemmForm, uneven_form
-from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
+from moetune.domain.layer import PHASES, LayerKey, LayerShape, Phase
 from moetune.domain.samples import HOST_CHUNKS, LAUNCHES, CollectiveOp
 from moetune.solve.layer.totals import total
 from moetune.solve.layer.uneven import unevenness
@@ -35,35 +35,36 @@ class LayerOperations:
     """A layer on so many ranks, and what its operations take there.
 
     Args:
-        world_size: P, the ranks that share the experts.
-        num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
+        key: the layer, the P ranks that share its experts, and how they do.
         chunk_parts: pieces of a forward and of a backward chunk, as `LayerCosts.in_chunks` counts
             them.
         expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
     """
 
-    layer: LayerShape
-    world_size: int
-    dtype: str
+    key: LayerKey
     costs: Costs
-    num_nodes: int = 0
     chunk_parts: tuple[float, float] = (1.0, 1.0)
     expert_shares: tuple[float, ...] = ()
+
+    @property
+    def layer(self) -> LayerShape:
+        """The sizes of the layer."""
+        return self.key.layer
+
+    @property
+    def world_size(self) -> int:
+        """P."""
+        return self.key.num_ranks
+
+    @property
+    def dtype(self) -> str:
+        """Of the experts' computation."""
+        return self.key.dtype
 
     @property
     def local_experts(self) -> int:
         """Experts of a rank."""
         return self.layer.num_experts // self.world_size
-
-    def key_of(self, kind: ExpertParallel, *, sequence_parallel: bool = False) -> LayerKey:
-        """Return the key where the ranks share the experts in that way."""
-        return LayerKey(
-            layer=self.layer,
-            num_ranks=self.world_size,
-            dtype=self.dtype,
-            expert_parallel=kind,
-            sequence_parallel=sequence_parallel,
-        )
 
     def gate(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return scores, softmax and choice of the experts; 0 where not measured."""
@@ -164,7 +165,7 @@ class LayerOperations:
         """
         if self.world_size == 1:
             return NOTHING
-        key = CollectiveKey(op, self.world_size, self.num_nodes, in_flight)
+        key = CollectiveKey(op, self.world_size, in_flight=in_flight)
         return self.costs.seconds(key, num_bytes)
 
     def collectives(self, op: CollectiveOp, num_bytes: float, in_flight: float) -> Estimate:

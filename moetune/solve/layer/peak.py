@@ -8,16 +8,58 @@ value. Rows are spread evenly over the ranks; a rank that receives more of them 
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.units import dtype_bytes, pinned_bytes
-from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.runtime import FULL_BYTES, StateBytes
+from moetune.domain.units import dtype_bytes
 
+FULL_BYTES = 4
+"""A value in full precision: float32."""
+_MOMENTS = 2
+"""Adam's mean and variance."""
 _INDEX_BYTES = 8
 _DOT_VALUES = 2**25
 """Products of float32 that are in memory at once for the weights' gradients, on a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes of one parameter with its gradient and optimizer states.
+
+    Adam's 16 in float32 are 4 for each of parameter, gradient and both moments. Elements of two
+    bytes get a master copy in float32 among the optimizer's states: 16 again, in a single layer.
+
+    Args:
+        optimizer: moments, and the master copy where there is one.
+    """
+
+    parameter: int
+    gradient: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.parameter + self.gradient + self.optimizer
+
+    @classmethod
+    @cache  # a plan asks for them for each peak
+    def of_layer(cls, dtype: str) -> "StateBytes":
+        """Return those in a single layer: 2 + 2 + 12 = 16 in mixed precision.
+
+        Autograd leaves a gradient in `parameter.grad`, which has the parameter's own dtype.
+        """
+        element = dtype_bytes(dtype)
+        full = max(FULL_BYTES, element)
+        masters = int(element < full)
+        return cls(parameter=element, gradient=element, optimizer=full * (_MOMENTS + masters))
+
+    @classmethod
+    def adam(cls, dtype: str) -> "StateBytes":
+        """Return those of `torch.optim.Adam` on parameters of that dtype, without a master."""
+        element = dtype_bytes(dtype)
+        return cls(parameter=element, gradient=element, optimizer=_MOMENTS * element)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +98,7 @@ def peak_bytes(
     backward_degree: int,
     strategy: Strategy = "none",
     bias: bool = True,
-    capacity_factor: float | None = None,
     states: StateBytes | None = None,
-    pins_host: bool = False,
     is_grouped: bool = False,
 ) -> Peak:
     """Return the peak of a training step, forward and backward.
@@ -69,24 +109,17 @@ def peak_bytes(
     with H twice for swiglu. Grouped kernels make their results anew: strategies that reuse memory
     have one more of a chunk's, and "none" has a second H for every row, by expert, from which the
     gradients of the parameters are one product. In one chunk, forward and backward, every strategy
-    is "none". In a tensor-parallel group strategy and capacity do not matter: see
-    `solve.layer.memory`.
+    is "none". In a tensor-parallel group the strategy does not matter: see `solve.layer.memory`.
 
     Args:
         bias: whether experts add biases (swiglu never does).
-        capacity_factor: as the layer's; above 1 it drops nothing of balanced rows.
         states: of one parameter; default, those of a layer by itself.
-        pins_host: host memory is page-locked.
         is_grouped: one kernel of the device takes the rows of all local experts.
     """
     kind: type[BufferCounts] = GroupedCounts if is_grouped else BufferCounts
     if workload.expert_parallel == "tensor":
         kind = TensorParallelCounts
-    share = 1.0 if capacity_factor is None else capacity_factor
-    counts = kind(
-        workload, forward_degree, backward_degree, strategy, bias=bias,
-        share=min(1.0, share),
-    )  # fmt: skip
+    counts = kind(workload, forward_degree, backward_degree, strategy, bias=bias)
     each = states or StateBytes.of_layer(workload.dtype)
     return Peak(
         state_bytes=counts.parameters * each.total,
@@ -94,13 +127,8 @@ def peak_bytes(
         buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(each),
         ring_bytes=max(counts.ring_bytes(backward=backward) for backward in (False, True)),
         routing_bytes=counts.routing_bytes(),
-        host_bytes=pinned_bytes(counts.host_bytes()) if pins_host else counts.host_bytes(),
+        host_bytes=counts.host_bytes(),
     )
-
-
-def has_grouped(workload: Workload, costs: LayerCosts) -> bool:
-    """Return whether the layer may run grouped kernels: in bfloat16, on a GPU."""
-    return workload.dtype == "bfloat16" and costs.costs.copy_mode == "pinned"
 
 
 class BufferCounts:
@@ -108,7 +136,6 @@ class BufferCounts:
 
     Args:
         bias: whether experts add biases (swiglu never does).
-        share: of the balanced rows that experts take.
     """
 
     def __init__(
@@ -119,20 +146,19 @@ class BufferCounts:
         strategy: Strategy,
         *,
         bias: bool,
-        share: float,
     ) -> None:
         self._workload, self._layer = workload, workload.layer
         self._degrees = forward_degree, backward_degree
         self._reuses = strategy != "none" and max(self._degrees) > 1
         self._keeps_input = self._reuses and strategy in OFFLOADS_INPUT
         self._keeps_middle = self._reuses and strategy in OFFLOADS_MIDDLE
-        self._share, self._bias = share, bias and self._layer.activation != "swiglu"
+        self._bias = bias and self._layer.activation != "swiglu"
         self._skew = workload.skew.p99
         self._element = dtype_bytes(workload.dtype)
         self._middle = middle_elements(self._layer)
         self._local_experts = workload.local_experts
         self._pairs = workload.rows
-        self._rows = math.ceil(workload.rows * share * self._skew)
+        self._rows = math.ceil(workload.rows * self._skew)
 
     @property
     def parameters(self) -> int:
@@ -193,7 +219,7 @@ class BufferCounts:
 
     def _chunk_rows(self, *, backward: bool) -> int:
         chunk_tokens = -(-self._workload.tokens_per_rank // self._degrees[backward])
-        return math.ceil(chunk_tokens * self._layer.top_k * self._share * self._skew)
+        return math.ceil(chunk_tokens * self._layer.top_k * self._skew)
 
     def routing_bytes(self) -> int:
         """Return the bytes of probabilities, weights and indices."""

@@ -11,7 +11,7 @@ from moetune.domain.placement import PlacementChoice
 from moetune.domain.plan import Pipeline, Plan, Predicted
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.domain.terms import LayerTerms, StrategyTerms
+from moetune.domain.terms import LayerTerms
 from moetune.solve.layer.doubts import (
     PROFILE,
     doubt_warnings,
@@ -26,7 +26,6 @@ from moetune.solve.layer.strategies import (
     rank_layer,
     strategy_terms,
 )
-from moetune.solve.layer.times import StepTime
 from moetune.solve.layer.uncertainty import judge_choice
 from moetune.solve.layer.verdict import alternatives_of, verdict_of
 from moetune.solve.layer.words import (
@@ -37,36 +36,18 @@ from moetune.solve.layer.words import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedPlan:
-    """A plan with the candidates that it was chosen from.
-
-    Args:
-        step: the chosen step of the layer; in a whole model of one MoE layer, with one
-            micro-batch.
-        ranked: the layer's memory strategies and degrees; None in a whole model, where the
-            search over layouts bounds the memory.
-    """
+    """A plan with the strategies and degrees that it was chosen from."""
 
     plan: Plan
-    step: StepTime
-    ranked: RankedLayer | None
-
-    @property
-    def is_declined(self) -> bool:
-        """Whether the layer would be cut into several chunks, had their times been measured."""
-        return self.ranked is not None and self.ranked.declined is not None
-
-    @property
-    def strategies(self) -> tuple[StrategyTerms, ...]:
-        """One row for each memory strategy; empty in a whole model and in tensor parallelism."""
-        return () if self.ranked is None else strategy_terms(self.ranked)
+    ranked: RankedLayer
 
     @property
     def terms(self) -> LayerTerms:
         """The terms of the chosen step, and of all memory strategies."""
         return LayerTerms(
-            forward=phase_terms(self.step.forward),
-            backward=phase_terms(self.step.backward),
-            strategies=self.strategies,
+            forward=phase_terms(self.ranked.step.forward),
+            backward=phase_terms(self.ranked.step.backward),
+            strategies=strategy_terms(self.ranked),
         )
 
 
@@ -81,9 +62,6 @@ class LayerProblem:
         device_memory_bytes: the limit where the inputs set none.
         provenance: of the profile.
         launch: begins the command that measures the inputs' ranks.
-        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
-        has_ranges: solve for other numbers of tokens too; a plan without them is a draft, which
-            takes half as long, and is not to be stored.
     """
 
     inputs: PlanInputs
@@ -93,8 +71,6 @@ class LayerProblem:
     device_memory_bytes: int
     provenance: Provenance
     launch: str = PROFILE
-    num_nodes: int = 0
-    has_ranges: bool = True
 
     def solve(self) -> SolvedPlan:
         """Return the plan with the experts in their natural order.
@@ -112,7 +88,7 @@ class LayerProblem:
         """
         ranked = rank_layer(
             inputs=self.inputs, costs=self.costs, bounds=self.bounds,
-            device_memory_bytes=self.device_memory_bytes, num_nodes=self.num_nodes,
+            device_memory_bytes=self.device_memory_bytes,
             placement=placement,
         )  # fmt: skip
         return choose_safely(ranked, self.resamples)
@@ -120,7 +96,7 @@ class LayerProblem:
     def solved(self, ranked: RankedLayer, placement: PlacementChoice | None = None) -> SolvedPlan:
         """Return the plan of candidates that were ranked with that placement."""
         plan = replace(self._plan(ranked), placement=placement)
-        return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
+        return SolvedPlan(plan=plan, ranked=ranked)
 
     def _plan(self, ranked: RankedLayer) -> Plan:
         inputs, ranking = self.inputs, ranked.best
@@ -130,14 +106,14 @@ class LayerProblem:
             id=inputs.plan_id,
             inputs=inputs,
             layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
-            pipeline=_pipeline(ranking, has_ranges=self.has_ranges),
+            pipeline=_pipeline(ranking),
             memory=ranking.memory,
             predicted=_predicted(ranking, confidence, self.provenance),
             decision=verdict_of(ranked, confidence, others),
             alternatives=tuple(alternatives_of(ranked, others)),
             warnings=(
                 *self._trust_warnings(ranked),
-                *layer_warnings(ranking),
+                *_choice_warnings(ranking),
             ),
         )
 
@@ -157,7 +133,7 @@ class LayerProblem:
         )
 
 
-def layer_warnings(ranking: Ranking) -> Iterator[str]:
+def _choice_warnings(ranking: Ranking) -> Iterator[str]:
     """Yield warnings about the choice's copies and pins."""
     offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
     if offloads and ranking.costs.costs.copy_mode == "pageable":
@@ -165,13 +141,13 @@ def layer_warnings(ranking: Ranking) -> Iterator[str]:
     yield from ranking.pin_warnings()
 
 
-def _pipeline(ranking: Ranking, *, has_ranges: bool) -> Pipeline:
+def _pipeline(ranking: Ranking) -> Pipeline:
     forward_degree, backward_degree = ranking.degrees
     return Pipeline(
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         order=ranking.order,
-        ranges=solve_ranges(ranking.chooser, ranking.tokens, ranking.degrees) if has_ranges else (),
+        ranges=solve_ranges(ranking.chooser, ranking.tokens, ranking.degrees),
     )
 
 

@@ -40,19 +40,6 @@ def of_each(seconds: float, num: int) -> list[float]:
     return cast("list[float]", np.broadcast_to(seconds, num).tolist())
 
 
-def stacked_refits(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -> Refits:
-    """Return the refits of `refits_of`.
-
-    The nominal costs keep those that were asked of them first: a plan asks for them twice.
-    """
-
-    def found() -> tuple[Sequence[Costs], Refits]:
-        return resamples, refits_of(nominal, resamples, tokens=tokens)
-
-    of, refits = nominal.kept(("refits", tokens), found)
-    return refits if of is resamples else found()[1]
-
-
 def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -> Refits:
     """Return the layer's costs under the refits that the measured steps do not contradict.
 
@@ -61,9 +48,20 @@ def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -
     Beyond its measured sizes an operation is drawn from a wide range, and most of that cannot be
     where steps that consist of it were measured.
 
+    The nominal costs keep those that were asked of them first: a plan asks for them twice.
+
     Args:
         tokens: of a step on one rank.
     """
+
+    def made() -> tuple[Sequence[Costs], Refits]:
+        return resamples, _refits(nominal, resamples, tokens)
+
+    of, refits = nominal.kept(("refits", tokens), made)
+    return refits if of is resamples else made()[1]
+
+
+def _refits(nominal: LayerCosts, resamples: Sequence[Costs], tokens: int) -> Refits:
     errors = nominal.step_errors(tokens=tokens)
     if not errors.records or not resamples:
         costs = costs_of_all(resamples) if resamples else nominal.costs

@@ -82,7 +82,7 @@ def reused_seconds(phases: Sequence[ReusedPhases]) -> list[Floats]:
     """Return the makespans of the phases' `reuse.reuse_tasks`, each of shape (n,).
 
     Raises:
-        ValueError: a duration is negative or not finite.
+        ArithmeticError: a duration is negative or not finite.
     """
     if not phases:
         return []
@@ -92,7 +92,7 @@ def reused_seconds(phases: Sequence[ReusedPhases]) -> list[Floats]:
     durations = np.hstack([as_rows(one.chunk.durations, len(one.degree)) for one in phases])
     speeds = np.concatenate([_speeds(one) for one in phases], axis=-1)
     if not (np.isfinite(durations).all() and (durations >= 0).all()):
-        raise ValueError("a task must take 0 or more seconds")
+        raise ArithmeticError("the times of a chunk are negative, or no finite numbers")
     patterns = [(one.chunk.pattern, one.phase) for one in phases]
     seconds = np.full(len(degrees), np.nan)
     for most in (FEW, _MORE, int(degrees.max())):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Decision, Plan
+from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.choose import HOPELESS
 from moetune.solve.layer.memory import device_bytes
-from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.settled_ranges import REACH, Gap
 
 Degrees = tuple[int, int]
@@ -159,11 +159,9 @@ def fits(workload: Workload, limit_bytes: int | None, decision: Decision) -> boo
     """Return whether a layer's peak is within a limit; None for no limit."""
     if limit_bytes is None:
         return True
-    peak = peak_bytes(
-        workload=workload,
-        forward_degree=decision.forward_degree,
-        backward_degree=decision.backward_degree,
-        strategy=decision.strategy,
+    budget = MemoryBudget(
+        workload=workload, limit_bytes=limit_bytes,
         is_grouped=workload.dtype == "bfloat16",  # as on a GPU, where it takes more
-    )
-    return peak.device_bytes <= limit_bytes
+    )  # fmt: skip
+    degrees = decision.forward_degree, decision.backward_degree
+    return budget.fits(strategy=decision.strategy, degrees=degrees)

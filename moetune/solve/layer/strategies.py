@@ -16,8 +16,7 @@ from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.doubts import Declined, decline_chunks
-from moetune.solve.layer.memory import device_bytes, limit_of, total_bytes
-from moetune.solve.layer.paper_times import paper_seconds
+from moetune.solve.layer.memory import device_bytes, limit_of, paper_seconds, total_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import PhaseTime, StepTime
@@ -75,7 +74,6 @@ def rank_layer(
     costs: Costs,
     bounds: Bounds,
     device_memory_bytes: int,
-    num_nodes: int = 0,
     placement: tuple[int, ...] = (),
 ) -> RankedLayer:
     """Return the candidates of a layer's plan, best first, of which a plan takes the first.
@@ -84,7 +82,6 @@ def rank_layer(
         costs: nominal costs of the profile that the inputs name.
         bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
         device_memory_bytes: the limit where the inputs set none.
-        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
         placement: expert of each place; empty for the natural order.
 
     Raises:
@@ -97,7 +94,7 @@ def rank_layer(
     workload = inputs.workload(layout, placement)
     return choose_strategy(
         workload=workload,
-        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
+        costs=layer_costs(workload=workload, costs=costs),
         bounds=bounds,
         limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
     )

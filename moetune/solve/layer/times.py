@@ -5,18 +5,21 @@ Every prediction of a layer is `phase_time`, one phase in r chunks with a memory
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of, floats_of
+from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.degree import makespan, tensor_parallel_makespan
 from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.reuse import chunk_of
 from moetune.solve.layer.reuse_times import Ints, ReusedPhases, reused_seconds
+from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
 from moetune.solve.layer.totals import doubts_of
 
 OVERHEAD_SHARE = 0.05
@@ -160,20 +163,7 @@ def phase_time(
             (phase, tokens, degree, order),
             lambda: _closed_time(costs, phase, tokens, degree, order),
         )
-    rows = costs.rows(tokens, degree=degree)
-    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-    if seconds is None:
-        table = costs.interference(rows=rows, degree=degree)
-        (found,) = reused_seconds([ReusedPhases(chunk, phase, np.array([degree]), table)])
-        seconds = float(found[0])
-    return PhaseTime(
-        degree=degree,
-        seconds=seconds,
-        transfer=chunk.transfer,
-        compute=chunk.compute,
-        copies=chunk.copies,
-        num_transfers=chunk.num_transfers,
-    )
+    return _reused_time(costs, phase, tokens, degree, strategy, seconds)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -191,42 +181,32 @@ def phase_seconds(
         ArithmeticError: the costs are absurd, and a time is no finite number.
     """
     size, degree = array_of(tokens), cast("int", degrees)
-    rows = costs.rows(size, degree=degree)
     if strategy == "none":
-        factor = costs.step_factor(rows=rows, degree=degree)
-        chunks = costs.makespan(
-            degree=degree,
-            rows=rows,
-            transfer_seconds=factor * costs.transfer(rows=rows, degree=degree).seconds,
-            compute_seconds=factor * costs.compute(phase=phase, rows=rows).seconds,
-            order=order,
-        )
-        seconds = costs.gathering(tokens=size).seconds + floats_of(chunks)
+        time = _closed_time(costs, phase, size, degree, order)
     else:
-        chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-        if not np.isfinite(sum(chunk.durations)).all():
-            raise ArithmeticError("the times of a chunk are no finite numbers")
-        table = costs.interference(rows=rows, degree=degree)
-        (seconds,) = reused_seconds([ReusedPhases(chunk, phase, degrees, table)])
+        time = _reused_time(costs, phase, size, degree, strategy)
+    seconds = floats_of(time.seconds)
     if not np.isfinite(seconds).all():
         raise ArithmeticError("the times of a phase are no finite numbers")
     return seconds
 
 
 def _closed_time(
-    costs: LayerCosts, phase: Phase, tokens: int, degree: int, order: Order
+    costs: LayerCosts, phase: Phase, tokens: float, degree: int, order: Order
 ) -> PhaseTime:
     rows = costs.rows(tokens, degree=degree)
     factor = costs.step_factor(rows=rows, degree=degree)
     transfer = costs.transfer(rows=rows, degree=degree).scaled(factor)
     compute = costs.compute(phase=phase, rows=rows).scaled(factor)
     gathering = costs.gathering(tokens=tokens)
-    chunks_seconds = costs.makespan(
+    speeds = costs.speeds(rows=rows, transfer_seconds=transfer.seconds)
+    closed_form = tensor_parallel_makespan if costs.is_tensor else partial(makespan, order=order)
+    chunks_seconds = closed_form(
         degree=degree,
-        rows=rows,
         transfer_seconds=transfer.seconds,
         compute_seconds=compute.seconds,
-        order=order,
+        comm_speed=speeds.comm,
+        comp_speed=speeds.comp,
     )
     return PhaseTime(
         degree=degree,
@@ -235,6 +215,40 @@ def _closed_time(
         compute=compute,
         num_transfers=costs.num_transfers,
         gathering=gathering,
+    )
+
+
+def _reused_time(
+    costs: LayerCosts, phase: Phase, tokens: float, degree: int, strategy: Strategy,
+    seconds: float | None = None,
+) -> PhaseTime:  # fmt: skip
+    rows = costs.rows(tokens, degree=degree)
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
+    if seconds is None:
+        table = costs.interference(rows=rows, degree=degree)
+        (found,) = reused_seconds([ReusedPhases(chunk, phase, np.atleast_1d(degree), table)])
+        seconds = array_of(found) if is_many(degree) else float(found[0])
+    return PhaseTime(
+        degree=degree,
+        seconds=seconds,
+        transfer=chunk.transfer,
+        compute=chunk.compute,
+        copies=chunk.copies,
+        num_transfers=chunk.num_transfers,
+    )
+
+
+def phase_tasks(time: PhaseTime, order: Order) -> list[Task]:
+    """Return the simulator's tasks of a phase without reuse, whose makespan is a closed form."""
+    transfers = [time.transfer.seconds] * time.degree
+    computes = [time.compute.seconds] * time.degree
+    if time.num_transfers == 1:
+        return tensor_parallel_tasks(
+            compute_seconds=computes, reduce_seconds=transfers,
+            gather_seconds=time.gathering.seconds,
+        )  # fmt: skip
+    return pipeline_tasks(
+        dispatch_seconds=transfers, compute_seconds=computes, combine_seconds=transfers, order=order
     )
 
 

@@ -2,7 +2,8 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InfeasiblePlanError
@@ -14,15 +15,15 @@ from moetune.solve.layer.peak import Peak
 from moetune.solve.layer.words import count_chunks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
+class _Choice(NamedTuple):
     strategy: Strategy
     degrees: Degrees
     peak: Peak
 
     @property
-    def num_bytes(self) -> int:
-        return self.peak.device_bytes
+    def words(self) -> str:
+        """The numbers of chunks."""
+        return f"{self.degrees[0]} and {count_chunks(self.degrees[1])}"
 
 
 def too_large(
@@ -34,9 +35,9 @@ def too_large(
         chooser: of any strategy, for its bounds.
     """
     smallest = _smallest(budget, allowed, chooser, budget.workload.tokens_per_rank)
-    peak, degrees = smallest.peak, smallest.degrees
+    peak = smallest.peak
     return InfeasiblePlanError(
-        f"memory binds: the smallest plan ({degrees[0]} and {count_chunks(degrees[1])}, strategy "
+        f"memory binds: the smallest plan ({smallest.words}, strategy "
         f"{smallest.strategy}) peaks at {format_bytes(peak.device_bytes)} per device "
         f"(states {format_bytes(peak.state_bytes)}, activations "
         f"{format_bytes(peak.activation_bytes)}, buffers "
@@ -55,8 +56,8 @@ def _smallest(
     for strategy in allowed:
         degrees = replace(chooser, strategy=strategy, budget=budget).least(tokens)
         peak = budget.peak(strategy=strategy, degrees=degrees, tokens=tokens)
-        choices.append(_Choice(strategy=strategy, degrees=degrees, peak=peak))
-    return min(choices, key=lambda choice: choice.num_bytes)
+        choices.append(_Choice(strategy, degrees, peak))
+    return min(choices, key=lambda choice: choice.peak.device_bytes)
 
 
 def _what_would_fit(
@@ -69,12 +70,11 @@ def _what_would_fit(
         nearest: tuple[Strategy, ...] = ("none", "S4")  # least work first, then least memory
         for strategy in nearest[:1] if budget.keeps_all else nearest:
             choice = _smallest(budget, [strategy], free, planned)
-            if choice.num_bytes <= budget.limit_bytes:
-                chunks = f"{choice.degrees[0]} and {count_chunks(choice.degrees[1])}"
-                return f"nearest: {chunks} with strategy {strategy}"
+            if choice.peak.device_bytes <= budget.limit_bytes:
+                return f"nearest: {choice.words} with strategy {strategy}"
     most = bisect_left(
         range(1, planned), True,  # noqa: FBT003 - looked for, no switch
-        key=lambda tokens: _smallest(budget, allowed, chooser, tokens).num_bytes
+        key=lambda tokens: _smallest(budget, allowed, chooser, tokens).peak.device_bytes
         > budget.limit_bytes,
     )  # fmt: skip
     if most >= 1:

@@ -1,8 +1,10 @@
 """Uncertainty of a choice, compared with others under many refits of the measurements."""
 
+import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
+from statistics import NormalDist
 
 import numpy as np
 
@@ -11,18 +13,22 @@ from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Decision
+from moetune.domain.step_errors import StepErrors, at_degree
 from moetune.solve.layer.choose import HOPELESS
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.model_error import StepErrorDraws
 from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.refits import stacked_refits
+from moetune.solve.layer.refits import refits_of
 from moetune.solve.layer.reuse import chunk_of
 from moetune.solve.layer.reuse_times import ReusedPhases, reused_seconds
 from moetune.solve.layer.times import StepTime, phase_time
 
+_SEED = 0
 _Phase = tuple[Phase, int, Strategy]
 """A phase in so many chunks."""
+LayerChoice = tuple[LayerCosts, Decision]
+"""A choice, and the costs of the layer that it is for."""
 
 
 def judge_choice(
@@ -37,7 +43,7 @@ def judge_choice(
         rivals: the best step of each other strategy that fits.
     """
     limit_seconds = ranking.step.seconds * HOPELESS
-    near = [_phases(one) for one in rivals if one.seconds <= limit_seconds]
+    near = [_phases(one.degrees, one.strategy) for one in rivals if one.seconds <= limit_seconds]
     contenders: list[list[_Phase]] = [
         [(phase, degree, ranking.chooser.strategy) for degree in degrees]
         for phase, degrees in zip(PHASES, ranking.contenders, strict=True)
@@ -71,17 +77,8 @@ def confidence_of(found: Sequence[tuple[float, float]]) -> Confidence:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedChoice:
-    """A choice of one layer with its nominal step."""
-
-    costs: LayerCosts
-    step: StepTime
-    order: Order
-
-
 def chance_of_faster(
-    chosen: TimedChoice, other: TimedChoice, *, resamples: Sequence[Costs], tokens: int
+    chosen: LayerChoice, other: LayerChoice, *, resamples: Sequence[Costs], tokens: int
 ) -> float:
     """Return the share of refits under which the other choice's step is the shorter one.
 
@@ -89,10 +86,11 @@ def chance_of_faster(
         resamples: without any the nominal costs count as certain.
     """
 
-    def seconds(choice: TimedChoice) -> Floats:
-        around, found = _under_refits(
-            choice.costs, resamples, _phases(choice.step), tokens=tokens, order=choice.order
-        )
+    def seconds(choice: LayerChoice) -> Floats:
+        costs, decision = choice
+        degrees = decision.forward_degree, decision.backward_degree
+        phases = _phases(degrees, decision.strategy)
+        around, found = _under_refits(costs, resamples, phases, tokens=tokens, order=decision.order)
         return sum(found.values(), around)
 
     return float(np.mean(seconds(other) < seconds(chosen) * (1 - TIE)))
@@ -109,9 +107,9 @@ def _under_refits(
     Returns:
         Arrays of shape (refits,).
     """
-    refits = stacked_refits(costs, resamples, tokens=tokens)
+    refits = refits_of(costs, resamples, tokens=tokens)
     layer, num = refits.stack, refits.num
-    errors = StepErrorDraws(costs.step_errors(tokens=tokens), num=num)
+    errors = costs.step_errors(tokens=tokens)
     phases = list(dict.fromkeys(wanted))
     reusing = [phase for phase in phases if phase[2] != "none"]
     simulated = reused_seconds([_reused(layer, phase, tokens, num) for phase in reusing])
@@ -121,7 +119,39 @@ def _under_refits(
             time = phase_time(costs=layer, phase=name, tokens=tokens, degree=degree, order=order)
             seconds[name, degree, strategy] = np.broadcast_to(time.seconds, num)
     around = np.broadcast_to(layer.overhead(tokens=tokens).seconds, num)
-    return around, {phase: seconds[phase] * errors.factors(phase[2], phase[1]) for phase in phases}
+    return around, {
+        phase: seconds[phase] * error_factors(errors, phase[2], phase[1], num=num)
+        for phase in phases
+    }
+
+
+def error_factors(errors: StepErrors, strategy: Strategy, degree: int, *, num: int) -> Floats:
+    """Return draws of the error of phases in so many chunks, around the expected one.
+
+    Args:
+        num: refits. A single one is the nominal costs, which count as certain.
+
+    Returns:
+        Shape (refits,).
+    """
+    if num == 1:
+        return np.ones(1)
+    name = strategy if degree > 1 else "none"  # one chunk reuses no memory
+    deviates = np.array([_deviates(f"{name} {at}", num) for at in range(len(errors.roots))])
+    found: Floats = np.exp(at_degree(deviates.T @ errors.roots.T, degree))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _deviates(name: str, num: int) -> Floats:
+    """Return normal deviates: the quantiles in random order, the same of a name in every run.
+
+    Few draws have the spread of the distribution, too.
+    """
+    normal = NormalDist()
+    quantiles = np.array([normal.inv_cdf((at + 0.5) / num) for at in range(num)])
+    # Not hash(): it differs between processes.
+    return np.random.default_rng([_SEED, zlib.crc32(name.encode())]).permutation(quantiles)
 
 
 def _reused(layer: LayerCosts, phase: _Phase, tokens: int, num: int) -> ReusedPhases:
@@ -133,11 +163,10 @@ def _reused(layer: LayerCosts, phase: _Phase, tokens: int, num: int) -> ReusedPh
     return ReusedPhases(chunk, name, np.full(num, degree), table)
 
 
-def _phases(step: StepTime) -> tuple[_Phase, _Phase]:
+def _phases(degrees: tuple[int, int], strategy: Strategy) -> tuple[_Phase, _Phase]:
     """Return the phases of a step; one chunk each way reuses nothing."""
-    strategy: Strategy = "none" if max(step.degrees) == 1 else step.strategy
-    forward, backward = step.degrees
-    return ("forward", forward, strategy), ("backward", backward, strategy)
+    reused: Strategy = "none" if max(degrees) == 1 else strategy
+    return ("forward", degrees[0], reused), ("backward", degrees[1], reused)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -4,8 +4,8 @@ The last step of a layer's plan, before `plan` puts its parts together.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
-from moetune.domain.constraints import Order
 from moetune.domain.model_plan import Confidence
 from moetune.domain.plan import Alternative, Choice, Verdict
 from moetune.solve.layer.memory import device_bytes
@@ -43,18 +43,18 @@ def alternatives_of(ranked: RankedLayer, others: Sequence[StepTime]) -> Iterator
 
 
 def _alternative(ranking: Ranking, step: StepTime, lost_because: str) -> Alternative:
-    return Alternative(
+    return Alternative(**asdict(_choice(ranking, step)), lost_because=lost_because)
+
+
+def _choice(ranking: Ranking, step: StepTime) -> Choice:
+    is_reused = step.strategy != "none"
+    return Choice(
         forward_degree=step.forward.degree,
         backward_degree=step.backward.degree,
-        order=_order(ranking, step),
+        order="interleaved" if is_reused else ranking.bounds.chosen_order,
         strategy=step.strategy,
         step_seconds=step.seconds,
-        lost_because=lost_because,
     )
-
-
-def _order(ranking: Ranking, step: StepTime) -> Order:
-    return ranking.bounds.chosen_order if step.strategy == "none" else "interleaved"
 
 
 def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
@@ -66,19 +66,10 @@ def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[Ste
     ranking = ranked.best
     rest = [*others[:1], *ranked.rivals]
     runner_up = min(rest, key=lambda step: step.seconds, default=None)
-    choice = None
-    if runner_up is not None:
-        choice = Choice(
-            forward_degree=runner_up.forward.degree,
-            backward_degree=runner_up.backward.degree,
-            order=_order(ranking, runner_up),
-            strategy=runner_up.strategy,
-            step_seconds=runner_up.seconds,
-        )
     return Verdict(
         probability_best=confidence.probability_best,
         expected_regret=confidence.expected_regret,
-        runner_up=choice,
+        runner_up=None if runner_up is None else _choice(ranking, runner_up),
         binding="memory" if ranked.is_forced else binding_resource(ranking.step),
         why=_why(ranked, others[0] if others else None),
     )
