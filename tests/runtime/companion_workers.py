@@ -89,6 +89,19 @@ def fsdp_equals_one_process() -> None:
     check_equal(whole_state(net), wanted)
 
 
+def shared_experts_train_with_the_others() -> None:
+    def shared() -> nn.Module:
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, WIDTH)).double()
+
+    wanted = trained_alone(STEPS, shared_experts=shared()).state_dict()
+    plain = moetune.prepare_ddp(Net(shared_experts=shared()))
+    fsdp = sharded(Net(shared_experts=shared()), _world())
+    for net, wrapped in ((plain, DistributedDataParallel(plain)), (fsdp, fsdp)):
+        train(wrapped, adam(net), _mine(), STEPS)
+        check_equal(whole_state(net), wanted)
+
+
 def fsdp_shards_on_the_host_too() -> None:
     wanted = trained_alone(STEPS).state_dict()
     net = sharded(Net(), _world(), offload_policy=CPUOffloadPolicy(pin_memory=False))
@@ -321,6 +334,7 @@ def a_layer_takes_the_groups_of_a_mesh() -> None:
 
 TWO_RANKS: tuple[Callable[[], None], ...] = (
     fsdp_equals_one_process,
+    shared_experts_train_with_the_others,
     fsdp_shards_on_the_host_too,
     fsdp_computes_in_bfloat16_with_float32_masters,
     fsdp_draws_what_was_made_on_the_meta_device,

@@ -1,20 +1,17 @@
 """What ranks do in the tests of the tensor-parallel experts."""
 
 import itertools
-import os
-import signal
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from moetune.comm.gloo import communicator_of
-from moetune.domain.errors import AllocationError, CollectiveError, RankMismatchError
+from moetune.domain.errors import RankMismatchError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
 from tests.runtime.plans import small_plan
 from tests.runtime.reference import dense_moe
@@ -244,32 +241,3 @@ def _know_when_a_reduce_scatter_ends() -> None:
     future.wait()
     transfer.wait()
     assert torch.equal(total, 2 * shards[communicator.rank])
-
-
-def death(*, in_backward: bool, sequence_parallel: bool) -> None:
-    layer = tensor_layer(sequence_parallel=sequence_parallel)
-    x = torch.randn(64, D_MODEL, dtype=torch.float64, requires_grad=True)
-    y = layer(x)
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(CollectiveError, match=r"backward|gradient|agreement on tokens"):
-        (y if in_backward else layer(x)).sum().backward()
-
-
-def shortage() -> None:
-    """Rank 1 finds no memory for the backward pass's buffers, and leaves."""
-    layer = tensor_layer()
-    x = torch.randn(64, D_MODEL, dtype=torch.float64, requires_grad=True)
-    y = layer(x)
-    if dist.get_rank() == 1:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MemoryTracker, "empty", _no_memory)
-            with pytest.raises(AllocationError, match="no device memory"):
-                y.sum().backward()
-        return
-    with pytest.raises(CollectiveError, match="backward"):
-        y.sum().backward()
-
-
-def _no_memory(account: MemoryTracker, what: str, *_: object, **__: object) -> torch.Tensor:
-    raise account.short_of(what)

@@ -144,10 +144,18 @@ def test_a_process_at_its_limit_says_how_much_was_missing_and_goes_on(strategy: 
     assert lines[-1] == "smaller step done"
 
 
-@pytest.mark.parametrize(("strategy", "phase"), [("none", "backward"), ("S4", "forward")])
-def test_no_rank_hangs_when_one_finds_no_memory(strategy: str, phase: str) -> None:
-    reports = run_ranks(faults.shortage, 2, strategy, phase)
-    assert reports == ["", ""]
+@pytest.mark.parametrize(
+    ("kind", "strategy", "phase"),
+    [
+        ("all_to_all", "none", "backward"),
+        ("all_to_all", "S4", "forward"),
+        ("tensor", "none", "backward"),
+    ],
+)
+def test_no_rank_hangs_when_one_finds_no_memory(
+    kind: faults.Kind, strategy: str, phase: str
+) -> None:
+    assert run_ranks(faults.shortage, 2, kind, strategy, phase) == ["", ""]
 
 
 @pytest.mark.parametrize("strategy", ["S1", "S2", "S3"])

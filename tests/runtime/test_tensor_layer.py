@@ -49,22 +49,6 @@ def test_one_rank_is_the_other_layer() -> None:
     tensor_workers.experts_without_tokens_have_gradients()
 
 
-@pytest.mark.dist
-@pytest.mark.parametrize(("in_backward", "sequence_parallel"), [(False, False), (True, True)])
-def test_survivors_name_the_collective_when_a_rank_dies(
-    *, in_backward: bool, sequence_parallel: bool
-) -> None:
-    worker = partial(
-        tensor_workers.death, in_backward=in_backward, sequence_parallel=sequence_parallel
-    )
-    assert run_ranks(worker, 2) == ["", "the rank was killed or hung"]
-
-
-@pytest.mark.dist
-def test_no_rank_hangs_when_one_finds_no_memory() -> None:
-    assert run_ranks(tensor_workers.shortage, 2) == ["", ""]
-
-
 def test_chunks_are_computed_while_others_are_summed_forward_and_backward() -> None:
     layer = LayerShape(d_model=128, d_hidden=512, num_experts=2)
     workload = Workload(layer=layer, world_size=1, tokens_per_rank=512, expert_parallel="tensor")

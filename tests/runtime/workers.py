@@ -1,5 +1,7 @@
 """What ranks do in the tests of the layer."""
 
+import contextlib
+import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from moetune.comm.transfer import Transfer
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.trace import NoRecorder
 from tests.runtime.reference import Weights, dense_moe
 
 D_MODEL, D_HIDDEN, NUM_EXPERTS = 6, 10, 12
 RELATIVE = 1e-12
 TOKENS = (13, 7, 0, 3)
 AUX_SCALE = 0.1
+Events = list[tuple[str, ...]]
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -72,7 +77,7 @@ class Dense:
 
     Args:
         weights: with the gradients of all ranks' tokens.
-        gate_grad: of this rank's tokens alone.
+        gate_grad, shared_grads: of this rank's tokens alone.
     """
 
     weights: Weights
@@ -81,34 +86,34 @@ class Dense:
     num_dropped: int
     x_grad: torch.Tensor
     gate_grad: torch.Tensor
+    shared_grads: Sequence[torch.Tensor]
 
 
 def dense_of(layer: MoELayer, tokens: Sequence[int]) -> Dense:
     """Return the reference of a layer's weights; every degree and strategy has the same."""
-    weights = all_weights(layer)
+    weights, shared = all_weights(layer), copy.deepcopy(layer.shared_experts)
+    of_shared = [] if shared is None else [*shared.parameters()]
     loss: Any = 0
     steps = []
     for rank in range(_num_ranks()):
         x, dy = inputs_of(rank, tokens)
         x.requires_grad_()
         y, aux, dropped = dense_moe(
-            x,
-            weights,
-            top_k=layer.shape.top_k,
-            activation=layer.shape.activation,
-            normalize=layer.gate.normalize_topk,
-            capacity_factor=layer.gate.capacity_factor,
-        )
+            x, weights, top_k=layer.shape.top_k, activation=layer.shape.activation,
+            normalize=layer.gate.normalize_topk, capacity_factor=layer.gate.capacity_factor,
+        )  # fmt: skip
+        y = y if shared is None else y + shared(x)
         term = torch.sum(y * dy) + AUX_SCALE * aux
-        gate_grad = torch.autograd.grad(term, weights.gate, retain_graph=True)[0]
-        steps.append((x, y.detach(), aux.detach(), dropped, gate_grad))
+        grads = torch.autograd.grad(term, [weights.gate, *of_shared], retain_graph=True)
+        steps.append((x, y.detach(), aux.detach(), dropped, *grads))
         loss = loss + term
     loss.backward()
-    x, y, aux, dropped, gate_grad = steps[_rank()]
+    x, y, aux, dropped, gate_grad, *shared_grads = steps[_rank()]
     assert x.grad is not None
     return Dense(
-        weights=weights, y=y, aux=aux, num_dropped=dropped, x_grad=x.grad, gate_grad=gate_grad
-    )
+        weights=weights, y=y, aux=aux, num_dropped=dropped, x_grad=x.grad, gate_grad=gate_grad,
+        shared_grads=shared_grads,
+    )  # fmt: skip
 
 
 def check_against_dense(layer: MoELayer, tokens: Sequence[int], dense: Dense | None = None) -> None:
@@ -139,6 +144,37 @@ def check_against_dense(layer: MoELayer, tokens: Sequence[int], dense: Dense | N
         assert parameter.grad is not None, name
         assert torch.equal(parameter, reference[mine]), name
         assert relative_error(parameter.grad, reference.grad[mine]) <= RELATIVE, name
+    of_shared = () if layer.shared_experts is None else layer.shared_experts.parameters()
+    for parameter, wanted in zip(of_shared, dense.shared_grads, strict=True):
+        assert parameter.grad is not None
+        assert relative_error(parameter.grad, wanted) <= RELATIVE
+
+
+class Recorder(NoRecorder):
+    """Writes down when exchanges are issued and waited for, and when experts run."""
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+
+    def compute(self, *step: Any) -> contextlib.AbstractContextManager[None]:
+        self.events.append(step[:2])
+        return contextlib.nullcontext()
+
+    def transfer(self, phase: str, name: str, chunk: int, transfer: Transfer, *_: Any) -> Transfer:
+        self.events.append((phase, f"issues {name} {chunk}"))
+        return _Waited(transfer, (phase, f"has {name} {chunk}"), self.events)
+
+
+class _Waited:
+    def __init__(self, inner: Transfer, name: tuple[str, ...], events: Events) -> None:
+        self._inner, self._name, self._events = inner, name, events
+
+    def wait(self) -> None:
+        self._events.append(self._name)
+        self._inner.wait()
+
+    def future(self) -> torch.futures.Future[object] | None:
+        return self._inner.future()
 
 
 def dense_matrix(activations: Sequence[str], degrees: Sequence[int]) -> None:
