@@ -12,8 +12,8 @@ from moetune.comm.group import OneRank
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision
+from moetune.runtime.moe.activations import ClampedGate, FusedForm
 from moetune.runtime.moe.borrowed import BorrowedExperts, ExpertNames
-from moetune.runtime.moe.fused import ClampedGate, FusedForm
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
@@ -48,11 +48,11 @@ class Stack(nn.Module):
         self.up_bias = drawn(2 * h) if bias else None
         self.down_bias = drawn(d) if bias else None
 
-    def layer(self, **options: int) -> RoutedLayer:
+    def layer(self, *, pipeline: bool | int = True) -> RoutedLayer:
         there = {name: name for name, _ in self.named_parameters()}
         names = ExpertNames(**there)
         experts = BorrowedExperts(self, names, self.form, ExpertPlacement.of(OneRank(), 4))
-        return RoutedLayer(SHAPE, experts, OneRank(), **options)
+        return RoutedLayer(SHAPE, experts, OneRank(), pipeline=pipeline)
 
     def hidden(self, x: torch.Tensor, e: int) -> torch.Tensor:
         functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -14,7 +14,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import places_of
 from moetune.runtime.moe.cells import Cells
-from moetune.runtime.moe.counts import MOST_EXPECTED, RowCounts, exchange_counts, open_with_counts
+from moetune.runtime.moe.counts import RowCounts, exchange_counts, open_with_counts
 from moetune.runtime.moe.dispatch import Dispatch, GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
@@ -49,22 +49,18 @@ class AllToAllLayer(PlannedLayer):
         Counts of rows travel with the opening, for the chunks that this number of tokens had
         before. Only if the ranks agree on others is there a second exchange.
         """
-        if self.communicator.num_ranks == 1:
-            planned = self._decide(*opening.alone(), dtype)
-            routing = route()
-            return self._step(planned, routing, self._cells(routing, self._degrees), None)
-        if not self._has_met:
-            agreed = agree_on_tokens(self.communicator, opening, x.device)
-            self._has_met = True
-            planned = self._decide(*agreed, dtype)
-            routing = route()
-            return self._step(planned, routing, self._cells(routing, self._degrees), None)
-        return self._prepare_at_once(x, opening, dtype, route)
+        if self._has_met:
+            return self._prepare_at_once(x, opening, dtype, route)
+        agreed = agree_on_tokens(self.communicator, opening, x.device)
+        self._has_met = self.communicator.num_ranks > 1
+        planned = self._decide(*agreed, dtype)
+        routing = route()
+        return self._step(planned, routing, self._cells(routing, self._degrees), None)
 
     def _prepare_at_once(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
     ) -> LayerStep:
-        degrees = self._expected.get(opening.num_tokens, self._degrees)
+        degrees = self._expected_degrees(opening.num_tokens)
         routing = None if opening.problem else route()
         cells = None if routing is None else self._cells(routing, degrees)
         sent = cells.counts_CPL if cells is not None else self._no_counts(x.device)
@@ -75,19 +71,8 @@ class AllToAllLayer(PlannedLayer):
         assert cells is not None  # noqa: S101
         if counts is None or degrees != self._degrees:
             cells, counts = self._cells(routing, self._degrees), None
-        if len(self._expected) >= MOST_EXPECTED:
-            self._expected.clear()
-        self._expected[opening.num_tokens] = self._degrees
+        self._expect_degrees(opening.num_tokens)
         return self._step(planned, routing, cells, counts)
-
-    @property
-    def _degrees(self) -> tuple[int, int]:
-        return self.decision.forward_degree, self.decision.backward_degree
-
-    @cached_property
-    def _expected(self) -> dict[int, tuple[int, int]]:
-        """Degrees that this rank's numbers of tokens had before; a guess, never relied on."""
-        return {}
 
     def _cells(self, routing: Routing, degrees: tuple[int, int]) -> Cells:
         return Cells(

@@ -7,7 +7,7 @@ DistributedDataParallel without `prepare_ddp`, FSDP2's `fully_shard` without `pr
 import functools
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,6 @@ from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement
-
-if TYPE_CHECKING:
-    pass
 
 _PREPARE = "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then"
 
