@@ -11,6 +11,7 @@ from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import GradientSum
 from tests.ranks import run_ranks
 from tests.runtime import workers
+from tests.runtime.workers import results_of
 
 ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
 
@@ -112,9 +113,7 @@ def test_copies_are_waited_for_before_their_buffers_are_used(
         )
         layer.poison_buffers()
         layer.offload_with(LateCopies())
-        x = torch.randn(37, 8, dtype=torch.float64, requires_grad=True)
-        layer(x).square().sum().backward()
-        results.append([x.grad, *(parameter.grad for parameter in layer.parameters())])
+        results.append(results_of(layer, torch.randn(37, 8, dtype=torch.float64)))
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 

@@ -15,6 +15,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.workspace import MemoryTracker
 from tests.ranks import run_ranks
 from tests.runtime import faults
+from tests.runtime.workers import results_of
 
 SMALL, LARGE = 16, 64
 FEWEST_ALLOCATIONS = 5
@@ -46,11 +47,7 @@ def make(strategy: str) -> MoELayer:
 
 def gradients(layer: MoELayer, tokens: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(tokens)
-    x = torch.randn(tokens, 8, generator=generator, dtype=torch.float64, requires_grad=True)
-    layer.zero_grad()
-    layer(x).square().sum().backward()
-    assert x.grad is not None
-    found = [x.grad, *(each.grad for each in layer.parameters() if each.grad is not None)]
+    found = results_of(layer, torch.randn(tokens, 8, generator=generator, dtype=torch.float64))
     layer.zero_grad()
     return found
 
