@@ -33,6 +33,7 @@ from tests.runtime.companion_nets import (
     batch,
     check_equal,
     sharded,
+    share_of,
     train,
     whole_state,
 )
@@ -48,12 +49,6 @@ Made = tuple[Net, torch.nn.Module, torch.optim.Optimizer]
 
 def _num_ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _mine() -> list[torch.Tensor]:
-    each = len(BATCHES) // _num_ranks()
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    return BATCHES[rank * each : (rank + 1) * each]
 
 
 def _continued(steps: int) -> dict[str, torch.Tensor]:
@@ -86,7 +81,7 @@ def made(kind: str, **options: Any) -> Made:
 def save(folder: Path, kind: str, steps: int) -> None:
     """Train, and save the layer's and the optimizer's states in every way."""
     _, wrapped, optimizer = made(kind)
-    train(wrapped, optimizer, _mine(), steps)
+    train(wrapped, optimizer, share_of(BATCHES), steps)
     model, states = get_state_dict(wrapped, optimizer)
     dcp_save({"model": model, "optimizer": states}, checkpoint_id=folder / "sharded")
     whole = get_model_state_dict(wrapped, options=WHOLE)
@@ -132,7 +127,7 @@ def load_and_go_on(folder: Path, kind: str, steps: int, num_loads: int = 3) -> N
     for load in LOADS[:num_loads]:
         net, wrapped, optimizer = load(folder, kind)
         check_equal(whole_state(net), before)
-        train(wrapped, optimizer, _mine(), 1)
+        train(wrapped, optimizer, share_of(BATCHES), 1)
         check_equal(whole_state(net), after)
 
 
@@ -207,7 +202,7 @@ def files_of_single_ranks_go_back_to_their_ranks(folder: Path) -> None:
 def an_optimizer_loads_before_its_first_step() -> None:
     """Its hooks come with its first step, and find what was loaded without them."""
     net, _, optimizer = made("ddp")
-    train(net, optimizer, _mine(), 1)
+    train(net, optimizer, share_of(BATCHES), 1)
     state = optimizer.state_dict()
     exp_avg = state["state"][3]["exp_avg"]
     assert isinstance(exp_avg, DTensor)
@@ -218,7 +213,7 @@ def an_optimizer_loads_before_its_first_step() -> None:
     for saved in (state, whole.state_dict()):
         again, _, fresh = made("ddp")
         fresh.load_state_dict(saved)
-        train(again, fresh, _mine(), 1)
+        train(again, fresh, share_of(BATCHES), 1)
         found = fresh.state[again.moe.experts.w1]["exp_avg"]
         assert type(found) is torch.Tensor
         assert found.shape == again.moe.experts.w1.shape
@@ -230,7 +225,7 @@ def an_optimizer_loads_before_its_first_step() -> None:
 def an_optimizer_that_sums_over_experts_is_refused() -> None:
     net = Net()
     optimizer = torch.optim.Adafactor(net.parameters())
-    train(net, optimizer, _mine(), 1)
+    train(net, optimizer, share_of(BATCHES), 1)
     with pytest.raises(InputError, match="AdamW"):
         optimizer.state_dict()
 

@@ -84,8 +84,9 @@ def test_no_grad_equals_training_and_keeps_nothing() -> None:
     assert torch.equal(y, layer(x).detach())
 
 
-def test_two_passes_before_one_backward_do_not_share_buffers() -> None:
-    layer = make(dtype=torch.float64)
+@pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
+def test_two_passes_before_one_backward_do_not_share_buffers(strategy: str) -> None:
+    layer = make(dtype=torch.float64, memory_reuse=strategy)
     x1, x2 = torch.randn(2, 9, 8, dtype=torch.float64)
     separate = copy.deepcopy(layer)
     separate(x1).square().sum().backward()

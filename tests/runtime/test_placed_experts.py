@@ -25,6 +25,7 @@ from tests.runtime.companion_nets import (
     alone,
     batch,
     check_equal,
+    share_of,
     train,
     whole_state,
 )
@@ -41,11 +42,6 @@ pytestmark = pytest.mark.dist
 
 def _net(placement: tuple[int, ...] | None = None, seed: int = 11, **options: Any) -> Net:
     return Net(seed=seed, num_experts=EXPERTS, placement=placement, **options)
-
-
-def _mine() -> list[torch.Tensor]:
-    each, rank = len(BATCHES) // dist.get_world_size(), dist.get_rank()
-    return BATCHES[rank * each : (rank + 1) * each]
 
 
 def numbers_are_those_of_the_natural_order() -> None:
@@ -191,7 +187,7 @@ def replicas_have_the_same_places() -> None:
         moetune.prepare_ddp(net)
     net = _net(ORDER, mesh=mesh)
     wrapped = DistributedDataParallel(moetune.prepare_ddp(net))
-    train(wrapped, adam(net), _mine(), 2)
+    train(wrapped, adam(net), share_of(BATCHES), 2)
     wanted = alone(num_experts=EXPERTS)
     train(wanted, adam(wanted), BATCHES, 2)
     check_equal(whole_state(net), wanted.state_dict(), EXACT)

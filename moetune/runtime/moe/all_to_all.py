@@ -3,7 +3,6 @@
 First step of a token's way: as in `planned_layer`, with the policies of `keep` and `reuse`.
 """
 
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -15,12 +14,12 @@ from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import places_of
 from moetune.runtime.moe.cells import Cells
 from moetune.runtime.moe.counts import RowCounts, exchange_counts, open_with_counts
-from moetune.runtime.moe.dispatch import Dispatch, GroupedRows
+from moetune.runtime.moe.dispatch import GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.keep import KeepActivations
-from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Offload
+from moetune.runtime.moe.offload import Copies, DeviceCopies, HostPool, Offload
 from moetune.runtime.moe.planned_layer import LayerStep, PlannedLayer, Route
 from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.reuse import ReuseBuffers
@@ -35,11 +34,11 @@ class AllToAllLayer(PlannedLayer):
 
     def offload_with(self, copies: Copies) -> None:
         """Copy to and from the host with `copies` from now on."""
-        self._host = replace(self._host, copies=copies)
+        self._host_pool.copies = copies
 
     @cached_property
-    def _host(self) -> Host:
-        return Host(pool=HostPool(self._host_tracker), copies=DeviceCopies())
+    def _host_pool(self) -> HostPool:
+        return HostPool(self._host_tracker, DeviceCopies())
 
     def _prepare(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
@@ -121,12 +120,7 @@ class AllToAllLayer(PlannedLayer):
             num_rows = sum(map(sum, counts.rows_CL))
             on_device_CL = counts.receive_PCL.sum(0)
             grouped = GroupedRows.of(on_device_CL, num_rows, like=x_TD, bias=bias)
-        return self._policy_of(cells.dispatch(counts, grouped=grouped), x_TD, context)
-
-    def _policy_of(
-        self, dispatch: Dispatch, x_TD: torch.Tensor, context: PipelineContext
-    ) -> MemoryPolicy:
-        decision = self.decision
+        dispatch, decision = cells.dispatch(counts, grouped=grouped), self.decision
         self._num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
         if dispatch.is_single_chunk or decision.strategy == "none":
@@ -137,7 +131,7 @@ class AllToAllLayer(PlannedLayer):
                 'use the strategy "none" with a schedule that splits the backward pass',
             )
         offload = Offload(
-            decision.strategy, self._host, num_rows=dispatch.num_received, layer=self.shape,
+            decision.strategy, self._host_pool, num_rows=dispatch.num_received, layer=self.shape,
             like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=self.experts.form is not None,
         )  # fmt: skip
         return ReuseBuffers(context=context, dispatch=dispatch, offload=offload)
