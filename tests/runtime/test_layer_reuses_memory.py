@@ -7,6 +7,7 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import Activation
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.offload import DeviceCopies
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import GradientSum
 from tests.runtime.workers import results_of
@@ -54,7 +55,7 @@ class LateCopy:
         self._target.copy_(self._source)
 
 
-class LateCopies:
+class LateCopies(DeviceCopies):
     def save(self, rows: torch.Tensor, host: torch.Tensor) -> LateCopy:
         return LateCopy(rows, host)
 
@@ -77,7 +78,7 @@ def test_copies_are_waited_for_before_their_buffers_are_used(
             8, 16, num_experts, pipeline=5, memory_reuse=memory_reuse, dtype=torch.float64
         )
         layer.poison_buffers()
-        layer.offload_with(LateCopies())
+        layer._host_pool.copies = LateCopies()
         results.append(results_of(layer, torch.randn(37, 8, dtype=torch.float64)))
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
@@ -107,7 +108,7 @@ def test_the_next_pre_activations_are_loaded_behind_the_last_two_gemms(
 
     monkeypatch.setattr(GradientSum, "add_gemm", add_gemm)
     layer = MoELayer(8, d_hidden, 1, activation=activation, pipeline=degree, memory_reuse="S2")
-    layer.offload_with(RecordedCopies(events))
+    layer._host_pool.copies = RecordedCopies(events)
     layer(torch.randn(24, 8, requires_grad=True)).sum().backward()
     gated = activation == "swiglu"
     loads = ["load"] * (1 + gated)

@@ -19,7 +19,7 @@ from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.keep import KeepActivations
-from moetune.runtime.moe.offload import Copies, DeviceCopies, HostPool, Offload
+from moetune.runtime.moe.offload import DeviceCopies, HostPool, Offload
 from moetune.runtime.moe.planned_layer import LayerStep, PlannedLayer, Route
 from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.reuse import ReuseBuffers
@@ -31,10 +31,6 @@ class AllToAllLayer(PlannedLayer):
     expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
     _has_met = False
     """Whether the ranks have compared their layers, whose shape is the size of an exchange."""
-
-    def offload_with(self, copies: Copies) -> None:
-        """Copy to and from the host with `copies` from now on."""
-        self._host_pool.copies = copies
 
     @cached_property
     def _host_pool(self) -> HostPool:

@@ -6,7 +6,6 @@ R rows, D model width, H hidden width, E local experts.
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -73,31 +72,6 @@ class CombineWeights:
             self._grads_R1[low:high] += grad[low:high] @ b2[expert].unsqueeze(1)
 
 
-class ParameterGrads(Protocol):
-    """The experts' backward, part by part, and what becomes of the parameters' gradients."""
-
-    def run(
-        self,
-        grad: torch.Tensor,
-        inputs: torch.Tensor,
-        saved: SavedActivations,
-        part: RowPart,
-        out: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return the gradient of the inputs, in `out` if there is one.
-
-        Args:
-            grad: (R, D), of the experts' results.
-            inputs: (R, D), the rows that the experts received.
-        """
-
-    def finish(self) -> None:
-        """Do what is left, when every chunk's results are on their way."""
-
-    def totals(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the wanted gradients, once."""
-
-
 class ExpertGrads:
     """The experts' backward; the parameters' gradients are summed over parts.
 
@@ -139,7 +113,7 @@ class ExpertGrads:
         combine_weights: CombineWeights | None = None,
         saved_is_free: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
-        """Return the gradient of the inputs in `out`, which may be `grad`.
+        """Return the gradient of the inputs, in `out` if there is one, which may be `grad`.
 
         Args:
             grad: (R, D), of the experts' results; with `combine_weights`, of the weighted ones.
@@ -282,6 +256,14 @@ class DeferredGrads:
             return self._products.matrix(x, y, dtype)
         made = self._products.matrix(y, x, dtype)
         return made.mT if form is None else made
+
+
+ParameterGrads = ExpertGrads | DeferredGrads
+"""The experts' backward, part by part, and what becomes of the parameters' gradients.
+
+`run` returns the gradient of a part's inputs, `finish` does what is left when every chunk's results
+are on their way, and `totals` returns the wanted gradients, once.
+"""
 
 
 def _add_gemm(into: GradientSum | None, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:

@@ -26,19 +26,6 @@ class Copy(Protocol):
         """Order the current stream (on a CPU: the caller) behind the end of the copy."""
 
 
-class Copies(Protocol):
-    """Starts copies in the order of issue, one stream each way."""
-
-    def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
-        """Start a copy to the host, behind what the current stream has been given so far."""
-
-    def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
-        """Start a copy to the device, behind what the current stream has been given so far."""
-
-    def drain(self) -> None:
-        """Wait for all copies under way, before a failed step's memory is freed."""
-
-
 class _OnStream:
     """A copy on a stream, among the others of its kind until somebody waits for it."""
 
@@ -76,11 +63,11 @@ class DeviceCopies:
         return DeviceCopies, ()
 
     def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
-        """Start the copy."""
+        """Start a copy to the host, behind what the current stream has been given so far."""
         return self._start("to the host", rows.device, rows, host)
 
     def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
-        """Start the copy."""
+        """Start a copy to the device, behind what the current stream has been given so far."""
         return self._start("to the device", rows.device, host, rows)
 
     def drain(self) -> None:
@@ -114,7 +101,7 @@ class HostPool:
         is_pageable: pinned memory was not available.
     """
 
-    def __init__(self, tracker: MemoryTracker, copies: Copies) -> None:
+    def __init__(self, tracker: MemoryTracker, copies: DeviceCopies) -> None:
         self._tracker, self.copies = tracker, copies
         self._free: list[torch.Tensor] = []
         self.is_pageable = False
