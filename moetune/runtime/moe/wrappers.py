@@ -133,8 +133,14 @@ class WrapperCheck:
         """
         self._check_ddp(parameter)
         is_managed = getattr(experts, "_is_fsdp_managed_module", False)
-        if is_managed and not is_dtensor(parameter):
-            self._check_fsdp1(parameter)
+        is_own = isinstance(parameter, nn.Parameter)
+        is_flat = not is_own or getattr(parameter, "_fsdp_flattened", False)
+        if is_managed and not is_dtensor(parameter) and is_flat:
+            raise InputError(
+                "FullyShardedDataParallel shards experts that differ between ranks as if they were "
+                "replicas",
+                "use torch.distributed.fsdp.fully_shard after moetune.prepare_fsdp(model, mesh)",
+            )
 
     def _check_ddp(self, parameter: torch.Tensor) -> None:
         wrapper = DistributedDataParallel._active_ddp_module  # noqa: SLF001 - as torch.compile does
@@ -151,15 +157,6 @@ class WrapperCheck:
                 "moetune.prepare_ddp(model)); ranks of one TensorExpertLayer share no wrapper",
             )
         self._passed = weakref.ref(wrapper)
-
-    def _check_fsdp1(self, parameter: torch.Tensor) -> None:
-        is_own = isinstance(parameter, nn.Parameter)
-        if not is_own or getattr(parameter, "_fsdp_flattened", False):
-            raise InputError(
-                "FullyShardedDataParallel shards experts that differ between ranks as if they were "
-                "replicas",
-                "use torch.distributed.fsdp.fully_shard after moetune.prepare_fsdp(model, mesh)",
-            )
 
 
 def check_dtensor(placement: ExpertPlacement, name: str, value: torch.Tensor) -> None:
