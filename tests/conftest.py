@@ -25,7 +25,7 @@ THOROUGH = (
     "launch/test_torch_runtimes.py", "measure/test_measuring_ranks.py",
     "measure/test_profile_command.py", "runtime/test_chunked_killed.py",
     "runtime/test_chunked_language.py", "runtime/test_gpu_chunks.py",
-    "runtime/test_gpu_failures.py", "runtime/test_gpu_streams.py",
+    "runtime/test_gpu_streams.py",
     "runtime/test_layer_memory.py", "runtime/test_layer_under_faults.py",
     "runtime/test_random_layouts.py", "runtime/test_watching.py", "service/hostile",
     "service/test_service_fuzz.py", "service/test_training_with_the_service.py",

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from torch import nn
 
 from moetune.domain.errors import InputError
+from moetune.runtime.moe.activations import ClampedGate, FusedForm, GateFunction
 from moetune.runtime.moe.borrowed import ExpertNames
-from moetune.runtime.moe.fused import ClampedGate, FusedForm, GateFunction
 
 _FUNCTIONS: MappingProxyType[str, GateFunction] = MappingProxyType({
     "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",

@@ -23,9 +23,8 @@ from moetune.adapters.libraries import teach_libraries
 from moetune.adapters.loading import load_checkpoint
 from moetune.adapters.shared import run_shared_beside
 from moetune.comm.agree import agree
-from moetune.comm.gloo import communicator_of, shared_communicator
+from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
 from moetune.comm.group import Communicator
-from moetune.comm.launched import check_joined
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
 from moetune.runtime.moe.inputs import expert_group

@@ -43,16 +43,6 @@ class Opening:
         hashed = hashlib.sha256(self.signature.encode()).digest()[:_HASH_BYTES]
         return self.num_tokens, int.from_bytes(hashed, "big"), bool(self.problem), self.note
 
-    def alone(self) -> tuple[tuple[int, ...], int]:
-        """Return the number of tokens and the note, in a group of one rank.
-
-        Raises:
-            InputError: the input has a problem.
-        """
-        if self.problem:
-            raise InputError(self.problem)
-        return (self.num_tokens,), self.note
-
     def agree(
         self, rows: Sequence[Sequence[int]], communicator: Communicator
     ) -> tuple[tuple[int, ...], int]:
@@ -68,9 +58,8 @@ class Opening:
         if any(row[2] for row in rows) or len({row[1] for row in rows}) > 1:
             shown = f"error: {self.problem}" if self.problem else self.signature
             texts = communicator.all_gather_object(shown, "the exchange of texts")
-            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
             raise RankMismatchError(
-                f"the ranks of the layer's group disagree\n{lines}",
+                f"the ranks of the layer's group disagree\n{_by_rank(texts)}",
                 "give every rank the same layer, plan and dtype, and tensors of the same width",
             )
         return tuple(int(row[0]) for row in rows), int(rows[0][3])
@@ -87,7 +76,9 @@ def agree_on_tokens(
         CollectiveError: the exchange failed.
     """
     if communicator.num_ranks == 1:
-        return opening.alone()
+        if opening.problem:
+            raise InputError(opening.problem)
+        return (opening.num_tokens,), opening.note
     mine = few_values(opening.values, device)
     rows = communicator.all_gather_values(mine, "the agreement on tokens").tolist()
     return opening.agree(rows, communicator)
@@ -130,9 +121,8 @@ def agree(
     rows = communicator.all_gather_object(list(describe(result)), f"the agreement on {what}")
     for lines in zip_longest(*rows, fillvalue="nothing"):
         if len(set(lines)) > 1:
-            texts = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(lines))
             raise RankMismatchError(
-                f"the ranks disagree on {what}\n{texts}",
+                f"the ranks disagree on {what}\n{_by_rank(lines)}",
                 "give every rank the same model, plan and options",
             )
     return result
@@ -155,9 +145,13 @@ def raise_on_all(communicator: Communicator, problem: MoetuneError | None, what:
     problems = communicator.all_gather_object(mine, f"the exchange of problems with {what}")
     if problem is not None and all(text for text, _ in problems):
         raise problem
-    lines = "\n".join(f"  rank {rank}: {text or 'fine'}" for rank, (text, _) in enumerate(problems))
+    lines = _by_rank([text or "fine" for text, _ in problems])
     hint = next(hint for text, hint in problems if text)
     raise RankMismatchError(f"some ranks cannot take part in {what}\n{lines}", hint)
+
+
+def _by_rank(texts: Sequence[object]) -> str:
+    return "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
 
 
 def decide_on_first(communicator: Communicator, decide: Callable[[], T], name: str) -> T:

@@ -13,6 +13,7 @@ CPU tensors it is an all-to-all and a sum instead, always in the order of the ra
 
 import datetime as dt
 import functools
+import os
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -22,6 +23,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.comm.member_groups import group_of_members
 from moetune.comm.process_group import GroupCommunicator
 from moetune.comm.transfer import SummedTransfer, Transfer
+from moetune.domain.errors import InputError
 
 _NUM_TAGS = 2**20
 
@@ -108,6 +110,25 @@ def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
     if dist.get_world_size(group) == 1:
         return OneRank()
     return ReceivesFirst(group)
+
+
+def check_joined(what: str) -> None:
+    """Check that this process is alone, or in torch.distributed's world.
+
+    Args:
+        what: would silently run on one rank alone; the subject of the error.
+
+    Raises:
+        InputError: a launcher started several ranks, and there is no process group yet.
+    """
+    num_ranks = os.environ.get("WORLD_SIZE", "1")  # noqa: TID251 - the launcher's, as torch reads it
+    if num_ranks == "1" or (dist.is_available() and dist.is_initialized()):
+        return
+    raise InputError(
+        f"{what} would run alone in each of {num_ranks} processes (WORLD_SIZE): there is no "
+        "process group yet",
+        "call torch.distributed.init_process_group() before",
+    )
 
 
 def shared_communicator() -> Communicator:

@@ -116,14 +116,6 @@ class Communicator(ABC):
     def barrier(self, name: str) -> None:
         """Wait for every rank."""
 
-    def send(self, values: torch.Tensor, name: str, *, to: int) -> Transfer:
-        """Start sending to one rank of the group."""
-        return self.send_receive({to: values}, {}, name)
-
-    def receive(self, values: torch.Tensor, name: str, *, source: int) -> Transfer:
-        """Start receiving `values` from one rank of the group."""
-        return self.send_receive({}, {source: values}, name)
-
     def all_to_all_blocks(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
         """Return, on rank r, block r of every rank's `blocks` (num_ranks, …); blocking."""
         if self.num_ranks == 1:

@@ -15,7 +15,7 @@ from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.domain.units import dtype_bytes
 from moetune.measure import model_kernels
 from moetune.measure.device import Device, drop, tensor_maker
-from moetune.runtime.moe.kernels import activate
+from moetune.runtime.moe.activations import activate
 from moetune.runtime.moe.products import RowPart, add_product, blocks_of, has_grouped, multiply
 
 _TOP_K = 2

@@ -17,7 +17,7 @@ import moetune
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.adapters import titan_interface, titan_workers
 from tests.ranks import run_ranks
-from tests.runtime.beside_workers import Events, Recorder
+from tests.runtime.workers import Events, Recorder
 
 titan_interface.provide()  # stand-ins where torchtitan is not installed
 

@@ -34,8 +34,8 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision, Plan
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.adapters.tiny_models import FAMILIES, fill, loss_of, tiny, tokens_of
-from tests.runtime.beside_workers import Events, Recorder
 from tests.runtime.plans import small_plan
+from tests.runtime.workers import Events, Recorder
 
 TOLERANCE = 1e-10
 

@@ -53,6 +53,15 @@ def batch(index: int) -> torch.Tensor:
     return torch.randn(TOKENS, WIDTH, generator=generator, dtype=torch.float64)
 
 
+def share_of(batches: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return this rank's part of the global batch, which the number of ranks divides."""
+    rank, num_ranks = 0, 1
+    if dist.is_initialized():
+        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    share = len(batches) // num_ranks
+    return batches[rank * share : (rank + 1) * share]
+
+
 def loss_of(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     y: torch.Tensor = net(x.to(next(net.parameters()).dtype))
     return y.square().mean()

@@ -68,7 +68,7 @@ def _train(world: World, wanted: Trained) -> tuple[Stages, float]:
     num_sequences = world.global_batch // layout.dp
     stages = staged_language_model(
         world.shape, ranks, num_sequences=num_sequences, seed=SEED, dtype=torch.float64,
-        num_micro_batches=world.num_micro_batches,
+        num_micro_batches=world.num_micro_batches, stages_per_rank=world.stages_per_rank,
     )  # fmt: skip
     optimizer = stages.optimizer(world.make_optimizer)
     shares = []
@@ -80,6 +80,7 @@ def _train(world: World, wanted: Trained) -> tuple[Stages, float]:
         optimizer.step()
     losses = stages.total_loss(torch.stack(shares))
     worst = (losses - torch.tensor(wanted.losses, dtype=torch.float64)).abs().max()
+    _replicas_are_equal(stages)
     return stages, float(worst)
 
 
@@ -102,3 +103,22 @@ def _pairs(part: nn.Module, wanted: Trained) -> list[tuple[str, torch.Tensor, to
             own = mine
         found.append((name, own, whole))
     return found
+
+
+def _replicas_are_equal(stages: Stages) -> None:
+    """Hold what several ranks have, bit for bit, against the first of them."""
+    ranks = stages.ranks
+    whole = {
+        name: one.detach() for name, one in stages.parts.named_parameters() if not is_dtensor(one)
+    }
+    experts = {name for name in whole if ".ffn.experts." in name}
+    for group, names in (
+        (ranks.replicas, experts),
+        (ranks.mesh.get_group("dp"), whole.keys() - experts),
+        (ranks.mesh.get_group("tp"), whole.keys() - experts),
+    ):
+        if names and dist.get_world_size(group) > 1:
+            mine = torch.cat([whole[name].flatten() for name in sorted(names)])
+            first = mine.clone()
+            dist.broadcast(first, group=group, group_src=0)
+            assert torch.equal(first, mine)

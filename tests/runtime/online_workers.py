@@ -1,7 +1,7 @@
 """What ranks do in the tests of the online plan book: layers whose times are made up."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
@@ -50,17 +50,23 @@ class MadeUp:
 
 
 class MadeUpClock:
-    """Times of the decision that `layer` runs with; set it after the layer is made."""
+    """Times of the decision that `layer` runs with; set it after the layer is made.
 
-    def __init__(self, times: Times) -> None:
+    Args:
+        of_strategy: seconds by strategy, in place of the times.
+    """
+
+    def __init__(self, times: Times, of_strategy: Mapping[str, float] | None = None) -> None:
         self.layer: ExpertLayer | None = None
         self.num_stamps = 0
-        self._times = times
+        self._times, self._of_strategy = times, of_strategy
 
     def __call__(self, phase: Phase, _: torch.device) -> MadeUp:
         assert self.layer is not None
         decision = self.layer.decision
         self.num_stamps += 1
+        if self._of_strategy is not None:
+            return MadeUp(self._of_strategy[decision.strategy])
         is_forward = phase == "forward"
         return MadeUp(
             self._times(phase, decision.forward_degree if is_forward else decision.backward_degree)
@@ -262,23 +268,11 @@ def failing_tuner() -> None:
     assert names == []
 
 
-class KindClock:
-    """Times by the kind of the decision that `layer` runs with: strategy and dispatcher."""
-
-    def __init__(self, seconds: Callable[[Decision], float]) -> None:
-        self.layer: ExpertLayer | None = None
-        self._seconds = seconds
-
-    def __call__(self, phase: Phase, _: torch.device) -> MadeUp:  # noqa: ARG002 - a `Clock`
-        assert self.layer is not None
-        return MadeUp(self._seconds(self.layer.decision))
-
-
 def settle_with(
-    plan: Plan, seconds: Callable[[Decision], float], folder: Path, *, budget_seconds: float
+    plan: Plan, seconds: Mapping[str, float], folder: Path, *, budget_seconds: float
 ) -> tuple[set[Decision], MoELayer, OnlineSearch]:
     """Search one size with real ranks: equal decisions, and the numbers of one chunk."""
-    clock, tuner = KindClock(seconds), study_tuner(folder)
+    clock, tuner = MadeUpClock(best_at(1, 1), seconds), study_tuner(folder)
     book = share_plans(
         lambda: FoundPlans(plans=[plan]), make_tuner=lambda: tuner, budget_seconds=budget_seconds
     )
@@ -309,9 +303,7 @@ def settle_with(
 def strategies(plan: Plan, folder: Path) -> None:
     """Where memory is short strategies are tried; a slow one is left, and the fastest stays."""
     seconds = {"none": 1.0, "S1": 4.0, "S2": 0.5, "S3": 1.1, "S4": 1.2}
-    tried, layer, search = settle_with(
-        plan, lambda one: seconds[one.strategy], folder, budget_seconds=math.inf
-    )
+    tried, layer, search = settle_with(plan, seconds, folder, budget_seconds=math.inf)
     assert len({one.strategy for one in tried}) > 2
     assert layer.decision.strategy == "S2"
     assert search.lost.lost_seconds > 0
@@ -321,9 +313,7 @@ def spent_budget(plan: Plan, folder: Path) -> None:
     """The first rank's budget ends the search on all ranks, with what is best by then."""
     mine = 1.0 if dist.get_rank() == 0 else math.inf
     seconds = {"none": 1.0, "S1": 9.0, "S2": 9.0, "S3": 9.0, "S4": 9.0}
-    tried, layer, search = settle_with(
-        plan, lambda one: seconds[one.strategy], folder, budget_seconds=mine
-    )
+    tried, layer, search = settle_with(plan, seconds, folder, budget_seconds=mine)
     assert search.has_ended
     assert search.lost.lost_seconds == 2 * 16.0  # one step to warm up, one measured
     assert len({one.strategy for one in tried}) == 2

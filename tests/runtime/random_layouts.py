@@ -39,13 +39,15 @@ class World:
     Args:
         is_adam: or SGD with momentum, whose steps grow with the gradients.
         max_norm: that gradients are clipped to; None without.
-        num_micro_batches: of a data-parallel rank; None where the layout says it.
+        num_micro_batches, stages_per_rank: of a data-parallel rank, and of each rank; None and 1
+            where the layout says them.
     """
 
     shape: Transformer
     layout: FoldedLayout | Layout
     global_batch: int
     num_micro_batches: int | None
+    stages_per_rank: int
     is_adam: bool
     max_norm: float | None
     seed: int
@@ -84,8 +86,7 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
     while True:
         shape = _shape(rng)
         if rng.random() < _SHARE_OF_TENSOR:
-            tensor, num_micro_batches = _tensor(shape, num_ranks, rng)
-            yield _world(shape, tensor, num_ranks, num_micro_batches, rng)
+            yield _tensor(shape, num_ranks, rng)
             continue
         job = TrainingJob(
             decoder=paper_decoder("random", shape), world_size=num_ranks,
@@ -97,25 +98,26 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
             continue
         layout = _cut(_in_chunks(rng.choice(layouts), rng), space, rng)
         assert space.is_allowed(layout)
-        yield _world(shape, layout, job.global_batch, None, rng)
+        yield _world(shape, layout, job.global_batch, rng)
 
 
 def _world(
     shape: Transformer,
     layout: FoldedLayout | Layout,
     global_batch: int,
-    num_micro_batches: int | None,
     rng: random.Random,
+    num_micro_batches: int | None = None,
+    stages_per_rank: int = 1,
 ) -> World:
     return World(
         shape=shape, layout=layout, global_batch=global_batch, is_adam=rng.random() < 0.5,
         max_norm=rng.choice((None, 0.5)), seed=rng.randrange(1000),
-        num_micro_batches=num_micro_batches,
+        num_micro_batches=num_micro_batches, stages_per_rank=stages_per_rank,
     )  # fmt: skip
 
 
-def _tensor(shape: Transformer, num_ranks: int, rng: random.Random) -> tuple[Layout, int]:
-    """Return a layout of PPMoE, and its micro-batches."""
+def _tensor(shape: Transformer, num_ranks: int, rng: random.Random) -> World:
+    """Return a world of PPMoE, with two stages a rank wherever its layers are enough."""
     sizes = [
         (dp, tp, num_ranks // dp // tp)
         for dp in range(1, num_ranks + 1) for tp in range(1, num_ranks + 1)
@@ -123,8 +125,10 @@ def _tensor(shape: Transformer, num_ranks: int, rng: random.Random) -> tuple[Lay
         and shape.moe.num_experts % tp == 0 and shape.num_heads % tp == 0
     ]  # fmt: skip
     dp, tp, pp = rng.choice([one for one in sizes if one[1] > 1] or sizes)
-    num_micro_batches = rng.choice(runnable_micro_batches(num_ranks // dp, pp=pp))
-    return Layout(expert_parallel="tensor", dp=dp, ep=1, tp=tp, pp=pp), num_micro_batches
+    stages = 2 if pp > 1 and 2 * pp <= shape.num_layers else 1
+    batches = runnable_micro_batches(num_ranks // dp, pp=pp, stages_per_rank=stages)
+    layout = Layout(expert_parallel="tensor", dp=dp, ep=1, tp=tp, pp=pp)
+    return _world(shape, layout, num_ranks, rng, rng.choice(batches), stages)
 
 
 def trained_worlds(num_ranks: int, count: int, seed: int) -> list[tuple[World, Trained]]:

@@ -13,36 +13,13 @@ from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (
     CHUNK_BYTES,
     Case,
-    check_equals_mixed_precision,
     check_equals_plain,
     exact_loss_of,
     sharded,
     step_sharded,
 )
 
-ZOO = {
-    "plain": models.Plain,
-    "tied": models.Tied,
-    "borrowing": models.Borrowing,
-    "borrowing a view": lambda: models.Borrowing(through_view=True),
-    "called twice": models.Twice,
-    "backwards": models.Backwards,
-    "frozen": models.Frozen,
-    "checkpointed": lambda: models.Checkpointed(use_reentrant=False),
-    "checkpointed, reentrant": lambda: models.Checkpointed(use_reentrant=True),
-    "attention": models.Attentive,
-}
 TOKENS = torch.arange(10).view(2, 5)
-
-
-@pytest.mark.parametrize("name", ZOO)
-@pytest.mark.parametrize(("places", "offload"), [(2, False), (3, True)])
-def test_every_model_ends_where_plain_training_ends(
-    name: str,
-    places: int,
-    offload: bool,  # noqa: FBT001 - from the table above
-) -> None:
-    check_equals_plain(Case(make=ZOO[name], places=places, options={"offload": offload}), name)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +75,6 @@ def test_a_graph_can_be_used_twice() -> None:
     model_norm = optimizer.clip_grad_norm_(1e9)
     twin_norm = nn.utils.clip_grad_norm_(twin.parameters(), 1e9)
     torch.testing.assert_close(model_norm, twin_norm, rtol=1e-12, atol=0)
-
-
-def test_bfloat16_keeps_float32_masters() -> None:
-    check_equals_mixed_precision({})
 
 
 @pytest.mark.parametrize("fails_backward", [False, True])

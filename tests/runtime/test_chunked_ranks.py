@@ -30,18 +30,32 @@ from tests.runtime.chunked_workers import (
 TOKENS = torch.arange(10).view(2, 5)
 
 
-def _two_ranks() -> None:
+ZOO: dict[str, Callable[[], torch.nn.Module]] = {
+    "plain": models.Plain,
+    "tied": models.Tied,
+    "borrowing": models.Borrowing,
+    "borrowing a view": lambda: models.Borrowing(through_view=True),
+    "called twice": models.Twice,
+    "backwards": models.Backwards,
+    "frozen": models.Frozen,
+    "checkpointed": lambda: models.Checkpointed(use_reentrant=False),
+    "checkpointed, reentrant": lambda: models.Checkpointed(use_reentrant=True),
+    "attention": models.Attentive,
+}
+
+
+def _every_model() -> None:
+    for name, make in ZOO.items():
+        for places, offload in ((2, False), (3, True)):
+            case = Case(make=make, places=places, options={"offload": offload})
+            check_equals_plain(case, f"{name}, offload {offload}")
     everything = check_equals_plain(Case(make=models.Plain, steps=25), "all cached")
     assert everything.cache_capacity > 3
     check_equals_plain(Case(make=models.Plain, places=2, steps=50), "two places")
     check_equals_plain(Case(make=models.Plain, steps=25, options={"scatter": False}), "whole")
-    check_equals_plain(Case(make=models.Plain, places=3, options={"offload": True}), "offloaded")
     check_equals_plain(Case(make=models.Tied, places=2, micro_batches=2, max_norm=0.1), "tied")
     check_equals_plain(Case(make=models.Twice, places=3, evaluates=True), "twice")
-    check_equals_plain(Case(make=models.Frozen, places=2), "frozen")
-    check_equals_plain(Case(make=models.Borrowing, places=2), "borrowing")
     check_equals_plain(Case(make=models.Backwards, places=2, max_norm=0.1), "backwards")
-    check_equals_plain(Case(make=models.Backwards, options={"offload": True}), "both")
     check_equals_plain(Case(make=models.Attentive, places=2, chunk_bytes=10**6), "fused")
     for options in ({}, {"offload": True}):
         check_equals_mixed_precision(options)
@@ -65,10 +79,10 @@ def _gradients_that_tell() -> None:
         check_equals_plain(case, f"three micro-batches, {options}")
 
 
-@pytest.mark.dist
-@pytest.mark.parametrize("worker", [_two_ranks, _gradients_that_tell])
-def test_two_ranks_end_where_plain_training_ends(worker: Callable[[], None]) -> None:
-    assert run_ranks(worker, 2) == ["", ""]
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.dist)])
+@pytest.mark.parametrize("worker", [_every_model, _gradients_that_tell])
+def test_ranks_end_where_plain_training_ends(worker: Callable[[], None], num_ranks: int) -> None:
+    assert run_ranks(worker, num_ranks) == [""] * num_ranks
 
 
 def _make_layer(group: dist.ProcessGroup | None) -> moetune.MoELayer:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
 import moetune
 from moetune.domain.constraints import STRATEGIES, Strategy
@@ -17,17 +16,9 @@ from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.measure.steps import measure_steps, random_steps
 from moetune.runtime.moe.layer import MoELayer
 from tests.runtime.chunked_models import Twice
+from tests.runtime.workers import results_of
 
 CPU = torch.device("cpu")
-
-
-def step(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    layer.zero_grad()
-    x = x.detach().requires_grad_()
-    y = layer(x)
-    y.square().sum().backward()
-    grads = [x.grad, *(parameter.grad for parameter in layer.parameters())]
-    return [y.detach(), *(grad for grad in grads if grad is not None)]
 
 
 def both_ways(run: Callable[[], list[torch.Tensor]]) -> None:
@@ -49,7 +40,7 @@ def test_a_layer_is_drawn_and_steps(strategy: Strategy, capacity_factor: float |
         torch.manual_seed(0)
         layer = MoELayer(8, 16, 4, 2, capacity_factor=capacity_factor, device=CPU)
         layer.pin(Decision(forward_degree=3, backward_degree=2, strategy=strategy))
-        return step(layer, x) + step(layer, x)
+        return results_of(layer, x) + results_of(layer, x)
 
     both_ways(run)
 

@@ -15,11 +15,8 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.products import has_grouped
 from moetune.solve.layer.peak import StateBytes, peak_bytes
 from tests.cuda_kit import FakeCuda, MirrorWorld
-from tests.ranks import run_ranks
 from tests.runtime import grouped_workers
 from tests.runtime.gpu_runs import GPU, decision
-
-SOME = ("gelu", "swiglu"), (1, 3, 4)
 
 
 def test_the_definition_is_what_torch_computes_also_of_empty_groups() -> None:
@@ -44,20 +41,6 @@ def test_grouped_kernels_are_taken_where_torch_has_them(monkeypatch: pytest.Monk
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: older)
         assert not taken()
         assert not has_grouped(torch.ones(3, 16).bfloat16(), torch.ones(2, 16, 8).bfloat16())
-
-
-def test_every_activation_and_degree_equals_dense() -> None:
-    grouped_workers.dense_matrix(("relu", "gelu", "silu", "swiglu"), (1, 2, 3, 8))
-
-
-def test_reused_memory_equals_dense() -> None:
-    grouped_workers.reuse_matrix(*SOME)
-
-
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.thorough), 3])
-def test_ranks_with_uneven_tokens_equal_dense(num_ranks: int) -> None:
-    found = run_ranks(grouped_workers.dense_matrix, num_ranks, *SOME)
-    assert found == [""] * num_ranks
 
 
 class Kernel:

@@ -11,6 +11,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Done, SummedTransfer, Transfer
 from moetune.domain.constraints import Strategy
 from tests.runtime.gpu_runs import STRATEGIES, decision, moe_layer
+from tests.runtime.workers import results_of
 
 NAN = float("nan")
 
@@ -43,11 +44,7 @@ def _results(communicator: Communicator, strategy: Strategy, degree: int) -> lis
     torch.manual_seed(0)
     layer = moe_layer(device=torch.device("cpu"), communicator=communicator)
     layer.pin(decision(strategy, (degree, degree)))
-    x = torch.randn(24, layer.shape.d_model, requires_grad=True)
-    y = layer(x)
-    y.square().sum().backward()
-    grads = [one.grad for one in (x, *layer.parameters())]
-    return [y.detach(), *(one for one in grads if one is not None)]
+    return results_of(layer, torch.randn(24, layer.shape.d_model))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

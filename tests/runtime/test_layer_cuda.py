@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +14,10 @@ from moetune.comm.group import OneRank
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.errors import AllocationError
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from tests.runtime.workers import relative_error
+from tests.runtime.workers import relative_error, results_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,13 +26,7 @@ pytestmark = [
 CUDA = torch.device("cuda")
 
 
-def _run(layer: ExpertLayer, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
-    x = x.detach().requires_grad_()
-    layer.zero_grad()
-    y = layer(x)
-    (torch.sum(y * dy) + 0.1 * layer.aux_loss).backward()
-    grads = [x.grad, *(parameter.grad for parameter in layer.parameters())]
-    return [y.detach(), *(grad for grad in grads if grad is not None)]
+_run = partial(results_of, balance=0.1)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "swiglu"])

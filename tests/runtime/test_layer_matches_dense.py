@@ -1,29 +1,47 @@
-"""The layer against a dense float64 reference, on real ranks."""
+"""The layer against a dense float64 reference, on real ranks with uneven tokens.
+
+With all activations kept and with reused memory, whose buffers are poisoned; with products one by
+one and with grouped kernels.
+"""
+
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from tests.ranks import run_ranks
+from tests.runtime import grouped_workers as grouped
 from tests.runtime import workers
 
-ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
-EVERY_DEGREE = range(1, 9)
-SOME = ("relu", "swiglu"), (1, 2, 5, 8)
+ALL = ("relu", "gelu", "silu", "swiglu")
+SOME = ("relu", "swiglu")
 """Of several ranks; what lies in between is seen on fewer."""
-
-
-def test_layer_equals_dense_without_torch_distributed() -> None:
-    workers.dense_matrix(ACTIVATIONS, EVERY_DEGREE)
+GROUPED = ("gelu", "swiglu")
+THOROUGH = pytest.mark.thorough
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "activations", "degrees"),
+    ("num_ranks", "matrix", "activations", "degrees"),
     [
-        (2, ACTIVATIONS, EVERY_DEGREE),
-        pytest.param(3, *SOME, marks=pytest.mark.thorough),
-        (4, *SOME),
+        (1, workers.dense_matrix, ALL, range(1, 9)),
+        (2, workers.dense_matrix, ALL, range(1, 9)),
+        pytest.param(3, workers.dense_matrix, SOME, (1, 2, 5, 8), marks=THOROUGH),
+        (4, workers.dense_matrix, SOME, (1, 2, 5, 8)),
+        (1, workers.reuse_matrix, ALL, range(1, 9)),
+        pytest.param(2, workers.reuse_matrix, SOME, (1, 2, 3, 6, 8), marks=THOROUGH),
+        (4, workers.reuse_matrix, ("swiglu",), (1, 2, 5, 8)),
+        (1, grouped.dense_matrix, ALL, (1, 2, 3, 8)),
+        (1, grouped.reuse_matrix, GROUPED, (1, 3, 4)),
+        pytest.param(2, grouped.dense_matrix, GROUPED, (1, 3, 4), marks=THOROUGH),
+        (3, grouped.dense_matrix, GROUPED, (1, 3, 4)),
     ],
 )
-def test_layer_equals_dense_on_ranks_with_uneven_tokens(
-    num_ranks: int, activations: tuple[str, ...], degrees: tuple[int, ...]
+def test_layer_equals_dense(
+    num_ranks: int,
+    matrix: Callable[[Sequence[str], Sequence[int]], None],
+    activations: Sequence[str],
+    degrees: Sequence[int],
 ) -> None:
-    assert run_ranks(workers.dense_matrix, num_ranks, activations, degrees) == [""] * num_ranks
+    if num_ranks == 1:  # without torch.distributed
+        matrix(activations, degrees)
+    else:
+        assert run_ranks(matrix, num_ranks, activations, degrees) == [""] * num_ranks

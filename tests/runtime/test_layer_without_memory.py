@@ -15,6 +15,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.workspace import MemoryTracker
 from tests.ranks import run_ranks
 from tests.runtime import faults
+from tests.runtime.workers import results_of
 
 SMALL, LARGE = 16, 64
 FEWEST_ALLOCATIONS = 5
@@ -46,11 +47,7 @@ def make(strategy: str) -> MoELayer:
 
 def gradients(layer: MoELayer, tokens: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(tokens)
-    x = torch.randn(tokens, 8, generator=generator, dtype=torch.float64, requires_grad=True)
-    layer.zero_grad()
-    layer(x).square().sum().backward()
-    assert x.grad is not None
-    found = [x.grad, *(each.grad for each in layer.parameters() if each.grad is not None)]
+    found = results_of(layer, torch.randn(tokens, 8, generator=generator, dtype=torch.float64))
     layer.zero_grad()
     return found
 
@@ -144,10 +141,18 @@ def test_a_process_at_its_limit_says_how_much_was_missing_and_goes_on(strategy: 
     assert lines[-1] == "smaller step done"
 
 
-@pytest.mark.parametrize(("strategy", "phase"), [("none", "backward"), ("S4", "forward")])
-def test_no_rank_hangs_when_one_finds_no_memory(strategy: str, phase: str) -> None:
-    reports = run_ranks(faults.shortage, 2, strategy, phase)
-    assert reports == ["", ""]
+@pytest.mark.parametrize(
+    ("kind", "strategy", "phase"),
+    [
+        ("all_to_all", "none", "backward"),
+        ("all_to_all", "S4", "forward"),
+        ("tensor", "none", "backward"),
+    ],
+)
+def test_no_rank_hangs_when_one_finds_no_memory(
+    kind: faults.Kind, strategy: str, phase: str
+) -> None:
+    assert run_ranks(faults.shortage, 2, kind, strategy, phase) == ["", ""]
 
 
 @pytest.mark.parametrize("strategy", ["S1", "S2", "S3"])

@@ -1,7 +1,10 @@
 """The budget of lost time: what is charged, when it is spent, and how little goes beyond it."""
 
 import math
+import shutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,18 +13,13 @@ from hypothesis import strategies as st
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
-from moetune.domain.plan import Decision, Plan
-from moetune.domain.records import Settled
+from moetune.domain.plan import Decision
 from moetune.runtime.plans.online import OnlineSearch
-from moetune.runtime.plans.tuner import BUDGET_SECONDS, LostTime, TuningTask
+from moetune.runtime.plans.tuner import BUDGET_SECONDS, LostTime
 from moetune.solve.layer.online import (
     REPEATS,
-    Tried,
-    best_tried,
-    is_clearly_worse,
-    next_decision,
 )
-from tests.runtime.online_workers import HARDWARE_ID, SHAPE, MadeUp, plan_of
+from tests.runtime.online_workers import SHAPE, MadeUp, plan_of, study_tuner
 
 KEY = LayerKey(layer=SHAPE, num_ranks=1, dtype="float64")
 MOST_STEPS_OF_A_TRIAL = REPEATS + 1
@@ -48,52 +46,6 @@ def test_a_budget_that_is_none_is_refused(budget: float) -> None:
     assert LostTime().budget_seconds == BUDGET_SECONDS == 3600 / 100
 
 
-class MemoryTuner:
-    """The rules of a study, without its file."""
-
-    def begin(self, task: TuningTask) -> Decision | Settled:
-        self.task, self.tried = task, list[Tried]()
-        return self._next()
-
-    def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
-        self.forward.append(forward_seconds)
-        self.backward.append(backward_seconds)
-        seconds = [sum(both) for both in zip(self.forward, self.backward, strict=True)]
-        best = self.best_seconds()
-        is_pruned = best is not None and is_clearly_worse(seconds, best)
-        if len(seconds) < REPEATS and not is_pruned:
-            return self.trying
-        self.tried.append(
-            Tried(
-                decision=self.trying,
-                forward_seconds=tuple(self.forward),
-                backward_seconds=tuple(self.backward),
-            )
-        )
-        return self._next()
-
-    def best_seconds(self) -> float | None:
-        return min((one.median_seconds for one in self.tried), default=None)
-
-    def settle(self) -> Settled:
-        best = best_tried(space=self.task.space, tried=self.tried)
-        return Settled(
-            plan_id=self.task.plan.id, hardware_id=HARDWARE_ID, memory_reuse=None,
-            tokens_per_rank=self.task.tokens_per_rank, decision=best.decision,
-            seconds=best.seconds, planned_seconds=self.tried[0].median_seconds, num_steps=1,
-        )  # fmt: skip
-
-    def store(self, plan: Plan, settled: Settled) -> Settled:
-        raise NotImplementedError
-
-    def _next(self) -> Decision | Settled:
-        decision = next_decision(space=self.task.space, tried=self.tried)
-        if decision is None:
-            return self.settle()
-        self.trying, self.forward, self.backward = decision, list[float](), list[float]()
-        return decision
-
-
 def job(times: Callable[[int], float], budget_seconds: float) -> tuple[OnlineSearch, list[float]]:
     """Search two sizes on a fake clock; return the search and the time of every call.
 
@@ -101,8 +53,9 @@ def job(times: Callable[[int], float], budget_seconds: float) -> tuple[OnlineSea
         times: of one phase, by its degree.
     """
     now: list[Decision] = []
+    folder = Path(tempfile.mkdtemp())  # a study of its own
     search = OnlineSearch(
-        make_tuner=MemoryTuner,
+        make_tuner=lambda: study_tuner(folder),
         budget_seconds=budget_seconds,
         clock=lambda phase, _: MadeUp(
             times(now[-1].forward_degree if phase == "forward" else now[-1].backward_degree)
@@ -121,10 +74,11 @@ def job(times: Callable[[int], float], budget_seconds: float) -> tuple[OnlineSea
         watch.end_forward(y)
         y.backward()
         search.step()
+    shutil.rmtree(folder)
     return search, seconds
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     by_degree=st.lists(st.floats(0.1, 10.0), min_size=100, max_size=100),
     budget_seconds=st.floats(0.0, 40.0),

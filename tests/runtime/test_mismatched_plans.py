@@ -1,56 +1,98 @@
 """Ranks with different plan files: the same error on all of them, and none waits."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from moetune.runtime.plans.book import described
+import moetune
+from moetune.domain.document import canonical_json
+from moetune.domain.errors import InputError, RankMismatchError
+from moetune.domain.layer import LayerShape
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.plans.book import PlanBook, described
+from moetune.runtime.plans.shared import FoundPlans, read_plans, share_plans
 from tests.ranks import run_ranks
-from tests.runtime import mismatch_workers as workers
+from tests.runtime.faults import same_text
+from tests.runtime.plans import small_plan
 
-PASSED = ["", ""]
-SECOND_SAYS = [
-    ("same question", f"plan {workers.PLAN.id[:6]} with 2 and 1 chunks (digest "),
-    ("other question", f"plan {workers.OTHER_QUESTION.id[:6]} with 4 and 3 chunks (digest "),
-]
-
-
-@pytest.mark.parametrize(
-    ("second", "says"),
-    [*SECOND_SAYS, ("none", "error: plan "), ("cut short", "error: "), ("other layer", "error: ")],
-)
-def test_layers_with_different_plan_files_raise_on_all_ranks(
-    tmp_path: Path, second: str, says: str
-) -> None:
-    workers.write(tmp_path, second)
-    assert run_ranks(workers.layers_differ, 2, tmp_path, says) == PASSED
-
-
-def test_layers_with_equal_plans_in_other_files_run_them(tmp_path: Path) -> None:
-    workers.write(tmp_path, "spaces")
-    assert run_ranks(workers.layers_agree, 2, tmp_path) == PASSED
+SIZES = 8, 16, 4, 2
+SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2)
+PLAN = small_plan(layer=SHAPE)
+SAME_QUESTION = small_plan(layer=SHAPE, degrees=(2, 1), ranges=())
+OTHER_QUESTION = small_plan(layer=SHAPE, tokens=41)
+SECOND = {
+    "same question": (
+        canonical_json(SAME_QUESTION), f"plan {PLAN.id[:6]} with 2 and 1 chunks (digest "
+    ),
+    "other question": (
+        canonical_json(OTHER_QUESTION), f"plan {OTHER_QUESTION.id[:6]} with 4 and 3 chunks (digest "
+    ),
+    "none": (None, "error: plan "),
+    "cut short": (canonical_json(PLAN)[:-200], "error: "),
+    "other layer": (canonical_json(small_plan(layer=SHAPE, world_size=4)), "error: "),
+    "spaces": (canonical_json(PLAN).replace(",", ", "), None),
+}  # fmt: skip
+"""Plan file of the second rank, and what the error says of it; None without a file or an error."""
 
 
-def test_a_plan_that_no_rank_has_is_each_ones_own_error(tmp_path: Path) -> None:
-    assert run_ranks(workers.layers_have_no_plan, 2, tmp_path) == PASSED
+def _layers_compare_their_plans(folder: Path) -> None:
+    for name, (_, says) in SECOND.items():
+        path = folder / name / str(dist.get_rank()) / "plan.json"
+        if says is None:
+            layer = MoELayer(*SIZES, plan=path)
+            layer(torch.randn(40, 8))
+            assert layer.decision.forward_degree == 4
+            continue
+        with pytest.raises(RankMismatchError) as caught:
+            MoELayer(*SIZES, plan=path)
+        text = same_text(caught.value)
+        assert f"rank 0: plan {PLAN.id[:6]} with 4 and 3 chunks (digest " in text
+        assert f"rank 1: {says}" in text
+    with pytest.raises(InputError, match=r"nowhere\.json cannot be read"):
+        MoELayer(*SIZES, plan=folder / "nowhere.json")  # which is each rank's own error
+    # Parameters on the meta device are drawn later, and the plans are compared then.
+    path = folder / "same question" / str(dist.get_rank()) / "plan.json"
+    layer = MoELayer(*SIZES, plan=path, device="meta").to_empty(device="cpu")
+    with pytest.raises(RankMismatchError, match="rank 1: plan"):
+        layer.reset_parameters()
 
 
-def test_layers_whose_parameters_are_drawn_later_compare_their_plans_then(tmp_path: Path) -> None:
-    workers.write(tmp_path, "same question")
-    assert run_ranks(workers.layers_made_later_differ, 2, tmp_path) == PASSED
+def _programs_compare_theirs(folder: Path) -> None:
+    """Plans of one question differ, given as they are or in a book; shared ones are the first's."""
+    rank = dist.get_rank()
+    degrees = ((4, 3), (2, 1))[rank]
+    plan = small_plan(layer=SHAPE, expert_parallel="tensor", degrees=degrees)
+    with pytest.raises(RankMismatchError, match=r"rank 1: plan .* with 2 and 1 chunks"):
+        TensorExpertLayer(*SIZES, plan=plan)
+    book = PlanBook([(PLAN, SAME_QUESTION)[rank]])
+    with pytest.raises(RankMismatchError, match=r"rank 1: plan .* with 2 and 1 chunks"):
+        MoELayer(*SIZES, planbook=book)
+    with pytest.raises(InputError, match="not-there"):
+        share_plans(lambda: FoundPlans(plans=read_plans([folder / "not-there.json"])))
+    for name in ("other question", "none"):
+        mine = folder / name / str(rank)
+        for source in (mine, str(mine / "plan.json"), [mine / "plan.json"]):
+            assert moetune.open_planbook(source).plans == (PLAN,)
+    if rank == 0:
+        os.environ["MOETUNE_DISABLE"] = "1"
+    assert moetune.open_planbook(folder / "none" / str(rank)).plans == ()
 
 
-def test_different_plans_of_programs_raise_on_all_ranks() -> None:
-    assert run_ranks(workers.plans_of_programs_differ, 2) == PASSED
-
-
-@pytest.mark.parametrize("second", ["other question", "none"])
-def test_a_shared_book_is_the_first_ranks(tmp_path: Path, second: str) -> None:
-    workers.write(tmp_path, second)
-    assert run_ranks(workers.shared_books_are_the_first_ranks, 2, tmp_path) == PASSED
+@pytest.mark.parametrize("worker", [_layers_compare_their_plans, _programs_compare_theirs])
+def test_ranks_that_differ_raise_the_same_error(worker: object, tmp_path: Path) -> None:
+    for name, (second, _) in SECOND.items():
+        for rank, text in enumerate((canonical_json(PLAN), second)):
+            (tmp_path / name / str(rank)).mkdir(parents=True)
+            if text is not None:
+                (tmp_path / name / str(rank) / "plan.json").write_text(text)
+    assert run_ranks(worker, 2, tmp_path) == ["", ""]  # type: ignore[arg-type]  # both are workers
 
 
 def test_of_many_plans_some_are_named_and_the_others_counted() -> None:
-    words = described([workers.PLAN] * 12, "0" * 64)
-    assert words.count(workers.PLAN.id[:6]) == 3
+    words = described([PLAN] * 12, "0" * 64)
+    assert words.count(PLAN.id[:6]) == 3
     assert words.endswith(" and 9 more (digest 000000000000)")

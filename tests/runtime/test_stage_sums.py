@@ -1,26 +1,157 @@
 """Stages' sums over replicas, with and without ZeRO, end where one process ends."""
 
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-from moetune.domain.training import ZeroStage
+from moetune.domain.errors import InputError
+from moetune.domain.training import FoldedLayout, ZeroStage
+from moetune.runtime.parallel.groups import join
+from moetune.runtime.parallel.stages import Shapes, Stages
 from tests.ranks import run_ranks
-from tests.runtime import sums_workers as workers
 
-ZEROS = pytest.mark.parametrize("zero", [0, 1, 3])
+WIDTH, BATCH, STEPS = 6, 4, 3
+SAME = 1e-12
+RATE = 0.1
+
+
+class Net(nn.Module):
+    """Linear blocks between two others; what `used` says is left out on a rank."""
+
+    def __init__(self, used: Callable[[int], bool] = lambda _: True) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.used, self.calls = used, itertools.count()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        call, x = next(self.calls), torch.tanh(self.first(x))
+        for number, block in enumerate(self.blocks):
+            if number != 1 or self.used(call):
+                x = x + torch.tanh(block(x))
+        y: torch.Tensor = self.last(x)
+        return y
+
+
+def net_of(used: Callable[[int], bool] = lambda _: True) -> Net:
+    torch.manual_seed(7)
+    net = Net(used).double()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return net
+
+
+def stages_of(net: nn.Module, *, zero: ZeroStage) -> Stages:
+    layout = FoldedLayout(dp=dist.get_world_size(), micro_batch=2, zero=zero)
+    rows = torch.empty(BATCH, WIDTH, dtype=torch.float64, device="meta")
+    shapes = Shapes(inputs=rows, between=rows, outputs=rows)
+    return Stages([net], join(layout), loss_of=_loss_of, shapes=shapes)
+
+
+def _loss_of(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    return (outputs - wanted).square().mean()
+
+
+def rows_of(step: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randn(BATCH, WIDTH, dtype=torch.float64, generator=generator)
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
+
+
+def alone(used: Sequence[Callable[[int], bool]] = ()) -> dict[str, torch.Tensor]:
+    """Train as one process, with all ranks' micro-batches one after the other."""
+    net, num_ranks = net_of(), dist.get_world_size()
+    optimizer = sgd([*net.parameters()])
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank in range(num_ranks):
+            for part, x in enumerate(rows_of(step, rank).chunk(BATCH // 2)):
+                if used:
+                    net.used = partial(_in_call, used[rank], step * 2 + part)
+                (_loss_of(net(x), x) / (num_ranks * BATCH // 2)).backward()
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in net.named_parameters()}
+
+
+def _in_call(used: Callable[[int], bool], call: int, _: int) -> bool:
+    return used(call)
+
+
+def _train(stages: Stages, between: Callable[[], object] = lambda: None) -> None:
+    optimizer = stages.optimizer(sgd)
+    for step in range(STEPS):
+        x = rows_of(step, dist.get_rank())
+        stages.backward(x, x)
+        optimizer.step()
+        between()
+
+
+def _assert_equal(stages: Stages, wanted: dict[str, torch.Tensor]) -> None:
+    for name, parameter in stages.parts[0].named_parameters():
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        assert float((whole - wanted[name]).detach().abs().max()) < SAME, name
+
+
+def unused_parameters_count_as_zeros() -> None:
+    """A rank that leaves a block out, always or in its last micro-batch, has the right sums."""
+    for used in (
+        [lambda _: True, lambda _: False],
+        [lambda call: call % 2 == 0, lambda _: True],
+    ):
+        stages = stages_of(net_of(used[dist.get_rank()]), zero=0)
+        _train(stages)
+        _assert_equal(stages, alone(used))
+
+
+def a_step_behind_a_failed_one_has_its_own_sums(zero: ZeroStage) -> None:
+    def fail(_: torch.Tensor) -> None:
+        raise InputError("this backward pass fails on all ranks")
+
+    def fails(_: nn.Module, __: object, y: torch.Tensor) -> None:
+        y.register_hook(fail)
+
+    net = net_of()
+    stages = stages_of(net, zero=zero)
+    handle = net.blocks[0].register_forward_hook(fails)
+    x = rows_of(5, dist.get_rank())
+    with pytest.raises(InputError, match="fails on all ranks"):
+        stages.backward(x, x)
+    handle.remove()
+    _train(stages)
+    _assert_equal(stages, alone())
+
+
+def an_evaluation_changes_no_step(zero: ZeroStage) -> None:
+    stages = stages_of(net_of(), zero=zero)
+    x = rows_of(9, dist.get_rank())
+    losses: list[torch.Tensor] = []
+    _train(stages, lambda: losses.append(stages.total_loss(stages.evaluate(x, x))))
+    wanted = alone()
+    _assert_equal(stages, wanted)
+    net = net_of()
+    net.load_state_dict(wanted)
+    whole = [_loss_of(net(rows_of(9, rank)), rows_of(9, rank)) for rank in range(2)]
+    assert float(losses[-1]) == pytest.approx(float(sum(whole)) / 2, abs=SAME)
 
 
 @pytest.mark.dist
 def test_a_rank_that_leaves_a_block_out_has_the_right_sums() -> None:
-    assert run_ranks(workers.unused_parameters_count_as_zeros, 2) == ["", ""]
+    assert run_ranks(unused_parameters_count_as_zeros, 2) == ["", ""]
 
 
 @pytest.mark.dist
-@ZEROS
-def test_a_step_behind_a_failed_one_has_its_own_sums(zero: ZeroStage) -> None:
-    assert run_ranks(workers.a_step_behind_a_failed_one_has_its_own_sums, 2, zero) == ["", ""]
-
-
-@pytest.mark.dist
-@ZEROS
-def test_an_evaluation_changes_no_step_behind_it(zero: ZeroStage) -> None:
-    assert run_ranks(workers.an_evaluation_changes_no_step, 2, zero) == ["", ""]
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize(
+    "worker", [a_step_behind_a_failed_one_has_its_own_sums, an_evaluation_changes_no_step]
+)
+def test_steps_have_their_own_sums(worker: Callable[[ZeroStage], None], zero: ZeroStage) -> None:
+    assert run_ranks(worker, 2, zero) == ["", ""]

@@ -1,5 +1,10 @@
-"""The language model in stages: one process's losses under every layout."""
+"""The language model in stages: its losses, and what its ranks do; random layouts train it.
 
+B sequences, S tokens each.
+"""
+
+import datetime as dt
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,62 +13,123 @@ import torch
 import torch.distributed as dist
 
 from examples import train_lm
+from examples.language_model import LanguageModel, next_token_loss, staged_language_model
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.groups import join
+from moetune.runtime.parallel.stages import Stages
 from tests.ranks import run_ranks
-from tests.runtime import stage_workers
-from tests.runtime.stage_workers import Case, layout_of, losses_of_one_process, shape_of
 
-NUM_STEPS = 3
+SEED, BATCH, LENGTH, BALANCE = 3, 8, 6, 0.5
+VOCABULARY = 257
+"""Divides by no number of ranks."""
 
 
-@pytest.mark.dist
-def test_dense_blocks_uneven_and_interleaved_stages_and_replicas_train_alike() -> None:
-    every_second = shape_of(num_blocks=5, moe_every=2, top_k=2)
-    four = shape_of(num_blocks=4, moe_every=2, top_k=2)
-    losses = losses_of_one_process(every_second, NUM_STEPS)
-    even = losses_of_one_process(four, NUM_STEPS)
-    cases = [
-        Case(layout=layout_of("tensor", pp=2, tp=2), shape=every_second, losses=losses,
-             num_micro_batches=4),
-        Case(layout=layout_of("all_to_all", pp=4), shape=every_second, losses=losses,
-             num_micro_batches=8),
-        Case(layout=layout_of("all_to_all", pp=2, dp=2, ep=2), shape=every_second, losses=losses,
-             num_micro_batches=4, stages_per_rank=2),
-        Case(layout=layout_of("all_to_all", dp=4, ep=2), shape=four, losses=even,
-             num_micro_batches=2),
-        Case(layout=layout_of("tensor", dp=2, tp=2), shape=four, losses=even),
-        Case(layout=layout_of("tensor", pp=2, tp=2), shape=four, losses=even,
-             num_micro_batches=4, stages_per_rank=2),
-    ]  # fmt: skip
-    assert run_ranks(stage_workers.layouts_train_alike, 4, cases) == [""] * 4
+def shape_of(num_blocks: int) -> Transformer:
+    return Transformer(
+        moe=LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=1), num_layers=num_blocks,
+        num_heads=4, length=LENGTH, vocab_size=VOCABULARY, moe_every=1,
+    )  # fmt: skip
+
+
+def text() -> torch.Tensor:
+    """Return the global batch (B, S + 1)."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
+
+
+def whole_model(num_blocks: int) -> LanguageModel:
+    layer = shape_of(num_blocks).moe
+
+    def make_moe() -> MoELayer:
+        sizes = layer.d_model, layer.d_hidden, layer.num_experts, layer.top_k
+        return MoELayer(*sizes, pipeline=False)
+
+    model = LanguageModel(shape_of(num_blocks), make_moe).double()
+    model.reset_parameters(SEED)
+    return model
+
+
+def stages_of(num_micro_batches: int, balance: float = 0.0) -> Stages:
+    """Return one stage of a block on each rank."""
+    layout = Layout(expert_parallel="tensor", dp=1, ep=1, tp=1, pp=dist.get_world_size())
+    return staged_language_model(
+        shape_of(layout.pp), join(layout, timeout=dt.timedelta(seconds=30)), num_sequences=BATCH,
+        num_micro_batches=num_micro_batches, seed=SEED, dtype=torch.float64, balance=balance,
+        pipeline=False,
+    )  # fmt: skip
+
+
+def backward(stages: Stages) -> torch.Tensor:
+    return stages.backward(text()[:, :-1], text()[:, 1:])
+
+
+def gate_gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: each.grad
+        for name, each in model.named_parameters()
+        if name.endswith("gate.weight") and each.grad is not None
+    }
+
+
+def _balance_reaches_every_stage(wanted: dict[str, torch.Tensor]) -> None:
+    stages = stages_of(2, BALANCE)
+    backward(stages)
+    gradients = gate_gradients(stages.parts)
+    assert gradients
+    for name, grad in gradients.items():
+        of_whole = wanted[name.split(".", 1)[1]]
+        torch.testing.assert_close(grad, of_whole, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.dist
 def test_the_balance_loss_of_every_stage_reaches_its_gates() -> None:
-    shape = shape_of(num_blocks=2, moe_every=1)
-    wanted = stage_workers.gate_gradients_with_balance(shape, 0.5, num_micro_batches=2)
-    case = Case(layout=layout_of("tensor", pp=2), shape=shape, losses=(), num_micro_batches=2)
-    reports = run_ranks(stage_workers.balance_reaches_every_stage, 2, case, 0.5, wanted)
-    assert reports == ["", ""]
+    model = whole_model(2)
+    for text_BS in text().chunk(2):
+        loss = next_token_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
+        layers = [module for module in model.modules() if isinstance(module, MoELayer)]
+        loss = loss + BALANCE * torch.stack([layer.aux_loss for layer in layers]).mean()
+        (loss / 2).backward()
+    assert run_ranks(_balance_reaches_every_stage, 2, gate_gradients(model)) == ["", ""]
+
+
+def _batches_receive_first() -> None:
+    """Behind a late rank's sends on gloo, its neighbours would wait until they may send."""
+    orders: list[list[bool]] = []
+    issue = dist.batch_isend_irecv
+
+    def issued(ops: list[dist.P2POp]) -> list[dist.Work]:
+        orders.append([op.op is dist.irecv for op in ops])
+        return issue(ops)
+
+    stages = stages_of(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "batch_isend_irecv", issued)
+        backward(stages)
+    assert [True, False] in orders
+    assert all(order == sorted(order, reverse=True) for order in orders)
 
 
 @pytest.mark.dist
 def test_both_directions_of_a_link_are_used_at_once() -> None:
-    shape = shape_of(num_blocks=3, moe_every=1)
-    case = Case(layout=layout_of("tensor", pp=3), shape=shape, losses=(), num_micro_batches=4)
-    assert run_ranks(stage_workers.batches_receive_first, 3, case) == [""] * 3
+    assert run_ranks(_batches_receive_first, 3) == [""] * 3
+
+
+def _a_rank_dies() -> None:
+    stages = stages_of(2)
+    stages.total_loss(backward(stages))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        os._exit(1)
+    with pytest.raises(Exception, match=r"(?i)connection|closed|reset|timed out|failed"):
+        stages.total_loss(backward(stages))
 
 
 @pytest.mark.dist
 def test_no_rank_waits_for_a_stage_that_died() -> None:
-    case = Case(
-        layout=layout_of("tensor", pp=2), shape=shape_of(num_blocks=2, moe_every=1), losses=(),
-        num_micro_batches=2,
-    )  # fmt: skip
-    survivor, dead = run_ranks(stage_workers.a_rank_dies, 2, case)
+    survivor, dead = run_ranks(_a_rank_dies, 2)
     assert survivor == ""
     assert dead != ""
 
@@ -78,16 +144,14 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_errors_of_layers_and_of_the_batch_reach_the_caller() -> None:
-    shape = shape_of(num_blocks=1, moe_every=1)
-    stages = stage_workers.stages_of(Case(layout=layout_of("all_to_all"), shape=shape, losses=()))
-    text_BS = stage_workers.text_of(0)
+    stages = stages_of(1)
     with pytest.raises(InputError, match=r"7 .*\b8\b"):
-        stages.backward(text_BS[1:, :-1], text_BS[1:, 1:])
+        stages.backward(text()[1:, :-1], text()[1:, 1:])
     for module in stages.parts.modules():
-        if isinstance(module, MoELayer):
+        if hasattr(module, "experts"):
             module.float()
     with pytest.raises(InputError, match=r"torch\.float32"):
-        stage_workers.backward(stages, 0)
+        backward(stages)
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -100,8 +164,7 @@ def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_drawn_weights_depend_on_seed_and_name_alone() -> None:
-    shape = shape_of(num_blocks=2, moe_every=1)
-    first, second = stage_workers.whole_model(shape), stage_workers.whole_model(shape)
+    first, second = whole_model(2), whole_model(2)
     for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
         assert torch.equal(one, other), name
     weights = first.state_dict()

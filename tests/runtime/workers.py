@@ -1,5 +1,7 @@
 """What ranks do in the tests of the layer."""
 
+import contextlib
+import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,21 +9,43 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from moetune.comm.transfer import Transfer
+from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.trace import NoRecorder
 from tests.runtime.reference import Weights, dense_moe
 
 D_MODEL, D_HIDDEN, NUM_EXPERTS = 6, 10, 12
 RELATIVE = 1e-12
 TOKENS = (13, 7, 0, 3)
 AUX_SCALE = 0.1
+Events = list[tuple[str, ...]]
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     scale = max(float(wanted.detach().norm()), 1e-30)
     return float((found - wanted).detach().norm()) / scale
+
+
+def results_of(
+    layer: nn.Module, x: torch.Tensor, dy: torch.Tensor | None = None, *, balance: float = 0.0
+) -> list[torch.Tensor]:
+    """Return a step's output, and the gradients of its input and of all parameters.
+
+    Args:
+        dy: gradient of the output; default, 2·y.
+    """
+    x = x.detach().clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x)
+    loss = torch.sum(y.square() if dy is None else y * dy)
+    (loss + balance * layer.aux_loss if balance else loss).backward()  # type: ignore[operator] # of a layer
+    grads = [x.grad, *(parameter.grad for parameter in layer.parameters())]
+    return [y.detach(), *(grad for grad in grads if grad is not None)]
 
 
 def _rank() -> int:
@@ -68,61 +92,56 @@ def inputs_of(rank: int, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Ten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
-    """The dense reference of a step: this rank's outputs, and the gradients of its tokens.
+    """The dense reference of a step: this rank's inputs and outputs, and its tokens' gradients.
 
     Args:
         weights: with the gradients of all ranks' tokens.
-        gate_grad: of this rank's tokens alone.
+        gate_grad, shared_grads: of this rank's tokens alone.
     """
 
     weights: Weights
+    x: torch.Tensor
+    dy: torch.Tensor
     y: torch.Tensor
     aux: torch.Tensor
     num_dropped: int
     x_grad: torch.Tensor
     gate_grad: torch.Tensor
+    shared_grads: Sequence[torch.Tensor]
 
 
 def dense_of(layer: MoELayer, tokens: Sequence[int]) -> Dense:
     """Return the reference of a layer's weights; every degree and strategy has the same."""
-    weights = all_weights(layer)
+    weights, shared = all_weights(layer), copy.deepcopy(layer.shared_experts)
+    of_shared = [] if shared is None else [*shared.parameters()]
     loss: Any = 0
     steps = []
     for rank in range(_num_ranks()):
         x, dy = inputs_of(rank, tokens)
         x.requires_grad_()
         y, aux, dropped = dense_moe(
-            x,
-            weights,
-            top_k=layer.shape.top_k,
-            activation=layer.shape.activation,
-            normalize=layer.gate.normalize_topk,
-            capacity_factor=layer.gate.capacity_factor,
-        )
+            x, weights, top_k=layer.shape.top_k, activation=layer.shape.activation,
+            normalize=layer.gate.normalize_topk, capacity_factor=layer.gate.capacity_factor,
+        )  # fmt: skip
+        y = y if shared is None else y + shared(x)
         term = torch.sum(y * dy) + AUX_SCALE * aux
-        gate_grad = torch.autograd.grad(term, weights.gate, retain_graph=True)[0]
-        steps.append((x, y.detach(), aux.detach(), dropped, gate_grad))
+        grads = torch.autograd.grad(term, [weights.gate, *of_shared], retain_graph=True)
+        steps.append((x, dy, y.detach(), aux.detach(), dropped, grads))
         loss = loss + term
     loss.backward()
-    x, y, aux, dropped, gate_grad = steps[_rank()]
+    x, dy, y, aux, dropped, (gate_grad, *shared_grads) = steps[_rank()]
     assert x.grad is not None
     return Dense(
-        weights=weights, y=y, aux=aux, num_dropped=dropped, x_grad=x.grad, gate_grad=gate_grad
-    )
+        weights=weights, x=x.detach(), dy=dy, y=y, aux=aux, num_dropped=dropped,
+        x_grad=x.grad, gate_grad=gate_grad, shared_grads=shared_grads,
+    )  # fmt: skip
 
 
-def check_against_dense(layer: MoELayer, tokens: Sequence[int], dense: Dense | None = None) -> None:
-    """Hold output, aux loss and every gradient against the dense reference.
-
-    Args:
-        dense: of a layer with the same weights, computed here by default.
-    """
-    dense = dense or dense_of(layer, tokens)
-    rank = _rank()
-    x, dy = inputs_of(rank, tokens)
-    x.requires_grad_()
+def check_against_dense(layer: ExpertLayer, dense: Dense) -> None:
+    """Hold output, aux loss and every gradient against the dense reference of these weights."""
+    x = dense.x.clone().requires_grad_()
     y = layer(x)
-    (torch.sum(y * dy) + AUX_SCALE * layer.aux_loss).backward()
+    (torch.sum(y * dense.dy) + AUX_SCALE * layer.aux_loss).backward()
 
     assert relative_error(y, dense.y) <= RELATIVE
     assert relative_error(layer.aux_loss, dense.aux) <= RELATIVE
@@ -132,59 +151,73 @@ def check_against_dense(layer: MoELayer, tokens: Sequence[int], dense: Dense | N
     assert layer.gate.weight.grad is not None
     assert torch.equal(layer.gate.weight, dense.weights.gate)
     assert relative_error(layer.gate.weight.grad, dense.gate_grad) <= RELATIVE
-    local = NUM_EXPERTS // _num_ranks()
+    rank, local = layer.communicator.rank, layer.experts.local_experts
     mine = slice(rank * local, (rank + 1) * local)
     for name, parameter in layer.experts.named_parameters():
         reference = getattr(dense.weights, name)
         assert parameter.grad is not None, name
         assert torch.equal(parameter, reference[mine]), name
         assert relative_error(parameter.grad, reference.grad[mine]) <= RELATIVE, name
+    of_shared = () if layer.shared_experts is None else layer.shared_experts.parameters()
+    for parameter, wanted in zip(of_shared, dense.shared_grads, strict=True):
+        assert parameter.grad is not None
+        assert relative_error(parameter.grad, wanted) <= RELATIVE
 
 
-def dense_matrix(activations: Sequence[str], degrees: Sequence[int]) -> None:
-    """Every degree, top_k, activation and capacity on this number of ranks."""
-    grid = itertools.product(activations, (1, 2), (None, 0.7), degrees)
-    references = dict[object, Dense]()
-    for activation, top_k, capacity_factor, degree in grid:
-        backward_degree = degree if degree % 2 else 9 - degree
-        torch.manual_seed(5)
-        layer = MoELayer(
-            D_MODEL,
-            D_HIDDEN,
-            NUM_EXPERTS,
-            top_k,
-            activation=activation,  # type: ignore[arg-type]  # the grid holds plain strings
-            capacity_factor=capacity_factor,
-            dtype=torch.float64,
-        )
-        layer.pin(Decision(forward_degree=degree, backward_degree=backward_degree))
-        case = (activation, top_k, capacity_factor)
-        dense = references[case] = references.get(case) or dense_of(layer, TOKENS)
-        check_against_dense(layer, TOKENS, dense)
+class Recorder(NoRecorder):
+    """Writes down when exchanges are issued and waited for, and when experts run."""
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+
+    def compute(self, *step: Any) -> contextlib.AbstractContextManager[None]:
+        self.events.append(step[:2])
+        return contextlib.nullcontext()
+
+    def transfer(self, phase: str, name: str, chunk: int, transfer: Transfer, *_: Any) -> Transfer:
+        self.events.append((phase, f"issues {name} {chunk}"))
+        return _Waited(transfer, (phase, f"has {name} {chunk}"), self.events)
 
 
-def reuse_matrix(activations: Sequence[str], degrees: Sequence[int]) -> None:
-    """Every strategy that reuses memory, with poisoned buffers, twice in a row."""
-    strategies = ("S1", "S2", "S3", "S4")
+class _Waited:
+    def __init__(self, inner: Transfer, name: tuple[str, ...], events: Events) -> None:
+        self._inner, self._name, self._events = inner, name, events
+
+    def wait(self) -> None:
+        self._events.append(self._name)
+        self._inner.wait()
+
+    def future(self) -> torch.futures.Future[object] | None:
+        return self._inner.future()
+
+
+def dense_matrix(
+    activations: Sequence[str], degrees: Sequence[int], strategies: Sequence[Strategy] = ("none",)
+) -> None:
+    """Every strategy, degree, top_k, activation and capacity on this number of ranks.
+
+    Where memory is reused buffers are poisoned, and there are two steps in a row.
+    """
     references = dict[object, Dense]()
     grid = itertools.product(strategies, activations, (1, 2), (None, 0.7), degrees)
     for strategy, activation, top_k, capacity_factor, degree in grid:
-        backward_degree = degree if degree % 2 else 9 - degree
         torch.manual_seed(5)
         layer = MoELayer(
-            D_MODEL,
-            D_HIDDEN,
-            NUM_EXPERTS,
-            top_k,
+            D_MODEL, D_HIDDEN, NUM_EXPERTS, top_k,
             activation=activation,  # type: ignore[arg-type]  # the grid holds plain strings
-            capacity_factor=capacity_factor,
-            memory_reuse=strategy,
-            dtype=torch.float64,
-        )
-        layer.poison_buffers()
+            capacity_factor=capacity_factor, memory_reuse=strategy, dtype=torch.float64,
+        )  # fmt: skip
+        backward_degree = degree if degree % 2 else 9 - degree
         layer.pin(Decision(forward_degree=degree, backward_degree=backward_degree))
         case = (activation, top_k, capacity_factor)
         dense = references[case] = references.get(case) or dense_of(layer, TOKENS)
-        for _ in range(2):
+        if strategy != "none":
+            layer.poison_buffers()
+        for _ in range(1 if strategy == "none" else 2):
             layer.zero_grad()
-            check_against_dense(layer, TOKENS, dense)
+            check_against_dense(layer, dense)
+
+
+def reuse_matrix(activations: Sequence[str], degrees: Sequence[int]) -> None:
+    """The same with every strategy that reuses memory."""
+    dense_matrix(activations, degrees, ("S1", "S2", "S3", "S4"))

@@ -3,7 +3,6 @@
 First step of a token's way: as in `planned_layer`, with the policies of `keep` and `reuse`.
 """
 
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -14,13 +13,13 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import places_of
 from moetune.runtime.moe.cells import Cells
-from moetune.runtime.moe.counts import MOST_EXPECTED, RowCounts, exchange_counts, open_with_counts
-from moetune.runtime.moe.dispatch import Dispatch, GroupedRows
+from moetune.runtime.moe.counts import RowCounts, exchange_counts, open_with_counts
+from moetune.runtime.moe.dispatch import GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.keep import KeepActivations
-from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Offload
+from moetune.runtime.moe.offload import DeviceCopies, HostPool, Offload
 from moetune.runtime.moe.planned_layer import LayerStep, PlannedLayer, Route
 from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.reuse import ReuseBuffers
@@ -33,13 +32,9 @@ class AllToAllLayer(PlannedLayer):
     _has_met = False
     """Whether the ranks have compared their layers, whose shape is the size of an exchange."""
 
-    def offload_with(self, copies: Copies) -> None:
-        """Copy to and from the host with `copies` from now on."""
-        self._host = replace(self._host, copies=copies)
-
     @cached_property
-    def _host(self) -> Host:
-        return Host(pool=HostPool(self._host_tracker), copies=DeviceCopies())
+    def _host_pool(self) -> HostPool:
+        return HostPool(self._host_tracker, DeviceCopies())
 
     def _prepare(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
@@ -49,22 +44,18 @@ class AllToAllLayer(PlannedLayer):
         Counts of rows travel with the opening, for the chunks that this number of tokens had
         before. Only if the ranks agree on others is there a second exchange.
         """
-        if self.communicator.num_ranks == 1:
-            planned = self._decide(*opening.alone(), dtype)
-            routing = route()
-            return self._step(planned, routing, self._cells(routing, self._degrees), None)
-        if not self._has_met:
-            agreed = agree_on_tokens(self.communicator, opening, x.device)
-            self._has_met = True
-            planned = self._decide(*agreed, dtype)
-            routing = route()
-            return self._step(planned, routing, self._cells(routing, self._degrees), None)
-        return self._prepare_at_once(x, opening, dtype, route)
+        if self._has_met:
+            return self._prepare_at_once(x, opening, dtype, route)
+        agreed = agree_on_tokens(self.communicator, opening, x.device)
+        self._has_met = self.communicator.num_ranks > 1
+        planned = self._decide(*agreed, dtype)
+        routing = route()
+        return self._step(planned, routing, self._cells(routing, self._degrees), None)
 
     def _prepare_at_once(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
     ) -> LayerStep:
-        degrees = self._expected.get(opening.num_tokens, self._degrees)
+        degrees = self._expected_degrees(opening.num_tokens)
         routing = None if opening.problem else route()
         cells = None if routing is None else self._cells(routing, degrees)
         sent = cells.counts_CPL if cells is not None else self._no_counts(x.device)
@@ -75,19 +66,8 @@ class AllToAllLayer(PlannedLayer):
         assert cells is not None  # noqa: S101
         if counts is None or degrees != self._degrees:
             cells, counts = self._cells(routing, self._degrees), None
-        if len(self._expected) >= MOST_EXPECTED:
-            self._expected.clear()
-        self._expected[opening.num_tokens] = self._degrees
+        self._expect_degrees(opening.num_tokens)
         return self._step(planned, routing, cells, counts)
-
-    @property
-    def _degrees(self) -> tuple[int, int]:
-        return self.decision.forward_degree, self.decision.backward_degree
-
-    @cached_property
-    def _expected(self) -> dict[int, tuple[int, int]]:
-        """Degrees that this rank's numbers of tokens had before; a guess, never relied on."""
-        return {}
 
     def _cells(self, routing: Routing, degrees: tuple[int, int]) -> Cells:
         return Cells(
@@ -136,12 +116,7 @@ class AllToAllLayer(PlannedLayer):
             num_rows = sum(map(sum, counts.rows_CL))
             on_device_CL = counts.receive_PCL.sum(0)
             grouped = GroupedRows.of(on_device_CL, num_rows, like=x_TD, bias=bias)
-        return self._policy_of(cells.dispatch(counts, grouped=grouped), x_TD, context)
-
-    def _policy_of(
-        self, dispatch: Dispatch, x_TD: torch.Tensor, context: PipelineContext
-    ) -> MemoryPolicy:
-        decision = self.decision
+        dispatch, decision = cells.dispatch(counts, grouped=grouped), self.decision
         self._num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
         if dispatch.is_single_chunk or decision.strategy == "none":
@@ -152,7 +127,7 @@ class AllToAllLayer(PlannedLayer):
                 'use the strategy "none" with a schedule that splits the backward pass',
             )
         offload = Offload(
-            decision.strategy, self._host, num_rows=dispatch.num_received, layer=self.shape,
+            decision.strategy, self._host_pool, num_rows=dispatch.num_received, layer=self.shape,
             like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=self.experts.form is not None,
         )  # fmt: skip
         return ReuseBuffers(context=context, dispatch=dispatch, offload=offload)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from moetune.runtime.moe.beside import Beside, run_experts
+from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.expert_module import local_experts, share_checkpoints
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.shared_work import Work, run_experts
 from moetune.runtime.moe.wrappers import SpreadExperts, WrapperCheck, check_plain, guard
 
 
@@ -140,7 +140,7 @@ class BorrowedExperts:
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
         policy: MemoryPolicy,
-        beside: Beside | None = None,
+        work: Work | None = None,
     ) -> torch.Tensor:
         """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D)."""
         names = self._names
@@ -150,7 +150,7 @@ class BorrowedExperts:
         )
         if self._form is None:
             w1, w2, w3 = (None if each is None else each.mT for each in (w1, w2, w3))
-        return run_experts(x_TD, weights_TK, policy, (w1, b1, w2, b2, w3), beside)
+        return run_experts(x_TD, weights_TK, policy, (w1, b1, w2, b2, w3), work)
 
     def _parameter(self, name: str) -> torch.Tensor | None:
         value: torch.Tensor | None = getattr(self._module, name) if name else None

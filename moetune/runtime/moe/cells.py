@@ -14,6 +14,7 @@ import torch
 
 from moetune.runtime.moe.counts import RowCounts
 from moetune.runtime.moe.dispatch import Dispatch, GroupedRows, PhaseOrder
+from moetune.runtime.moe.gate_function import counts_of
 
 
 class Cells:
@@ -49,8 +50,7 @@ class Cells:
         if kept_TK is not None:
             cells_TK = torch.where(kept_TK, cells_TK, self._num_cells)
         self._cells = cells_TK.reshape(-1)
-        counts = self._cells.new_zeros(self._num_cells + 1)
-        counts.scatter_add_(0, self._cells, torch.ones_like(self._cells))
+        counts = counts_of(self._cells, self._num_cells + 1)
         self.counts_CPL = counts[:-1].view(num_pieces, num_ranks, -1)
 
     def dispatch(self, counts: RowCounts, *, grouped: GroupedRows | None = None) -> Dispatch:
@@ -69,9 +69,7 @@ class Cells:
         key = self._cells
         if self.degrees[0] != self.degrees[1]:
             key = self._sending_key(chunk_T)
-        pairs = torch.sort(key, stable=True).indices
-        rows = torch.empty_like(pairs)
-        rows.scatter_(0, pairs, torch.arange(len(pairs), device=pairs.device))
+        pairs, rows = sorted_pairs(key)
         pairs_N = pairs[: sum(map(sum, send_counts))]
         top_k = self._shape[1]
         return PhaseOrder(
@@ -93,6 +91,13 @@ class Cells:
         key = torch.add(self._cells, target_TK.view(-1), alpha=self._num_cells + 1)
         last = self._num_ranks * len(self.counts_CPL) * (self._num_cells + 1)
         return key.masked_fill_(self._cells == self._num_cells, last)
+
+
+def sorted_pairs(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pair of every row in the order of a key, and the row of every pair."""
+    pairs = torch.sort(key, stable=True).indices
+    rows = torch.empty_like(pairs)
+    return pairs, rows.scatter_(0, pairs, torch.arange(len(pairs), device=pairs.device))
 
 
 def common_pieces(

@@ -16,8 +16,6 @@ import torch
 from moetune.comm.agree import OPENING_VALUES, Opening, few_values
 from moetune.comm.group import Communicator
 
-MOST_EXPECTED = 4096
-"""Numbers of tokens whose degrees a layer remembers."""
 _MOST_PIECES = 32
 """Pieces that fit into an opening's exchange, whose size must not depend on the degrees."""
 _DEGREES = 2

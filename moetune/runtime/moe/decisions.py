@@ -64,7 +64,12 @@ class LayerDecisions:
             self._book = _book(plan, planbook, key)
             placed = _placement(placement, self._book, key)
             self.placement = () if placed == tuple(range(key.layer.num_experts)) else placed
-            _check_placement(self.placement, can_place=can_place)
+            if self.placement and not can_place:
+                raise InputError(  # noqa: TRY301 - told to all ranks as the others
+                    "the plan places experts on other ranks, and this model's stay in their own "
+                    "order",
+                    "plan with --expert-placement natural",
+                )
         except InputError as error:
             self._problem = error
         self._plans: dict[torch.dtype, LayerPlans | None] = {}
@@ -243,14 +248,6 @@ def _placement(given: Sequence[int] | None, book: PlanBook, key: LayerKey) -> tu
             "keep the plans of one routing, or give the layer its placement",
         )
     return next(iter(found), ())
-
-
-def _check_placement(placement: tuple[int, ...], *, can_place: bool) -> None:
-    if placement and not can_place:
-        raise InputError(
-            "the plan places experts on other ranks, and this model's stay in their own order",
-            "plan with --expert-placement natural",
-        )
 
 
 def _shortened(placement: tuple[int, ...]) -> str:

@@ -19,8 +19,8 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.delayed import WeightGradients
+from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import PhaseOrder
-from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 

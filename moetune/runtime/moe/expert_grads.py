@@ -6,11 +6,11 @@ R rows, D model width, H hidden width, E local experts.
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
 from moetune.domain.layer import Activation
+from moetune.runtime.moe.activations import activate, activate_again, activation_grad_
 from moetune.runtime.moe.experts import (
     Buffers,
     ExpertWeights,
@@ -18,12 +18,7 @@ from moetune.runtime.moe.experts import (
     WantedGrads,
     hidden_buffer,
 )
-from moetune.runtime.moe.kernels import (
-    CombineWeights,
-    activate,
-    activate_again,
-    activation_grad_,
-)
+from moetune.runtime.moe.pairs import dots
 from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.weight_grads import (
     DeferredProducts,
@@ -33,29 +28,48 @@ from moetune.runtime.moe.weight_grads import (
 from moetune.runtime.moe.workspace import MemoryTracker
 
 
-class ParameterGrads(Protocol):
-    """The experts' backward, part by part, and what becomes of the parameters' gradients."""
+class CombineWeights:
+    """The combine weights of one chunk's rows where the experts apply them, and their gradients.
 
-    def run(
+    The gradient of a weight is ⟨dy, o⟩. Policies that do not save the results o compute it at the
+    expert, as ⟨dy·W₂ᵀ, h⟩ + ⟨dy, b₂⟩, which is equal.
+
+    Args:
+        weights_R1, grads_R1: (R, 1).
+        b2: (E, D), None without biases.
+    """
+
+    def __init__(
+        self, weights_R1: torch.Tensor, grads_R1: torch.Tensor, b2: torch.Tensor | None
+    ) -> None:
+        self._weights_R1, self._grads_R1, self._b2 = weights_R1, grads_R1, b2
+
+    def apply(
         self,
         grad: torch.Tensor,
-        inputs: torch.Tensor,
-        saved: SavedActivations,
+        hidden: torch.Tensor,
+        grad_hidden: torch.Tensor,
         part: RowPart,
-        out: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return the gradient of the inputs, in `out` if there is one.
+    ) -> None:
+        """Write the weights' gradients, then weight both gradients in place.
 
         Args:
-            grad: (R, D), of the experts' results.
-            inputs: (R, D), the rows that the experts received.
+            grad: (R, D), dy of every row.
+            grad_hidden: (R, H), dy·W₂ᵀ.
         """
+        dots(grad_hidden.unsqueeze(1), hidden, self._grads_R1)
+        if self._b2 is not None:
+            self._add_bias(grad, self._b2, part)
+        grad.mul_(self._weights_R1)
+        grad_hidden.mul_(self._weights_R1)
 
-    def finish(self) -> None:
-        """Do what is left, when every chunk's results are on their way."""
-
-    def totals(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the wanted gradients, once."""
+    def _add_bias(self, grad: torch.Tensor, b2: torch.Tensor, part: RowPart) -> None:
+        if part.experts_RE is not None:
+            dots_RE = (grad @ b2.T).mul_(part.experts_RE)
+            self._grads_R1 += dots_RE.sum(dim=1, keepdim=True)
+            return
+        for expert, low, high in part.blocks:
+            self._grads_R1[low:high] += grad[low:high] @ b2[expert].unsqueeze(1)
 
 
 class ExpertGrads:
@@ -99,7 +113,7 @@ class ExpertGrads:
         combine_weights: CombineWeights | None = None,
         saved_is_free: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
-        """Return the gradient of the inputs in `out`, which may be `grad`.
+        """Return the gradient of the inputs, in `out` if there is one, which may be `grad`.
 
         Args:
             grad: (R, D), of the experts' results; with `combine_weights`, of the weighted ones.
@@ -177,21 +191,21 @@ class DeferredGrads:
         weights, (w1, b1, _, _, w3) = self._weights, self._wanted.dtypes
         pre, gate = saved.pre_RH, saved.gate_RH
         self._saved.append((part, saved))
-        grad_hidden = weights.multiply(grad, weights.w2.transpose(1, 2), part, None)
+        grad_hidden = multiply(grad, weights.w2.transpose(1, 2), part, None)
         through_gate = None
         if gate is not None and weights.w3 is not None:
             grad_gate = activate(pre, None, "silu", torch.empty_like(pre)).mul_(grad_hidden)
             grad_hidden.mul_(gate)
             if w3 is not None:
                 self._products.keep("gate", grad_gate, part)
-            through_gate = weights.multiply(grad_gate, weights.w3.transpose(1, 2), part, None)
+            through_gate = multiply(grad_gate, weights.w3.transpose(1, 2), part, None)
         if weights.form is None:
             grad_pre = activation_grad_(grad_hidden, pre, weights.activation)
         else:
             grad_pre = weights.form.grad(pre, grad_hidden, torch.empty_like(pre))
         if w1 is not None or b1 is not None:
             self._products.keep("pre", grad_pre, part)
-        result = weights.multiply(grad_pre, weights.w1.transpose(1, 2), part, None)
+        result = multiply(grad_pre, weights.w1.transpose(1, 2), part, None)
         if through_gate is not None:
             result.add_(through_gate)
         return result if out is None else out.copy_(result)
@@ -242,6 +256,14 @@ class DeferredGrads:
             return self._products.matrix(x, y, dtype)
         made = self._products.matrix(y, x, dtype)
         return made.mT if form is None else made
+
+
+ParameterGrads = ExpertGrads | DeferredGrads
+"""The experts' backward, part by part, and what becomes of the parameters' gradients.
+
+`run` returns the gradient of a part's inputs, `finish` does what is left when every chunk's results
+are on their way, and `totals` returns the wanted gradients, once.
+"""
 
 
 def _add_gemm(into: GradientSum | None, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:

@@ -10,9 +10,9 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
-from moetune.comm.gloo import communicator_of, shared_communicator
+from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
 from moetune.comm.group import Communicator
-from moetune.comm.launched import check_joined
+from moetune.domain.errors import InputError
 from moetune.domain.layer import (
     Activation,
     LayerKey,
@@ -22,7 +22,7 @@ from moetune.domain.layer import (
 )
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.balance import LastLoss
-from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
+from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.inputs import expert_group
@@ -68,6 +68,11 @@ class ExpertLayer(PlannedLayer):
         shared_experts: nn.Module | None = None,
     ) -> None:
         check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
+        if self.expert_parallel == "tensor":
+            _check_without_exchange(
+                capacity_factor=capacity_factor, placement=placement, shared_experts=shared_experts,
+                memory_reuse=None if forced_strategy(memory_reuse) in {None, "none"} else True,
+            )  # fmt: skip
         shape = LayerShape(
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
@@ -83,6 +88,8 @@ class ExpertLayer(PlannedLayer):
             shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
             tracker=tracker, device=device, dtype=dtype,
         )  # fmt: skip
+        if sequence_parallel:
+            gate.use_sequence_shards(communicator)
         key = LayerKey(
             layer=shape, num_ranks=communicator.num_ranks,
             dtype=dtype_name(dtype or torch.get_default_dtype()),
@@ -172,3 +179,13 @@ class ExpertLayer(PlannedLayer):
     @aux_loss.setter
     def aux_loss(self, loss: torch.Tensor) -> None:
         self._last_loss.put(loss)
+
+
+def _check_without_exchange(**options: object) -> None:
+    """Raise InputError for what experts of a tensor-parallel group, which drop no pair, lack."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(
+                f"{name} is not available in a tensor-parallel group, whose experts drop no pair",
+                "omit it, or use moetune.MoELayer",
+            )

@@ -13,13 +13,13 @@ from torch import nn
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.runtime.moe.beside import Beside, run_experts
+from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.fused import FusedForm
 from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.shared_work import Work, run_experts
 from moetune.runtime.moe.wrappers import SpreadExperts, WrapperCheck, check_dtensor, check_plain
 
 _NAMES = ("w1", "b1", "w2", "b2", "w3")
@@ -70,7 +70,7 @@ class LocalExperts(Protocol):
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
         policy: MemoryPolicy,
-        beside: Beside | None = None,
+        work: Work | None = None,
     ) -> torch.Tensor:
         """Return Σₖ weightₖ · expertₖ(x) (T, D)."""
 
@@ -182,19 +182,19 @@ class Experts(SpreadExperts):
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
         policy: MemoryPolicy,
-        beside: Beside | None = None,
+        work: Work | None = None,
     ) -> torch.Tensor:
         """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
 
         Args:
             policy: of the step; its context has the routing's exchanges.
-            beside: as of `run_experts`.
+            work: as of `run_experts`.
         """
         # w1, b1, w2, b2 and w3, as they were registered
         parameters = [
             local_experts(self.placement, name, each) for name, each in self._parameters.items()
         ]
-        return run_experts(x_TD, weights_TK, policy, parameters, beside)
+        return run_experts(x_TD, weights_TK, policy, parameters, work)
 
 
 def local_experts(

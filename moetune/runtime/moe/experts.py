@@ -14,10 +14,7 @@ from typing import Any
 import torch
 
 from moetune.domain.layer import Activation
-from moetune.runtime.moe.fused import FusedForm
-from moetune.runtime.moe.kernels import (
-    activate,
-)
+from moetune.runtime.moe.activations import FusedForm, activate
 from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
@@ -137,25 +134,14 @@ class ExpertWeights:
             gate_RH = tracker.empty("the experts' gates", (num_rows, widths["gate"]), like)
         return SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
 
-    def multiply(
-        self,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        part: RowPart,
-        out: torch.Tensor | None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return every row times its expert's matrix."""
-        return multiply(x, w, part, out, bias)
-
     def project_up(
         self, rows: torch.Tensor, into: SavedActivations | None, part: RowPart
     ) -> SavedActivations:
         """Return x·W₁ + b₁, and x·W₃ for swiglu, of the rows (R, D)."""
         pre, gate = (None, None) if into is None else (into.pre_RH, into.gate_RH)
         return SavedActivations(
-            pre_RH=self.multiply(rows, self.w1, part, pre, self.b1),
-            gate_RH=None if self.w3 is None else self.multiply(rows, self.w3, part, gate),
+            pre_RH=multiply(rows, self.w1, part, pre, self.b1),
+            gate_RH=None if self.w3 is None else multiply(rows, self.w3, part, gate),
         )
 
     def activate(self, saved: SavedActivations, buffers: Buffers) -> torch.Tensor:
@@ -169,7 +155,7 @@ class ExpertWeights:
         self, hidden: torch.Tensor, out: torch.Tensor | None, part: RowPart
     ) -> torch.Tensor:
         """Return h·W₂ + b₂ (R, D)."""
-        return self.multiply(hidden, self.w2, part, out, self.b2)
+        return multiply(hidden, self.w2, part, out, self.b2)
 
     def _hidden(self, pre: torch.Tensor, buffers: Buffers) -> torch.Tensor:
         if "hidden" in buffers:

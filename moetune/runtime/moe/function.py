@@ -5,7 +5,7 @@ A token's way to the wire: `layer`, `gate`, **function**, `executor`, the policy
 phase's buffers and handlers, and the executor runs them. The backward pass has a schedule of its
 own, because autograd's backward of chunked code does not overlap. Permutation, dispatch, experts
 and combine are one function: with the permutation outside, rows would have to have the same order
-backward as forward. `beside` cuts it in two where other work runs behind its exchanges.
+backward as forward. `shared_work` cuts it in two where other work runs behind its exchanges.
 
 T tokens, K choices, D model width.
 """

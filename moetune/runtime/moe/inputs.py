@@ -56,11 +56,6 @@ def input_problem(
     return ""
 
 
-def is_capturing(x: torch.Tensor) -> bool:
-    """Return whether what is issued goes into a CUDA graph, in which the host must not wait."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 def input_dtype(x: torch.Tensor) -> torch.dtype:
     """Return the dtype that experts compute a step's tokens in, that of autocast where it is on."""
     kind = x.device.type

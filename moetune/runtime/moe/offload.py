@@ -7,7 +7,6 @@ has streams of its own. Without, both are the same memory, and the caller copies
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -25,19 +24,6 @@ class Copy(Protocol):
 
     def wait(self) -> None:
         """Order the current stream (on a CPU: the caller) behind the end of the copy."""
-
-
-class Copies(Protocol):
-    """Starts copies in the order of issue, one stream each way."""
-
-    def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
-        """Start a copy to the host, behind what the current stream has been given so far."""
-
-    def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
-        """Start a copy to the device, behind what the current stream has been given so far."""
-
-    def drain(self) -> None:
-        """Wait for all copies under way, before a failed step's memory is freed."""
 
 
 class _OnStream:
@@ -77,11 +63,11 @@ class DeviceCopies:
         return DeviceCopies, ()
 
     def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
-        """Start the copy."""
+        """Start a copy to the host, behind what the current stream has been given so far."""
         return self._start("to the host", rows.device, rows, host)
 
     def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
-        """Start the copy."""
+        """Start a copy to the device, behind what the current stream has been given so far."""
         return self._start("to the device", rows.device, host, rows)
 
     def drain(self) -> None:
@@ -111,11 +97,12 @@ class HostPool:
     Pinned ones have all that torch's allocator takes for them, up to twice the size.
 
     Attributes:
+        copies: to and from the buffers.
         is_pageable: pinned memory was not available.
     """
 
-    def __init__(self, tracker: MemoryTracker) -> None:
-        self._tracker = tracker
+    def __init__(self, tracker: MemoryTracker, copies: DeviceCopies) -> None:
+        self._tracker, self.copies = tracker, copies
         self._free: list[torch.Tensor] = []
         self.is_pageable = False
 
@@ -213,14 +200,6 @@ class Loan:
         self._give_back()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """The host memory of a layer's offloaded activations, and the copies to and from it."""
-
-    pool: HostPool
-    copies: Copies
-
-
 class Offload:
     """One step's copies to the host in the forward pass, and back in the backward pass.
 
@@ -241,7 +220,7 @@ class Offload:
     def __init__(
         self,
         strategy: Strategy,
-        host: Host,
+        pool: HostPool,
         *,
         num_rows: int,
         layer: LayerShape,
@@ -251,7 +230,7 @@ class Offload:
     ) -> None:
         self.offloads_input = strategy in OFFLOADS_INPUT
         self.offloads_middle = strategy in OFFLOADS_MIDDLE
-        self._copies = host.copies
+        self._copies = pool.copies
         widths = {"input": layer.d_model} if self.offloads_input else {}
         if self.offloads_middle:
             if is_fused:
@@ -261,7 +240,7 @@ class Offload:
                 widths |= dict.fromkeys(names, layer.d_hidden)
         self._names = list(widths)
         shapes = [(num_rows, width) for width in widths.values()]
-        self._loan: Loan | None = host.pool.borrow(shapes, like) if is_needed and shapes else None
+        self._loan: Loan | None = pool.borrow(shapes, like) if is_needed and shapes else None
         self._saving: dict[tuple[str, int], Copy] = {}
 
     def save(self, name: str, buffer: int, rows: torch.Tensor, mine: slice) -> None:

@@ -7,7 +7,7 @@ dicts. `torch.distributed.checkpoint.state_dict` takes a step of zeros before it
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -37,11 +37,7 @@ def watch_optimizers(experts: nn.Module, placement: ExpertPlacement) -> None:
 
 def spread_parameters() -> dict[int, ExpertPlacement]:
     """Return the placement of each living parameter of experts over several ranks, by its id."""
-    return {
-        id(parameter): placement
-        for experts, placement in _watch().placements.items()
-        for parameter in experts.parameters(recurse=False)
-    }
+    return {id(parameter): placement for parameter, placement in _watch().parameters()}
 
 
 @functools.cache
@@ -98,19 +94,20 @@ class _OptimizerWatch:
         """Return the placements of all experts' gradients, by the id of a gradient."""
         return {
             id(parameter.grad): placement
-            for experts, placement in self.placements.items()
-            for parameter in experts.parameters(recurse=False)
+            for parameter, placement in self.parameters()
             if parameter.grad is not None
         }
+
+    def parameters(self) -> Iterator[tuple[nn.Parameter, ExpertPlacement]]:
+        """Yield the living parameters of experts, and their placements."""
+        for experts, placement in self.placements.items():
+            for parameter in experts.parameters(recurse=False):
+                yield parameter, placement
 
     def ranks_of(self, optimizer: Optimizer) -> list[Communicator]:
         """Return the ranks that share the optimizer's experts, each group once."""
         mine = {id(parameter) for parameter in _parameters(optimizer)}
-        groups = [
-            placement.group
-            for experts, placement in self.placements.items()
-            if any(id(parameter) in mine for parameter in experts.parameters(recurse=False))
-        ]
+        groups = [each.group for parameter, each in self.parameters() if id(parameter) in mine]
         return [communicator_of(group) for group in dict.fromkeys(groups) if group is not None]
 
     def _distribute(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -138,8 +135,7 @@ class _OptimizerWatch:
         """
         return {
             id(parameter): placement
-            for experts, placement in self.placements.items()
-            for parameter in experts.parameters(recurse=False)
+            for parameter, placement in self.parameters()
             if not is_dtensor(parameter)
         }
 

@@ -20,21 +20,22 @@ from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
 from moetune.runtime.delayed import WeightGradients
-from moetune.runtime.moe.beside import Beside
 from moetune.runtime.moe.decisions import LayerDecisions
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
-from moetune.runtime.moe.inputs import input_dtype, input_problem, is_capturing
+from moetune.runtime.moe.inputs import input_dtype, input_problem
 from moetune.runtime.moe.loads import LoadRecorder
-from moetune.runtime.moe.shared_work import SharedWork, WorkBeside
+from moetune.runtime.moe.shared_work import CallersWork, SharedWork, Work
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.timers import CallWatch, Watch
+from moetune.runtime.plans.timers import CallWatch
 from moetune.runtime.selective import unseen_by_selective_checkpoints
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
+_MOST_EXPECTED = 4096
+"""Numbers of tokens whose degrees a layer remembers."""
 Route = Callable[[], Routing]
 """Gives a step's routing, when it is time for it."""
 
@@ -92,6 +93,7 @@ class PlannedLayer(nn.Module, ABC):
         self.recorder: SpanRecorder = NoRecorder()
         self.decision = SAFE_DECISION
         self._num_dropped = 0
+        self._expected: dict[int, tuple[int, int]] = {}
         self._decisions = decisions
         self._workspace = Workspace(tracker)
         self._loads = LoadRecorder(experts.local_experts)
@@ -123,12 +125,12 @@ class PlannedLayer(nn.Module, ABC):
         with unseen_by_selective_checkpoints() as modes:
             if shared is None:
                 return self._run(x, route, problem)
-            work = WorkBeside(shared, x, modes)
+            work = CallersWork(shared, x, modes)
             y = self._run(x, route, problem, work)
         return work.added_to(y)
 
     def _run(
-        self, x: torch.Tensor, route: Route, problem: str, beside: Beside | None = None
+        self, x: torch.Tensor, route: Route, problem: str, work: Work | None = None
     ) -> torch.Tensor:
         self.experts.check_wrappers()
         dtype = self.experts.compute_dtype or input_dtype(x)
@@ -144,16 +146,14 @@ class PlannedLayer(nn.Module, ABC):
             step = self._prepare(x, opening, dtype, route)
             routing = step.routing
             x_TD = routing.x_TD.to(dtype)
-            watch = Watch()
-            if not is_capturing(x):
-                watch = self._decisions.watch(step.num_tokens, dtype, x.device)
+            watch = self._decisions.watch(step.num_tokens, dtype, x.device)
             policy = step.policy(x_TD, self._context(watch.recorder))
-            if beside is not None and isinstance(watch, CallWatch):
-                beside()  # plans predict a phase by itself, and so it is timed
-                beside = None
+            if work is not None and isinstance(watch, CallWatch):
+                work()  # plans predict a phase by itself, and so it is timed
+                work = None
             watch.begin()
             with torch.autocast(x.device.type, enabled=False):
-                y_TD: torch.Tensor = self.experts(x_TD, routing.weights_TK, policy, beside)
+                y_TD: torch.Tensor = self.experts(x_TD, routing.weights_TK, policy, work)
             watch.end_forward(y_TD)
         # Not a view: an in-place operation on one would drop the hooks that FSDP2 sets on it.
         y: torch.Tensor = torch.ops.aten._unsafe_view(y_TD.to(x.dtype), x.shape)  # noqa: SLF001
@@ -254,6 +254,20 @@ class PlannedLayer(nn.Module, ABC):
         tokens = self._planned_tokens(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         return tokens
+
+    @property
+    def _degrees(self) -> tuple[int, int]:
+        return self.decision.forward_degree, self.decision.backward_degree
+
+    def _expected_degrees(self, num_tokens: int) -> tuple[int, int]:
+        """Return the degrees that this rank's number of tokens had before: a guess."""
+        return self._expected.get(num_tokens, self._degrees)
+
+    def _expect_degrees(self, num_tokens: int) -> None:
+        """Expect this step's degrees for the number of tokens from now on."""
+        if len(self._expected) >= _MOST_EXPECTED:
+            self._expected.clear()
+        self._expected[num_tokens] = self._degrees
 
     def _context(self, recorder: SpanRecorder | None) -> PipelineContext:
         """Return the step's context, with the layer's own recorder if the user set one."""

@@ -22,10 +22,9 @@ from moetune.runtime.moe.executor import (
     pipelined_schedule,
     ring_schedule,
 )
-from moetune.runtime.moe.expert_grads import ExpertGrads
+from moetune.runtime.moe.expert_grads import CombineWeights, ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
-from moetune.runtime.moe.kernels import CombineWeights
 from moetune.runtime.moe.offload import Copy, Offload
 from moetune.runtime.moe.regroup import WeightExchange, by_expert
 from moetune.runtime.moe.rings import Ring, RingShape, TokenExchange, make_rings

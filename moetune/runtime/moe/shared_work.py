@@ -1,17 +1,172 @@
-"""Work of shared experts while a layer's rows travel, in the state that the layer's caller set."""
+"""Work of shared experts behind the exchanges: the expert function, cut where its rows leave.
 
-from collections.abc import Callable
+A token's way to the wire: as in `function`, whose helpers and phases these are. Work that does not
+need the experts' results, such as shared experts, is ordinary autograd between two functions:
+
+    forward     Leave: rows leave | the work | Arrive: experts, combine
+    backward    Arrive: all but the wait for the last results | of the work | Leave: that wait
+
+Autograd runs what was made last first, so that the backward pass has this order by itself.
+
+T tokens, K choices, D model width.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from moetune.domain.errors import InputError
+from moetune.runtime.moe.executor import leading
+from moetune.runtime.moe.function import (
+    BackwardPhase,
+    ExpertFunction,
+    ForwardPhase,
+    MemoryPolicy,
+    during,
+    parameter_grads,
+    run_backward,
+    save,
+    start_forward,
+)
 from moetune.runtime.selective import HiddenModes
 
+Work = Callable[[], None]
+"""Work that neither needs the experts' results nor exchanges anything with their ranks."""
 SharedWork = Callable[[], torch.Tensor]
 """Gives what shared experts make of a layer's input, shaped as it."""
 
 
-class WorkBeside:
+def run_experts(
+    x_TD: torch.Tensor,
+    weights_TK: torch.Tensor,
+    policy: MemoryPolicy,
+    parameters: Sequence[Any],
+    work: Work | None,
+) -> torch.Tensor:
+    """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
+
+    Args:
+        parameters: as of `ExpertFunction`.
+        work: runs behind the first dispatches, and its backward pass behind the last combine.
+    """
+    y_TD: torch.Tensor
+    if work is None:
+        y_TD = ExpertFunction.apply(x_TD, weights_TK, policy, *parameters)  # type: ignore[no-untyped-call]
+        return y_TD
+    crossing = _Crossing(policy)
+    left = _Leave.apply(x_TD, weights_TK, crossing, parameters)  # type: ignore[no-untyped-call]
+    with during(policy, "the work behind a dispatch"):
+        work()
+    y_TD = _Arrive.apply(left, crossing, *parameters)  # type: ignore[no-untyped-call]
+    return y_TD
+
+
+class _Crossing:
+    """State that both functions of a call share."""
+
+    def __init__(self, policy: MemoryPolicy) -> None:
+        self.policy = policy
+        self.forward: tuple[ForwardPhase, torch.Tensor] | None = None
+        self._backward: BackwardPhase | None = None
+        self._grads: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def leave(self, phase: BackwardPhase) -> None:
+        """Keep a backward phase whose last results travel, with its buffers."""
+        self._backward = phase
+        self.policy.context.workspace.hold(self._end)
+
+    def end(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Wait for the last results; return the gradients of x and of the weights."""
+        self.policy.context.workspace.end_held()
+        assert self._grads is not None  # noqa: S101 - `leave` comes before, in every backward pass
+        grads, self._grads = self._grads, None
+        return grads
+
+    def _end(self) -> None:
+        assert self._backward is not None  # noqa: S101 - held until now
+        phase, self._backward = self._backward, None
+        with self.policy.context.workspace.guard("a backward pass"):
+            self._grads = phase.finish()
+
+
+class _Leave(torch.autograd.Function):
+    """Sends the rows of the first chunks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context has no public type
+        x_TD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        crossing: _Crossing,
+        parameters: Sequence[Any],
+    ) -> torch.Tensor:
+        """Return an empty tensor, by which autograd knows the order.
+
+        Nothing is saved here: a call whose work runs before its experts then saves the same in the
+        same order, as activation checkpointing needs it.
+        """
+        ctx.crossing = crossing
+        # Theirs are the graph's inputs, which `_Arrive` does not have.
+        x_TD, weights_TK = x_TD.detach(), weights_TK.detach()
+        with during(crossing.policy, "a forward pass"):
+            phase = start_forward(crossing.policy, x_TD, weights_TK, parameters)
+            phase.executor.run(leading(phase.schedule), phase)
+        crossing.forward = phase, weights_TK
+        return x_TD.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        _: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x and of the weights, once the last results are there."""
+        return *ctx.crossing.end(), None, None
+
+
+class _Arrive(torch.autograd.Function):
+    """Computes the experts on what has left, and brings the results back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        _: torch.Tensor,
+        crossing: _Crossing,
+        *parameters: Any,  # noqa: ANN401
+    ) -> torch.Tensor:
+        """Return (T, D)."""
+        assert crossing.forward is not None  # noqa: S101 - rows have left
+        (phase, weights_TK), crossing.forward = crossing.forward, None
+        with during(crossing.policy, "a forward pass"):
+            phase.executor.run(phase.schedule[len(leading(phase.schedule)) :], phase)
+            y_TD = phase.finish()
+        ctx.crossing = crossing
+        save(ctx, crossing.policy, (weights_TK, *phase.saved), parameters)
+        return y_TD
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        grad_TD: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of the parameters, while the last results travel."""
+        policy: MemoryPolicy = ctx.policy
+        with policy.context.workspace.guard("a backward pass"):
+            try:
+                phase = run_backward(ctx, grad_TD)
+            finally:
+                policy.release()
+            ctx.crossing.leave(phase)
+            grads = parameter_grads(ctx, phase)
+        if not ctx.needs_input_grad[0]:  # nobody asks for the rest
+            ctx.crossing.end()
+        return grad_TD.new_empty(0), None, *grads
+
+
+class CallersWork:
     """The work of one call, under the caller's autocast and the caller's modes.
 
     Args:

@@ -15,10 +15,9 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.executor import Executor, PipelineContext, local_schedule
-from moetune.runtime.moe.expert_grads import ExpertGrads
+from moetune.runtime.moe.expert_grads import CombineWeights, ExpertGrads
 from moetune.runtime.moe.experts import ExpertWeights, SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
-from moetune.runtime.moe.kernels import CombineWeights
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.tensor_tokens import LocalPairs, TensorChunks, TokenSharing, all_tokens
 from moetune.runtime.moe.workspace import Shape
@@ -52,13 +51,13 @@ class TensorParallelPolicy:
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Return (T, …) from this rank's part of it."""
         whole = self.sharing.gather(values, name)
-        if not self.sharing.is_complete:
+        if self.sharing.in_shards:
             self.context.tracker.add(whole)
         return whole
 
     def gather_tokens(self, phase: Phase, values_SD: torch.Tensor) -> torch.Tensor:
         """Return (T, D), x or the gradient of y; the phase's first chunk waits for it."""
-        if self.sharing.is_complete:
+        if not self.sharing.in_shards:
             return values_SD
         name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
         with self.context.recorder.exchange(phase, "gather", 0, values_SD.nbytes):

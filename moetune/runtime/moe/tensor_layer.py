@@ -3,21 +3,14 @@
 First step of a token's way: as in `planned_layer`, with the policy of `tensor`.
 """
 
-import os
-from functools import cached_property, partial
+from functools import partial
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening, agree_on_tokens
-from moetune.comm.group import Communicator
-from moetune.domain.errors import InputError
-from moetune.domain.layer import Activation, ExpertParallel
-from moetune.domain.plan import Plan
-from moetune.runtime.moe.counts import MOST_EXPECTED, open_beside_counts
-from moetune.runtime.moe.decisions import forced_strategy
+from moetune.domain.layer import ExpertParallel
+from moetune.runtime.moe.counts import open_beside_counts
 from moetune.runtime.moe.dispatch import GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_layer import ExpertLayer
@@ -26,13 +19,7 @@ from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.planned_layer import LayerStep, Route
 from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.tensor import TensorParallelPolicy
-from moetune.runtime.moe.tensor_tokens import (
-    LocalCells,
-    ReplicatedTokens,
-    SequenceShards,
-    TokenSharing,
-)
-from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.moe.tensor_tokens import LocalCells, TokenSharing
 
 
 class TensorExpertLayer(ExpertLayer):
@@ -47,7 +34,7 @@ class TensorExpertLayer(ExpertLayer):
     Args:
         d_model, d_hidden, num_experts, top_k, activation, bias: as in `MoELayer`.
         normalize_topk, plan, planbook, device, dtype, communicator: as in `MoELayer`.
-        capacity_factor: None; no pair is dropped.
+        capacity_factor, placement, shared_experts: None; no pair is dropped.
         group: tensor-parallel group, default the world. All its ranks construct the layer.
         mesh: in place of a group, as in `MoELayer`.
         pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed
@@ -67,47 +54,6 @@ class TensorExpertLayer(ExpertLayer):
     """
 
     expert_parallel: ClassVar[ExpertParallel] = "tensor"
-
-    def __init__(
-        self,
-        d_model: int,
-        d_hidden: int,
-        num_experts: int,
-        top_k: int = 1,
-        *,
-        activation: Activation = "gelu",
-        bias: bool = True,
-        capacity_factor: float | None = None,
-        normalize_topk: bool | None = None,
-        group: dist.ProcessGroup | None = None,
-        mesh: DeviceMesh | None = None,
-        pipeline: bool | int = True,
-        memory_reuse: bool | str = True,
-        plan: Plan | str | os.PathLike[str] | None = None,
-        planbook: PlanBook | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        communicator: Communicator | None = None,
-        sequence_parallel: bool = False,
-    ) -> None:
-        if capacity_factor is not None:
-            raise InputError(
-                "capacity_factor must be None: experts of a tensor-parallel group drop no pair",
-                "omit it, or use moetune.MoELayer",
-            )
-        if forced_strategy(memory_reuse) not in {None, "none"}:
-            raise InputError(
-                f"memory_reuse {memory_reuse!r} is not available in a tensor-parallel group",
-                "omit it, or use moetune.MoELayer",
-            )
-        super().__init__(
-            d_model, d_hidden, num_experts, top_k, activation=activation, bias=bias,
-            normalize_topk=normalize_topk, group=group, mesh=mesh, pipeline=pipeline,
-            memory_reuse=memory_reuse, plan=plan, planbook=planbook, device=device, dtype=dtype,
-            communicator=communicator, sequence_parallel=sequence_parallel,
-        )  # fmt: skip
-        if sequence_parallel:
-            self.gate.use_sequence_shards(self.communicator)
 
     def _prepare(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
@@ -131,8 +77,8 @@ class TensorExpertLayer(ExpertLayer):
         Counts of replicated tokens are the rank's own. Where the ranks agree on other chunks, they
         are made and read again, without another exchange.
         """
-        degrees = self._expected.get(opening.num_tokens, self._degrees)
-        sharing = ReplicatedTokens(self.communicator, (opening.num_tokens,))
+        degrees = self._expected_degrees(opening.num_tokens)
+        sharing = self._sharing((opening.num_tokens,))
         routing = None if opening.problem else route()
         cells = None if routing is None else self._cells(routing.experts_TK, sharing, degrees)
         rows, counts_CL = open_beside_counts(
@@ -142,21 +88,10 @@ class TensorExpertLayer(ExpertLayer):
         # A problem on any rank has raised on all.
         assert routing is not None  # noqa: S101
         assert cells is not None  # noqa: S101
-        if len(self._expected) >= MOST_EXPECTED:
-            self._expected.clear()
-        self._expected[opening.num_tokens] = self._degrees
+        self._expect_degrees(opening.num_tokens)
         if degrees != self._degrees:
             return self._step(planned, routing, sharing)
         return self._step(planned, routing, sharing, (cells, counts_CL))
-
-    @cached_property
-    def _expected(self) -> dict[int, tuple[int, int]]:
-        """Degrees that numbers of tokens had before; a guess, never relied on."""
-        return {}
-
-    @property
-    def _degrees(self) -> tuple[int, int]:
-        return self.decision.forward_degree, self.decision.backward_degree
 
     def _cells(
         self, experts_TK: torch.Tensor, sharing: TokenSharing, degrees: tuple[int, int]
@@ -198,9 +133,11 @@ class TensorExpertLayer(ExpertLayer):
         return TensorParallelPolicy(context=context, sharing=sharing, pairs=pairs)
 
     def _sharing(self, num_tokens: tuple[int, ...]) -> TokenSharing:
-        if self.sequence_parallel and self.communicator.num_ranks > 1:
-            return SequenceShards(self.communicator, num_tokens)
-        return ReplicatedTokens(self.communicator, num_tokens[:1])
+        in_shards = self.sequence_parallel and self.communicator.num_ranks > 1
+        return TokenSharing(
+            communicator=self.communicator, in_shards=in_shards,
+            num_tokens=num_tokens if in_shards else num_tokens[:1],
+        )  # fmt: skip
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
         return sum(self._sharing(num_tokens).num_tokens)

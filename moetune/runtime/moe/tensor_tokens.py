@@ -8,34 +8,39 @@ T tokens of the group, S of this rank, K choices, R pairs of this rank's experts
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from moetune.comm.agree import few_values
 from moetune.comm.group import Communicator
 from moetune.comm.transfer import Transfer
-from moetune.runtime.moe.cells import common_pieces
+from moetune.runtime.moe.cells import common_pieces, sorted_pairs
 from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows
+from moetune.runtime.moe.gate_function import counts_of
 from moetune.runtime.moe.workspace import MemoryTracker
 
 Parts = tuple[slice, ...]
 """A slice of each shard's tokens, by their places among all T."""
 
 
-class TokenSharing(Protocol):
-    """The distribution of tokens over the ranks, and the exchanges that it needs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSharing:
+    """The distribution of tokens over the ranks, and the exchanges that it needs.
 
-    @property
-    def num_tokens(self) -> tuple[int, ...]:
-        """Tokens of every shard; one shard where all ranks have all tokens."""
+    Args:
+        num_tokens: of every shard, in the order of the ranks; of one where all ranks have all.
+        in_shards: each rank has a shard of the tokens.
+    """
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether a rank has all tokens, so that gathering takes no exchange."""
+    communicator: Communicator
+    num_tokens: tuple[int, ...]
+    in_shards: bool
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Return (T, …) from this rank's part of it."""
+        """Return (T, …) from this rank's part of it, of shards by one all-gather."""
+        if not self.in_shards:
+            return values
+        return self.communicator.all_gather_rows(values, self.num_tokens, name)
 
     def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
         """Return memory for this rank's part of the sums (T, …), which may be `sums` itself.
@@ -43,56 +48,20 @@ class TokenSharing(Protocol):
         Args:
             what: purpose of the memory, for the error.
         """
+        if not self.in_shards:
+            return sums
+        return tracker.empty(what, (self.num_tokens[self.communicator.rank], *sums.shape[1:]), sums)
 
     def reduce(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
-        """Start summing some tokens over the ranks.
+        """Start summing some tokens over the ranks: an all-reduce, of shards a reduce-scatter.
 
         Args:
             parts: those tokens.
             sums: (T, …), this rank's.
             own: the memory from `output`, for this rank's part of the result.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicatedTokens:
-    """All tokens on every rank."""
-
-    communicator: Communicator
-    num_tokens: tuple[int, ...]
-    is_complete = True
-
-    def gather(self, values: torch.Tensor, _: str) -> torch.Tensor:
-        """Return the values."""
-        return values
-
-    def output(self, _: str, sums: torch.Tensor, __: MemoryTracker) -> torch.Tensor:
-        """Return the sums."""
-        return sums
-
-    def reduce(self, parts: Parts, sums: torch.Tensor, _: torch.Tensor, name: str) -> Transfer:
-        """Start one all-reduce."""
-        return self.communicator.all_reduce(sums[parts[0]], name)
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceShards:
-    """A shard of the tokens on each rank, in the order of the ranks."""
-
-    communicator: Communicator
-    num_tokens: tuple[int, ...]
-    is_complete = False
-
-    def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Start and end one all-gather."""
-        return self.communicator.all_gather_rows(values, self.num_tokens, name)
-
-    def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
-        """Return memory for this rank's shard."""
-        return tracker.empty(what, (self.num_tokens[self.communicator.rank], *sums.shape[1:]), sums)
-
-    def reduce(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
-        """Start one reduce-scatter."""
+        if not self.in_shards:
+            return self.communicator.all_reduce(sums[parts[0]], name)
         rank = self.communicator.rank
         first, mine = sum(self.num_tokens[:rank]), parts[rank]
         into = own[mine.start - first : mine.stop - first]
@@ -177,8 +146,7 @@ class LocalCells:
         cell_TK = piece_T.unsqueeze(1) * num_experts + local_TK
         self._shape = experts_TK.shape
         self._cells = torch.where(is_local_TK, cell_TK, num_pieces * num_experts).reshape(-1)
-        counts = self._cells.new_zeros(num_pieces * num_experts + 1)
-        counts.scatter_add_(0, self._cells, torch.ones_like(self._cells))
+        counts = counts_of(self._cells, num_pieces * num_experts + 1)
         self.counts_CL = counts[:-1].view(num_pieces, num_experts)
 
     def pairs(
@@ -194,9 +162,7 @@ class LocalCells:
                 None without such kernels.
         """
         num_rows = sum(map(sum, counts_CL))
-        pairs = torch.sort(self._cells, stable=True).indices
-        rows = torch.empty_like(pairs)
-        rows.scatter_(0, pairs, torch.arange(len(pairs), device=pairs.device))
+        pairs, rows = sorted_pairs(self._cells)
         pairs_R = pairs[:num_rows]
         grouped = None if groups is None else groups(self.counts_CL, num_rows)
         forward, backward = (

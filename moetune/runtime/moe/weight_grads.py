@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from moetune.runtime.moe.fused import FusedForm
+from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.products import RowPart, add_product, widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
 

@@ -7,7 +7,7 @@ DistributedDataParallel without `prepare_ddp`, FSDP2's `fully_shard` without `pr
 import functools
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,6 @@ from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement
-
-if TYPE_CHECKING:
-    pass
 
 _PREPARE = "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then"
 
@@ -136,8 +133,14 @@ class WrapperCheck:
         """
         self._check_ddp(parameter)
         is_managed = getattr(experts, "_is_fsdp_managed_module", False)
-        if is_managed and not is_dtensor(parameter):
-            self._check_fsdp1(parameter)
+        is_own = isinstance(parameter, nn.Parameter)
+        is_flat = not is_own or getattr(parameter, "_fsdp_flattened", False)
+        if is_managed and not is_dtensor(parameter) and is_flat:
+            raise InputError(
+                "FullyShardedDataParallel shards experts that differ between ranks as if they were "
+                "replicas",
+                "use torch.distributed.fsdp.fully_shard after moetune.prepare_fsdp(model, mesh)",
+            )
 
     def _check_ddp(self, parameter: torch.Tensor) -> None:
         wrapper = DistributedDataParallel._active_ddp_module  # noqa: SLF001 - as torch.compile does
@@ -154,15 +157,6 @@ class WrapperCheck:
                 "moetune.prepare_ddp(model)); ranks of one TensorExpertLayer share no wrapper",
             )
         self._passed = weakref.ref(wrapper)
-
-    def _check_fsdp1(self, parameter: torch.Tensor) -> None:
-        is_own = isinstance(parameter, nn.Parameter)
-        if not is_own or getattr(parameter, "_fsdp_flattened", False):
-            raise InputError(
-                "FullyShardedDataParallel shards experts that differ between ranks as if they were "
-                "replicas",
-                "use torch.distributed.fsdp.fully_shard after moetune.prepare_fsdp(model, mesh)",
-            )
 
 
 def check_dtensor(placement: ExpertPlacement, name: str, value: torch.Tensor) -> None:

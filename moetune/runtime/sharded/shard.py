@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from moetune.comm.agree import agree
-from moetune.comm.launched import check_joined
+from moetune.comm.gloo import check_joined
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.local_parts import is_dtensor

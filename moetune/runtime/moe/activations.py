@@ -1,7 +1,12 @@
-"""Experts whose gate and up-projection are one matrix, as model libraries store them.
+"""Activations of one chunk's rows: of experts with a matrix for each product, or with a fused one.
 
-One product gives both: h = f(g)·u of (g, u) = x·W₁ + b₁, for swiglu with f = silu. `experts` and
-`expert_grads` compute here what they compute in `kernels` for experts of one matrix each.
+`experts` and `expert_grads` call this between the products. Results go to the caller's buffers,
+because fresh ones cost page faults: up to three times the operation that fills them on a CPU. The
+backward of an activation needs its input, the pre-activation; relu alone works in place, because
+its derivative can be read from its result.
+
+Model libraries store the gate and the up-projection as one matrix: one product gives both, and
+h = f(g)·u of (g, u) = x·W₁ + b₁, for swiglu with f = silu.
 
 R rows, H hidden width, F = 2·H, E local experts.
 """
@@ -13,12 +18,35 @@ from typing import Literal
 
 import torch
 
+from moetune.domain.layer import Activation
 from moetune.runtime.moe.workspace import Shape
 
 GateFunction = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _APPROXIMATION = MappingProxyType({"gelu": "none", "gelu_tanh": "tanh"})
 _BLOCK_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**25})
 """Values of a temporary: few enough for a CPU's cache, and many enough for a GPU's launches."""
+
+
+def activate(
+    pre: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
+) -> torch.Tensor:
+    """Return act(pre), for swiglu silu(pre) · gate, in `out`; relu works in place of `pre`."""
+    if activation == "relu":
+        return pre.relu_()
+    _apply("gelu" if activation == "gelu" else "silu", pre, out)
+    return out if gate is None else out.mul_(gate)
+
+
+def activate_again(
+    saved: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
+) -> torch.Tensor:
+    """Return the result of `activate` again, from the saved pre-activation (for relu: result)."""
+    return saved if activation == "relu" else activate(saved, gate, activation, out)
+
+
+def activation_grad_(grad: torch.Tensor, pre: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return grad · act'(pre) in place of `grad`; for swiglu the activation is silu."""
+    return _derive("silu" if activation == "swiglu" else activation, grad, pre, grad)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +108,7 @@ class FusedForm:
         """Return h in `out_RH`."""
         gate, up = self.split(pre_RF)
         if self.clamped is None:
-            return self._apply(gate, out_RH).mul_(up)
+            return _apply(self.function, gate, out_RH).mul_(up)
         for some in _blocks(out_RH):
             g, u, s = self._clamp(gate[some], up[some], self.clamped)
             torch.mul(u.add_(1), g.mul_(s), out=out_RH[some])
@@ -96,8 +124,8 @@ class FusedForm:
         """
         (gate, up), (grad_gate, grad_up) = self.split(pre_RF), self.split(out_RF)
         if self.clamped is None:
-            self._apply(gate, grad_up).mul_(grad_RH)
-            self._derive(grad_RH.mul_(up), gate, grad_gate)
+            _apply(self.function, gate, grad_up).mul_(grad_RH)
+            _derive(self.function, grad_RH.mul_(up), gate, grad_gate)
             return out_RF
         limit, alpha = self.clamped.limit, self.clamped.alpha
         for some in _blocks(grad_RH):
@@ -109,26 +137,6 @@ class FusedForm:
             torch.mul(u, g.mul_(1 - s).mul_(alpha).add_(1).mul_(s), out=grad_gate[some])
         return out_RF
 
-    def _apply(self, gate: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        if self.function == "silu":
-            torch.ops.aten.silu.out(gate, out=out)
-        elif self.function == "relu":
-            torch.clamp(gate, min=0, out=out)
-        else:
-            torch.ops.aten.gelu.out(gate, approximate=_APPROXIMATION[self.function], out=out)
-        return out
-
-    def _derive(self, grad: torch.Tensor, gate: torch.Tensor, out: torch.Tensor) -> None:
-        """Write grad · f'(gate)."""
-        if self.function == "silu":
-            torch.ops.aten.silu_backward.grad_input(grad, gate, grad_input=out)
-        elif self.function == "relu":
-            torch.ops.aten.threshold_backward.grad_input(grad, gate, 0, grad_input=out)
-        else:
-            torch.ops.aten.gelu_backward.grad_input(
-                grad, gate, approximate=_APPROXIMATION[self.function], grad_input=out
-            )
-
     @staticmethod
     def _clamp(
         gate: torch.Tensor, up: torch.Tensor, clamped: ClampedGate
@@ -137,6 +145,31 @@ class FusedForm:
         gate = gate.clamp(max=clamped.limit)
         up = up.clamp(min=-clamped.limit, max=clamped.limit)
         return gate, up, (gate * clamped.alpha).sigmoid_()
+
+
+def _apply(function: GateFunction, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    if function == "silu":
+        torch.ops.aten.silu.out(x, out=out)
+    elif function == "relu":
+        torch.clamp(x, min=0, out=out)
+    else:
+        torch.ops.aten.gelu.out(x, approximate=_APPROXIMATION[function], out=out)
+    return out
+
+
+def _derive(
+    function: GateFunction, grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """Return grad · f'(x) in `out`, which may be `grad`."""
+    aten = torch.ops.aten
+    if function == "silu":
+        aten.silu_backward.grad_input(grad, x, grad_input=out)
+    elif function == "relu":
+        aten.threshold_backward.grad_input(grad, x, 0, grad_input=out)
+    else:
+        kind = _APPROXIMATION[function]
+        aten.gelu_backward.grad_input(grad, x, approximate=kind, grad_input=out)
+    return out
 
 
 def _blocks(rows: torch.Tensor) -> Iterator[slice]:
