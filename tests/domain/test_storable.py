@@ -112,11 +112,6 @@ def rates(beta: float) -> list[Profile]:
     ]
 
 
-@pytest.mark.parametrize("profile", rates(1e-12))
-def test_rates_of_machines_are_accepted(profile: Profile) -> None:
-    check_profile(profile)
-
-
 @pytest.mark.parametrize("profile", [*rates(1e-300), *rates(1e200)])
 def test_rates_of_no_machine_are_refused(profile: Profile) -> None:
     with pytest.raises(InputError, match="which no operation does"):
