@@ -8,6 +8,7 @@ from typing import Self, cast
 import numpy as np
 
 from moetune.domain.arrays import array_of
+from moetune.domain.constraints import Bounds
 from moetune.domain.cost_keys import (
     AttentionKey,
     CollectiveKey,
@@ -20,9 +21,11 @@ from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, T
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
 from moetune.domain.layer import LayerKey, LayerShape
+from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
+from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
 ALL_TO_ALL = LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10)
@@ -197,6 +200,22 @@ def plan_inputs(
         profile_fingerprint="0123",
         constraints=constraints or {},
     )
+
+
+def solution(
+    inputs: PlanInputs | None = None,
+    costs: Costs | None = None,
+    bounds: Bounds | None = None,
+    *,
+    resamples: Sequence[Costs] = (),
+    device_memory_bytes: int = 2**40,
+    provenance: Provenance = "measured",
+) -> SolvedPlan:
+    """Return the solution of a layer: the middle-sized one, with lines for costs."""
+    return LayerProblem(
+        inputs=inputs or plan_inputs(), costs=costs or LinearCosts(), resamples=resamples,
+        bounds=bounds or Bounds(), device_memory_bytes=device_memory_bytes, provenance=provenance,
+    ).solve()  # fmt: skip
 
 
 def event_by_event(

@@ -67,10 +67,5 @@ def test_beside_exchanges_each_has_half_of_the_link(
     assert found == pytest.approx(waited + longer, abs=1e-9)
 
 
-def test_a_bucket_in_the_middle_binds_where_most_is_made_late() -> None:
-    buckets = [Bucket(0.1, 0.0), Bucket(0.9, 1.0), Bucket(1.0, 9.0)]
-    assert exposed_beside(10.0, buckets, computed=10.0, speeds=UNDISTURBED) == pytest.approx(8.0)
-
-
 def test_nothing_to_send_shows_nothing() -> None:
     assert exposed_beside(0.0, (), computed=1.0, speeds=UNDISTURBED) == 0.0

@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.arrays import array_of
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
 from moetune.solve.layer.reuse_times import ReusedPhases, reused_seconds
 from moetune.solve.layer.timeline import simulate
-from tests.solve.test_reuse import DISTURBED
 
 Case = tuple[ReusedChunk, Phase, Interference, int]
 
@@ -67,21 +65,6 @@ def test_phases_take_as_long_as_all_their_chunks(wanted: list[Case]) -> None:
     assert together(wanted) == pytest.approx(each, rel=1e-11, abs=1e-300)
 
 
-def test_arrays_of_seconds_and_speeds_are_as_many_phases() -> None:
-    degrees, factors = np.array([3, 12, 40]), np.array([1.0, 1.5, 3.0])
-    many = replace(CHUNK, transfer=Estimate(seconds=array_of(factors), trust="measured"))
-    table = replace(DISTURBED, comm=replace(DISTURBED.comm, comp=array_of(0.9 / factors)))
-    (found,) = reused_seconds([ReusedPhases(many, "forward", degrees, table)])
-    alone = [
-        (
-            replace(CHUNK, transfer=Estimate(seconds=factor, trust="measured")), "forward",
-            replace(DISTURBED, comm=replace(DISTURBED.comm, comp=0.9 / factor)), degree,
-        )
-        for factor, degree in zip(factors.tolist(), degrees.tolist(), strict=True)
-    ]  # fmt: skip
-    assert found.tolist() == together(alone)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("phase", "seconds"),
     [("backward", (2.75, 0.5, 1.75, 2.25, 2.75)), ("forward", (1.75, 0.75, 0.75, None, 2.5))],
@@ -102,10 +85,3 @@ def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
     for degree in (5, 12, 40, 64):
         case = chunk, phase, Interference(), degree
         assert together([case]) == pytest.approx([all_chunks(*case)], rel=1e-11)
-
-
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
-def test_durations_that_are_none_are_refused(seconds: float) -> None:
-    absurd = replace(CHUNK, after=Estimate(seconds=seconds, trust="measured"))
-    with pytest.raises(ValueError, match="0 or more seconds"):
-        together([(absurd, "forward", Interference(), 2)])

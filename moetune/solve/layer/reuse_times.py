@@ -79,11 +79,7 @@ class _Program(NamedTuple):
 
 
 def reused_seconds(phases: Sequence[ReusedPhases]) -> list[Floats]:
-    """Return the makespans of the phases' `reuse.reuse_tasks`, each of shape (n,).
-
-    Raises:
-        ValueError: a duration is negative or not finite.
-    """
+    """Return the makespans of the phases' `reuse.reuse_tasks`, each of shape (n,)."""
     if not phases:
         return []
     sizes = [len(one.degree) for one in phases]
@@ -91,8 +87,6 @@ def reused_seconds(phases: Sequence[ReusedPhases]) -> list[Floats]:
     kinds = np.repeat(np.arange(len(phases)), sizes)
     durations = np.hstack([as_rows(one.chunk.durations, len(one.degree)) for one in phases])
     speeds = np.concatenate([_speeds(one) for one in phases], axis=-1)
-    if not (np.isfinite(durations).all() and (durations >= 0).all()):
-        raise ValueError("a task must take 0 or more seconds")
     patterns = [(one.chunk.pattern, one.phase) for one in phases]
     seconds = np.full(len(degrees), np.nan)
     for most in (FEW, _MORE, int(degrees.max())):
