@@ -12,7 +12,6 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
 from moetune.domain.samples import (
-    AttentionPoint,
     Point,
     RowsPoint,
     Sample,
@@ -137,35 +136,3 @@ def test_a_gpu_measures_the_hosts_optimizer_step_too() -> None:
 
     assert "host_adam" not in ops(MACHINE)
     assert {"adam", "host_adam"} <= ops(replace(MACHINE, kind="cuda"))
-
-
-def test_a_dense_model_measures_no_block_with_experts() -> None:
-    dense = replace(MODEL, moe=replace(MODEL.moe, num_experts=1), moe_every=0)
-    ops = {point.op for point in points_of(dense) if isinstance(point, RowsPoint)}
-    assert "dense_block" in ops
-    assert "moe_block" not in ops
-
-
-def test_widths_that_do_not_divide_the_heads_are_left_out() -> None:
-    three_heads = Transformer(
-        moe=LayerShape(d_model=96, d_hidden=384, num_experts=4),
-        num_layers=2, num_heads=3, length=64, vocab_size=100,
-    )  # fmt: skip
-    heads = {
-        point.num_heads for point in points_of(three_heads) if isinstance(point, AttentionPoint)
-    }
-    assert heads == {3}
-
-
-def test_a_sequence_longer_than_the_tokens_is_measured_whole() -> None:
-    found = {
-        (point.num_sequences, point.length)
-        for point in points_of(max_tokens=100)
-        if isinstance(point, AttentionPoint)
-    }
-    assert found == {(1, 128)}
-
-
-def test_a_models_points_come_before_the_grid() -> None:
-    kinds = [point.kind for point in points_of()]
-    assert "attention" not in kinds[kinds.index("interference") :]
