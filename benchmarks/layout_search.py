@@ -1,7 +1,7 @@
 """How long the search over all layouts takes: `python -m benchmarks.layout_search`.
 
 Decoders on the published profile of eight H100, each in a process of its own, without and with a
-record of each layer's routing; and a model of 96 layers on 1,024 ranks, where every cost is a line.
+record of each layer's routing.
 """
 
 import argparse
@@ -12,36 +12,21 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TextIO, cast
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.cluster import Machine
-from moetune.domain.constraints import Bounds, LayoutPins
-from moetune.domain.layer import LayerShape
-from moetune.domain.model import Transformer
-from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
-from moetune.domain.request import PlanInputs
 from moetune.domain.routing import BALANCED, ExpertLoads
-from moetune.domain.samples import CollectiveOp
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
-from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
-from moetune.solve.layout.choose import LayoutProblem, search_layouts
-from moetune.solve.layout.plan import solve_layout
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_plan import TrainingRequest
 
-NUM_RANKS = 1024
-PER_NODE = 8
 GIB = 2**30
 RUNS = 3
-OPS: tuple[CollectiveOp, ...] = (
-    "all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +74,7 @@ _LENGTH, _SPREAD = 4096, 1.0
 
 
 def main() -> None:
-    """Print the best of a few runs: of decoders' plans, and of layers over many ranks."""
+    """Print the best of a few runs of decoders' plans."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "question", type=int, nargs="?", choices=range(len(QUESTIONS)),
@@ -106,12 +91,6 @@ def main() -> None:
         print(
             f"| {question.words} | {solving:.2f} s | {seconds:.2f} s | {mib:.0f} MiB |", flush=True
         )
-    for memory_bytes in (80 * GIB, 192 * GIB):
-        best = min(_seconds(memory_bytes) for _ in range(RUNS))
-        print(f"{NUM_RANKS} ranks, 96 layers, {memory_bytes // GIB} GiB: {best:.2f} s")
-    started = time.perf_counter()
-    plan = solve_layout(_question(192 * GIB)).plan
-    print(f"with the plan of its MoE layer: {time.perf_counter() - started:.2f} s, {plan.layout}")
 
 
 def _of_processes(number: int) -> tuple[float, float, float]:
@@ -167,56 +146,6 @@ def recorded_layers(decoder: Decoder) -> RecordedLayers:
         if (part := block.routed) is not None
     ]  # fmt: skip
     return RecordedLayers(name="drawn", layers=tuple(layers))
-
-
-def _seconds(memory_bytes: int) -> float:
-    question = _question(memory_bytes)
-    started = time.perf_counter()
-    _, found = search_layouts(question)
-    seconds = time.perf_counter() - started
-    fitting, others = len(found.best), len(found.unfit)
-    print(f"  {fitting} layouts fit, {others} do not, {len(found.unpriced)} are not measured")
-    return seconds
-
-
-def _question(memory_bytes: int) -> LayoutProblem:
-    moe = LayerShape(d_model=8192, d_hidden=32_768, num_experts=64)
-    profile = _profile()
-    return LayoutProblem(
-        inputs=PlanInputs(
-            model=None, layer=moe, world_size=NUM_RANKS, tokens_per_rank=16_384, dtype="float16",
-            memory_limit_bytes=memory_bytes, profile=profile.name,
-            profile_fingerprint=profile.digest, constraints={},
-        ),
-        model=Transformer(
-            moe=moe, num_layers=96, num_heads=64, length=2048, vocab_size=51_200
-        ),
-        pins=LayoutPins(), costs=costs_of(profile), resamples=(), bounds=Bounds(),
-        per_node=PER_NODE, runs_ahead=True, device_memory_bytes=memory_bytes, provenance="modelled",
-    )  # fmt: skip
-
-
-def _profile() -> Profile:
-    """Return lines for every group of a power of two, on as few nodes as possible and on more."""
-    lines = [
-        CollectiveLine(
-            op=op, group_size=2**size, num_nodes=nodes, alpha_seconds=1e-5 * size,
-            beta_seconds_per_byte=1e-11 * (1 + nodes),
-        )
-        for op in OPS
-        for size in range(1, NUM_RANKS.bit_length())
-        for nodes in (0, *(2**one for one in range(1, size + 1)))
-        if nodes == 0 or nodes > -(-(2**size) // PER_NODE)
-    ]  # fmt: skip
-    machine = Machine(
-        kind="cuda", device="none", num_devices=NUM_RANKS, devices_per_node=PER_NODE,
-        memory_bytes=80 * GIB,
-    )  # fmt: skip
-    gemm = GemmLine(dtype="float16", alpha_seconds=2e-5, beta_seconds_per_mac=4e-15)
-    profile = Profile(
-        name="lines", provenance="modelled", machine=machine, gemm=(gemm,), collective=tuple(lines)
-    )
-    return replace(profile, citation="made up")
 
 
 if __name__ == "__main__":

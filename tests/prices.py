@@ -1,6 +1,6 @@
 """Costs of single operations, asked for by name."""
 
-from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmKey, RowsKey
+from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, CostKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Estimate, LinearCost, seconds_if_known
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.samples import CollectiveOp, Direction
@@ -36,11 +36,8 @@ def copy(costs: Costs, *, direction: Direction, pinned: bool, num_bytes: float) 
     return costs.seconds(CopyKey(direction, pinned), num_bytes)
 
 
-def gemm_line(costs: Costs, *, dtype: str) -> LinearCost | None:
-    return costs.line(GemmKey(dtype))
-
-
-def collective_line(
-    costs: Costs, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
-) -> LinearCost | None:
-    return costs.line(CollectiveKey(op, group_size, num_nodes))
+def line_of(costs: Costs, key: CostKey) -> LinearCost:
+    """Return the α–β line of an operation that has one."""
+    alpha, large = costs.seconds(key, 0.0).seconds, 1e15
+    beta = (costs.seconds(key, large).seconds - alpha) / large
+    return LinearCost(alpha_seconds=alpha, beta_seconds=beta)

@@ -17,10 +17,10 @@ ID_LETTERS = 8
 
 def model_names(incomplete: str) -> list[str]:
     """Return the named models, of the papers and of Hugging Face, that begin so."""
-    from moetune.domain.model import MODELS
+    from moetune.domain.model import MODELS, WHOLE_MODELS
     from moetune.huggingface.registry import model_names as registered
 
-    return _beginning(incomplete, (*MODELS, *registered()))
+    return _beginning(incomplete, (*MODELS, *WHOLE_MODELS, *registered()))
 
 
 def profile_names(context: typer.Context, incomplete: str) -> list[str]:

@@ -20,11 +20,11 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "allow_modelled",
         ),
         "Pin the layout of a model": (
-            "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "expert_parallel", "sequence_parallel",
+            "cp", "tp", "pp", "vpp", "ep", "etp", "expert_parallel", "sequence_parallel",
             "expert_placement", "micro_batch", "zero", "schedule", "stages",
         ),
         "Pin how memory is saved": (
-            "strategy", "recompute", "offload_activations", "offload_optimizer", "no_offload",
+            "strategy", "recompute", "offload_activations", "offload_optimizer",
         ),
         "Pin chunks and exchanges": (
             "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "order",

@@ -8,7 +8,7 @@ from moetune.cli.completers import model_names
 from moetune.cli.session import All, Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.model import MODELS
+from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.units import parse_count
 from moetune.workflows.flags import parsed
 
@@ -29,6 +29,7 @@ def list_models(context: typer.Context, *, json: Json = False) -> None:
     document = {
         "schema": "moetune.models/1",
         "models": list(MODELS.values()),
+        "whole": list(WHOLE_MODELS.values()),
         "huggingface": registered,
     }
     screen.answer((models_section(), registry_section(registered)), document, as_json=json)
@@ -69,12 +70,7 @@ def show_model(
     decoder, paper = found.decoder, found.paper
     document: dict[str, object] = {"schema": "moetune.model/1"}
     if paper is not None:
-        whole = paper.transformer
-        document |= {
-            **encode(paper),
-            "world_size": world_size,
-            "num_parameters": None if whole is None else whole.num_parameters,
-        }
+        document |= {**encode(paper), "world_size": world_size}
     elif decoder is not None:
         document |= {
             "name": decoder.name,
@@ -88,7 +84,7 @@ def show_model(
             "uncounted": decoder.uncounted,
         }
     document |= {"layer": found.layer, "seq": length, **decoder_document(decoder, length)}
-    sections = () if decoder is None else decoder_sections(found, length=length)
+    sections = decoder_sections(found, length=length)
     if paper is not None:
-        sections = (model_section(paper, world_size=world_size), *sections[1:])
+        sections = (model_section(paper, world_size=world_size),)
     session_of(context, all_rows=all_).screen.answer(sections, document, as_json=json)

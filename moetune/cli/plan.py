@@ -68,22 +68,21 @@ def plan(
         int | None,
         typer.Option(min=0, help="Every n-th block has experts; 0 for none. Default: 2."),
     ] = None,
-    dp: Annotated[int | None, _size("--dp", "Pin the replicas of a whole model.")] = None,
     ep: Annotated[int | None, _size("--ep", "Pin the replicas per expert-parallel group.")] = None,
     tp: Annotated[int | None, _size("--tp", "Pin the ranks per tensor-parallel group.")] = None,
     pp: Annotated[int | None, _size("--pp", "Pin the pipeline stages.")] = None,
     expert_parallel: Annotated[
         ExpertParallel | None,
         typer.Option(
-            help="Pin how ranks share experts: all_to_all sends tokens to their experts; tensor "
-            "gives every rank all tokens and sums the outputs. Default of a layer: all_to_all."
+            help="How ranks share a layer's experts: all_to_all sends tokens to their experts; "
+            "tensor gives every rank all tokens and sums the outputs. Default: all_to_all."
         ),
     ] = None,
     sequence_parallel: Annotated[
         bool,
         typer.Option(
             "--sequence-parallel",
-            help="With --expert-parallel tensor, for a layer: each rank has a shard of --tokens, "
+            help="With --expert-parallel tensor: each rank has a shard of --tokens, "
             "with an all-gather before the experts and a reduce-scatter after them.",
         ),
     ] = False,
@@ -92,7 +91,7 @@ def plan(
     ] = None,
     global_batch: Annotated[
         int | None,
-        _size("--global-batch", "Sequences of a step: of a Hugging Face model's plan."),
+        _size("--global-batch", "Sequences of a step of a whole model."),
     ] = None,
     cp: Annotated[int | None, _size("--cp", "Pin the ranks that share a sequence.")] = None,
     vpp: Annotated[int | None, _size("--vpp", "Pin the stages of a pipeline rank.")] = None,
@@ -174,13 +173,10 @@ def plan(
         typer.Option(
             min=0,
             max=3,
-            help="Pin what replicas shard: 0 nothing, 1 optimizer states (of the papers' models "
-            "all states), 2 gradients, 3 parameters.",
+            help="Pin what replicas shard: 0 nothing, 1 optimizer states, 2 gradients, "
+            "3 parameters.",
         ),
     ] = None,
-    no_offload: Annotated[
-        bool, typer.Option("--no-offload", help="Keep all model states on the device.")
-    ] = False,
     dtype: Annotated[
         str | None,
         typer.Option(help="Element type. Default: bfloat16 on CUDA where measured, else float32."),
@@ -218,7 +214,7 @@ def plan(
         str | None,
         typer.Option(
             metavar=f"[{'|'.join(TOKEN_DISPATCHERS)}]",
-            help="Pin the exchange of tokens of a Hugging Face model.",
+            help="Pin the exchange of tokens of a whole model.",
         ),
     ] = None,
     allow_modelled: Annotated[
@@ -242,8 +238,8 @@ def plan(
 ) -> None:
     """Solve for the best plan of a layer or model.
 
-    A layer's plan has the chunks and the memory strategy of its passes, a whole model's also its
-    layout over the ranks.
+    A layer's plan has the chunks and the memory strategy of its passes, a whole model's the layout
+    of its training over the ranks.
     """
     from moetune.workflows.plan_flags import PlanFlags
 
@@ -252,13 +248,13 @@ def plan(
         activation=activation, world_size=world_size, nodes=nodes,
         tokens=parsed(tokens, parse_count, "--tokens"), batch=batch,
         seq=parsed(seq, parse_count, "--seq"), num_layers=num_layers, num_heads=num_heads,
-        vocab=parsed(vocab, parse_count, "--vocab"), moe_every=moe_every, dp=dp, ep=ep, tp=tp,
-        pp=pp, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
+        vocab=parsed(vocab, parse_count, "--vocab"), moe_every=moe_every, ep=ep, tp=tp, pp=pp,
+        expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
         micro_batch=micro_batch, global_batch=global_batch, cp=cp, vpp=vpp, etp=etp,
         recompute=recompute, overlap=overlap, offload_activations=offload_activations,
         offload_optimizer=offload_optimizer, cuda_graphs=cuda_graphs, target=target,
         schedule=schedule, stages=stages, routing=routing, expert_placement=expert_placement,
-        optimizer=optimizer, zero=zero, no_offload=no_offload, dtype=dtype,
+        optimizer=optimizer, zero=zero, dtype=dtype,
         memory_limit=parsed(memory_limit, parse_bytes, "--memory-limit"),
         memory_taken=parsed(memory_taken, parse_bytes, "--memory-taken"), strategy=strategy,
         forward_degree=forward_degree, backward_degree=backward_degree, max_degree=max_degree,
@@ -306,8 +302,7 @@ def _print_layer(
         screen.note(f"Plan {short} saved.")
     else:
         screen.line(f"Plan {short} saved. Explain it: moetune explain {short}")
-        if made.transformer is None:
-            screen.line(how_to_verify(made, used.machine))
+        screen.line(how_to_verify(made, used.machine))
 
 
 def _show(session: Session, planned: "NewPlan") -> None:

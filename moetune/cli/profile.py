@@ -13,13 +13,12 @@ from moetune.cli.session import Json, Oversubscribe, Session, command_again, exa
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation
-from moetune.domain.model import find_model
 from moetune.domain.samples import Point
 from moetune.domain.units import full_dtype, parse_count, parse_seconds
 from moetune.measure.grid import Preset
 from moetune.report.section import Cell, Table
 from moetune.workflows import wiring
-from moetune.workflows.flags import LayerFlags, model_sizes, parsed, read_flag
+from moetune.workflows.flags import LayerFlags, parsed, read_flag, shape_of
 from moetune.workflows.profile_quality import not_measured
 
 if TYPE_CHECKING:
@@ -108,8 +107,9 @@ def profile(
     GEMMs, collectives, copies and their interference are measured. Under torchrun every rank runs
     this command, and rank 0 stores the samples.
     """
+    from moetune.workflows.models import find_decoder_model
     from moetune.workflows.profile import take_part
-    from moetune.workflows.profile_request import ProfileRequest
+    from moetune.workflows.profile_request import ProfileRequest, measured_models
 
     session = session_of(context)
     settings, setting = session.settings, _setting(nproc, oversubscribe=oversubscribe)
@@ -118,18 +118,21 @@ def profile(
         limit, preset = _BUDGET, "quick"
     budget_seconds = parsed(limit, parse_seconds, "--budget")
     num_ranks = setting.launch.world_size if setting.launch else nproc or 1
-    named = find_model(model) if model is not None else None
+    length = parsed(seq, parse_count, "--seq")
     layer = LayerFlags(
         d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
         activation=activation,
     ).layer(model)  # fmt: skip
-    if named is not None and named.transformer is None:
-        layer, model = named.layer(num_ranks), None
-    transformer = model_sizes(
-        model, num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count, "--seq"),
+    shape = shape_of(
+        model, layer, num_layers=num_layers, num_heads=num_heads, length=length,
         vocab=parsed(vocab, parse_count, "--vocab"), moe_every=moe_every,
-    ).transformer(model=model, layer=layer)  # fmt: skip
-    default_tokens = named.tokens_per_rank if named else _TOKENS
+    )  # fmt: skip
+    named = model if shape is None else shape.text
+    found = None if named is None else find_decoder_model(named, world_size=num_ranks)
+    wanted = () if found is None else measured_models(found, length)
+    if found is not None and found.paper is not None:
+        layer = found.layer
+    default_tokens = found.paper.tokens_per_rank if found and found.paper else _TOKENS
     request = ProfileRequest(
         name=name,
         num_ranks=num_ranks,
@@ -138,8 +141,8 @@ def profile(
         group_sizes=tuple(
             read_flag(one, parse_count, "--group-sizes") for one in _words(group_sizes)
         ),
-        layers=() if layer is None or transformer is not None else (layer,),
-        transformers=() if transformer is None else (transformer,),
+        layers=() if layer is None or wanted else (layer,),
+        models=wanted,
         max_tokens=parse_count(tokens) if tokens else default_tokens,
         budget_seconds=budget_seconds,
         base=_base(session, base) if setting.is_writer else None,

@@ -3,8 +3,7 @@
 The solvers work out a layer once for many refits of its costs, or for many sizes at once.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -13,9 +12,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 _Value = TypeVar("_Value")
-
-FEW = 256
-"""Numbers up to which `math` computes each of them, which NumPy may round otherwise."""
 
 
 def is_many(number: object) -> bool:
@@ -54,10 +50,7 @@ def longer(one: float, other: float) -> float:
 
 def as_rows(numbers: Sequence[float], num: int) -> Floats:
     """Return each number, or array of `num`, as a row, shape (numbers, num)."""
-    found = np.empty((len(numbers), num))
-    for row, one in zip(found, numbers, strict=True):
-        row[:] = one
-    return found
+    return np.array([np.broadcast_to(number, num) for number in numbers], float)
 
 
 def split(value: _Value, num: int) -> list[_Value]:
@@ -81,18 +74,3 @@ def split(value: _Value, num: int) -> list[_Value]:
 
 def _rows(values: Mapping[Any, Any], num: int) -> list[tuple[Any, ...]]:
     return [*zip(*(split(one, num) for one in values.values()), strict=True)] or [()] * num
-
-
-def exp_of(numbers: Floats) -> Floats:
-    """Return `math.exp` of each number, and NumPy's of more than `FEW`."""
-    return _each(math.exp, numbers) if numbers.size <= FEW else np.exp(numbers)
-
-
-def log_of(numbers: Floats) -> Floats:
-    """Return `math.log` of each number, and NumPy's of more than `FEW`."""
-    return _each(math.log, numbers) if numbers.size <= FEW else np.log(numbers)
-
-
-def _each(function: Callable[[float], float], numbers: Floats) -> Floats:
-    found = np.fromiter(map(function, numbers.ravel().tolist()), float, numbers.size)
-    return found.reshape(numbers.shape)

@@ -82,6 +82,12 @@ class GroupedQueryAttention:
         return "attention" if self.window is None else f"attention, window {self.window}"
 
     @property
+    def is_full(self) -> bool:
+        """Whether a token reads all keys before it, as wide as its values."""
+        limits = self.window, self.chunk, self.indexer
+        return limits == (None, None, None) and self.head_dim == self.v_head_dim
+
+    @property
     def widths(self) -> Mapping[str, int]:
         """Elements of a token's queries, keys, values, gate and heads' output."""
         return {

@@ -1,6 +1,6 @@
 """Chunks of model states: parameters packed in the order of a training step's uses (Elixir)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -17,12 +17,10 @@ class Use:
     Args:
         chunks: indices into the packed chunks; fused ones never appear.
         leaves: chunks that are reduced after this use and leave the cache.
-        seconds: computation of the module in this use, for the planner.
     """
 
     chunks: tuple[int, ...]
     leaves: tuple[int, ...] = ()
-    seconds: float = 0.0
 
 
 ALIGNMENT_BYTES = 64
@@ -114,35 +112,6 @@ def by_group(parameters: Iterable[PackedParameter]) -> dict[ChunkGroup, list[Pac
     for parameter in parameters:
         groups.setdefault(parameter.group, []).append(parameter)
     return groups
-
-
-def wasted_bytes(
-    groups: Mapping[ChunkGroup, Sequence[PackedParameter]], *, chunk_bytes: int
-) -> int:
-    """Return the bytes of chunks' places that no parameter fills, without making the chunks.
-
-    Args:
-        groups: as of `by_group`, no parameter larger than a chunk.
-        chunk_bytes: as of `pack`.
-    """
-    wasted = 0
-    for group, members in groups.items():
-        item = dtype_bytes(group.dtype)
-        used = sum(one.num_elements for one in members) * item
-        count = _num_chunks(group, members, rounded_elements(group, chunk_bytes))
-        if count > 1 or used >= chunk_bytes:
-            wasted += count * chunk_bytes - used
-    return wasted
-
-
-def _num_chunks(group: ChunkGroup, members: Sequence[PackedParameter], capacity: int) -> int:
-    grain = ALIGNMENT_BYTES // dtype_bytes(group.dtype)
-    count, offset = 1, 0
-    for each in members:
-        if offset + each.num_elements > capacity:
-            count, offset = count + 1, 0
-        offset += -(-each.num_elements // grain) * grain
-    return count
 
 
 def rounded_elements(group: ChunkGroup, num_bytes: int) -> int:

@@ -8,22 +8,13 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from moetune.domain.constraints import (
-    SIZE_FLAGS,
-    STRATEGIES,
-    Bounds,
-    Constraints,
-    LayoutPins,
-    Order,
-    TransformerSizes,
-)
+from moetune.domain.constraints import STRATEGIES, Bounds, Constraints, Order
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import PlacementRule
 from moetune.domain.routing import LayerRouting
 from moetune.domain.spelling import AS_KEYS, Spelling, check_range, nearest_or
-from moetune.domain.training import Overlap
 
 EXPERT_PARALLEL = "expert-parallel"
 SEQUENCE_PARALLEL = "sequence-parallel"
@@ -31,8 +22,7 @@ MEMORY_TAKEN = "memory-taken"
 ALLOW_MODELLED = "allow-modelled"
 ROUTING = "routing"
 EXPERT_PLACEMENT = "expert-placement"
-NO_OFFLOAD = "no-offload"
-_Part = Literal["bounds", "pins", "sizes", ""]
+_Part = Literal["bounds", ""]
 _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
     {
         "forward-degree": ("bounds", "forward_degree"),
@@ -41,17 +31,7 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         "min-chunk-tokens": ("bounds", "min_chunk_tokens"),
         "order": ("bounds", "order"),
         "strategy": ("bounds", "strategy"),
-        **{flag: ("sizes", name) for name, flag in SIZE_FLAGS.items()},
-        "dp": ("pins", "dp"),
-        "ep": ("pins", "ep"),
-        "tp": ("pins", "tp"),
-        "pp": ("pins", "pp"),
-        EXPERT_PARALLEL: ("pins", "expert_parallel"),
-        "micro-batch": ("pins", "micro_batch"),
-        "zero": ("pins", "zero"),
-        "offload": ("pins", "offload"),
-        NO_OFFLOAD: ("pins", "offload"),
-        "overlap": ("pins", "overlap"),
+        EXPERT_PARALLEL: ("", "expert_parallel"),
         SEQUENCE_PARALLEL: ("", "sequence_parallel"),
         MEMORY_TAKEN: ("", "memory_taken_bytes"),
         ALLOW_MODELLED: ("", "allow_modelled"),
@@ -63,12 +43,7 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
 _NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "forward-degree": (1, 256), "backward-degree": (1, 256), "max-degree": (1, 256),
-        "min-chunk-tokens": (1, 2**31),
-        "num-layers": (1, 1024), "num-heads": (1, 4096), "seq": (1, 2**24), "vocab": (1, 2**24),
-        "moe-every": (0, 1024),
-        "dp": (1, 2**20), "ep": (1, 2**20), "tp": (1, 2**20), "pp": (1, 2**20),
-        "micro-batch": (1, 2**20),
-        MEMORY_TAKEN: (0, 2**50),
+        "min-chunk-tokens": (1, 2**31), MEMORY_TAKEN: (0, 2**50),
     }
 )  # fmt: skip
 """Smallest and largest value of the flags with a number."""
@@ -76,7 +51,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "order": get_args(Order),
         "strategy": STRATEGIES,
-        "overlap": get_args(Overlap),
         EXPERT_PARALLEL: get_args(ExpertParallel),
         EXPERT_PLACEMENT: get_args(PlacementRule),
     }
@@ -87,11 +61,7 @@ _MOST_DIGITS = 18
 def encode_constraints(constraints: Constraints) -> dict[str, str]:
     """Return what differs from the defaults, as texts by flag name."""
     default = dict(_values(Constraints()))
-    texts = {flag: _text(value) for flag, value in _values(constraints) if value != default[flag]}
-    if constraints.pins.offload is False:
-        del texts["offload"]
-        texts[NO_OFFLOAD] = "true"
-    return texts
+    return {flag: _text(value) for flag, value in _values(constraints) if value != default[flag]}
 
 
 def decode_constraints(texts: Mapping[str, str], spelling: Spelling = AS_KEYS) -> Constraints:
@@ -100,22 +70,13 @@ def decode_constraints(texts: Mapping[str, str], spelling: Spelling = AS_KEYS) -
     Raises:
         InputError: a name is unknown, or a value wrong; the text names it.
     """
-    parts: dict[str, dict[str, Any]] = {part: {} for part in ("bounds", "pins", "sizes", "")}
-    for flag, text in sorted(texts.items(), key=lambda item: item[0] == NO_OFFLOAD):
+    parts: dict[str, dict[str, Any]] = {part: {} for part in ("bounds", "")}
+    for flag, text in texts.items():
         if flag not in _PLACES:
             raise _unknown(flag, spelling)
         part, name = _PLACES[flag]
-        value = _value(flag, text, spelling)
-        if flag != NO_OFFLOAD:
-            parts[part][name] = value
-        elif value and parts[part].setdefault(name, False):
-            raise InputError(f"{spelling(NO_OFFLOAD)} contradicts {spelling('offload')}")
-    return Constraints(
-        bounds=Bounds(**parts["bounds"]),
-        pins=LayoutPins(**parts["pins"]),
-        sizes=TransformerSizes(**parts["sizes"]),
-        **parts[""],
-    )
+        parts[part][name] = _value(flag, text, spelling)
+    return Constraints(bounds=Bounds(**parts["bounds"]), **parts[""])
 
 
 def recorded_constraints(texts: Mapping[str, str]) -> Constraints:
@@ -133,8 +94,7 @@ def check_constraint_sizes(constraints: Constraints, spelling: Spelling = AS_KEY
 
 def _values(constraints: Constraints) -> Iterator[tuple[str, Any]]:
     for flag, (part, name) in _PLACES.items():
-        if flag != NO_OFFLOAD:
-            yield flag, getattr(getattr(constraints, part) if part else constraints, name)
+        yield flag, getattr(getattr(constraints, part) if part else constraints, name)
 
 
 def constraint_words(flag: str, text: str) -> str:

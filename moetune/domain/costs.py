@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, cast, get_args
 
-from moetune.domain.cost_keys import CollectiveKey, CostKey, GemmKey
+from moetune.domain.cost_keys import CostKey
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
 from moetune.domain.step_errors import StepErrors
@@ -117,8 +117,8 @@ class Costs(Protocol):
         """Return whether `seconds` has a memory-bound operation, or attention."""
         ...
 
-    def line(self, key: GemmKey | CollectiveKey) -> LinearCost | None:
-        """Return the α–β line over sizes; None where measured points predict."""
+    def is_measured(self, dtype: str) -> bool:
+        """Return whether points predict the dtype's GEMMs; else it is an α–β line."""
         ...
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:

@@ -1,4 +1,4 @@
-"""Peak rates of matrix products, and of links, on the data sheets of GPUs.
+"""Peak rates of matrix products, of memories and of links, on the data sheets of GPUs.
 
 All are of one device, without sparsity, and sum in float32; float32 is without TF32, as torch
 multiplies unless it is told otherwise. A GPU that is not here, or a number that its maker gives
@@ -83,6 +83,18 @@ def peak_flops(device: str, dtype: str) -> float | None:
         return None
     board = " pcie" if chip.is_slower_board else ""
     return PEAK_FLOPS.get(f"{chip.name}{board}", {}).get(dtype)
+
+
+_MEMORY_BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(
+    {"v100": 900e9, "rtx2080ti": 616e9}
+)
+"""Of the device's memory, by `Chip.name`, of those whose reference profiles have no time of it."""
+
+
+def memory_bytes_per_second(device: str) -> float | None:
+    """Return the rate of a device's memory; None where no data sheet is known."""
+    chip = None if FASTER in device else chip_of(device)
+    return None if chip is None else _MEMORY_BYTES_PER_SECOND.get(chip.name)
 
 
 LINK_BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(

@@ -7,6 +7,7 @@ domain share memory by NVLink.
 
 from collections.abc import Iterator
 
+from moetune.domain.architecture import Decoder
 from moetune.domain.layout import BrokenRule
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
@@ -48,13 +49,21 @@ def dispatcher_rules(
         yield from _link_rules(layout, target, site)
 
 
+def family_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Iterator[BrokenRule]:
+    """Yield the rule of models that a runtime's dispatcher is not for."""
+    family = target.gather_family
+    if layout.dispatcher == "all_gather" and layout.ep > 1 and family not in ("", decoder.family):
+        what = f"all_gather with experts of the family {decoder.family}"
+        yield target.refusal(what, _INSTEAD, "moetune.TensorExpertLayer")
+
+
 def kernel_ranks(layout: FoldedLayout) -> int:
     """Return the ranks of a dispatcher's group: Megatron's `tp_ep_group`, the experts' shards."""
     return layout.ep * layout.etp
 
 
 def _gather_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
-    if target.tp_divides_ep and layout.ep not in (1, layout.tp):
+    if target.gathers_over_tp and layout.ep not in (1, layout.tp):
         yield target.refusal(f"all_gather with ep {layout.ep} and tp {layout.tp}", _INSTEAD)
     if layout.overlap == "batch":
         yield target.refusal("overlap batch with all_gather", _INSTEAD)

@@ -1,14 +1,13 @@
-"""Layouts of ranks, the rules that they obey, and the nearest sizes that work.
+"""Layouts of ranks whose tensor-parallel ranks have the same tokens, and the nearest that work.
 
-Solver and runtime share the rules: the solver omits layouts that break one and names the rule that
-pins break, the runtime refuses such layouts.
+`domain.training.FoldedLayout` is of plans; these are of layers, and of PPMoE's experts.
 """
 
 import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
@@ -39,52 +38,6 @@ class Layout:
         return self.ep if self.expert_parallel == "all_to_all" else self.tp
 
 
-class LayoutSizes(Protocol):
-    """The sizes of a layout, or those that are pinned; None for the others."""
-
-    @property
-    def expert_parallel(self) -> ExpertParallel | None:
-        """Parallelism of the experts."""
-        ...
-
-    @property
-    def dp(self) -> int | None:
-        """Replicas."""
-        ...
-
-    @property
-    def ep(self) -> int | None:
-        """Replicas that exchange tokens."""
-        ...
-
-    @property
-    def tp(self) -> int | None:
-        """Ranks of a tensor-parallel group."""
-        ...
-
-    @property
-    def pp(self) -> int | None:
-        """Pipeline stages."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
-    """Sizes of a model that a layout divides.
-
-    Args:
-        d_hidden: hidden width of the dense FFNs.
-        is_dense: no block has experts.
-    """
-
-    num_blocks: int
-    num_heads: int
-    d_hidden: int
-    num_experts: int
-    vocab_size: int
-    is_dense: bool = False
-
-
 class BrokenRule(NamedTuple):
     """A violated rule about a layout's sizes, and the nearest sizes that obey it."""
 
@@ -92,75 +45,37 @@ class BrokenRule(NamedTuple):
     hint: str
 
 
-def rank_rules(
-    sizes: LayoutSizes, world_size: int, *, exchanges_under_tensor: bool = False
-) -> Iterator[BrokenRule]:
-    """Yield the rules about ranks that the sizes break, the most basic one first.
+def rank_rules(layout: Layout, world_size: int) -> Iterator[BrokenRule]:
+    """Yield the rules about ranks that the layout breaks, the most basic one first.
 
     The ranks are dp·tp·pp. Experts are spread over ep of the dp ranks, or over the tp ranks.
-
-    Args:
-        exchanges_under_tensor: whether tokens may be exchanged with tp above 1.
     """
     for name in AXES:
-        size = getattr(sizes, name)
-        if size is not None and size < 1:
+        if (size := getattr(layout, name)) < 1:
             yield BrokenRule(f"{name} must be at least 1, got {size}", "")
             return
-    dp, ep, tp = (getattr(sizes, name) or 1 for name in ("dp", "ep", "tp"))
-    yield from _world_rules(sizes, world_size)
-    if sizes.expert_parallel == "tensor" and ep != 1:
+    dp, ep, tp = layout.dp, layout.ep, layout.tp
+    product = dp * tp * layout.pp
+    if product != world_size:
+        yield BrokenRule(
+            f"dp ({dp}) × tp ({tp}) × pp ({layout.pp}) is {product} ranks, but there are "
+            f"{world_size}",
+            _nearest_world(layout, world_size),
+        )
+    if layout.expert_parallel == "tensor" and ep != 1:
         yield BrokenRule(
             f"ep ({ep}) belongs to all_to_all: with tensor the tp ranks share the experts",
             "use ep 1, or expert_parallel all_to_all with tp 1",
         )
-    if sizes.expert_parallel == "all_to_all" and tp != 1 and not exchanges_under_tensor:
+    if layout.expert_parallel == "all_to_all" and tp != 1:
         yield BrokenRule(
             f"all_to_all is not available with tp ({tp}): its ranks see the same tokens",
             f"use expert_parallel tensor with ep 1, or tp 1 with dp {dp * tp}",
         )
-    if sizes.dp is not None and dp % ep:
+    if dp % ep:
         yield BrokenRule(
             f"dp ({dp}) does not divide by ep ({ep})",
             f"use ep {_either(nearest_divisors(dp, ep))}",
-        )
-
-
-def model_rules(
-    sizes: LayoutSizes, model: ModelSizes, *, stages_per_rank: int = 1
-) -> Iterator[BrokenRule]:
-    """Yield the rules about the model that the sizes break.
-
-    Tensor parallelism cuts attention by heads, a dense FFN by its hidden width and the vocabulary
-    by tokens, as equal as can be.
-
-    Args:
-        stages_per_rank: stages that take turns on a rank (interleaved 1F1B).
-    """
-    ep, tp, pp = (getattr(sizes, name) or 1 for name in ("ep", "tp", "pp"))
-    if model.is_dense and sizes.expert_parallel == "tensor":
-        yield BrokenRule(
-            "expert_parallel tensor is for experts, and the model is dense", "use all_to_all, ep 1"
-        )
-    sharers = ("tp", tp) if sizes.expert_parallel == "tensor" else ("ep", ep)
-    if model.num_experts % sharers[1]:
-        near = _either(nearest_multiples(model.num_experts, sharers[1]))
-        yield BrokenRule(
-            f"num_experts ({model.num_experts}) does not divide by {sharers[0]} ({sharers[1]})",
-            f"use {near} experts, or a size that divides {model.num_experts}",
-        )
-    if pp * stages_per_rank > model.num_blocks:
-        yield _too_many_stages(model.num_blocks, pp * stages_per_rank)
-    for what, size in (("num_heads", model.num_heads), ("d_hidden", model.d_hidden)):
-        if size % tp:
-            yield BrokenRule(
-                f"{what} ({size}) does not divide by tp ({tp})",
-                f"use tp {_either(nearest_divisors(size, tp))}",
-            )
-    if model.vocab_size < tp:
-        yield BrokenRule(
-            f"vocab_size ({model.vocab_size}) leaves some of the tp ({tp}) ranks no token",
-            f"use tp up to {model.vocab_size}, or a vocabulary of {tp} tokens",
         )
 
 
@@ -177,49 +92,46 @@ def check_layout(
 ) -> None:
     """Raise InputError, with the nearest sizes that work, where the layout cannot run the model.
 
+    Tensor parallelism cuts attention by heads, a dense FFN by its hidden width and the vocabulary
+    by tokens, as equal as can be.
+
     Args:
         d_hidden: hidden width of the dense FFNs.
         stages_per_rank: stages that take turns on a rank (interleaved 1F1B).
     """
-    model = ModelSizes(
-        num_blocks=num_blocks,
-        num_heads=num_heads,
-        d_hidden=d_hidden,
-        num_experts=num_experts,
-        vocab_size=vocab_size,
-    )
     check_ranks(layout, world_size)
-    _refuse(model_rules(layout, model, stages_per_rank=stages_per_rank))
+    tp, num_stages = layout.tp, layout.pp * stages_per_rank
+    axis = "tp" if layout.expert_parallel == "tensor" else "ep"
+    sharers = getattr(layout, axis)
+    if num_experts % sharers:
+        near = _either(nearest_multiples(num_experts, sharers))
+        raise InputError(
+            f"num_experts ({num_experts}) does not divide by {axis} ({sharers})",
+            f"use {near} experts, or a size that divides {num_experts}",
+        )
+    if num_stages > num_blocks:
+        raise InputError(*_too_many_stages(num_blocks, num_stages))
+    for what, size in (("num_heads", num_heads), ("d_hidden", d_hidden)):
+        if size % tp:
+            raise InputError(
+                f"{what} ({size}) does not divide by tp ({tp})",
+                f"use tp {_either(nearest_divisors(size, tp))}",
+            )
+    if vocab_size < tp:
+        raise InputError(
+            f"vocab_size ({vocab_size}) leaves some of the tp ({tp}) ranks no token",
+            f"use tp up to {vocab_size}, or a vocabulary of {tp} tokens",
+        )
 
 
 def check_ranks(layout: Layout, world_size: int) -> None:
     """Raise InputError, with the nearest sizes that work, unless the layout fits the ranks."""
-    _refuse(rank_rules(layout, world_size))
-
-
-def _refuse(broken: Iterator[BrokenRule]) -> None:
-    for rule in broken:
+    for rule in rank_rules(layout, world_size):
         raise InputError(rule.what, rule.hint)
 
 
-def _world_rules(sizes: LayoutSizes, world_size: int) -> Iterator[BrokenRule]:
-    pinned = {name: getattr(sizes, name) for name in ("dp", "tp", "pp") if getattr(sizes, name)}
-    product = math.prod(pinned.values())
-    factors = " × ".join(f"{name} ({size})" for name, size in pinned.items())
-    near = _either(nearest_multiples(world_size, product))
-    if len(pinned) == len(("dp", "tp", "pp")) and product != world_size:
-        what = f"{factors} is {product} ranks, but there are {world_size}"
-        yield BrokenRule(what, _nearest_world(pinned, world_size))
-    for name, size in pinned.items():
-        if world_size % size:
-            yield BrokenRule(f"{name} ({size}) does not divide the {world_size} ranks", "")
-    if world_size % product:
-        what = f"{factors} needs a multiple of {product} ranks, not {world_size}"
-        yield BrokenRule(what, f"use {near} ranks")
-
-
-def _nearest_world(pinned: dict[str, int], world_size: int) -> str:
-    dp, tp, pp = pinned["dp"], pinned["tp"], pinned["pp"]
+def _nearest_world(layout: Layout, world_size: int) -> str:
+    dp, tp, pp = layout.dp, layout.tp, layout.pp
     fewer, rest = divmod(world_size, tp * pp)
     if not rest:
         return f"use dp {fewer}, or start {dp * tp * pp} ranks"

@@ -14,11 +14,13 @@ from moetune.domain.optimizers import optimizer_of
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.site import Site
 from moetune.domain.targets import MegatronCore, Target
-from moetune.domain.training import FoldedLayout, TrainingJob, ZeroStage
+from moetune.domain.training import HALF_PRECISION, FoldedLayout, TrainingJob, ZeroStage
 
 _HIGHEST_WITHOUT_FSDP: ZeroStage = 1
 """ZeRO stage of Megatron-Core's own distributed optimizer."""
 _CONFIG = "transformer/transformer_config.py"
+_SHARDS_ALL = 3
+"""ZeRO stage."""
 _MAMBA = "ssm/mamba_mixer.py, mamba_context_parallel.py"
 _STASH_CORE: MegatronCore = (0, 18)
 """First core with `moe_paged_stash` and `cuda_graph_impl="full_iteration"`."""
@@ -297,13 +299,28 @@ def offload_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     `transformer_config.py` refuses pipelines, recomputation and CUDA graphs of parts of a block;
     the pass that hides exchanges goes block by block past the offload's contexts.
     """
-    if layout.offload_optimizer and not target.offloads_optimizer:
+    if layout.offload_optimizer and target.offloads_states:
+        yield from _host_state_rules(layout, target)
+    elif layout.offload_optimizer and not target.offloads_optimizer:
         yield target.refusal("an offloaded optimizer", "--offload-optimizer 0")
     elif layout.offload_optimizer and layout.zero != 1:
         what = f"an offloaded optimizer with ZeRO stage {layout.zero}"
         yield target.refusal(what, "--zero 1")
     if layout.offload_activations:
         yield from _waiting_rules(layout, target)
+
+
+def _host_state_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+    """Yield what of a layout does not go with all states in host memory, which are in chunks."""
+    if layout.zero != _SHARDS_ALL:
+        what = f"states in host memory with ZeRO stage {layout.zero}"
+        yield target.refusal(what, f"--zero {_SHARDS_ALL}")
+    if layout.offload_optimizer != 1:
+        what = f"a share of {layout.offload_optimizer:g} of the states in host memory"
+        yield target.refusal(what, "--offload-optimizer 1 or 0")
+    for name in ("tp", "cp", "pp"):
+        if (size := getattr(layout, name)) > 1:
+            yield target.refusal(f"states in host memory with {name} {size}", f"--{name} 1")
 
 
 def _waiting_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
@@ -327,7 +344,7 @@ def host_optimizer_rules(
     layout: FoldedLayout, target: Target, job: TrainingJob
 ) -> Iterator[BrokenRule]:
     """Yield what a host's share is not for: it is computed in float32, by Adam."""
-    if layout.offload_optimizer and (job.optimizer != "adam" or job.dtype != "bfloat16"):
+    if layout.offload_optimizer and (job.optimizer != "adam" or job.dtype not in HALF_PRECISION):
         what = f"an offloaded optimizer with the optimizer {job.optimizer} and {job.dtype}"
         yield target.refusal(what, "--optimizer adam --dtype bfloat16")
 

@@ -1,12 +1,15 @@
-"""Models of the papers by name: MoE layers, and whole transformers."""
+"""Models of the papers by name: MoE layers, and the sizes of whole transformers."""
 
+import re
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from moetune.domain.errors import InputError, check_positive
-from moetune.domain.layer import Activation, LayerShape
+from moetune.domain.layer import ACTIVATIONS, Activation, LayerShape
 from moetune.domain.layout import nearest_divisors
 from moetune.domain.spelling import nearest_then
+
+_LARGEST = {"num_layers": 1024, "num_heads": 4096, "length": 2**24, "vocab_size": 2**24}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -21,7 +24,8 @@ class Transformer:
         moe_every: 1 for experts in every block, 2 for the 2nd, 4th and so on; 0 for a dense model.
 
     Raises:
-        InputError: a size below 1, heads that do not divide the width, or experts in no block.
+        InputError: a size below 1 or so large that it is a mistake, heads that do not divide the
+            width, or experts in no block.
     """
 
     moe: LayerShape
@@ -33,6 +37,9 @@ class Transformer:
 
     def __post_init__(self) -> None:
         check_positive(self, "num_layers", "num_heads", "length", "vocab_size")
+        for name, most in _LARGEST.items():
+            if getattr(self, name) > most:
+                raise InputError(f"{name} must be from 1 to {most}, got {getattr(self, name)}")
         if self.moe_every < 0:
             raise InputError(f"moe_every must be at least 0, got {self.moe_every}")
         if self.moe.d_model % self.num_heads:
@@ -72,49 +79,40 @@ class Transformer:
         return 0 if self.is_dense else self.num_layers // self.moe_every
 
     @property
-    def attention_parameters(self) -> int:
-        """Of one block: query, key, value and output projections; biases (< 0.1 %) are omitted."""
-        return 4 * self.moe.d_model**2
+    def text(self) -> str:
+        """Its sizes as flags name them, such as "num-layers=12,num-heads=16,…", which name it."""
+        sizes = {
+            "num-layers": self.num_layers, "num-heads": self.num_heads,
+            "d-model": self.moe.d_model, "d-hidden": self.moe.d_hidden,
+            "num-experts": self.moe.num_experts, "top-k": self.moe.top_k,
+            "activation": self.moe.activation, "moe-every": self.moe_every, "seq": self.length,
+            "vocab": self.vocab_size,
+        }  # fmt: skip
+        return ",".join(f"{name}={size}" for name, size in sizes.items())
 
-    @property
-    def norm_parameters(self) -> int:
-        """Of one layer norm: weight and bias."""
-        return 2 * self.moe.d_model
 
-    @property
-    def ffn_parameters(self) -> int:
-        """Of one dense FFN, and of one expert."""
-        return self.moe.num_gemms * self.moe.d_model * self.moe.d_hidden
+def read_shape(text: str) -> Transformer | None:
+    """Return the sizes that a text of `Transformer.text` names; None where it is none.
 
-    @property
-    def gate_parameters(self) -> int:
-        """Of one MoE layer's gate."""
-        return self.moe.d_model * self.moe.num_experts
+    Raises:
+        InputError: the sizes make no transformer.
+    """
+    found = _SHAPE.fullmatch(text)
+    if found is None:
+        return None
+    sizes = {name: int(value) for name, value in found.groupdict().items() if name != "activation"}
+    layer = {name: sizes.pop(name) for name in ("d_model", "d_hidden", "num_experts", "top_k")}
+    activation = next(one for one in ACTIVATIONS if one == found["activation"])
+    return Transformer(moe=LayerShape(**layer, activation=activation), **sizes)
 
-    @property
-    def token_parameters(self) -> int:
-        """Of the token embedding, and again of the head: they are not tied."""
-        return self.vocab_size * self.moe.d_model
 
-    def vocab_per_rank(self, tp: int) -> int:
-        """Return the most tokens of the vocabulary that one of `tp` ranks holds."""
-        return -(-self.vocab_size // tp)
-
-    @property
-    def num_parameters(self) -> int:
-        """Of the whole model: token and position embeddings, blocks, last norm and head."""
-        positions = self.length * self.moe.d_model
-        block = self.attention_parameters + 2 * self.norm_parameters
-        experts = self.gate_parameters + self.moe.num_experts * self.ffn_parameters
-        num_dense = self.num_layers - self.num_moe_layers
-        return (
-            2 * self.token_parameters
-            + positions
-            + self.num_layers * block
-            + num_dense * self.ffn_parameters
-            + self.num_moe_layers * experts
-            + self.norm_parameters
-        )
+_SHAPE = re.compile(
+    r"num-layers=(?P<num_layers>\d{1,9}),num-heads=(?P<num_heads>\d{1,9}),"
+    r"d-model=(?P<d_model>\d{1,9}),d-hidden=(?P<d_hidden>\d{1,9}),"
+    r"num-experts=(?P<num_experts>\d{1,9}),top-k=(?P<top_k>\d{1,9}),"
+    rf"activation=(?P<activation>{'|'.join(ACTIVATIONS)}),moe-every=(?P<moe_every>\d{{1,9}}),"
+    r"seq=(?P<length>\d{1,9}),vocab=(?P<vocab_size>\d{1,9})"
+)
 
 
 PADDED_GPT_VOCABULARY = 51_200
@@ -125,14 +123,28 @@ PPMoE names no vocabulary; it builds on Megatron-LM and GPT-3, whose tokens are 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WholeModel:
+    """A named whole model of a paper.
+
+    Args:
+        sequences_per_rank: of a step in the source, the default of a request.
+    """
+
+    name: str
+    title: str
+    source: str
+    shape: Transformer
+    sequences_per_rank: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A named MoE layer or whole model; a dense model's layer is its FFN, a single expert.
+    """A named MoE layer.
 
     Args:
         num_experts: of the layer; None where they grow with the ranks.
         experts_per_rank: where `num_experts` is None.
         tokens_per_rank: of one step in the source, the default of a request.
-        transformer: the whole model, where the source has one.
     """
 
     name: str
@@ -145,7 +157,6 @@ class Model:
     tokens_per_rank: int
     num_experts: int | None = None
     experts_per_rank: int | None = None
-    transformer: Transformer | None = None
 
     def layer(self, world_size: int) -> LayerShape:
         """Return the MoE layer on `world_size` expert-parallel ranks."""
@@ -176,39 +187,32 @@ def _pipemoe(
     )  # fmt: skip
 
 
-def _ppmoe(name: str, title: str, num_layers: int, d_model: int, num_heads: int) -> Model:
+def _ppmoe(name: str, title: str, num_layers: int, d_model: int, num_heads: int) -> WholeModel:
     """Return a model of PPMoE §4.1; the batch is GPT-3's for its backbone (its Table 2.1).
 
-    0.5M tokens on 32 ranks and 2M on 128 are both 16k a rank.
+    0.5M tokens on 32 ranks and 2M on 128 are both 8 sequences a rank.
     """
     moe = LayerShape(d_model=d_model, d_hidden=4 * d_model, num_experts=64)
-    return Model(
-        name=name, title=title, source="PPMoE, §4.1", d_model=d_model, d_hidden=moe.d_hidden,
-        num_experts=moe.num_experts, top_k=moe.top_k, activation=moe.activation,
-        tokens_per_rank=16_384,
-        transformer=Transformer(
-            moe=moe, num_layers=num_layers, num_heads=num_heads, length=2048,
-            vocab_size=PADDED_GPT_VOCABULARY,
-        ),
+    shape = Transformer(
+        moe=moe, num_layers=num_layers, num_heads=num_heads, length=2048,
+        vocab_size=PADDED_GPT_VOCABULARY,
     )  # fmt: skip
+    return WholeModel(name=name, title=title, source="PPMoE, §4.1", shape=shape)
 
 
 def _dense(
     name: str, title: str, source: str, num_layers: int, d_model: int, num_heads: int,
     vocab_size: int, activation: Activation = "gelu",
-) -> Model:  # fmt: skip
+) -> WholeModel:  # fmt: skip
     """Return a dense model; its batch is eight sequences a rank, which fill a device."""
     network = LayerShape(
         d_model=d_model, d_hidden=4 * d_model, num_experts=1, activation=activation
     )
-    return Model(
-        name=name, title=title, source=source, d_model=d_model, d_hidden=network.d_hidden,
-        num_experts=1, top_k=1, activation=activation, tokens_per_rank=8 * 2048,
-        transformer=Transformer(
-            moe=network, num_layers=num_layers, num_heads=num_heads, length=2048,
-            vocab_size=vocab_size, moe_every=0,
-        ),
+    shape = Transformer(
+        moe=network, num_layers=num_layers, num_heads=num_heads, length=2048,
+        vocab_size=vocab_size, moe_every=0,
     )  # fmt: skip
+    return WholeModel(name=name, title=title, source=source, shape=shape)
 
 
 MODELS = MappingProxyType(
@@ -222,6 +226,15 @@ MODELS = MappingProxyType(
             _pipemoe("tm-2", "Transformer MoE, 2 experts a rank", 512, 1024, 2, 4 * 256, "relu"),
             _pipemoe("rm-1", "RoBERTa MoE, 1 expert a rank", 768, 3072, 1, 2 * 64, "gelu"),
             _pipemoe("rm-2", "RoBERTa MoE, 2 experts a rank", 768, 3072, 2, 2 * 64, "gelu"),
+        )
+    }
+)
+
+
+WHOLE_MODELS = MappingProxyType(
+    {
+        model.name: model
+        for model in (
             _ppmoe("ppmoe-6.7b", "GPT-3 Medium with experts", 24, 1024, 16),
             _ppmoe("ppmoe-143b", "GPT-3 6.7B with experts", 32, 4096, 32),
             _dense(
@@ -235,13 +248,17 @@ MODELS = MappingProxyType(
 
 
 def find_model(name: str) -> Model:
-    """Return the model of that name.
+    """Return the layer of that name.
 
     Raises:
-        InputError: there is none; the error names the nearest.
+        InputError: there is none, or a whole model has it; the error names the nearest.
     """
     if name in MODELS:
         return MODELS[name]
+    if name in WHOLE_MODELS:
+        raise InputError(
+            f"{name} is a whole model, and no layer", f"plan it:  moetune plan --model {name}"
+        )
     raise InputError(
         f"model {name!r} is unknown",
         nearest_then(

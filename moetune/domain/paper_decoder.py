@@ -29,18 +29,18 @@ def paper_decoder(name: str, transformer: Transformer) -> Decoder:
         d_hidden=layer.d_hidden,
         is_gated=dense.is_gated,
         function=layer.activation,
-        router=Router(score="softmax", parameters=transformer.gate_parameters),
+        router=Router(score="softmax", parameters=d_model * layer.num_experts),
     )
     parts: list[Part] = [
         experts if transformer.has_experts(at) else dense for at in range(transformer.num_layers)
     ]
-    norms = 2 * transformer.norm_parameters
+    norm = 2 * d_model  # weight and bias
     return Decoder(
         name=name,
         family="gpt",
         d_model=d_model,
         vocab_size=transformer.vocab_size,
-        blocks=tuple(Block(parts=(attention, part), norms=norms) for part in parts),
-        norms=transformer.norm_parameters,
+        blocks=tuple(Block(parts=(attention, part), norms=2 * norm) for part in parts),
+        norms=norm,
         embedding_extra=transformer.length * d_model,
     )

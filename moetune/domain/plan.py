@@ -4,7 +4,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from moetune.domain.constraints import Order, Strategy
@@ -13,11 +13,11 @@ from moetune.domain.document import UNLESS_DEFAULT, decode_schema, refuse_pointe
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
-from moetune.domain.model_plan import Chunks, TransformerPlan
 from moetune.domain.placement import PlacementChoice, check_order
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms
+from moetune.domain.withdrawn import whole_model_refusal
 
 PLAN_SCHEMA = 2
 READABLE_SCHEMAS = (1, 2)
@@ -46,8 +46,7 @@ class Memory:
     """Bytes on one device, and what the strategy saves (MPipeMoE Eq. 1–6).
 
     Args:
-        peak_bytes: of a step as the layer runs it, which limits hold for; None in older plans, and
-            in plans of whole models.
+        peak_bytes: of a step as the layer runs it, which limits hold for; None in older plans.
     """
 
     strategy: Strategy
@@ -117,16 +116,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative(Choice):
-    """A choice that lost, and why.
-
-    Args:
-        layout: of another layout of the whole model; `step_seconds` is then the model's.
-        memory_bytes: of that layout, on the device that needs the most.
-    """
+    """A choice that lost, and why."""
 
     lost_because: str
-    layout: Layout | None = None
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +155,6 @@ class Plan:
     """One solved plan. Raises InputError where its id is not the hash of its inputs.
 
     Args:
-        transformer: the whole model; None for a layer. With it `pipeline`, `memory`,
-            `predicted` and `decision` are those of one MoE layer and one micro-batch.
         terms: behind `predicted`; None in plans of schema 1.
         profile_quality: None where the profile says nothing of its errors, and in older plans.
         placement: of the experts; None where the routing has no load for each of them, and in
@@ -177,12 +167,10 @@ class Plan:
     layout: Layout
     pipeline: Pipeline
     memory: Memory
-    chunks: Chunks | None
     predicted: Predicted
     decision: Verdict
     alternatives: tuple[Alternative, ...]
     warnings: tuple[str, ...]
-    transformer: TransformerPlan | None = None
     terms: LayerTerms | None = None
     profile_quality: ProfileQuality | None = field(default=None, metadata=UNLESS_DEFAULT)
     placement: PlacementChoice | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -208,16 +196,13 @@ class Plan:
 
     @property
     def workload(self) -> Workload:
-        """One MoE layer, on the ranks that share its experts; in a model, of one of its calls."""
-        workload = self.inputs.workload(self.layout, self.experts)
-        return replace(workload, tokens_per_rank=self.tokens_per_rank)
+        """The MoE layer, on the ranks that share its experts."""
+        return self.inputs.workload(self.layout, self.experts)
 
     @property
     def tokens_per_rank(self) -> int:
-        """Tokens of one layer's step on each rank; in a model, of a micro-batch."""
-        if self.transformer is None:
-            return self.inputs.tokens_per_rank
-        return self.transformer.micro_batch_tokens
+        """Tokens of a step on each rank."""
+        return self.inputs.tokens_per_rank
 
     def decide(self, tokens_per_rank: int) -> Decision:
         """Return the degrees for so many tokens: the plan's own, else its range's.
@@ -262,9 +247,11 @@ def plan_from_document(document: object) -> Plan:
     """Return the plan in the plain values of a plan file.
 
     Raises:
-        InputError: an unknown schema, an id that is not the hash of the inputs, or whatever
-            `decode` finds wrong.
+        InputError: an unknown schema, an id that is not the hash of the inputs, a whole model, or
+            whatever `decode` finds wrong.
     """
+    if isinstance(document, dict) and document.get("transformer") is not None:
+        raise whole_model_refusal(document.get("inputs"))
     return decode_schema(
         Plan,
         document,
@@ -283,7 +270,7 @@ def of_training(where: str, target: str) -> InputError:
     """
     return InputError(
         f"{where} is the plan of a model's training, which is not run or measured here as layers "
-        "and papers' models are",
+        "are",
         f"{target} runs it:  moetune export {where} --to {target}\n"
         f"  `moetune explain`, `moetune sensitivity` and `moetune whatif` take it; for times of "
         "your own machine measure it with `moetune profile`, and plan with that --profile",

@@ -1,8 +1,9 @@
 """A profile: everything known about one machine's speed, with the keys of `profiles/*.toml`."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey, RowsKey
@@ -182,6 +183,30 @@ class RowsLine:
 
 
 OperationLine = GemmLine | CollectiveLine | CopyLine | RowsLine
+_Line = TypeVar("_Line", GemmLine, CollectiveLine, CopyLine, RowsLine)
+
+
+def changed_line(
+    line: _Line, *, start: Callable[[float], float], rate: Callable[[float], float]
+) -> _Line:
+    """Return the line, and the intervals of its error, with other start-up and time of each size.
+
+    Args:
+        start, rate: return the new seconds for the old ones.
+    """
+    beta = next(item.name for item in fields(line) if item.name.startswith("beta_"))
+    changes: dict[str, Any] = {
+        "alpha_seconds": start(line.alpha_seconds), beta: rate(line.cost.beta_seconds)
+    }  # fmt: skip
+    error: FitError | None = line.error
+    if error is not None:
+        (alpha_low, alpha_high), (beta_low, beta_high) = error.alpha_seconds, error.beta_seconds
+        changes["error"] = replace(
+            error,
+            alpha_seconds=(start(alpha_low), start(alpha_high)),
+            beta_seconds=(rate(beta_low), rate(beta_high)),
+        )
+    return replace(line, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ from moetune.domain.constraint_texts import (
     encode_constraints,
     recorded_constraints,
 )
-from moetune.domain.constraints import Constraints, LayoutPins
+from moetune.domain.constraints import Constraints
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
-from moetune.domain.model import Transformer, find_model
+from moetune.domain.model import find_model
 from moetune.domain.profile import Profile
 from moetune.domain.request_rules import check_pins
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
@@ -70,12 +70,6 @@ class PlanRequest:
                 raise InputError(f"{self.spelling(name)} must be at least 1, got {value}")
         check_pins(self)
 
-    @property
-    def whole(self) -> Transformer | None:
-        """The whole model to plan for; None for a layer."""
-        sizes = self.constraints.sizes
-        return sizes.transformer(model=self.model, layer=self.layer, spelling=self.spelling)
-
     def check_sizes(self) -> None:
         """Raise InputError where a size is so large that it is a mistake.
 
@@ -120,11 +114,8 @@ class PlanRequest:
     def _recorded_constraints(self) -> Constraints:
         """Return what differs from the defaults: the same request always has the same id."""
         constraints = self.constraints
-        if self.whole is not None:
-            own = find_model(self.model).transformer if self.model else None
-            return replace(constraints, sizes=constraints.sizes.changed_from(own))
-        is_default = constraints.pins.expert_parallel == "all_to_all"
-        return replace(constraints, pins=LayoutPins()) if is_default else constraints
+        is_default = constraints.expert_parallel == "all_to_all"
+        return replace(constraints, expert_parallel=None) if is_default else constraints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +189,7 @@ class PlanInputs:
     @property
     def expert_parallel(self) -> ExpertParallel:
         """Parallelism of a single layer's experts: as pinned, else all_to_all."""
-        return self.pinned.pins.expert_parallel or "all_to_all"
+        return self.pinned.expert_parallel or "all_to_all"
 
     def workload(self, layout: Layout, placement: tuple[int, ...] = ()) -> Workload:
         """Return one layer, on the ranks that share its experts.
@@ -249,12 +240,17 @@ def check_sizes(sizes: Sizes, spelling: Spelling) -> None:
             check_range(spelling(name), value, 1, most)
 
 
-def default_dtype(profile: Profile) -> str:
-    """Return bfloat16 where a CUDA profile has it, else float32, else the profile's first."""
+def gemm_dtypes(profile: Profile) -> tuple[str, ...]:
+    """Return the dtypes that a profile has GEMMs in, without narrow formats."""
     known = list(dict.fromkeys(line.dtype for line in profile.gemm))
     known += [s.point.dtype for s in profile.samples if s.point.kind == "gemm"]
     known += [table.dtype for table in profile.tables if table.kind == "gemm"]
-    known = [dtype for dtype in known if dtype in DTYPE_BYTES]  # not narrow formats
+    return tuple(dtype for dtype in known if dtype in DTYPE_BYTES)
+
+
+def default_dtype(profile: Profile) -> str:
+    """Return bfloat16 where a CUDA profile has it, else float32, else the profile's first."""
+    known = gemm_dtypes(profile)
     wanted = ("bfloat16", "float32") if profile.machine.kind == "cuda" else ("float32",)
     return next((dtype for dtype in (*wanted, *known) if dtype in known), "float32")
 

@@ -22,7 +22,7 @@ GOOD_SPREAD = 0.10
 USABLE_SPREAD = 0.25
 UNSTABLE = "unstable"
 """Mark of a visit whose few runs differ by more than `USABLE_SPREAD`."""
-HOST_ROWS, HOST_WIDTH = 2, 16
+HOST_WIDTH = 16
 HOST_CHUNKS = (1, 8)
 LAUNCHES = ("chunked_layer", "chunked_layer_step")
 """A layer's forward pass and step, as long as the host needs to launch them."""
@@ -64,16 +64,13 @@ class RowsPoint:
 
     Args:
         op: an activation with its bias ("gelu"), "gather", "scatter_add", "gate" (softmax and
-            top-k over `width` experts), "norm" (layer norm and the residual's sum) or
-            "cross_entropy" (of `width` logits), most also as "…_backward"; "accumulate" (rows ·
-            width gradients added to those of an earlier micro-batch); "adam" (AdamW's step on
+            top-k over `width` experts), most also as "…_backward"; "adam" (AdamW's step on
             rows · width parameters) or "host_adam" (the same on the host's float32 copy, written
             back to the parameters; on a CPU "adam" stands for both); "sustained_gemm" (rows times
             a square matrix, after two seconds of nothing else: at the clock that a GPU keeps up,
-            where the GEMM points' short blocks run at its highest); "dense_block" or "moe_block",
-            forward or as a whole "…_step", so small (`HOST_ROWS`, `HOST_WIDTH`) that their time is
-            that of the host launching them; "chunked_layer" the same of a layer with experts in
-            `rows` chunks, of `HOST_CHUNKS`.
+            where the GEMM points' short blocks run at its highest); "chunked_layer", forward or as
+            a whole "…_step", a layer with experts in `rows` chunks, of `HOST_CHUNKS`, so small that
+            its time is that of the host launching it.
     """
 
     kind: Literal["rows"] = "rows"

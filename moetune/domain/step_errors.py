@@ -1,10 +1,11 @@
 """Whole steps of layers beside the sum of their operations, and the error of predicted steps."""
 
 import math
-import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from moetune.domain.arrays import Floats, as_number
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 
@@ -51,39 +52,54 @@ class StepRecord:
         return math.log(left / self.chunks_seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepErrors:
     """log(measured / predicted) of a layer's phases, a normal deviate for each octave of chunks.
 
     Args:
-        mean: at 1, 2, 4 … chunks, as measured steps have shown it.
-        roots: (octaves, octaves), a square root of the covariance around it.
+        mean: at 1, 2, 4 … chunks, as measured steps have shown it, shape (octaves,), or (refits,
+            octaves) of several refits.
+        roots: a square root of the covariance around it, shape (octaves, octaves).
         records: the steps behind it; empty where none was measured.
-        gain: (octaves, records), what the mean changes by where a record's residual does.
+        gain: what the mean changes by where a record's residual does, shape (octaves, records).
     """
 
-    mean: tuple[float, ...] = (0.0,)
-    roots: tuple[tuple[float, ...], ...] = ((0.0,),)
+    mean: Floats = field(default_factory=lambda: np.zeros(1))
+    roots: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     records: tuple[StepRecord, ...] = ()
-    gain: tuple[tuple[float, ...], ...] = ()
+    gain: Floats = field(default_factory=lambda: np.zeros((1, 0)))
 
-    def given(self, residuals: Sequence[float]) -> "StepErrors":
-        """Return the errors where the records have other residuals, as under other costs."""
+    def given(self, residuals: Floats) -> "StepErrors":
+        """Return the errors where the records have other residuals, as under other costs.
+
+        Args:
+            residuals: shape (records,), or (refits, records).
+        """
         own = [record.residual for record in self.records]
-        moved = list(map(operator.sub, residuals, own))
-        changes = (sum(map(operator.mul, row, moved)) for row in self.gain)
-        return replace(self, mean=tuple(map(operator.add, self.mean, changes)))
+        return replace(self, mean=self.mean + (residuals - own) @ self.gain.T)
 
     def factor(self, degree: int) -> float:
-        """Return the expected ratio of measured to predicted time in so many chunks."""
-        low, high, share = self.place(degree)
-        return math.exp((1 - share) * self.mean[low] + share * self.mean[high])
+        """Return the expected ratio of measured to predicted time in so many chunks.
 
-    def place(self, degree: int) -> tuple[int, int, float]:
-        """Return the octaves around a number of chunks, and its place between them."""
-        octaves = min(math.log2(degree), len(self.mean) - 1)
-        low = int(octaves)
-        return low, min(low + 1, len(self.mean) - 1), octaves - low
+        Of an array of them, or under several refits, an array.
+        """
+        return as_number(np.exp(at_degree(self.mean, degree)))
+
+
+def at_degree(octaves: Floats, degree: int) -> Floats:
+    """Return what lies at a number of chunks, or at an array of them, of numbers at 1, 2, 4 … .
+
+    Args:
+        octaves: shape (…, octaves); the last one holds for more chunks.
+    """
+    last = octaves.shape[-1] - 1
+    place = np.minimum(np.log2(degree), last)
+    low = place.astype(int)
+    share = place - low
+    found: Floats = (1 - share) * octaves[..., low] + share * octaves[
+        ..., np.minimum(low + 1, last)
+    ]
+    return found
 
 
 NO_STEP_ERRORS = StepErrors()

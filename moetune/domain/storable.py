@@ -59,14 +59,12 @@ def check_settled(settled: Settled) -> None:
 def check_plan(plan: Plan) -> None:
     """Raise InputError for a prediction that no step takes."""
     predicted = plan.predicted
-    whole = plan.transformer
     _check_steps(
         [
             ("predicted.step_seconds", predicted.step_seconds),
             ("predicted.p05_step_seconds", predicted.p05_step_seconds),
             ("predicted.p95_step_seconds", predicted.p95_step_seconds),
             ("predicted.sequential_step_seconds", predicted.sequential_step_seconds),
-            *([] if whole is None else [("transformer.step_seconds", whole.step_seconds)]),
             *(("alternatives.step_seconds", one.step_seconds) for one in plan.alternatives),
         ]
     )

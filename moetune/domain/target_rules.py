@@ -10,7 +10,7 @@ from types import MappingProxyType
 from moetune.domain.architecture import Decoder
 from moetune.domain.bridge_models import bridge_models
 from moetune.domain.deepspeed_rules import deepspeed_rules
-from moetune.domain.dispatcher_rules import dispatcher_rules
+from moetune.domain.dispatcher_rules import dispatcher_rules, family_rules
 from moetune.domain.layout import BrokenRule
 from moetune.domain.megatron_models import megatron_models
 from moetune.domain.megatron_rules import (
@@ -67,6 +67,7 @@ def target_rules(
         site: the machine; None where it is not known, and rules that need it are not asked.
     """
     yield from layout_rules(layout, target, site)
+    yield from family_rules(layout, target, job.decoder)
     for what, flag, value, known in (
         ("the dtype", "dtype", job.dtype, target.dtypes),
         ("the optimizer", "optimizer", job.optimizer, target.optimizers),

@@ -91,8 +91,10 @@ class Target:
         version: that the facts were read in, with its package: "megatron-core 0.16.1".
         source: the files that say so; where the package registry does not have the version, the
             repository and the tag that were read.
-        tp_divides_ep: whether ep above 1 is a multiple of tp, and equal to it with all_gather,
-            which works on tokens that the ranks already share.
+        tp_divides_ep: whether ep above 1 is a multiple of tp.
+        gathers_over_tp: whether all_gather works on tokens that tensor ranks share, so that ep is
+            tp.
+        gather_family: of models whose experts all_gather is for; "" for all.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
         zero_with_tp: highest ZeRO stage beside tensor parallelism.
@@ -120,6 +122,8 @@ class Target:
         caches_narrow_weights: whether 8-bit copies of the weights are kept between micro-batches.
         offloads_optimizer: whether the host can keep and compute a share of the optimizer, with
             ZeRO stage 1.
+        offloads_states: whether the host can keep all states and compute the optimizer, with ZeRO
+            stage 3, of replicas that are single ranks.
         cuda_graphs: partial ones are of attention, the router and the order of rows.
         graphs_in_recipes: which of them its own recipes take, and on what; a search that pins none
             tries these.
@@ -155,6 +159,8 @@ class Target:
     splits_recomputed: bool = True
     predicts_apart: bool = False
     tp_divides_ep: bool = False
+    gathers_over_tp: bool = False
+    gather_family: str = ""
     overlap_hidden: float = 0.0
     hides_gradients: bool = True
     launches: float = 1.0
@@ -171,6 +177,7 @@ class Target:
     saves_exchanges: bool = True
     offloads_activations: bool = False
     offloads_optimizer: bool = False
+    offloads_states: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
     kept_by_experts: KeptByExperts = KeptByExperts()
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
@@ -304,7 +311,7 @@ _TRANSFORMERS = Target(
     kernels=TRANSFORMERS, name="transformers", version="5.23.0",
     source="transformers/distributed/configuration_utils.py",
     dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
-    zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True,
+    zero=(3,), dtypes=("bfloat16",), tp_divides_ep=True, gathers_over_tp=True,
     kept_by_experts=_AS_TORCH, fuses_activations=False,
     adam=FLOAT32_ADAM, logit_bytes=14,  # loss/loss_utils.py, ForCausalLMLoss
     splits_sequence=False,  # enable_sequence_parallel of configuration_utils.py
@@ -314,15 +321,16 @@ _TRANSFORMERS = Target(
 _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
     "moetune": (Target(
         name="moetune", version="this one", source="moetune.runtime",
-        dispatchers=("all_to_all",),
-        recompute=("full",), overlaps=("none", "chunks"), zero=(0, 1, 3), dtypes=("bfloat16",),
+        dispatchers=("all_to_all", "all_gather"), gathers_over_tp=True, gather_family="gpt",
+        recompute=("full",), overlaps=("none", "chunks"), zero=(0, 1, 3),
+        dtypes=("bfloat16", "float16"),
         largest=_sizes(cp=1, etp=1), zero_with_pp=3, zero_with_tp=0, zero_with_split=1,
         tp_dispatchers=("all_gather",),  # TensorExpertLayer; torch cuts the dense parts
         schedules=SCHEDULES, hides_gradients=False,
         kept_by_experts=KeptByExperts(
             activations=False, results=True, gradients_wait=True, router_copies=1
         ),
-        splits_recomputed=False, shared_beside=True, places_experts=True,
+        splits_recomputed=False, shared_beside=True, places_experts=True, offloads_states=True,
     ),),
     "megatron": (
         _MEGATRON, _megatron("0.17.1", (0, 17)), _megatron("0.18.2", (0, 18)),

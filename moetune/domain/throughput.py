@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from moetune.domain.architecture import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC
 from moetune.domain.data_sheets import peak_flops
 from moetune.domain.layer import Workload
-from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.plan import Plan
 
 
@@ -56,59 +55,31 @@ def layer_flops(workload: Workload) -> float:
     return OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD * macs
 
 
-def model_flops_per_token(plan: Plan) -> float | None:
-    """Return the model FLOPs of one token of a whole model; None for a layer's plan."""
-    whole = plan.inputs.request.whole
-    if whole is None:
-        return None
-    return paper_decoder("", whole).flops_per_token(whole.length).total
-
-
 def with_throughput(plan: Plan, device: str) -> Plan:
-    """Return the plan with the model FLOPs a second of its steps.
+    """Return the plan with the model FLOPs a second of its step.
 
     Args:
         device: name of the machine's devices, whose peak MFU is a share of.
     """
     workload = plan.workload
     peak = peak_flops(device, workload.dtype)
-    layer = rate(layer_flops(workload), plan.predicted.step_seconds, peak)
-    if layer is not None:
-        plan = replace(
-            plan,
-            predicted=replace(
-                plan.predicted,
-                model_flops_per_second_per_device=layer.flops_per_second,
-                mfu=layer.mfu,
-            ),
-        )
-    whole, per_token = plan.transformer, model_flops_per_token(plan)
-    if whole is None or per_token is None:
+    found = rate(layer_flops(workload), plan.predicted.step_seconds, peak)
+    if found is None:
         return plan
-    found = whole.tokens_per_second_per_rank * per_token
-    return replace(
-        plan,
-        transformer=replace(
-            whole,
-            model_flops_per_second_per_device=found,
-            mfu=None if peak is None else found / peak,
-        ),
+    predicted = replace(
+        plan.predicted, model_flops_per_second_per_device=found.flops_per_second, mfu=found.mfu
     )
+    return replace(plan, predicted=predicted)
 
 
 def throughput_of(plan: Plan) -> Throughput | None:
-    """Return the throughput of a plan's step: of the whole model, else of the layer.
+    """Return the throughput of a plan's step; None for a step of no time.
 
-    An older plan has none, and no peak; its FLOPs are counted again. None for a step of no time.
+    An older plan has none, and no peak; its FLOPs are counted again.
     """
-    found = plan.transformer or plan.predicted
-    known = found.model_flops_per_second_per_device
+    known = plan.predicted.model_flops_per_second_per_device
     if known is not None:
-        return Throughput(flops_per_second=known, mfu=found.mfu)
-    per_token = model_flops_per_token(plan)
-    if plan.transformer is not None and per_token is not None:
-        seconds = plan.transformer.tokens_per_second_per_rank
-        return Throughput(flops_per_second=seconds * per_token)
+        return Throughput(flops_per_second=known, mfu=plan.predicted.mfu)
     return rate(layer_flops(plan.workload), plan.predicted.step_seconds, None)
 
 

@@ -47,8 +47,10 @@ CudaGraphs = Literal["none", "partial", "full"]
 """Replayed by the host instead of launched: nothing, attention and the router, or a step."""
 CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
-TrainingDtype = Literal["bfloat16", "fp8", "mxfp8", "nvfp4"]
+TrainingDtype = Literal["bfloat16", "float16", "fp8", "mxfp8", "nvfp4"]
 TRAINING_DTYPES: tuple[TrainingDtype, ...] = get_args(TrainingDtype)
+HALF_PRECISION: tuple[TrainingDtype, ...] = ("bfloat16", "float16")
+"""Dtypes of whole trainings; the others are of GEMMs alone, and the rest is in bfloat16."""
 _ROUNDING = 1e-6
 
 
@@ -229,6 +231,11 @@ class TrainingJob:
         check_positive(self, "world_size", "global_batch", "length")
         if isinstance(self.routing, ExpertLoads):
             self.routing.check(self.decoder.layer.num_experts)
+
+    @property
+    def element(self) -> TrainingDtype:
+        """The dtype of whatever is not in 8 bits or fewer."""
+        return self.dtype if self.dtype in HALF_PRECISION else "bfloat16"
 
     @property
     def alike(self) -> "TrainingJob":

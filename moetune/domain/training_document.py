@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from moetune.domain.document import UNLESS_DEFAULT, decode, encode, shown
 from moetune.domain.errors import InputError
-from moetune.domain.model_plan import Confidence
+from moetune.domain.model_plan import Chunks, Confidence
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import Schedule
 from moetune.domain.placement import ModelPlacement
@@ -245,6 +245,8 @@ class TrainingDocument:
         profile_quality: None where the profile says nothing of its errors, and in older plans.
         front: the fastest layout for each memory, least first; empty where not asked for.
         placement: of experts, by a record of the layers' routing; None without one.
+        chunks: in which moetune.shard keeps the states; None where replicas do not shard all of
+            them, or are several ranks, and for other runtimes.
         origin: of the numbers; None in older plans.
         savings: of single flags, the shortest step first.
         free: the best layout without pins, where it is faster.
@@ -267,6 +269,7 @@ class TrainingDocument:
     alternatives: tuple[TrainingAnswer, ...] = ()
     front: tuple[TrainingAnswer, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     placement: ModelPlacement | None = field(default=None, metadata=UNLESS_DEFAULT)
+    chunks: Chunks | None = field(default=None, metadata=UNLESS_DEFAULT)
     origin: PlanOrigin | None = field(default=None, metadata=UNLESS_DEFAULT)
     savings: tuple[Saving, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     free: Saving | None = field(default=None, metadata=UNLESS_DEFAULT)
@@ -303,7 +306,7 @@ class TrainingDocument:
 
 
 AnyPlan: TypeAlias = Plan | TrainingDocument
-"""A plan of a layer or of a paper's model, or of a Hugging Face model's training."""
+"""A plan of a layer, or of a whole model's training."""
 
 
 def is_training_document(document: object) -> bool:

@@ -33,7 +33,7 @@ _AGAIN = "plan again: `moetune plan` makes a plan that runs"
 _HIERARCHICAL = "the hierarchical exchange, across the nodes and then inside them,"
 _NARROW = "experts in 8 bits in a layer of moetune"
 _TURNS = "two batches in turns (moetune.BatchOverlap)"
-_BETWEEN = "dense gradients between exchanges (moetune.replicate)"
+_WHOLE = "the planner of the papers' whole models as layers"
 _REPLICAS = "replicas of hot experts"
 _CORRECTED = "delete its [[corrections]], or measure the machine again"
 _ONE = "plan again: `moetune plan` with --{} 1, or for another --target"
@@ -62,9 +62,10 @@ _KEYS = (
     Withdrawn("Choice", "dispatcher", _HIERARCHICAL, _AGAIN),
     Withdrawn("Alternative", "dispatcher", _HIERARCHICAL, _AGAIN),
     Withdrawn("Observation", "dispatcher", _HIERARCHICAL, "leave it out"),
-    Withdrawn("TransformerPlan", "batches_in_flight", _TURNS, _AGAIN),
-    Withdrawn("TransformerPlan", "split", _TURNS, _AGAIN),
-    Withdrawn("TransformerPlan", "gradients", _BETWEEN, _AGAIN),
+    Withdrawn("Plan", "transformer", _WHOLE, _AGAIN),
+    Withdrawn("Plan", "chunks", _WHOLE, _AGAIN),
+    Withdrawn("Alternative", "layout", _WHOLE, _AGAIN),
+    Withdrawn("Alternative", "memory_bytes", _WHOLE, _AGAIN),
     Withdrawn("Observation", "overlap", _TURNS, "leave it out"),
     Withdrawn("TrainingInputs", "search_trials", "the search by trials", _AGAIN),
     Withdrawn("LayoutRequest", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
@@ -84,6 +85,22 @@ UNREAD_POINTS = frozenset({"turns", "burst"})
 UNREAD_OPS = frozenset({"all_to_all_2d", "quantize", "quantize_matrix", "quantize_wire"})
 """Operations of a profile's points and lines that are left out in the same way."""
 UNREAD_DTYPES = frozenset({"fp8_rowwise_emulated", "mxfp8_emulated"})
+
+
+def whole_model_refusal(inputs: object) -> InputError:
+    """Return the error of a paper's whole model that was planned as a layer: how to plan it again.
+
+    Args:
+        inputs: of its plan, plain values.
+    """
+    known: Mapping[str, object] = inputs if isinstance(inputs, Mapping) else {}
+    model, profile = known.get("model"), known.get("profile")
+    named = f"--model {model}" if model else "--num-layers, --num-heads, --seq, --vocab"
+    machine = f" --world-size {known.get('world_size')} --profile {profile}" if profile else ""
+    return InputError(
+        f"the plan is of {model or 'a whole model'}, by {_WHOLE}, which was withdrawn on {SINCE}",
+        f"plan it again:  moetune plan {named}{machine}",
+    )
 
 
 def withdrawn_key(place: str, key: object) -> Withdrawn | None:

@@ -12,7 +12,8 @@ missing       errors for those it lacks
 collectives   stand-ins for collectives of groups that were not measured
 nodes         the rule for groups of more nodes, or of more ranks in one
 merged        a measured profile with a reference of its device for the rest
-predictor     points and lines to predictions with their trust
+operations    what each operation is predicted from, and what stands in for it
+predictor     its times, with their trust
 costs         a Profile to the Costs that the solvers read
 variants      a Profile to many Costs within its noise, or to that of a faster machine
 """

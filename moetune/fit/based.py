@@ -8,6 +8,7 @@ The rule for more ranks (`fit.nodes`) has the other groups.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeVar
 
 from moetune.domain.cluster import (
     HOST_MEMORY,
@@ -18,12 +19,20 @@ from moetune.domain.cluster import (
     nodes_of,
 )
 from moetune.domain.errors import InputError
-from moetune.domain.profile import Profile
+from moetune.domain.profile import (
+    CollectiveLine,
+    CopyLine,
+    GemmLine,
+    Profile,
+    RowsLine,
+    changed_line,
+)
 from moetune.domain.reference import GemmTable, Rows, Table
 from moetune.domain.samples import LAUNCHES
 from moetune.domain.site import site_of
 from moetune.domain.units import parse_flops, parse_rate
 
+_Line = TypeVar("_Line", GemmLine, CollectiveLine, CopyLine, RowsLine)
 _GEMM_SPREAD, _LINK_SPREAD = 0.2, 0.3
 """Of times scaled by data sheets: root mean squares over the published references, each predicted
 from each other (docs/decisions/machines.md#0094)."""
@@ -106,30 +115,24 @@ def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
 
     return replace(
         base,
-        gemm=tuple(
-            replace(line, beta_seconds_per_mac=line.beta_seconds_per_mac * scaled.gemm_factor)
-            for line in base.gemm
-        ),
+        gemm=tuple(_slower_line(line, scaled.gemm_factor) for line in base.gemm),
         collective=tuple(
-            replace(line, beta_seconds_per_byte=line.beta_seconds_per_byte * scaled.link_factor)
-            if _is_inside((line.group_size, line.num_nodes), base.machine)
+            _slower_line(line, scaled.link_factor)
+            if _is_inside(line.key.group, base.machine)
             else line
             for line in base.collective
         ),
         tables=tuple(map(of_table, base.tables)),
         rows=tuple(
-            replace(
-                row, beta_seconds_per_element=row.beta_seconds_per_element * scaled.memory_factor
-            )
-            if row.op not in LAUNCHES
-            else row
-            for row in base.rows
+            line if line.op in LAUNCHES else _slower_line(line, scaled.memory_factor)
+            for line in base.rows
         ),
-        copy=tuple(
-            replace(line, beta_seconds_per_byte=line.beta_seconds_per_byte * scaled.host_factor)
-            for line in base.copy
-        ),
+        copy=tuple(_slower_line(line, scaled.host_factor) for line in base.copy),
     )
+
+
+def _slower_line(line: _Line, factor: float) -> _Line:
+    return changed_line(line, start=lambda seconds: seconds, rate=lambda seconds: seconds * factor)
 
 
 def _scaled_table(table: Table, base: Profile, factor: float, spread: float) -> Table:

@@ -75,24 +75,24 @@ def nearest_collective(
         wanted: of a group as `cluster.canonical` has it.
         allow_modelled: whether another group may stand in.
     """
-    known, machine = index.groups(wanted.op), index.profile.machine
+    groups, machine = index.groups(wanted.op), index.profile.machine
     group, stretch, spread = wanted.group, 1.0, 0.0
     cap: Trust = "measured"
-    if group not in known:
-        if not (known and allow_modelled):
+    if group not in groups:
+        if not (groups and allow_modelled):
             return None
         cap = "modelled"
-        group, stretch = nearest_group(wanted.op, group, known, machine)
+        group, stretch = nearest_group(wanted.op, group, groups, machine)
         spread = _spread_of_group(wanted.group, group, machine)
     flight, flight_cap = _nearest_flight(wanted.in_flight, index.in_flight(wanted.op, group))
     near = CollectiveKey(wanted.op, *group, flight)
-    found = index.found(near)
-    assert found is not None  # noqa: S101 - the group is known with that number in flight
-    if flight_cap == "extrapolated" and isinstance(found, Points) and found.origin is None:
+    basis = index.basis(near)
+    assert basis is not None  # noqa: S101 - the group is known with that number in flight
+    if flight_cap == "extrapolated" and isinstance(basis, Points) and basis.origin is None:
         spread = math.hypot(spread, SPREAD_OF_FLIGHT)
     return Source(
         key=near,
-        found=found,
+        basis=basis,
         stretch=stretch,
         cap=least_trust((cap, flight_cap)),
         spread=spread,

@@ -6,8 +6,8 @@ from typing import get_args
 import numpy as np
 
 from moetune.domain.arrays import array_of, is_many
-from moetune.domain.cost_keys import CollectiveKey, CopyKey, CostKey, GemmKey
-from moetune.domain.costs import CopyMode, Costs, Estimate, LinearCost
+from moetune.domain.cost_keys import CollectiveKey, CopyKey, CostKey
+from moetune.domain.costs import CopyMode, Costs, Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
@@ -40,7 +40,7 @@ class ProfileCosts:
         self._index = index
         self._curves = curves
         self._operations = Operations(index=index, curves=curves, allow_modelled=allow_modelled)
-        self._known: dict[tuple[CostKey, float], Estimate] = {}
+        self._estimates: dict[tuple[CostKey, float], Estimate] = {}
 
     @property
     def interference(self) -> Interference:
@@ -74,36 +74,33 @@ class ProfileCosts:
             return _FREE
         if is_many(size):
             sizes = np.asarray(size, float)
-            [times] = self._predictor(key).at(sizes.ravel())
+            [times] = self._predictor(key).seconds_at(sizes.ravel())
             return Estimate(seconds=array_of(times.reshape(sizes.shape)), trust="measured")
-        found = self._known.get((key, size))
-        if found is None:
-            found = self._known[key, size] = self._estimate(self._predictor(key), size)
-        return found
+        estimate = self._estimates.get((key, size))
+        if estimate is None:
+            estimate = self._estimate(self._predictor(key), size)
+            self._estimates[key, size] = estimate
+        return estimate
 
     def _estimate(self, predictor: Predictor, size: float) -> Estimate:
         return predictor.estimate(size)
 
     def _predictor(self, key: CostKey) -> Predictor:
-        found = self._operations.predictor(key)
-        if found is None:
+        predictor = self._operations.predictor(key)
+        if predictor is None:
             raise ProfileError(
                 f"no {key.words} measured (profile {self._index.profile.name!r} lacks it)",
                 "measure it with `moetune profile`",
             )
-        return found
+        return predictor
 
     def knows(self, key: CostKey) -> bool:
         """Return whether a memory-bound operation or attention, or what stands in, was measured."""
         return self._operations.predictor(key) is not None
 
-    def line(self, key: GemmKey | CollectiveKey) -> LinearCost | None:
-        """Return the α–β line of an operation; None where measured points predict."""
-        if isinstance(key, CollectiveKey) and key.group_size == 1:
-            return None
-        if isinstance(key, GemmKey) and self._index.gemm_line(key.dtype) is None:
-            return None
-        return self._operations.line(key)
+    def is_measured(self, dtype: str) -> bool:
+        """Return whether points predict the dtype's GEMMs."""
+        return self._index.gemm_line(dtype) is None
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
         """Return by how much steps of a layer differ from the sum of their operations."""
@@ -112,11 +109,11 @@ class ProfileCosts:
     @cached_property
     def copy_mode(self) -> CopyMode | None:
         """Way to offload activations; None where copies were not measured both ways."""
-        known = self._index.keys(CopyKey)
+        copies = self._index.keys(CopyKey)
         modes: tuple[CopyMode, CopyMode] = ("pinned", "pageable")
         if self._index.profile.machine.kind == "cpu":
             modes = ("inline", "inline")
         for mode, pinned in zip(modes, (True, False), strict=True):
-            if all(CopyKey(way, pinned) in known for way in get_args(Direction)):
+            if all(CopyKey(way, pinned) in copies for way in get_args(Direction)):
                 return mode
         return None

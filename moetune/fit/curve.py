@@ -49,7 +49,7 @@ class Curve:
     growth_seconds: Floats | None = None
     deviates: Floats | None = None
 
-    def at(self, sizes: Floats) -> Floats:
+    def seconds_at(self, sizes: Floats) -> Floats:
         """Return the times at some sizes of at least 0, which need not be whole numbers.
 
         Args:
@@ -69,7 +69,9 @@ class Curve:
 
     def predict(self, size: float) -> Estimate:
         """Return the time of a single curve at one size."""
-        return Estimate(seconds=float(self.at(np.array([size]))[0, 0]), trust=self.trust(size))
+        return Estimate(
+            seconds=float(self.seconds_at(np.array([size]))[0, 0]), trust=self.trust(size)
+        )
 
     def trust(self, size: float) -> Trust:
         """Return the trust in the time at a size."""
@@ -80,25 +82,27 @@ class Curve:
 
     def _between(self, asked: Floats) -> Floats:
         """Return the times at sizes among the points; elsewhere those of the nearest point."""
-        known, last = self.sizes, self.sizes.shape[1] - 1
-        inside = np.clip(asked, known[:, :1], known[:, -1:])
-        right = (known[:, :, None] < inside[:, None, :]).sum(axis=1)
+        points, last = self.sizes, self.sizes.shape[1] - 1
+        inside = np.clip(asked, points[:, :1], points[:, -1:])
+        right = (points[:, :, None] < inside[:, None, :]).sum(axis=1)
         left = np.clip(right - 1, 0, max(last - 1, 0))
         if self.pieces is not None:
             start, first, second, third = _taken(self.pieces, left)
             # As the pieces have it: sizes may be so near that the quotient rounds in other ways.
-            step = np.log(inside) - _taken(np.log(known), left)
-            found = np.exp(start + step * (first + step * (second + step * third)))
+            step = np.log(inside) - _taken(np.log(points), left)
+            seconds = np.exp(start + step * (first + step * (second + step * third)))
         elif last:
-            rate = np.diff(self.seconds) / np.diff(known)
-            found = self.seconds[:, :1] + rate * (inside - known[:, :1])
+            rate = np.diff(self.seconds) / np.diff(points)
+            seconds = self.seconds[:, :1] + rate * (inside - points[:, :1])
         else:
             return np.broadcast_to(
                 self.seconds, np.broadcast_shapes(self.seconds.shape, asked.shape)
             )
-        found = np.maximum(found, inside * self.least_seconds_per_size)
-        is_point = _taken(known, right) == inside
-        return np.where(is_point, _taken(self.seconds, right), found) if is_point.any() else found
+        seconds = np.maximum(seconds, inside * self.least_seconds_per_size)
+        is_point = _taken(points, right) == inside
+        return (
+            np.where(is_point, _taken(self.seconds, right), seconds) if is_point.any() else seconds
+        )
 
     def _above(self, asked: Floats) -> Floats:
         last, longest = self.sizes[:, -1:], self.seconds[:, -1:]
@@ -175,7 +179,7 @@ class Line:
     alpha_factors: Floats = field(default_factory=lambda: _NOMINAL, compare=False)
     beta_factors: Floats = field(default_factory=lambda: _NOMINAL, compare=False)
 
-    def at(self, sizes: Floats) -> Floats:
+    def seconds_at(self, sizes: Floats) -> Floats:
         """Return the times at some sizes of at least 0, shape (draws, sizes)."""
         alphas = self.alpha_factors * self.cost.alpha_seconds
         return alphas + self.beta_factors * self.cost.beta_seconds * np.atleast_2d(sizes)
@@ -183,14 +187,6 @@ class Line:
     def trust(self, size: float) -> Trust:  # noqa: ARG002 - the same of all
         """Return "modelled"."""
         return "modelled"
-
-    @property
-    def only_cost(self) -> LinearCost:
-        """The line of a single draw."""
-        return LinearCost(
-            alpha_seconds=float(self.alpha_factors[0, 0]) * self.cost.alpha_seconds,
-            beta_seconds=float(self.beta_factors[0, 0]) * self.cost.beta_seconds,
-        )
 
 
 def curve_through(
@@ -224,14 +220,14 @@ def curve_through(
         growth_seconds: for each size above the largest; by default its rate is held.
         deviates: as of `Curve`.
     """
-    known = np.atleast_2d(np.asarray(sizes, float))
+    points = np.atleast_2d(np.asarray(sizes, float))
     monotone, logs = never_falling(np.atleast_2d(np.asarray(seconds, float)))
-    has_bends = known.shape[1] > 2  # noqa: PLR2004 - a line has two ends
+    has_bends = points.shape[1] > 2  # noqa: PLR2004 - a line has two ends
     return Curve(
-        sizes=known,
+        sizes=points,
         seconds=monotone,
-        pieces=pieces_through(np.log(known), logs) if has_bends else None,
-        floor_seconds=_floors(known, monotone, alpha_seconds),
+        pieces=pieces_through(np.log(points), logs) if has_bends else None,
+        floor_seconds=_floors(points, monotone, alpha_seconds),
         relative_error=relative_error,
         least_seconds_per_size=np.full((1, 1), least_seconds_per_size),
         growth_seconds=None if growth_seconds is None else np.full((1, 1), growth_seconds),

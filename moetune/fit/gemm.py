@@ -97,10 +97,10 @@ class Surface:
             use = np.array([one != shape for one in self._shapes])
             blend = self._blend(shape, use, 0.0)
             rows, every = np.log2(own.sizes), np.log2(self._table.rows)
-            [blended] = blend.at(np.array(own.sizes))
+            [blended] = blend.seconds_at(np.array(own.sizes))
             beyond = np.maximum(np.maximum(rows[0] - every, every - rows[-1]), 0.0)
             ratios = np.interp(every, rows, np.log(own.medians / blended)) * FADE**beyond
-            [seconds] = blend.at(self._table.rows) * np.exp(ratios)
+            [seconds] = blend.seconds_at(self._table.rows) * np.exp(ratios)
             points = dict(zip(self._table.rows.tolist(), seconds.tolist(), strict=True))
             points.update(zip(own.sizes, own.medians, strict=True))
             sizes = tuple(sorted(points))

@@ -51,7 +51,7 @@ class Blend:
     origin: Origin | None
 
 
-Found = Points | Blend | Line
+Basis = Points | Blend | Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Source:
     """
 
     key: CostKey
-    found: Found
+    basis: Basis
     stretch: float = 1.0
     cap: Trust = "measured"
     spread: float = 0.0
@@ -79,15 +79,15 @@ class ProfileIndex:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        every: tuple[OperationLine, ...] = (
+        lines: tuple[OperationLine, ...] = (
             *profile.gemm,
             *profile.collective,
             *profile.copy,
             *profile.rows,
         )
-        self.lines: Mapping[CostKey, OperationLine] = {line.key: line for line in every}
+        self.lines: Mapping[CostKey, OperationLine] = {line.key: line for line in lines}
         self._surfaces: dict[tuple[str, GemmForm], Surface] = {}
-        self._found: dict[CostKey, Points | Line | None] = {}
+        self._bases: dict[CostKey, Points | Line | None] = {}
         self._groups: dict[CollectiveOp, tuple[Group, ...]] = {}
         self._in_flight: dict[tuple[CollectiveOp, Group], tuple[int, ...]] = {}
 
@@ -190,14 +190,14 @@ class ProfileIndex:
     def gemm_line(self, dtype: str) -> Line | None:
         """Return the dtype's line over MACs where it was not measured."""
         is_measured = any(dtype == measured for measured, _ in self.gemm_forms)
-        found = None if is_measured else self.found(GemmKey(dtype))
-        return found if isinstance(found, Line) else None
+        basis = None if is_measured else self.basis(GemmKey(dtype))
+        return basis if isinstance(basis, Line) else None
 
     def groups(self, op: CollectiveOp) -> tuple[Group, ...]:
         """Return the groups the collective is known for, ascending."""
         if op not in self._groups:
-            found = {key.group for key in self.keys(CollectiveKey) if key.op == op}
-            self._groups[op] = tuple(sorted(found))
+            groups = {key.group for key in self.keys(CollectiveKey) if key.op == op}
+            self._groups[op] = tuple(sorted(groups))
         return self._groups[op]
 
     def in_flight(self, op: CollectiveOp, group: Group) -> tuple[int, ...]:
@@ -216,14 +216,14 @@ class ProfileIndex:
 
     def keys(self, kind: type[Key]) -> tuple[Key, ...]:
         """Return the operations of a kind that have points or a line, ascending."""
-        every = self.pool.series.keys() | self.lines.keys()
-        return tuple(sorted(key for key in every if isinstance(key, kind)))
+        keys = self.pool.series.keys() | self.lines.keys()
+        return tuple(sorted(key for key in keys if isinstance(key, kind)))
 
-    def found(self, key: CostKey) -> Points | Line | None:
+    def basis(self, key: CostKey) -> Points | Line | None:
         """Return the points, else the line, of an operation; None where neither is known."""
-        if key not in self._found:
-            self._found[key] = self._made(key)
-        return self._found[key]
+        if key not in self._bases:
+            self._bases[key] = self._made(key)
+        return self._bases[key]
 
     def _made(self, key: CostKey) -> Points | Line | None:
         series, line = self.pool.series.get(key), self.lines.get(key)

@@ -54,6 +54,6 @@ def left_out_errors(
     points, times = np.asarray(sizes, float), np.asarray(seconds, float)
     others = np.array([np.delete(np.arange(count), at) for at in left_out])
     rest = curve_through(sizes=points[others], seconds=times[others], alpha_seconds=alpha_seconds)
-    predicted = rest.at(points[left_out][:, None])[:, 0]
+    predicted = rest.seconds_at(points[left_out][:, None])[:, 0]
     errors = (predicted / times[left_out] - 1).tolist()
     return dict(zip(left_out.tolist(), errors, strict=True))

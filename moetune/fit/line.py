@@ -31,7 +31,9 @@ def fit_line(*, sizes: Sequence[float], seconds: Sequence[float]) -> LinearCost:
 
 
 def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
-    """Return α and β of many lines over the same sizes at once.
+    """Return α ≥ 0 and β > 0 of many lines over the same sizes at once.
+
+    The closed form of the normal equations; where a bound binds, the optimum lies on it.
 
     Args:
         sizes: shape (points,).
@@ -41,24 +43,11 @@ def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
         α and β, each of shape (lines,).
     """
     largest = sizes.max()
-    u, v = 1 / seconds, (sizes / largest) / seconds
-    alphas, betas = solve_lines(
-        uu=(u * u).sum(1), uv=(u * v).sum(1), vv=(v * v).sum(1), u=u.sum(1), v=v.sum(1)
-    )
-    return alphas, betas / largest
-
-
-def solve_lines(
-    *, uu: Floats, uv: Floats, vv: Floats, u: Floats, v: Floats
-) -> tuple[Floats, Floats]:
-    """Return α ≥ 0 and β > 0 that minimise Σ (α·u + β·v − 1)², one pair for each entry.
-
-    The closed form of the normal equations; where a bound binds, the optimum lies on it.
-
-    Args:
-        uu, uv, vv, u, v: sums over the points, with u = 1 / seconds and v = size / seconds, the
-            size in shares of the largest one.
-    """
+    starts, rates = 1 / seconds, (sizes / largest) / seconds
+    uu, uv, vv = ((one * other).sum(1) for one, other in (
+        (starts, starts), (starts, rates), (rates, rates)
+    ))  # fmt: skip
+    u, v = starts.sum(1), rates.sum(1)
     determinant = uu * vv - uv * uv
     solvable = determinant > _SINGULAR * uu * vv
     divisor = np.where(solvable, determinant, 1.0)
@@ -68,7 +57,7 @@ def solve_lines(
     alpha = np.maximum(alpha, 0.0)
     flat = beta <= _LEAST_SLOPE * alpha
     alpha = np.where(flat, u / uu, alpha)
-    return alpha, np.where(flat, _LEAST_SLOPE * alpha, beta)
+    return alpha, np.where(flat, _LEAST_SLOPE * alpha, beta) / largest
 
 
 def resampled_medians(

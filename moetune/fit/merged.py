@@ -68,8 +68,8 @@ def merged(measured: Profile, base: Profile) -> Profile:
         citation=f"{base.name} for the rest",
         tables=tuple(_scaled(table, base.name, ratios) for table in tables),
         network=base.network,
-        rows=(*measured.rows, *(one for one in base.rows if index.found(one.key) is None)),
-        copy=(*measured.copy, *(one for one in base.copy if index.found(one.key) is None)),
+        rows=(*measured.rows, *(one for one in base.rows if index.basis(one.key) is None)),
+        copy=(*measured.copy, *(one for one in base.copy if index.basis(one.key) is None)),
     )
 
 

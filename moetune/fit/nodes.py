@@ -56,11 +56,11 @@ class Ruled:
     crossing_seconds_per_byte: float = 0.0
     startup_seconds: Floats
 
-    def at(self, sizes: Floats) -> Floats:
+    def seconds_at(self, sizes: Floats) -> Floats:
         """Return the times at some sizes, shape (curves, sizes)."""
         seconds = self.crossing_seconds_per_byte * np.atleast_2d(sizes)
         if self.inside is not None:
-            seconds = np.maximum(seconds, self.inside.at(self.inside_share * sizes))
+            seconds = np.maximum(seconds, self.inside.seconds_at(self.inside_share * sizes))
         return self.startup_seconds + seconds
 
     def trust(self, size: float) -> Trust:  # noqa: ARG002 - the same of all
@@ -95,7 +95,7 @@ def rule_of(
         return _between_nodes(key, machine=machine, network=network, inside=inside)
     near, factor = nearest_group(op, key.group, known, machine)
     startups = [
-        (size, predictor(CollectiveKey(op, size)).at(np.zeros(1)))
+        (size, predictor(CollectiveKey(op, size)).seconds_at(np.zeros(1)))
         for size in sorted({size for size, _ in known})
         if size <= near[0]
     ]
@@ -123,7 +123,7 @@ def _between_nodes(
     if op == "send":
         return Ruled(
             crossing_seconds_per_byte=1 / rate,
-            startup_seconds=inside.at(np.zeros(1)) if inside else startup,
+            startup_seconds=inside.seconds_at(np.zeros(1)) if inside else startup,
         )
     crossing = wire_share(op, key.group, machine) / (machine.devices_per_node * rate)
     if op in _RINGS:

@@ -12,7 +12,7 @@ from moetune.domain.cost_keys import (
     GemmKey,
     RowsKey,
 )
-from moetune.domain.costs import LinearCost, Trust, least_trust
+from moetune.domain.costs import Trust, least_trust
 from moetune.domain.gemm_forms import GemmForm, even_form
 from moetune.domain.layer import ACTIVATIONS
 from moetune.fit.collectives import nearest_collective
@@ -45,7 +45,7 @@ class Operations:
         self._curves = curves
         self._allow_modelled = allow_modelled
         self._times: dict[str, Curve | Line] = {}
-        self._known: dict[CostKey, Predictor | None] = {}
+        self._predictors: dict[CostKey, Predictor | None] = {}
 
     def predictor(self, key: CostKey) -> Predictor | None:
         """Return the operation's times; None of memory-bound ones and attention not measured.
@@ -53,9 +53,9 @@ class Operations:
         Raises:
             ProfileError: another operation was not measured; the text names the command that does.
         """
-        if key not in self._known:
-            self._known[key] = self._made(key)
-        return self._known[key]
+        if key not in self._predictors:
+            self._predictors[key] = self._made(key)
+        return self._predictors[key]
 
     def _made(self, key: CostKey) -> Predictor | None:
         if isinstance(key, CollectiveKey):
@@ -64,21 +64,6 @@ class Operations:
         if source is not None:
             return self._predictor(key, source)
         return self._ruled(key) if isinstance(key, CollectiveKey) else None
-
-    def line(self, key: CostKey) -> LinearCost | None:
-        """Return the line that predicts an operation; None where measured points do.
-
-        Raises:
-            ProfileError: nothing is known of a GEMM's dtype, or of a copy.
-        """
-        source = self.source(key)
-        if source is None or not isinstance(source.found, Line):
-            return None
-        line = self._curves.times(source.found)
-        if not isinstance(line, Line):
-            return None
-        cost = line.only_cost
-        return replace(cost, beta_seconds=source.stretch * cost.beta_seconds)
 
     def source(self, key: CostKey) -> Source | None:
         """Return what an operation is predicted from; None where nothing known stands in.
@@ -111,22 +96,22 @@ class Operations:
         if form is None:
             line = self._index.gemm_line(key.dtype)
             if line is None:
-                known = self._index.dtypes
-                raise missing_gemm(self._index.profile, dtype=key.dtype, known=known)
-            return Source(key=key, found=line, stretch=math.prod(key.shape))
+                dtypes = self._index.dtypes
+                raise missing_gemm(self._index.profile, dtype=key.dtype, known=dtypes)
+            return Source(key=key, basis=line, stretch=math.prod(key.shape))
         near, is_other = key._replace(product=form), form != key.product
         cap: Trust = "modelled" if is_other else "measured"
         spread = SPREAD_OF_FORM if is_other else 0.0
         stand_in = near.words if is_other else ""
         points = self._index.gemm_points(near)
         if points is not None:
-            return Source(key=key, found=points, cap=cap, spread=spread, stand_in=stand_in)
+            return Source(key=key, basis=points, cap=cap, spread=spread, stand_in=stand_in)
         surface = self._index.surface(key.dtype, form)
         octaves = surface.octaves_outside(key.shape)
         outside = spread_of_shape(typical_error=surface.shape_error, octaves=octaves)
         return Source(
             key=key,
-            found=self._index.gemm_blend(near),
+            basis=self._index.gemm_blend(near),
             cap=least_trust((cap, "extrapolated" if octaves else "interpolated")),
             spread=math.hypot(spread, outside),
             stand_in=stand_in or ("a blend of smaller and larger ones" if octaves else ""),
@@ -143,17 +128,17 @@ class Operations:
 
         An activation that was not measured is not nothing: another in the same direction stands in.
         """
-        found, name = self._index.found(key), key.op.removesuffix(_BACKWARD)
-        if found is not None:
-            return Source(key=key, found=found)
+        basis, name = self._index.basis(key), key.op.removesuffix(_BACKWARD)
+        if basis is not None:
+            return Source(key=key, basis=basis)
         if name not in ACTIVATIONS:
             return None
-        for other in reversed(ACTIVATIONS):
-            near = key._replace(op=f"{other}{key.op.removeprefix(name)}")
-            found = self._index.found(near)
-            if found is not None:
+        for activation in reversed(ACTIVATIONS):
+            near = key._replace(op=f"{activation}{key.op.removeprefix(name)}")
+            basis = self._index.basis(near)
+            if basis is not None:
                 return Source(
-                    key=near, found=found, cap="extrapolated", spread=SPREAD_OF_ACTIVATION,
+                    key=near, basis=basis, cap="extrapolated", spread=SPREAD_OF_ACTIVATION,
                     stand_in=near.op,
                 )  # fmt: skip
         return None
@@ -164,36 +149,36 @@ class Operations:
         A number in flight that was not measured takes the nearest one: "interpolated" at best
         where both are above 1, else "extrapolated" at best.
         """
-        known = self._index.groups(key.op)
-        if self._index.profile.network is not None and key.group not in known:
+        groups = self._index.groups(key.op)
+        if self._index.profile.network is not None and key.group not in groups:
             return None
         return nearest_collective(self._index, key, allow_modelled=self._allow_modelled)
 
     def _attention(self, key: AttentionKey) -> Source | None:
         """Return attention of that shape, else of the nearest one at as much work."""
-        known = self._index.keys(AttentionKey)
-        near = key if key in known else nearest_attention(key, known)
-        found = None if near is None else self._index.found(near)
-        if near is None or found is None:
+        shapes = self._index.keys(AttentionKey)
+        near = key if key in shapes else nearest_attention(key, shapes)
+        basis = None if near is None else self._index.basis(near)
+        if near is None or basis is None:
             return None
         if near == key:
-            return Source(key=key, found=found)
+            return Source(key=key, basis=basis)
         ratio = work_ratio(key, near)
         return Source(
-            key=near, found=found, stretch=ratio, cap="extrapolated",
+            key=near, basis=basis, stretch=ratio, cap="extrapolated",
             spread=spread_of_length(ratio), stand_in=near.words,
         )  # fmt: skip
 
     def _copy(self, key: CopyKey) -> Source:
         """Return the copy; on a CPU pinned and other memory are the same."""
         near, profile = key, self._index.profile
-        if self._index.found(near) is None and profile.machine.kind == "cpu":
+        if self._index.basis(near) is None and profile.machine.kind == "cpu":
             near = key._replace(pinned=not key.pinned)
-        found = self._index.found(near)
-        if found is None:
-            alone = [one.name for one in self._index.keys(CopyKey) if not one.both_ways]
+        basis = self._index.basis(near)
+        if basis is None:
+            alone = [copy.name for copy in self._index.keys(CopyKey) if not copy.both_ways]
             raise missing_copy(profile, copy=key, known=alone)
-        return Source(key=near, found=found)
+        return Source(key=near, basis=basis)
 
     def _ruled(self, key: CollectiveKey) -> Predictor:
         """Return the times of a group that is not known, by the profile's rule for more ranks.
@@ -204,8 +189,8 @@ class Operations:
         profile, alone = self._index.profile, key._replace(in_flight=1)
         rule = rule_of(alone, index=self._index, predictor=self._of_group)
         if rule is None or profile.network is None:
-            known = self._index.groups(key.op)
-            raise missing_collective(profile, op=key.op, group=key.group, known=known)
+            groups = self._index.groups(key.op)
+            raise missing_collective(profile, op=key.op, group=key.group, known=groups)
         label = f"rule {key.op} {key.group}"
         return Predictor(
             key=alone,
@@ -216,9 +201,9 @@ class Operations:
         )
 
     def _of_group(self, key: CollectiveKey) -> Predictor:
-        found = self.predictor(key)
-        assert found is not None  # noqa: S101 - collectives are known, or an error
-        return found
+        predictor = self.predictor(key)
+        assert predictor is not None  # noqa: S101 - collectives are known, or an error
+        return predictor
 
     def _predictor(self, key: CostKey, source: Source) -> Predictor:
         """Return the predictor with the error and the trust of a stand-in.
@@ -226,13 +211,13 @@ class Operations:
         Doubts do not name a line, unless it stands in: a profile of lines has measured nothing. Nor
         do they name what is published in a published profile, which says so as a whole.
         """
-        found, stand_in = source.found, source.stand_in
+        basis, stand_in = source.basis, source.stand_in
         is_told, low, high, origin = True, 0.0, 0.0, None
-        if isinstance(found, Line):
+        if isinstance(basis, Line):
             is_told = bool(stand_in)
         else:
-            origin = found.origin
-            sizes = found.curve.sizes[0] if isinstance(found, Blend) else found.series.sizes
+            origin = basis.origin
+            sizes = basis.curve.sizes[0] if isinstance(basis, Blend) else basis.series.sizes
             low, high = float(sizes[0] / source.stretch), float(sizes[-1] / source.stretch)
         if origin is not None and not stand_in:
             stand_in = origin.words
@@ -242,7 +227,7 @@ class Operations:
         spread_label = f"{source.stand_in} stands in"
         made = Predictor(
             key=named if is_told else None,
-            times=self._times_of(found),
+            times=self._times_of(basis),
             stretch=source.stretch,
             factors=self._curves.factors(spread_label, source.spread),
             cap=source.cap,
@@ -250,15 +235,15 @@ class Operations:
             low=low,
             high=high,
         )
-        if origin is None or isinstance(found, Line):
+        if origin is None or isinstance(basis, Line):
             return made
-        factors = self._curves.factors(f"{found.family}: table", origin.spread)
+        factors = self._curves.factors(f"{basis.family}: table", origin.spread)
         return replace(made, origin=origin, table_factors=factors)
 
-    def _times_of(self, found: Points | Blend | Line) -> Curve | Line:
+    def _times_of(self, basis: Points | Blend | Line) -> Curve | Line:
         """Return the curves of points, made once: many numbers in flight share the nearest one."""
-        if not isinstance(found, Points):
-            return self._curves.times(found)
-        if found.label not in self._times:
-            self._times[found.label] = self._curves.times(found)
-        return self._times[found.label]
+        if not isinstance(basis, Points):
+            return self._curves.times(basis)
+        if basis.label not in self._times:
+            self._times[basis.label] = self._curves.times(basis)
+        return self._times[basis.label]

@@ -10,7 +10,7 @@ from moetune.domain.cost_keys import CostKey
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
 from moetune.domain.interference import Interference
 from moetune.fit.curve import Curve, Line, curve_through
-from moetune.fit.index import Blend, Found, Points, ProfileIndex
+from moetune.fit.index import Basis, Blend, Points, ProfileIndex
 from moetune.fit.reference import Origin
 
 _ONE = np.ones((1, 1))
@@ -19,7 +19,7 @@ _ONE = np.ones((1, 1))
 class Times(Protocol):
     """Times of one operation over its size: of one curve, or of one for each random draw."""
 
-    def at(self, sizes: Floats) -> Floats:
+    def seconds_at(self, sizes: Floats) -> Floats:
         """Return the times at some sizes, shape (curves, sizes)."""
         ...
 
@@ -35,20 +35,20 @@ class Curves:
         """Return the profile's factors."""
         return index.profile.interference
 
-    def times(self, found: Found) -> Curve | Line:
+    def times(self, basis: Basis) -> Curve | Line:
         """Return the curve through points, the curve of a blend, or the line."""
-        match found:
+        match basis:
             case Points():
                 return curve_through(
-                    sizes=found.series.sizes,
-                    seconds=found.series.medians,
-                    alpha_seconds=found.alpha_seconds,
-                    relative_error=found.relative_error,
+                    sizes=basis.series.sizes,
+                    seconds=basis.series.medians,
+                    alpha_seconds=basis.alpha_seconds,
+                    relative_error=basis.relative_error,
                 )
             case Blend():
-                return found.curve
+                return basis.curve
             case Line():
-                return found
+                return basis
 
     def factors(self, label: str, spread: float) -> Floats:  # noqa: ARG002 - draws differ
         """Return what multiplies the times of what has that error besides, shape (curves, 1).
@@ -86,13 +86,13 @@ class Predictor:
     origin: Origin | None = None
     table_factors: Floats = field(default_factory=lambda: _ONE)
 
-    def at(self, sizes: Floats) -> Floats:
+    def seconds_at(self, sizes: Floats) -> Floats:
         """Return the times at some sizes, shape (curves, sizes)."""
-        seconds = self.factors * self.times.at(self.stretch * sizes)
+        seconds = self.factors * self.times.seconds_at(self.stretch * sizes)
         if self.origin is None or self.table_factors is _ONE:
             return seconds
-        own = (self.origin.low <= sizes) & (sizes <= self.origin.high)
-        return np.where(own, seconds, self.table_factors * seconds)
+        is_sample = (self.origin.low <= sizes) & (sizes <= self.origin.high)
+        return np.where(is_sample, seconds, self.table_factors * seconds)
 
     def trust(self, size: float) -> Trust:
         """Return the trust in the time at a size."""
@@ -103,7 +103,7 @@ class Predictor:
     def estimate(self, size: float) -> Estimate:
         """Return the time of a single curve at one size."""
         trust = self.trust(size)
-        seconds = float(self.at(np.array([size]))[0, 0])
+        seconds = float(self.seconds_at(np.array([size]))[0, 0])
         if self.key is None or trust in {"measured", "interpolated"}:
             return Estimate(seconds=seconds, trust=trust)
         return Estimate(seconds=seconds, trust=trust, doubts=(self._doubt(self.key, size),))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -18,15 +18,9 @@ Bools = NDArray[np.bool_]
 _AS_NEAR = 1e-12
 """Squared relative errors that rounding alone makes differ: of such fits the first, simplest one is
 taken, so that processors which round in other ways predict alike."""
-_DEPENDS = 1e-24
-"""Share of a column's squared length that is left of it beside those that it depends on."""
-_SETS = np.array(
-    [
-        [column in one for column in range(3)]
-        for size in range(4)
-        for one in combinations(range(3), size)
-    ]
-)
+_DEPENDS = 1e-12
+"""Share of its largest singular value below which a set's columns depend on each other."""
+_SETS = tuple(chain.from_iterable(combinations(range(3), size) for size in range(1, 4)))
 """Sets of the columns of a roofline, the simplest first."""
 
 
@@ -69,7 +63,7 @@ class Table:
 
 def _seconds_at(rows: Floats, curve: Series, alpha_seconds: float) -> Floats:
     through = curve_through(sizes=curve.sizes, seconds=curve.medians, alpha_seconds=alpha_seconds)
-    [seconds] = through.at(rows)
+    [seconds] = through.seconds_at(rows)
     return cast("Floats", seconds)
 
 
@@ -120,92 +114,34 @@ def rooflines_of(table: Table, uses: Bools) -> list[Roofline]:
     """
     seconds = table.seconds[table.measured]
     work = [np.ones_like(seconds), table.macs[table.measured], table.elements[table.measured]]
-    points = np.stack([*work, seconds], axis=1) / seconds[:, None]
-    triangles, largest = _triangles(points, uses[:, np.nonzero(table.measured)[0]])
-    fits = _non_negative_least_squares(triangles / largest[:, None]) / largest[:, :3]
-    return [Roofline(*fit) for fit in fits.tolist()]
+    features, shapes = np.stack(work, axis=1) / seconds[:, None], np.nonzero(table.measured)[0]
+    return [Roofline(*_non_negative_fit(features[use[shapes]])) for use in uses]
 
 
-def _triangles(points: Floats, uses: Bools) -> tuple[Floats, Floats]:
-    """Return the triangle (R of QR) of the points of each fit, and each column's largest entry.
-
-    Points that all fits have are reduced to a triangle first: one of a fit is that of theirs and
-    the other points.
-
-    Args:
-        points: none negative, shape (points, columns).
-        uses: shape (fits, points).
-
-    Returns:
-        Shapes (fits, columns, columns) and (fits, columns).
-    """
-    is_shared = uses.all(axis=0)
-    shared, others = points[is_shared], points[~is_shared] * uses[:, ~is_shared, None]
-    common = _triangle(shared)
-    every = np.broadcast_to(common, (len(uses), *common.shape))
-    largest = np.maximum(shared.max(axis=0, initial=0.0), others.max(axis=1, initial=0.0))
-    return _triangle(np.concatenate([every, others], axis=1)), largest
-
-
-def _triangle(points: Floats) -> Floats:
-    return cast("Floats", np.linalg.qr(points, mode="r"))
-
-
-def _non_negative_least_squares(triangles: Floats) -> Floats:
-    """Return x ≥ 0 with features · x nearest to the target.
+def _non_negative_fit(features: Floats) -> list[float]:
+    """Return x ≥ 0 with features · x nearest to 1.
 
     It is the nearest of all sets of columns alone, which need not depend on each other: what such
-    columns reach, fewer of them reach, too (Carathéodory).
+    columns reach, fewer of them reach, too (Carathéodory). A fit of some columns is one of the same
+    columns of the triangle (R of QR) of all of them.
 
     Args:
-        triangles: of points with three features and the target, shape (n, up to 4, 4).
-
-    Returns:
-        Shape (n, 3).
+        features: none negative, shape (points, 3).
     """
-    # A fit of some columns of the features is one of the same columns of their triangle.
-    features = triangles[:, None, :3, :3].swapaxes(2, 3) * _SETS[..., None]
-    entries, missed = _least_squares(features, triangles[:, None, :3, 3])
-    missed[(entries < 0).any(axis=2)] = np.inf
-    is_nearest = missed <= missed.min(axis=1, keepdims=True) + _AS_NEAR
-    found: Floats = entries[np.arange(len(entries)), is_nearest.argmax(axis=1)]
-    return found
-
-
-def _least_squares(columns: Floats, target: Floats) -> tuple[Floats, Floats]:
-    """Return x with Σ x_k · column_k nearest to the target, and the squared distance.
-
-    By modified Gram-Schmidt; x is 0 for columns of zeros, and the distance infinite where one
-    depends on the others.
-
-    Args:
-        columns: shape (..., 3, rows).
-        target: shape (..., rows).
-
-    Returns:
-        Shapes (..., 3) and (...).
-    """
-    left, rest = list(np.moveaxis(columns, -2, 0)), target
-    shares: dict[tuple[int, int], Floats] = {}
-    along, depends = [], np.zeros(columns.shape[:-2], bool)
-    for one in range(3):
-        length = _dot(left[one], left[one])
-        whole = _dot(columns[..., one, :], columns[..., one, :])
-        is_new = length > _DEPENDS * whole
-        depends |= (whole > 0) & ~is_new
-        inverse = np.divide(1.0, length, out=np.zeros_like(length), where=is_new)
-        for other in range(one + 1, 3):
-            share = shares[one, other] = _dot(left[one], left[other]) * inverse
-            left[other] = left[other] - share[..., None] * left[one]
-        along.append(_dot(left[one], rest) * inverse)
-        rest = rest - along[one][..., None] * left[one]
-    last = along[2]
-    middle = along[1] - shares[1, 2] * last
-    first = along[0] - shares[0, 1] * middle - shares[0, 2] * last
-    distance: Floats = np.where(depends, np.inf, _dot(rest, rest))
-    return np.stack([first, middle, last], axis=-1), distance
-
-
-def _dot(one: Floats, other: Floats) -> Floats:
-    found: Floats = (one * other).sum(axis=-1)
-    return found
+    largest = features.max(axis=0)
+    targets = np.ones((len(features), 1))
+    points = np.hstack([features / largest, targets])
+    triangle = cast("Floats", np.linalg.qr(points, mode="r"))
+    fits: list[tuple[float, Floats]] = []
+    for columns in _SETS:
+        fit, _, rank, _ = np.linalg.lstsq(
+            triangle[:, list(columns)], triangle[:, 3], rcond=_DEPENDS
+        )
+        if rank == len(columns) and (fit >= 0).all():
+            entries = np.zeros(3)
+            entries[list(columns)] = fit
+            missed = triangle[:, :3] @ entries - triangle[:, 3]
+            fits.append((float(missed @ missed), entries))
+    nearest = min(distance for distance, _ in fits) + _AS_NEAR
+    found = next(entries for distance, entries in fits if distance <= nearest)
+    return cast("list[float]", (found / largest).tolist())

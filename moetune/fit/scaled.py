@@ -7,7 +7,14 @@ from typing import TypeVar
 
 from moetune.domain.cluster import FASTER, Machine
 from moetune.domain.errors import InputError
-from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile, RowsLine
+from moetune.domain.profile import (
+    CollectiveLine,
+    CopyLine,
+    GemmLine,
+    Profile,
+    RowsLine,
+    changed_line,
+)
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import (
     CollectivePoint,
@@ -22,7 +29,7 @@ from moetune.fit.interference import interference_of
 from moetune.fit.pool import pool
 
 SLOWEST, FASTEST = 1e-3, 1e3
-ByteLine = TypeVar("ByteLine", CollectiveLine, CopyLine)
+_Line = TypeVar("_Line", GemmLine, CollectiveLine, CopyLine, RowsLine)
 _CLASSES: Mapping[ResourceClass, str] = MappingProxyType(
     {"comp": "computation", "comm": "communication", "mem": "copies"}
 )
@@ -78,16 +85,23 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
         name=f"{profile.name} with {factors}",
         provenance="modelled",
         machine=_machine(profile.machine, speeds.computation),
-        gemm=tuple(_gemm_line(line, speeds.computation) for line in profile.gemm),
-        collective=tuple(_byte_line(line, speeds.communication) for line in profile.collective),
-        copy=tuple(_byte_line(line, speeds.copies) for line in profile.copy),
-        rows=tuple(_rows_line(line, speeds.computation) for line in profile.rows),
+        gemm=_lines(profile.gemm, speeds.computation),
+        collective=_lines(profile.collective, speeds.communication),
+        copy=_lines(profile.copy, speeds.copies),
+        rows=_lines(profile.rows, speeds.computation),
         # The same but for rounding; costs use the samples' own only where these equal the table.
         interference=interference_of(pool(samples).interference) if own else profile.interference,
         samples=samples,
         tables=tuple(_table(table, speeds) for table in profile.tables),
         network=_network(profile.network, speeds.communication),
     )
+
+
+def _lines(lines: tuple[_Line, ...], factor: float) -> tuple[_Line, ...]:
+    def faster(seconds: float) -> float:
+        return seconds / factor
+
+    return tuple(changed_line(line, start=faster, rate=faster) for line in lines)
 
 
 def _machine(machine: Machine, factor: float) -> Machine:
@@ -128,40 +142,3 @@ def _class_of(point: Point) -> ResourceClass:
     if isinstance(point, CollectivePoint):
         return "comm"
     return "mem" if isinstance(point, CopyPoint) else "comp"
-
-
-def _gemm_line(line: GemmLine, factor: float) -> GemmLine:
-    return replace(
-        line,
-        alpha_seconds=line.alpha_seconds / factor,
-        beta_seconds_per_mac=line.beta_seconds_per_mac / factor,
-        error=_error(line.error, factor),
-    )
-
-
-def _rows_line(line: RowsLine, factor: float) -> RowsLine:
-    return replace(
-        line,
-        alpha_seconds=line.alpha_seconds / factor,
-        beta_seconds_per_element=line.beta_seconds_per_element / factor,
-    )
-
-
-def _byte_line(line: ByteLine, factor: float) -> ByteLine:
-    return replace(
-        line,
-        alpha_seconds=line.alpha_seconds / factor,
-        beta_seconds_per_byte=line.beta_seconds_per_byte / factor,
-        error=_error(line.error, factor),
-    )
-
-
-def _error(error: FitError | None, factor: float) -> FitError | None:
-    if error is None:
-        return None
-    (alpha_low, alpha_high), (beta_low, beta_high) = error.alpha_seconds, error.beta_seconds
-    return replace(
-        error,
-        alpha_seconds=(alpha_low / factor, alpha_high / factor),
-        beta_seconds=(beta_low / factor, beta_high / factor),
-    )

@@ -16,7 +16,7 @@ from moetune.domain.cost_keys import (
     GemmKey,
     RowsKey,
 )
-from moetune.domain.costs import CopyMode, Costs, Estimate, LinearCost
+from moetune.domain.costs import CopyMode, Costs, Estimate
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
 from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp
@@ -31,8 +31,6 @@ COLLECTIVE_PARTS = tuple(
 )
 PARTS = (GEMM_RATE, GEMM_START, *COLLECTIVE_PARTS, ATTENTION, ROWS, COPIES, INTERFERENCE)
 """Of a machine, by the names that documents have."""
-_SMALLEST_BYTES = 1.0
-"""Stands for the smallest message, whose time is all start-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +49,8 @@ def slowed(costs: Costs, slowdown: Slowdown | None) -> Costs:
 class SlowedCosts:
     """Costs (`domain.costs.Costs`) of which one part takes so many times as long.
 
-    Start-up is what the α–β line has at no bytes; where points were measured instead, the time of
-    the smallest message. Measured GEMMs have no start-up of their own: all of their time is rate.
+    Start-up is the time of no bytes, or no rows. Measured GEMMs have no start-up of their own: all
+    of their time is rate.
     """
 
     def __init__(self, costs: Costs, slowdown: Slowdown) -> None:
@@ -95,16 +93,9 @@ class SlowedCosts:
             return found
         return OverlapSpeeds(comp=self._speed(found.comp), comm=self._speed(found.comm))
 
-    def line(self, key: GemmKey | CollectiveKey) -> LinearCost | None:
-        """Return the line of slower operations."""
-        line = self._costs.line(key)
-        start, rate = _parts(key)
-        if line is None or self._part not in {start, rate}:
-            return line
-        return LinearCost(
-            alpha_seconds=line.alpha_seconds * (self._factor if self._part == start else 1.0),
-            beta_seconds=line.beta_seconds * (self._factor if self._part == rate else 1.0),
-        )
+    def is_measured(self, dtype: str) -> bool:
+        """Return whether points predict the dtype's GEMMs."""
+        return self._costs.is_measured(dtype)
 
     def seconds(self, key: CostKey, size: float) -> Estimate:
         """Return the slower time: all of it, or of GEMMs and collectives start-up or rate alone."""
@@ -113,16 +104,10 @@ class SlowedCosts:
             return found
         if start == rate:
             return found.scaled(self._factor)
-        first = shorter(self._start_seconds(key, size), found.seconds)
+        none = isinstance(key, GemmKey) and self._costs.is_measured(key.dtype)
+        first = 0.0 if none else shorter(self._costs.seconds(key, 0.0).seconds, found.seconds)
         changed = first if self._part == start else found.seconds - first
         return found._replace(seconds=found.seconds + (self._factor - 1) * changed)
-
-    def _start_seconds(self, key: CostKey, size: float) -> float:
-        is_gemm = isinstance(key, GemmKey)
-        line = self._costs.line(key) if isinstance(key, GemmKey | CollectiveKey) else None
-        if line is not None or is_gemm:
-            return line.alpha_seconds if line else 0.0
-        return self._costs.seconds(key, shorter(size, _SMALLEST_BYTES)).seconds
 
     def _speed(self, speed: float) -> float:
         """Return a speed beside others, of which what takes longer is multiplied."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moetune.domain.arrays import Floats
 from moetune.domain.layer import LayerKey
 from moetune.domain.samples import GemmPoint, Point, Sample, undisturbed
 from moetune.domain.step_errors import SHARED_OCTAVES, StepErrors, StepRecord
@@ -41,8 +41,7 @@ _FEWEST_ALIKE = 3
 _FEWEST_VISITS = 10
 _MOST, _NINE_OF_TEN = 0.9, 1.645
 
-_Floats = NDArray[np.floating]
-_OCTAVES: _Floats = np.arange(NUM_OCTAVES, dtype=float)
+_OCTAVES: Floats = np.arange(NUM_OCTAVES, dtype=float)
 
 
 class MachineErrors:
@@ -76,11 +75,11 @@ class MachineErrors:
     def _unmeasured(self) -> StepErrors:
         """Of a layer that no measured step is like, with any number of tokens."""
         roots = _roots(self._prior + self._drift**2)
-        return StepErrors(mean=(0.0,) * NUM_OCTAVES, roots=roots)
+        return StepErrors(mean=np.zeros(NUM_OCTAVES), roots=roots)
 
     @cached_property
-    def _prior(self) -> _Floats:
-        prior: _Floats = self._own**2 * _shared(_OCTAVES, _OCTAVES)
+    def _prior(self) -> Floats:
+        prior: Floats = self._own**2 * _shared(_OCTAVES, _OCTAVES)
         return prior
 
     def _posterior(self, key: LayerKey, tokens: int, near: tuple[StepRecord, ...]) -> StepErrors:
@@ -99,14 +98,14 @@ class MachineErrors:
             for noise in (own_noise, np.full(len(near), EXACT))
         )
         return StepErrors(
-            mean=tuple((gain @ residuals).tolist()),
+            mean=gain @ residuals,
             roots=_roots(self._prior - gain @ across.T + self._drift**2),
             records=near,
-            gain=_rows(exact),
+            gain=np.asarray(exact, float),
         )
 
 
-def _noise(residuals: _Floats) -> _Floats:
+def _noise(residuals: Floats) -> Floats:
     """Return the standard deviations of measured steps: of a wild one, what it is wild by.
 
     No step in the record is off by more than `WILD`; one that is was disturbed, most likely.
@@ -114,7 +113,7 @@ def _noise(residuals: _Floats) -> _Floats:
     Args:
         residuals: beside the usual one of the machine, which other load may slow down for good.
     """
-    found: _Floats = np.hypot(NOISE, np.maximum(np.abs(residuals) - WILD, 0.0))
+    found: Floats = np.hypot(NOISE, np.maximum(np.abs(residuals) - WILD, 0.0))
     return found
 
 
@@ -165,15 +164,15 @@ def _times(visits: Sequence[Sample], *, is_busy: bool) -> list[float]:
     ]
 
 
-def _shared(degrees: _Floats, others: _Floats) -> _Floats:
+def _shared(degrees: Floats, others: Floats) -> Floats:
     """Return the correlation by octaves between numbers of chunks."""
     apart = np.abs(degrees[:, None] - others[None, :])
     return np.maximum(1 - apart / SHARED_OCTAVES, 0.0)
 
 
-def _near(sizes: _Floats, others: _Floats) -> _Floats:
+def _near(sizes: Floats, others: Floats) -> Floats:
     apart = np.abs(sizes[:, None] - others[None, :])
-    found: _Floats = np.exp(-apart / TOKEN_OCTAVES)
+    found: Floats = np.exp(-apart / TOKEN_OCTAVES)
     return found
 
 
@@ -185,12 +184,8 @@ def _likeness(key: LayerKey, other: LayerKey) -> float:
     return OTHER_LAYER if kinds[0] == kinds[1] else 0.0
 
 
-def _roots(covariance: _Floats) -> tuple[tuple[float, ...], ...]:
+def _roots(covariance: Floats) -> Floats:
     """Return the symmetric square root; rounding may have left eigenvalues below 0."""
     values, vectors = np.linalg.eigh(covariance)
-    roots = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
-    return _rows(roots)
-
-
-def _rows(matrix: _Floats) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(row) for row in matrix.tolist())
+    roots: Floats = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+    return roots

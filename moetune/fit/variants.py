@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from moetune.domain.arrays import Floats, array_of
-from moetune.domain.cost_keys import CollectiveKey, GemmKey
-from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.costs import Costs, Estimate
 from moetune.domain.interference import Interference
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
-from moetune.fit.index import Blend, Found, Points, ProfileIndex, index_of
+from moetune.fit.index import Basis, Blend, Points, ProfileIndex, index_of
 from moetune.fit.noise import Noise
 from moetune.fit.predictor import Curves, Predictor
 
@@ -50,14 +49,14 @@ def resample_costs(
     return tuple(draws.costs((draw,)) for draw in range(num))
 
 
-def drawn_seconds(found: Found, sizes: Sequence[float], *, num: int, seed: int) -> Floats:
+def drawn_seconds(basis: Basis, sizes: Sequence[float], *, num: int, seed: int) -> Floats:
     """Return one operation's times as each of `num` draws of `resample_costs` predicts them.
 
     Returns:
         Shape (draws, sizes).
     """
     curves = _DrawnCurves(Noise(num=num, seed=seed), tuple(range(num)))
-    return curves.times(found).at(np.array(sizes))
+    return curves.times(basis).seconds_at(np.array(sizes))
 
 
 class _Draws:
@@ -90,21 +89,19 @@ class DrawnCosts(ProfileCosts):
 
     def together(self, refits: Sequence[Costs]) -> Costs | None:
         """Return the costs of some draws as one; None where they are not all of one profile's."""
-        drawn = [one for one in refits if isinstance(one, DrawnCosts) and one.draws is self.draws]
+        drawn = [
+            costs for costs in refits if isinstance(costs, DrawnCosts) and costs.draws is self.draws
+        ]
         if len(drawn) < len(refits):
             return None
-        return self.draws.costs(tuple(draw for one in drawn for draw in one.chosen))
-
-    def line(self, key: GemmKey | CollectiveKey) -> LinearCost | None:
-        """Return the α–β line of one draw; None of several."""
-        return super().line(key) if len(self.chosen) == 1 else None
+        return self.draws.costs(tuple(draw for costs in drawn for draw in costs.chosen))
 
     def _estimate(self, predictor: Predictor, size: float) -> Estimate:
-        seconds = predictor.at(np.array([size]))[:, 0]
+        seconds = predictor.seconds_at(np.array([size]))[:, 0]
         if len(self.chosen) == 1:
             return Estimate(seconds=float(seconds[0]), trust=predictor.trust(size))
-        every = np.broadcast_to(seconds, len(self.chosen))
-        return Estimate(seconds=array_of(every), trust="measured")
+        of_draws = np.broadcast_to(seconds, len(self.chosen))
+        return Estimate(seconds=array_of(of_draws), trust="measured")
 
 
 class _DrawnCurves(Curves):
@@ -117,24 +114,24 @@ class _DrawnCurves(Curves):
         """Return the factors of each draw: of several, arrays of speeds."""
         return self._noise.interference(index, draws=tuple(self._chosen))
 
-    def times(self, found: Found) -> Curve | Line:
+    def times(self, basis: Basis) -> Curve | Line:
         """Return the curves, or lines, of the draws."""
-        match found:
+        match basis:
             case Points():
-                factors, _ = self._factors(found.family, found.relative_error)
+                factors, _ = self._factors(basis.family, basis.relative_error)
                 return curve_through(
-                    sizes=found.series.sizes,
-                    seconds=factors * self._noise.medians(found)[self._chosen],
-                    alpha_seconds=factors * found.alpha_seconds,
-                    relative_error=found.relative_error,
-                    deviates=self._beyond(found.family),
+                    sizes=basis.series.sizes,
+                    seconds=factors * self._noise.medians(basis)[self._chosen],
+                    alpha_seconds=factors * basis.alpha_seconds,
+                    relative_error=basis.relative_error,
+                    deviates=self._beyond(basis.family),
                 )
             case Blend():
-                factors, _ = self._factors(found.family, found.curve.relative_error)
-                return found.curve.scaled(factors, self._beyond(found.family))
+                factors, _ = self._factors(basis.family, basis.curve.relative_error)
+                return basis.curve.scaled(factors, self._beyond(basis.family))
             case Line():
-                for_alpha, for_beta = self._factors(found.label, found.relative_error)
-                return replace(found, alpha_factors=for_alpha, beta_factors=for_beta)
+                for_alpha, for_beta = self._factors(basis.label, basis.relative_error)
+                return replace(basis, alpha_factors=for_alpha, beta_factors=for_beta)
 
     def factors(self, label: str, spread: float) -> Floats:
         """Return log-normal factors with that spread."""

@@ -114,11 +114,6 @@ def _memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
         "scatter_add": _scatter_add,
         "gate": _gate,
         "gate_backward": _gate_backward,
-        "norm": model_kernels.norm,
-        "norm_backward": model_kernels.norm_backward,
-        "cross_entropy": model_kernels.cross_entropy,
-        "cross_entropy_backward": model_kernels.cross_entropy_backward,
-        "accumulate": model_kernels.accumulate,
         "adam": model_kernels.adam,
         "host_adam": model_kernels.host_adam,
     }

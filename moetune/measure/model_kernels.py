@@ -1,4 +1,4 @@
-"""Operations of a model around its experts: attention, norms, the loss, the optimizer's step.
+"""Operations of a model around its experts: attention, and the optimizer's step.
 
 B sequences of S tokens, A heads of width D.
 """
@@ -32,65 +32,6 @@ def attention(point: AttentionPoint, device: Device) -> Callable[[], None]:
 def _attend(inputs: list[torch.Tensor]) -> torch.Tensor:
     query, key, value = inputs
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-
-def norm(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Return a function that runs a layer norm of a residual stream, and a sum with the stream."""
-    x, weight, bias = _norm_inputs(point, device)
-    out = torch.empty_like(x)
-
-    def run() -> None:
-        normed = functional.layer_norm(x, (point.width,), weight, bias)
-        torch.add(x, normed, out=out)
-
-    return run
-
-
-def norm_backward(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Return a function that finds a norm's gradients, and their sum with the residual's."""
-    inputs = _norm_inputs(point, device)
-    for one in inputs:
-        one.requires_grad_()
-    x, weight, bias = inputs
-    normed = functional.layer_norm(x, (point.width,), weight, bias)
-    grad, out = torch.ones_like(normed), torch.empty_like(normed)
-
-    def run() -> None:
-        of_x, *_ = torch.autograd.grad(normed, inputs, grad, retain_graph=True)
-        torch.add(of_x, grad, out=out)
-
-    return run
-
-
-def _norm_inputs(point: RowsPoint, device: Device) -> list[torch.Tensor]:
-    make = tensor_maker(device, point.dtype)
-    return [make(point.rows, point.width), make(point.width), make(point.width)]
-
-
-def cross_entropy(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Return a function that finds the mean cross-entropy of rows of logits with a label each."""
-    logits, labels = _logits_and_labels(point, device)
-    return lambda: drop(functional.cross_entropy(logits, labels))
-
-
-def cross_entropy_backward(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Return a function that finds the gradient of the logits."""
-    logits, labels = _logits_and_labels(point, device)
-    loss = functional.cross_entropy(logits.requires_grad_(), labels)
-    one = torch.ones_like(loss)
-    return lambda: _gradients(loss, [logits], one)
-
-
-def _logits_and_labels(point: RowsPoint, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
-    labels = torch.arange(point.rows, device=device.torch_device) % point.width
-    return tensor_maker(device, point.dtype)(point.rows, point.width), labels
-
-
-def accumulate(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Return a function that adds gradients of parameters to those of an earlier micro-batch."""
-    make = tensor_maker(device, point.dtype)
-    total, gradient = make(point.rows, point.width), make(point.rows, point.width)
-    return lambda: drop(total.add_(gradient))
 
 
 def adam(point: RowsPoint, device: Device) -> Callable[[], None]:

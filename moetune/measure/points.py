@@ -15,10 +15,10 @@ from moetune.domain.cluster import (
 )
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.model import Transformer
 from moetune.domain.samples import (
     Point,
 )
+from moetune.measure.decoder_points import MeasuredModel, decoder_points
 from moetune.measure.grid import GRIDS, IN_FLIGHT, Grid, Preset, collective
 from moetune.measure.grid_points import (
     collective_grid,
@@ -40,7 +40,6 @@ from moetune.measure.layer_points import (
     uneven_points,
 )
 from moetune.measure.sizes import memory_bytes
-from moetune.measure.transformer_points import transformer_points
 
 _MEMORY_SHARE = 8
 # Of exchanges that overlap computation: several, as the loss has a constant and a rate.
@@ -91,7 +90,7 @@ def choose_points(
     dtypes: Sequence[str],
     group_sizes: Sequence[int],
     layers: Sequence[LayerShape] = (),
-    transformers: Sequence[Transformer] = (),
+    models: Sequence[MeasuredModel] = (),
     preset: Preset = "quick",
     max_tokens: int = 4096,
 ) -> PointChoice:
@@ -104,7 +103,7 @@ def choose_points(
         group_sizes: ranks of a group; 1 stands for a loopback through host memory in the place
             of a wire, for one CUDA device.
         layers: shapes whose GEMMs, payloads and memory-bound operations are measured exactly.
-        transformers: models of which every tensor-parallel width is measured exactly.
+        models: of which every tensor-parallel width is measured exactly.
         max_tokens: tokens on one rank in one step.
 
     Raises:
@@ -115,7 +114,7 @@ def choose_points(
     _check_sizes(group_sizes, machine.num_devices)
     scope = _Scope(
         machine=machine, grid=GRIDS[preset, machine.kind], dtypes=dtypes, group_sizes=group_sizes,
-        layers=layers, transformers=transformers, max_tokens=max_tokens,
+        layers=layers, models=models, max_tokens=max_tokens,
     )  # fmt: skip
     needed, others = (that_fit(points, machine) for points in (scope.needed(), scope.others()))
     chosen = PointChoice(needed=needed, others=others)
@@ -131,7 +130,7 @@ class _Scope:
     dtypes: Sequence[str]
     group_sizes: Sequence[int]
     layers: Sequence[LayerShape]
-    transformers: Sequence[Transformer]
+    models: Sequence[MeasuredModel]
     max_tokens: int
 
     @property
@@ -145,8 +144,8 @@ class _Scope:
     def workloads(self) -> list[Workload]:
         """All layers with experts; those of a model may all be on one rank."""
         of_models = _workloads(
-            [model.moe for model in self.transformers], dtypes=self.dtypes,
-            group_sizes=(1, *self.group_sizes), tokens=self.max_tokens,
+            [one.decoder.layer for one in self.models if one.decoder.num_moe_layers],
+            dtypes=self.dtypes, group_sizes=(1, *self.group_sizes), tokens=self.max_tokens,
         )  # fmt: skip
         return [*self.of_layers, *of_models]
 
@@ -164,13 +163,13 @@ class _Scope:
         """Yield the sizes of the layers and models."""
         workloads, grid = self.workloads, self.grid
         yield from layer_points(workloads, self.groups, grid)
-        for model in self.transformers:
+        for model in self.models:
             for dtype in self.dtypes:
-                yield from transformer_points(
+                yield from decoder_points(
                     model, dtype=dtype, group_sizes=self.linked, groups=self.groups,
                     max_tokens=self.max_tokens, kind=self.machine.kind, grid=grid,
                 )  # fmt: skip
-        if self.transformers:
+        if self.models:
             yield from collective_grid(self.groups, grid)
         if self.linked and workloads:
             num_ranks = self.machine.num_devices
@@ -189,7 +188,7 @@ class _Scope:
         """Yield the grid's sizes, for what the layers and models do not say."""
         workloads, grid = self.workloads, self.grid
         yield from tensor_points(workloads, self.groups, grid)
-        if not self.transformers:
+        if not self.models:
             yield from collective_grid(self.groups, grid)
         if self.linked and not workloads:
             group = (self.machine.num_devices, 0)
@@ -199,7 +198,7 @@ class _Scope:
             )
         yield from interference(has_link=bool(self.linked))
         yield from copy_grid(self.machine.kind, grid)
-        if not self.transformers:
+        if not self.models:
             forward_only = bool(workloads)
             yield from gemm_grid(self.dtypes, self.max_tokens, grid, forward_only=forward_only)
         if not workloads:

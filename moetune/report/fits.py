@@ -130,7 +130,7 @@ def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[s
 
 
 def _nominal(operation: OperationCurve, sizes: Sequence[float]) -> list[float]:
-    [seconds] = Curves().times(operation.found).at(np.array(sizes)).tolist()
+    [seconds] = Curves().times(operation.found).seconds_at(np.array(sizes)).tolist()
     return cast("list[float]", seconds)
 
 

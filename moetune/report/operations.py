@@ -82,7 +82,7 @@ def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
 
 def _operation(index: ProfileIndex, key: CostKey) -> OperationCurve:
     """Return a known operation whose line, if any, is over its own size."""
-    known, line = index.found(key), index.lines.get(key)
+    known, line = index.basis(key), index.lines.get(key)
     assert known is not None  # noqa: S101 - it is one of the keys
     name, kind, unit = _words(key, index.profile.machine)
     return OperationCurve(

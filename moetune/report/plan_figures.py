@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.model_plan import TransformerPlan
 from moetune.domain.plan import Plan, Range
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import Figure
@@ -269,35 +268,3 @@ def _stacked(parts: Mapping[str, Mapping[str, float]], scale: float) -> list[dic
         for phase, color in zip(phases, SERIES, strict=False)
         if any(each.get(phase) for each in parts.values())
     ]  # fmt: skip
-
-
-def parts_figure(transformer: TransformerPlan) -> Figure:
-    """Return the parts of a whole model's step as bars, the longest first."""
-    parts = sorted(transformer.parts, key=lambda part: part.seconds, reverse=True)
-    scale, unit = seconds_scale(max(transformer.step_seconds, 1e-9))
-    return Figure(
-        name="parts",
-        is_wide=True,
-        title="Parts of one step",
-        words=f"Parts of {format_seconds(transformer.step_seconds)} on the slowest stage.",
-        drawing=drawing(
-            [
-                {
-                    "type": "bar", "y": [part.name for part in parts],
-                    "x": [part.seconds / scale for part in parts], "marker": {"color": SERIES[0]},
-                    "text": [f"{part.share:.1%}" for part in parts], "textposition": "outside",
-                    "hovertext": [
-                        f"{part.name}: {format_seconds(part.seconds)}, {part.share:.1%}"
-                        for part in parts
-                    ],
-                }
-            ],
-            x=axis(unit, rangemode="tozero"),
-            y=axis("", autorange="reversed", showgrid=False),
-        ),
-        header=("part", "seconds", "share", "forward_seconds", "layer_seconds"),
-        rows=tuple(
-            (part.name, part.seconds, part.share, part.forward_seconds, part.layer_seconds)
-            for part in parts
-        ),
-    )  # fmt: skip

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from moetune.domain.model_plan import StageTime
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import format_seconds
 from moetune.report.operations import CLASSES
 from moetune.report.section import Drawing, Figure, Value
 from moetune.report.theme import axis, drawing, note, seconds_scale
 from moetune.solve.layer.timeline import Span, Timeline, operation_and_chunk, shown_name
-from moetune.solve.model.stages import BACKWARD, FORWARD, SEND, stage_timeline
+from moetune.solve.training.pipeline import PassSpan
 from moetune.solve.training.schedule import PASS_WORDS
 
 _COLORS: dict[ResourceClass, str] = {"comp": "@accent", "comm": "@second", "mem": "@third"}
@@ -131,44 +130,32 @@ def _phase_note(phase: str, timeline: Timeline, top: float) -> dict[str, object]
     )  # fmt: skip
 
 
-_MOST_PASSES = 600
-"""Bars that a reader, and a browser, can still tell apart."""
 _PASS_COLORS = {
-    FORWARD: "@accent", BACKWARD: "@second", SEND: "@third", PASS_WORDS["I"]: "@second",
+    PASS_WORDS["F"]: "@accent", PASS_WORDS["B"]: "@second", PASS_WORDS["I"]: "@second",
     PASS_WORDS["W"]: "@third",
 }  # fmt: skip
-_DARK_TEXT = (SEND, PASS_WORDS["W"])
 
 
-def stages_figure(stages: Sequence[StageTime], *, num_micro_batches: int) -> Figure:
-    """Return the passes of each stage on one time scale, of the first micro-batches if many."""
-    shown = min(num_micro_batches, max(_MOST_PASSES // (2 * len(stages)), 2 * len(stages)))
-    found = stage_timeline(stages, num_micro_batches=shown)
-    which = (
-        f"the first {shown} of {num_micro_batches} micro-batches"
-        if shown < num_micro_batches
-        else f"{shown} micro-batches"
-    )
-    idle = 1 - _busy_seconds(found.spans) / (len(stages) * found.makespan_seconds)
+def passes_figure(passes: Sequence[PassSpan], *, words: str) -> Figure:
+    """Return the passes of each pipeline rank on one time scale, with their micro-batches."""
+    spans = [
+        Span(
+            f"{PASS_WORDS[one.kind]} {one.batch + 1}", "comp", f"rank {one.rank}",
+            one.start_seconds, one.end_seconds,
+        )
+        for one in sorted(passes, key=lambda span: (span.rank, span.start_seconds))
+    ]  # fmt: skip
     return Figure(
         name="stages",
-        title="Pipeline of one step",
-        words=(
-            f"Simulation of {which} on {len(stages)} stages: "
-            f"{format_seconds(found.makespan_seconds)}, of which stages wait or send for "
-            f"{idle:.0%}. Numbers are micro-batches."
-        ),
-        drawing=_stage_chart(found.spans, found.makespan_seconds),
+        title="Pipeline",
+        words=words,
+        drawing=_stage_chart(spans, max(span.end_seconds for span in spans)),
         is_wide=True,
-        header=("stage", "span", "start_seconds", "end_seconds"),
+        header=("rank", "pass", "start_seconds", "end_seconds"),
         rows=tuple(
-            (span.stream, span.name, span.start_seconds, span.end_seconds) for span in found.spans
+            (span.stream, span.name, span.start_seconds, span.end_seconds) for span in spans
         ),
     )
-
-
-def _busy_seconds(spans: Sequence[Span]) -> float:
-    return sum(one.end_seconds - one.start_seconds for one in spans if one.resource == "comp")
 
 
 def _stage_chart(spans: Sequence[Span], makespan_seconds: float) -> Drawing:
@@ -194,9 +181,9 @@ def _pass_bars(kind: str, spans: Sequence[Span], scale: float) -> dict[str, obje
         "y": [span.stream for span in some],
         "base": [span.start_seconds / scale for span in some],
         "x": [one / scale for one in seconds],
-        "text": ["" if kind == SEND else _split(span)[1] for span in some],
+        "text": [_split(span)[1] for span in some],
         "textposition": "inside",
-        "textfont": {"size": 10, "color": "@ink" if kind in _DARK_TEXT else "@surface"},
+        "textfont": {"size": 10, "color": "@ink" if kind == PASS_WORDS["W"] else "@surface"},
         "marker": {"color": _PASS_COLORS[kind], "line": {"color": "@surface", "width": 1}},
         "hovertext": [
             f"{span.stream}, {span.name}\n{format_seconds(one)}, "

@@ -16,7 +16,7 @@ from moetune.solve.layer.times import StepTime, phase_time, step_time
 def plan_step(
     *, plan: Plan, costs: Costs, decision: Decision | None = None, num_nodes: int = 0
 ) -> StepTime:
-    """Return the predicted step of the plan's layer; in a whole model, of one micro-batch.
+    """Return the predicted step of the plan's layer.
 
     These are the plan's own times where the costs are those it was solved with.
 

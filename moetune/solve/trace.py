@@ -11,14 +11,12 @@ from typing import NamedTuple
 
 from moetune.domain.costs import Costs
 from moetune.domain.layer import Phase, Workload
-from moetune.domain.model_plan import TransformerPlan
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span, Timeline, operation_and_chunk
-from moetune.solve.model.stages import stage_timeline
 
 PREDICTED = 0
 """Number of the prediction's process; a rank's is one more than the rank."""
@@ -163,15 +161,3 @@ def _moved_bytes(
 def gathered_bytes(workload: Workload) -> int:
     """Return what a rank gives to a phase's gathering: its own tokens."""
     return workload.own_tokens * workload.layer.d_model * dtype_bytes(workload.dtype)
-
-
-def stage_spans(whole: TransformerPlan) -> list[TraceSpan]:
-    """Return a model's passes and sends, without gradients and optimizer."""
-    found = stage_timeline(whole.stages, num_micro_batches=whole.num_micro_batches)
-    return [
-        TraceSpan(
-            span.name, span.resource, span.stream, span.start_seconds, span.end_seconds,
-            {"micro_batch": int(span.name.rpartition(" ")[2])},
-        )
-        for span in found.spans
-    ]  # fmt: skip

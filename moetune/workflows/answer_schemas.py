@@ -8,7 +8,7 @@ from typing import Any
 from moetune.domain.cluster import Machine
 from moetune.domain.json_schema import Keys, ListOf, schema_of_keys
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import Model
+from moetune.domain.model import Model, WholeModel
 from moetune.domain.model_plan import Confidence
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Plan
@@ -64,9 +64,7 @@ _MODELS: Mapping[str, tuple[Keys, ...]] = {
         }),
     ),
     "model/1": (
-        Keys(
-            {"world_size": int, "num_parameters": int | None, **_DECODER, **_SECTIONS}, of=Model
-        ),
+        Keys({"world_size": int, **_DECODER, **_SECTIONS}, of=Model),
         Keys({
             "name": str, "title": str, "source": str, "published": str, "family": str,
             "d_model": int, "vocab_size": int, "is_tied": bool, "uncounted": _Texts,
@@ -75,7 +73,8 @@ _MODELS: Mapping[str, tuple[Keys, ...]] = {
     ),
     "models/1": (
         Keys({
-            "models": tuple[Model, ...], "huggingface": tuple[RegisteredModel, ...], **_SECTIONS,
+            "models": tuple[Model, ...], "whole": tuple[WholeModel, ...],
+            "huggingface": tuple[RegisteredModel, ...], **_SECTIONS,
         }),
     ),
 }  # fmt: skip

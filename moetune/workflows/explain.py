@@ -12,7 +12,6 @@ from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.plan import SolvedPlan
 from moetune.solve.layer.strategies import rank_layer
-from moetune.solve.model.groups import groups_of
 from moetune.solve.predict import plan_step
 from moetune.workflows.compared import is_same_step
 
@@ -86,22 +85,17 @@ def explain_plan(plan: Plan, *, profile: Profile | None, missing: str = "") -> E
 
 def _terms_of_schema_1(plan: Plan, profile: Profile) -> LayerTerms | None:
     """Solve again for the terms; None where this version would choose otherwise."""
-    inputs, transformer = plan.inputs, plan.transformer
+    inputs = plan.inputs
     costs = costs_of(profile, allow_modelled=inputs.pinned.allow_modelled)
-    ranked, num_nodes = None, 0
-    if transformer is None:
-        ranked = rank_layer(
-            inputs=inputs,
-            costs=costs,
-            bounds=inputs.pinned.bounds,
-            device_memory_bytes=profile.machine.plannable_bytes,
-        )
-    else:
-        groups = groups_of(plan.layout, per_node=profile.machine.devices_per_node)
-        num_nodes = groups.experts.num_nodes
-    step = plan_step(plan=plan, costs=costs, num_nodes=num_nodes)
+    ranked = rank_layer(
+        inputs=inputs,
+        costs=costs,
+        bounds=inputs.pinned.bounds,
+        device_memory_bytes=profile.machine.plannable_bytes,
+    )
+    step = plan_step(plan=plan, costs=costs)
     is_same = is_same_step(step.seconds, plan.predicted.step_seconds)
-    if ranked is not None:
-        chosen = ranked.best.strategy, ranked.step.degrees
-        is_same &= chosen == (plan.memory.strategy, step.degrees)
-    return SolvedPlan(plan=plan, step=step, ranked=ranked).terms if is_same else None
+    chosen = ranked.best.strategy, ranked.step.degrees
+    if not is_same or chosen != (plan.memory.strategy, step.degrees):
+        return None
+    return SolvedPlan(plan=plan, step=step, ranked=ranked).terms

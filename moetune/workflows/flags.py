@@ -1,16 +1,19 @@
 """Flags that several commands share, parsed into values of the domain."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from moetune.domain.constraints import TransformerSizes
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, LayerShape
-from moetune.domain.model import find_model
+from moetune.domain.model import WHOLE_MODELS, Transformer
 from moetune.domain.training import RECOMPUTES, Recompute
 
 T = TypeVar("T")
+_SIZE_FLAGS = {
+    "num_layers": "--num-layers", "num_heads": "--num-heads", "length": "--seq",
+    "vocab_size": "--vocab", "moe_every": "--moe-every",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,54 +62,67 @@ class LayerFlags:
         )
 
 
-def model_sizes(
+def shape_of(
     model: str | None,
+    layer: LayerShape | None,
     *,
     num_layers: int | None,
     num_heads: int | None,
     length: int | None,
     vocab: int | None,
     moe_every: int | None,
-) -> TransformerSizes:
-    """Return the sizes of a whole model.
+) -> Transformer | None:
+    """Return the whole model of these sizes; None without any but --seq.
 
     Args:
-        length: of --seq; without other sizes of a whole model it goes with --batch, and the
-            sizes are empty.
+        model: a paper's whole model, whose other sizes stay.
+        layer: with experts, where no model is named; in a dense one, of a single expert.
+        length: of --seq.
 
     Raises:
-        InputError: no model has this name.
+        InputError: sizes are missing, or the named model has no others.
     """
-    others = (num_layers, num_heads, vocab, moe_every)
-    is_named = model is not None and find_model(model).transformer is not None
-    is_whole = is_named or any(one is not None for one in others)
-    return TransformerSizes(
-        num_layers=num_layers,
-        num_heads=num_heads,
-        length=length if is_whole else None,
-        vocab_size=vocab,
-        moe_every=moe_every,
-    )
+    sizes = {
+        "num_layers": num_layers, "num_heads": num_heads, "vocab_size": vocab,
+        "moe_every": moe_every, "length": length,
+    }  # fmt: skip
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if given.keys() <= {"length"}:
+        return None
+    if model is not None:
+        if model not in WHOLE_MODELS:
+            flag = _SIZE_FLAGS[next(iter(given))]
+            raise InputError(
+                f"{flag} is for a model by its sizes, and {model} has its own",
+                f"omit it, or give --d-model, --d-hidden and --num-experts instead of {model}",
+            )
+        shape = WHOLE_MODELS[model].shape
+        return replace(shape, moe=shape.moe, **given)
+    missing = [flag for name, flag in _SIZE_FLAGS.items() if name not in {*given, "moe_every"}]
+    if missing or layer is None:
+        lacks = missing or ["--d-model", "--d-hidden", "--num-experts"]
+        raise InputError(
+            f"a whole model lacks {', '.join(lacks)}",
+            "or name one with --model, such as ppmoe-6.7b",
+        )
+    return Transformer(moe=layer, **given)
 
 
-def tokens_of(
-    tokens: int | None, batch: int | None, length: int | None, *, is_whole: bool
-) -> int | None:
+def tokens_of(tokens: int | None, batch: int | None, length: int | None) -> int | None:
     """Return the tokens of one step on each rank; None for the model's.
 
     Args:
         tokens: value of --tokens.
         length: of --seq.
-        is_whole: whether the plan is for a whole model, which takes --seq without --batch.
 
     Raises:
         InputError: the flags contradict each other.
     """
     if tokens is not None:
-        if batch is not None or (length is not None and not is_whole):
+        if batch is not None or length is not None:
             raise InputError("--tokens and --batch with --seq exclude each other")
         return tokens
-    if batch is None and (length is None or is_whole):
+    if batch is None and length is None:
         return None
     if batch is None or length is None:
         raise InputError("--batch and --seq go together", "or give --tokens")

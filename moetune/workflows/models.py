@@ -1,4 +1,4 @@
-"""Models by name or by path: those of the papers, of the registry, and of a `config.json`."""
+"""Models by name or by path: of the papers, of sizes, of the registry, of a `config.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import MODELS, Model
+from moetune.domain.model import MODELS, WHOLE_MODELS, Model, WholeModel, read_shape
 from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.spelling import nearest_then
 from moetune.domain.training_document import TrainingInputs
@@ -22,7 +22,9 @@ class FoundModel:
     Args:
         decoder: None for a layer alone.
         published: what its authors say of its size; "" where nothing is known.
-        paper: the entry of a paper's model; None for others.
+        paper: the entry of a paper's layer; None for others.
+        whole: the entry of a paper's whole model, or of one that is named by its sizes; None for
+            others.
         config: of Hugging Face, as far as it is known.
     """
 
@@ -32,20 +34,27 @@ class FoundModel:
     decoder: Decoder | None
     published: str = ""
     paper: Model | None = None
+    whole: WholeModel | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
-    """Return a model: a paper's name, a `config.json` or its folder, or a name of the registry.
+    """Return a model: a paper's name, sizes, a `config.json` or its folder, or a registry's name.
 
     Args:
-        world_size: ranks, for papers' models whose experts grow with them.
+        world_size: ranks, for papers' layers whose experts grow with them.
 
     Raises:
         InputError: there is none, or its configuration is wrong or not understood.
     """
     if name in MODELS:
         return _paper(MODELS[name], world_size)
+    if (whole := _whole(name)) is not None:
+        decoder = paper_decoder(name, whole.shape)
+        return FoundModel(
+            title=whole.title, source=whole.source, layer=decoder.layer, decoder=decoder,
+            whole=whole,
+        )  # fmt: skip
     if _is_there(name):
         found = read_model(Path(name).expanduser())
     elif resolve_name(name) is not None:
@@ -79,10 +88,18 @@ def find_planned_model(inputs: TrainingInputs, *, given: str | None) -> FoundMod
 
 
 def is_decoder_name(name: str) -> bool:
-    """Return whether a name is that of a Hugging Face model, and not one of the papers'."""
-    if name in MODELS:
-        return False
-    return resolve_name(name) is not None or _is_there(name)
+    """Return whether a name is that of a whole model, and not of a layer."""
+    return name not in MODELS and (known_name(name) is not None or _is_there(name))
+
+
+def known_name(name: str) -> str | None:
+    """Return the name of a whole model without a file: a paper's, sizes, or the registry's."""
+    return name if _whole(name) is not None else resolve_name(name)
+
+
+def whole_names() -> tuple[str, ...]:
+    """Return the names of all whole models: of the papers, and of the registry."""
+    return *WHOLE_MODELS, *model_names()
 
 
 def check_known(name: str) -> None:
@@ -97,7 +114,7 @@ def _is_there(name: str) -> bool:
 
 
 def _unknown(name: str) -> InputError:
-    names = (*MODELS, *model_names())
+    names = (*MODELS, *whole_names())
     return InputError(
         f"model {name!r} is unknown, and no such file or folder exists",
         nearest_then(
@@ -109,14 +126,20 @@ def _unknown(name: str) -> InputError:
 
 
 def _paper(model: Model, world_size: int) -> FoundModel:
-    transformer = model.transformer
     return FoundModel(
-        title=model.title,
-        source=model.source,
-        layer=model.layer(world_size),
-        decoder=None if transformer is None else paper_decoder(model.name, transformer),
+        title=model.title, source=model.source, layer=model.layer(world_size), decoder=None,
         paper=model,
-    )
+    )  # fmt: skip
+
+
+def _whole(name: str) -> WholeModel | None:
+    if name in WHOLE_MODELS:
+        return WHOLE_MODELS[name]
+    shape = read_shape(name)
+    if shape is None:
+        return None
+    title = f"Transformer {shape.moe.d_model} wide, {shape.num_layers} layers"
+    return WholeModel(name=name, title=title, source="its sizes", shape=shape)
 
 
 def decoder_document(decoder: Decoder | None, length: int) -> dict[str, object]:

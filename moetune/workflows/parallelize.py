@@ -150,6 +150,10 @@ def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
     name, layout = f"plan {plan.id[:6]}", folded_layout(plan.layout)
     if plan.inputs.target != "moetune":
         raise InputError(f"{name} is for {plan.inputs.target}", "plan with --target moetune")
+    if layout.offload_optimizer:
+        raise InputError(
+            f"{name} keeps states in host memory", "give it to moetune.shard(plan=…), in chunks"
+        )
     if any("m" in word for word in layout.stages or ()):
         raise InputError(
             f"{name} has blocks of multi-token prediction", "plan for a model without them"

@@ -1,7 +1,6 @@
 """Plans from a request and a profile, and requests read from untrusted JSON documents.
 
-`Planner` calls both: `read_inputs` for what a program sends, `make_plan` to solve. The layer's or
-the model's solver is chosen here.
+`Planner` calls both: `read_inputs` for what a program sends, `make_plan` to solve.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,22 +12,17 @@ from moetune.domain.costs import Costs
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import Transformer
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, PlanRequest
-from moetune.domain.site import site_of
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.throughput import with_throughput
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import launcher
-from moetune.fit.model_error import OF_MODELS
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.placed import solve_placed
 from moetune.solve.layer.plan import LayerProblem, SolvedPlan
-from moetune.solve.layout.choose import LayoutProblem
-from moetune.solve.layout.plan import solve_layout
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, is_path
 
@@ -161,17 +155,12 @@ def make_plan(
         fingerprint: the profile's digest, where it is known: computing it takes long.
 
     Raises:
-        InputError: the experts, or the model's layers, do not divide by the ranks, or the dtype
-            is unknown.
+        InputError: the experts do not divide by the ranks, or the dtype is unknown.
         InfeasiblePlanError: nothing satisfies the constraints or the memory limit.
         ProfileError: the profile lacks an operation that the layer needs.
     """
     inputs = request.inputs_for(profile, fingerprint=fingerprint)
-    if request.whole is None:
-        solved = solve_layer(inputs, profile)
-    else:
-        solved = solve_layout(layout_problem(inputs, request.whole, profile))
-    return plan_of(solved, profile)
+    return plan_of(solve_layer(inputs, profile), profile)
 
 
 def plan_of(solved: SolvedPlan, profile: Profile) -> Plan:
@@ -213,26 +202,6 @@ def solve_layer(inputs: PlanInputs, profile: Profile) -> SolvedPlan:
             provenance=profile.provenance,
             launch=launcher((inputs.world_size, 0), profile.machine),
         )
-    )
-
-
-def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> LayoutProblem:
-    """Return the problem of a whole model on the profile's machine."""
-    constraints, machine = inputs.pinned, profile.machine
-    return LayoutProblem(
-        inputs=inputs,
-        model=model,
-        pins=constraints.pins,
-        costs=costs_of(profile, allow_modelled=constraints.allow_modelled),
-        resamples=drawn_costs(profile, allow_modelled=constraints.allow_modelled),
-        bounds=constraints.bounds,
-        per_node=machine.devices_per_node,
-        runs_ahead=machine.kind == "cuda",
-        device_memory_bytes=machine.plannable_bytes,
-        host_bytes=site_of(profile).host_bytes_per_rank(inputs.world_size),
-        provenance=profile.provenance,
-        launch=launcher((inputs.world_size, 0), machine),
-        error=OF_MODELS,
     )
 
 

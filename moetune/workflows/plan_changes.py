@@ -11,7 +11,6 @@ from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.fit.scaled import Speeds
 from moetune.solve.layer.memory import device_bytes as layer_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
-from moetune.solve.layout.words import BINDING_WORDS, name_layout
 
 _SAME = 5e-4
 _TWICE = 2.0
@@ -38,9 +37,7 @@ def input_changes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
 def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
     """Yield sentences on how the second plan differs and why, the most important first."""
     yield _step(before, after)
-    yield from _layout(before, after)
-    if after.transformer is None or after.transformer.moe_every:
-        yield _chunks(before, after)
+    yield _chunks(before, after)
     yield from _strategy(before, after)
     yield from _placement(before, after)
     yield _binding(before, after)
@@ -55,17 +52,17 @@ def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
 
 
 def step_seconds(plan: AnyPlan) -> float:
-    """Return the predicted seconds of a step: of the whole model, else of the layer."""
+    """Return the predicted seconds of a step."""
     if isinstance(plan, TrainingDocument):
         return plan.best.predicted.step_seconds
-    return plan.transformer.step_seconds if plan.transformer else plan.predicted.step_seconds
+    return plan.predicted.step_seconds
 
 
 def needed_bytes(plan: AnyPlan) -> int:
-    """Return the bytes of the device that needs the most: of the whole model, else of the layer."""
+    """Return the bytes of the device that needs the most."""
     if isinstance(plan, TrainingDocument):
         return plan.best.memory.peak_bytes
-    return plan.transformer.memory.total_bytes if plan.transformer else layer_bytes(plan.memory)
+    return layer_bytes(plan.memory)
 
 
 def _changed_sizes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
@@ -114,14 +111,6 @@ def _step(before: Plan, after: Plan) -> str:
     return f"{text}."
 
 
-def _layout(before: Plan, after: Plan) -> Iterator[str]:
-    if before.transformer is None or after.transformer is None:
-        return
-    then, now = name_layout(before.layout), name_layout(after.layout)
-    same = f"The layout is {now}, as before."
-    yield same if now == then else f"The layout is {now} instead of {then}."
-
-
 def _chunks(before: Plan, after: Plan) -> str:
     (forward, backward), (was_forward, was_backward) = (
         (one.pipeline.forward_degree, one.pipeline.backward_degree) for one in (after, before)
@@ -154,13 +143,9 @@ def _where_experts_are(plan: Plan) -> str:
 
 
 def _binding(before: Plan, after: Plan) -> str:
-    then, now = _what_binds(before), _what_binds(after)
+    then, now = before.decision.binding, after.decision.binding
     start = f"{now[:1].upper()}{now[1:]}"
     return f"{start} still takes most." if now == then else f"{start} binds instead of {then}."
-
-
-def _what_binds(plan: Plan) -> str:
-    return BINDING_WORDS[plan.transformer.binding] if plan.transformer else plan.decision.binding
 
 
 def _memory(before: Plan, after: Plan) -> str:

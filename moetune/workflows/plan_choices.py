@@ -1,31 +1,18 @@
 """A plan's choice, and those that it has kept beside it, as they are compared."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
-from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Decision, Plan
 from moetune.domain.terms import LayerTerms, PhaseTerms
-from moetune.solve.layout.words import BINDING_WORDS, name_layout, seconds_by_binding
 from moetune.workflows.compared import ComparedChoice, degrees_name, is_same_step
 from moetune.workflows.plan_changes import needed_bytes, step_seconds
 
 
 def choice_of(plan: Plan) -> ComparedChoice:
-    """Return the plan's own choice: of a model its layout, of a layer its degrees."""
-    transformer, times, terms = plan.transformer, plan.predicted, plan.terms
-    if transformer is not None:
-        sure, kinds = transformer.confidence, seconds_by_binding(transformer.parts)
-        return ComparedChoice(
-            name=_layout_name(plan),
-            decision=_layout_decision(plan.layout, transformer.micro_batch_sequences)
-            | {"zero": str(transformer.zero).lower()} | _degrees_of(plan),
-            step_seconds=transformer.step_seconds,
-            p05_step_seconds=sure.p05_step_seconds if sure else None,
-            p95_step_seconds=sure.p95_step_seconds if sure else None,
-            parts={BINDING_WORDS[kind]: seconds for kind, seconds in kinds.items() if seconds},
-            needed_bytes=needed_bytes(plan),
-        )  # fmt: skip
+    """Return the plan's own choice."""
+    times, terms = plan.predicted, plan.terms
     decision = plan.decide(plan.inputs.tokens_per_rank)
     return ComparedChoice(
         name=degrees_name(decision),
@@ -67,24 +54,6 @@ def _copy_seconds(phase: PhaseTerms) -> float:
     return max(0.0, work - phase.total_transfer_seconds - phase.total_compute_seconds)
 
 
-def _layout_name(plan: Plan) -> str:
-    transformer = plan.transformer
-    assert transformer is not None  # noqa: S101 - only whole models have a layout
-    ways = [f"micro-batch {transformer.micro_batch_sequences}"]
-    ways += ["ZeRO"] if transformer.zero else []
-    ways += ["blocks recomputed"] if transformer.recompute else []
-    degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
-    if transformer.moe_every and max(degrees) > 1:
-        ways.append(f"{degrees[0]} and {degrees[1]} chunks")
-    return " · ".join([name_layout(plan.layout), *ways])
-
-
-def _layout_decision(layout: Layout, micro_batch: int | None = None) -> dict[str, str]:
-    found = {name: str(getattr(layout, name)) for name in ("dp", "ep", "tp", "pp")}
-    found["expert-parallel"] = layout.expert_parallel
-    return found if micro_batch is None else {**found, "micro-batch": str(micro_batch)}
-
-
 def _layer_decision(choice: Decision | Alternative) -> dict[str, str]:
     return {
         "forward-degree": str(choice.forward_degree),
@@ -93,49 +62,42 @@ def _layer_decision(choice: Decision | Alternative) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _degrees_of(plan: Plan) -> dict[str, str]:
-    return {
-        "forward-degree": str(plan.pipeline.forward_degree),
-        "backward-degree": str(plan.pipeline.backward_degree),
-        "strategy": plan.memory.strategy,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptChoice:
+    """A candidate as far as a plan keeps it, and why it lost."""
+
+    choice: ComparedChoice
+    lost_because: str
 
 
-def kept_candidates(plan: Plan) -> Iterator[Alternative]:
-    """Yield the plan's alternatives: of a model its layouts, of a layer all its choices."""
-    if plan.transformer is not None:
-        yield from (one for one in plan.alternatives if one.layout is not None)
-        return
-    yield from plan.alternatives
-    for one in plan.terms.strategies if plan.terms else ():
-        if not one.is_chosen:
-            yield Alternative(
-                forward_degree=one.forward_degree, backward_degree=one.backward_degree,
-                order=plan.pipeline.order if one.strategy == "none" else "interleaved",
-                strategy=one.strategy, step_seconds=one.step_seconds,
-                lost_because=one.lost_because, memory_bytes=one.peak_bytes,
+def kept_choices(plan: Plan) -> Iterator[KeptChoice]:
+    """Yield the plan's alternatives, and its memory strategies."""
+    for one in plan.alternatives:
+        yield _kept(one, None)
+    for row in plan.terms.strategies if plan.terms else ():
+        if not row.is_chosen:
+            other = Alternative(
+                forward_degree=row.forward_degree, backward_degree=row.backward_degree,
+                order=plan.pipeline.order if row.strategy == "none" else "interleaved",
+                strategy=row.strategy, step_seconds=row.step_seconds,
+                lost_because=row.lost_because,
             )  # fmt: skip
+            yield _kept(other, row.peak_bytes)
 
 
-def kept_choice(one: Alternative) -> ComparedChoice:
-    """Return a candidate as far as a plan keeps it."""
-    if one.layout is not None:
-        return ComparedChoice(
-            name=name_layout(one.layout), decision=_layout_decision(one.layout),
-            step_seconds=one.step_seconds, needed_bytes=one.memory_bytes,
-        )  # fmt: skip
-    return ComparedChoice(
+def _kept(one: Alternative, peak_bytes: int | None) -> KeptChoice:
+    choice = ComparedChoice(
         name=degrees_name(one), decision=_layer_decision(one), step_seconds=one.step_seconds,
-        needed_bytes=one.memory_bytes,
+        needed_bytes=peak_bytes,
     )  # fmt: skip
+    return KeptChoice(choice=choice, lost_because=one.lost_because)
 
 
-def kept_like(plan: Plan, other: Plan) -> Alternative | None:
-    """Return the candidate that the plan has kept of another plan's choice."""
+def kept_because(plan: Plan, other: Plan) -> str:
+    """Return why the plan says that another plan's choice lost; "" where it has not kept it."""
     decision = choice_of(other).decision
-    for one in kept_candidates(plan):
-        kept = kept_choice(one)
-        is_same = kept.decision.items() <= decision.items()
-        if is_same and is_same_step(kept.step_seconds, step_seconds(other)):
-            return one
-    return None
+    for kept in kept_choices(plan):
+        is_same = kept.choice.decision.items() <= decision.items()
+        if is_same and is_same_step(kept.choice.step_seconds, step_seconds(other)):
+            return kept.lost_because
+    return ""

@@ -1,6 +1,6 @@
 """Flags of `moetune plan`, which are the arguments of `moetune.plan`: what they ask for.
 
-A layer and a paper's model are asked of the `Planner`, a Hugging Face model of `plan_training`.
+A layer is asked of the `Planner`, a whole model of `plan_training`.
 """
 
 from dataclasses import dataclass, fields
@@ -8,17 +8,10 @@ from functools import partial
 from typing import TypeVar, cast
 
 from moetune.config import Settings
-from moetune.domain.architecture import Decoder
-from moetune.domain.constraints import (
-    Bounds,
-    Constraints,
-    LayoutPins,
-    Order,
-    Strategy,
-)
+from moetune.domain.constraints import Bounds, Constraints, Order, Strategy
 from moetune.domain.errors import InputError, check_positive
-from moetune.domain.layer import Activation, ExpertParallel
-from moetune.domain.model import find_model
+from moetune.domain.layer import Activation, ExpertParallel, LayerShape
+from moetune.domain.model import Transformer, find_model
 from moetune.domain.pipeline import SCHEDULES, read_stages
 from moetune.domain.placement import PlacementRule
 from moetune.domain.profile import Profile
@@ -36,7 +29,7 @@ from moetune.domain.units import full_dtype
 from moetune.huggingface.pasted import NAME as PASTED
 from moetune.huggingface.pasted import PastedConfig
 from moetune.workflows import wiring
-from moetune.workflows.flags import LayerFlags, model_sizes, modules_of, tokens_of
+from moetune.workflows.flags import LayerFlags, modules_of, shape_of, tokens_of
 from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
 from moetune.workflows.open_planner import local_planner
 from moetune.workflows.plan import NewPlan
@@ -47,19 +40,18 @@ from moetune.workflows.training_plan import TrainingRequest
 
 T = TypeVar("T", bound=str)
 _OF_LAYERS = (
-    "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens", "batch", "num_layers",
-    "num_heads", "vocab", "moe_every", "dp", "expert_parallel", "sequence_parallel", "no_offload",
-    "memory_taken", "strategy", "forward_degree", "backward_degree",
-    "max_degree", "min_chunk_tokens", "order", "allow_modelled",
+    "tokens", "batch", "expert_parallel", "sequence_parallel", "memory_taken", "strategy",
+    "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "order",
+    "allow_modelled",
 )  # fmt: skip
 _OF_DECODERS = (
-    "global_batch", "cp", "vpp", "etp", "recompute", "cuda_graphs", "target",
-    "offload_activations", "offload_optimizer", "optimizer", "schedule", "stages", "dispatcher",
-    "front",
+    "ep", "tp", "pp", "micro_batch", "zero", "overlap", "global_batch", "cp", "vpp", "etp",
+    "recompute", "cuda_graphs", "target", "offload_activations", "offload_optimizer", "optimizer",
+    "schedule", "stages", "dispatcher", "front",
 )  # fmt: skip
 _COUNTS = (
     "d_model", "d_hidden", "num_experts", "top_k", "world_size", "nodes", "batch", "num_layers",
-    "num_heads", "dp", "ep", "tp", "pp", "micro_batch", "global_batch", "cp", "vpp", "etp",
+    "num_heads", "ep", "tp", "pp", "micro_batch", "global_batch", "cp", "vpp", "etp",
     "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens",
 )  # fmt: skip
 _LARGEST_ZERO = 3
@@ -93,7 +85,6 @@ class PlanFlags:
     num_heads: int | None = None
     vocab: int | None = None
     moe_every: int | None = None
-    dp: int | None = None
     ep: int | None = None
     tp: int | None = None
     pp: int | None = None
@@ -116,7 +107,6 @@ class PlanFlags:
     expert_placement: PlacementRule | None = None
     optimizer: str | None = None
     zero: int | None = None
-    no_offload: bool = False
     dtype: str | None = None
     memory_limit: int | None = None
     memory_taken: int | None = None
@@ -145,47 +135,59 @@ class PlanFlags:
 
     @property
     def is_of_decoder(self) -> bool:
-        """Whether the model is one of Hugging Face, and not a layer or a paper's model."""
-        if self.config is not None:
+        """Whether the model is a whole one, and not a layer."""
+        if self.config is not None or self.shape is not None:
             return True
         return self.model is not None and is_decoder_name(self.model)
 
+    @property
+    def layer(self) -> LayerShape | None:
+        """The layer of sizes; None for a named model."""
+        return LayerFlags(
+            d_model=self.d_model, d_hidden=self.d_hidden, num_experts=self.num_experts,
+            top_k=self.top_k, activation=self.activation,
+        ).layer(self.model)  # fmt: skip
+
+    @property
+    def shape(self) -> Transformer | None:
+        """The whole model of sizes; None for a layer, and for a model with its own."""
+        return shape_of(
+            self.model, self.layer, num_layers=self.num_layers, num_heads=self.num_heads,
+            length=self.seq, vocab=self.vocab, moe_every=self.moe_every,
+        )  # fmt: skip
+
     def layer_request(self, settings: Settings) -> PlanRequest:
-        """Return the request for the plan of a layer or a paper's model.
+        """Return the request for the plan of a layer.
 
         Raises:
             InputError: a value is wrong, or one is missing.
         """
-        sizes = model_sizes(
-            self.model, num_layers=self.num_layers, num_heads=self.num_heads, length=self.seq,
-            vocab=self.vocab, moe_every=self.moe_every,
-        )  # fmt: skip
-        layer = LayerFlags(
-            d_model=self.d_model, d_hidden=self.d_hidden, num_experts=self.num_experts,
-            top_k=self.top_k, activation=self.activation,
-        ).layer(self.model)  # fmt: skip
         allowed = settings.allow_modelled if self.allow_modelled is None else self.allow_modelled
         constraints = Constraints(
             bounds=self._bounds(settings),
-            pins=self._layer_pins(),
-            sizes=sizes,
+            expert_parallel=self.expert_parallel,
             sequence_parallel=self.sequence_parallel,
             memory_taken_bytes=self.memory_taken or 0,
             allow_modelled=allowed,
             routing=read_layer_routing(self.routing, top_k=self._top_k),
             expert_placement=self.expert_placement or "planned",
         )
-        is_whole = sizes.length is not None
         return PlanRequest(
-            model=self.model, layer=layer, world_size=self.world_size, num_nodes=self.nodes,
-            tokens_per_rank=tokens_of(self.tokens, self.batch, self.seq, is_whole=is_whole),
+            model=self.model, layer=self.layer, world_size=self.world_size, num_nodes=self.nodes,
+            tokens_per_rank=tokens_of(self.tokens, self.batch, self.seq),
             dtype=full_dtype(self.dtype) if self.dtype else settings.dtype,
             memory_limit_bytes=self.memory_limit,
             constraints=constraints,
         )  # fmt: skip
 
+    @property
+    def model_name(self) -> str:
+        """The name of the whole model; of sizes these."""
+        shape = self.shape
+        return self.model or "" if shape is None else shape.text
+
     def training_request(self, profile: Profile) -> TrainingRequest:
-        """Return the request for the layout of a Hugging Face model's training.
+        """Return the request for the layout of a whole model's training.
 
         Raises:
             InputError: a value is wrong, or one is missing.
@@ -196,11 +198,21 @@ class PlanFlags:
                 raise InputError("--nodes and --world-size exclude each other", "give one of them")
             ranks = self.nodes * profile.machine.devices_per_node
         target = find_target(self.target or "moetune")
-        decoder = self.config.decoder() if self.config else self._named_decoder(ranks or 1)
+        ranks = ranks or profile.machine.num_devices
+        batch, length = self.global_batch, self.seq
+        if self.config is not None:
+            decoder = self.config.decoder()
+        else:
+            model = find_decoder_model(self.model_name, world_size=ranks)
+            assert model.decoder is not None  # noqa: S101 - only papers' layers have none
+            decoder = model.decoder
+            if model.whole is not None:
+                batch = batch or model.whole.sequences_per_rank * ranks
+                length = length or model.whole.shape.length
         decoder, routing = read_routing(self.routing, decoder)
         return TrainingRequest(
             job=training_job(
-                decoder, world_size=ranks, global_batch=self.global_batch, length=self.seq,
+                decoder, world_size=ranks, global_batch=batch, length=length,
                 dtype=full_dtype(self.dtype) if self.dtype else None,
                 routing=routing,
                 optimizer=self.optimizer or target.optimizers[0], profile=profile,
@@ -211,14 +223,9 @@ class PlanFlags:
             memory_limit_bytes=self.memory_limit,
         )  # fmt: skip
 
-    def _named_decoder(self, world_size: int) -> Decoder:
-        decoder = find_decoder_model(self.model or "", world_size=world_size).decoder
-        assert decoder is not None  # noqa: S101 - only papers' layers have none
-        return decoder
-
     @property
     def _top_k(self) -> int:
-        """Experts of a token, of the layer or of the paper's model."""
+        """Experts of a token."""
         return self.top_k or 1 if self.model is None else find_model(self.model).top_k
 
     def _check_kind(self) -> None:
@@ -231,11 +238,11 @@ class PlanFlags:
         flag, model = "--" + given[0].replace("_", "-"), self.model or PASTED
         if self.is_of_decoder:
             raise InputError(
-                f"{flag} is for layers and the models of the papers, not for {model}",
-                "omit it; pin the layout with --tp, --pp, --ep and the like",
+                f"{flag} is for layers, not for {self.model or model}",
+                "omit it; give --global-batch and --seq, and pin --tp, --pp, --ep and the like",
             )
         raise InputError(
-            f"{flag} is for Hugging Face models",
+            f"{flag} is for whole models",
             "omit it, or name such a model with --model, such as qwen3-30b-a3b",
         )
 
@@ -245,14 +252,6 @@ class PlanFlags:
             max_degree=self.max_degree or settings.max_degree,
             min_chunk_tokens=self.min_chunk_tokens or settings.min_chunk_tokens,
             order=self.order, strategy=self.strategy,
-        )  # fmt: skip
-
-    def _layer_pins(self) -> LayoutPins:
-        return LayoutPins(
-            dp=self.dp, ep=self.ep, tp=self.tp, pp=self.pp, expert_parallel=self.expert_parallel,
-            micro_batch=self.micro_batch, zero=_sharded_states(self.zero),
-            offload=False if self.no_offload else None,
-            overlap=_one_of("--overlap", self.overlap, OVERLAPS),
         )  # fmt: skip
 
     def _training_pins(self) -> LayoutRequest:
@@ -272,20 +271,6 @@ class PlanFlags:
         )  # fmt: skip
 
 
-def _sharded_states(zero: int | None) -> bool | None:
-    """Return whether replicas of a paper's model shard their states.
-
-    Raises:
-        InputError: a stage that the runtime does not have.
-    """
-    if zero is None or zero <= 1:
-        return None if zero is None else bool(zero)
-    raise InputError(
-        f"--zero {zero} is for Hugging Face models",
-        "use --zero 0 or 1: moetune's runtime shards nothing or all states",
-    )
-
-
 def _one_of(flag: str, value: str | None, known: tuple[T, ...]) -> T | None:
     for one in known:
         if value == one:
@@ -298,7 +283,7 @@ def _one_of(flag: str, value: str | None, known: tuple[T, ...]) -> T | None:
 def plan_layer(
     flags: PlanFlags, settings: Settings, *, profile: str | Profile | None, save: bool
 ) -> NewPlan:
-    """Return the plan of a layer or a paper's model, and its profile.
+    """Return the plan of a layer, and its profile.
 
     Args:
         profile: a file, a name or a profile; None for the setting, else the newest measured one.
@@ -315,7 +300,7 @@ def plan_layer(
 def plan_decoder(
     flags: PlanFlags, settings: Settings, *, profile: str | Profile | None, save: bool
 ) -> TrainingDocument:
-    """Return the plan of a Hugging Face model's training.
+    """Return the plan of a whole model's training.
 
     Args:
         profile, save: as of `plan_layer`.

@@ -17,7 +17,6 @@ from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows.compared import WhyNotAnswer
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.layer_sensitivity import LayerSubject
-from moetune.workflows.model_sensitivity import ModelSubject
 from moetune.workflows.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
 from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
 from moetune.workflows.single_flight import SingleFlight
@@ -144,12 +143,11 @@ class Planner:
         """Return a plan's predicted timelines.
 
         Raises:
-            InputError: there is no such plan, or it is for a whole model and was made before
-                plans stored their stages.
-            ProfileError: a layer's profile is missing or has changed.
+            InputError: there is no such plan.
+            ProfileError: its profile is missing or has changed.
         """
         plan = self.plan(wanted)
-        profile = None if plan.transformer is not None else self.profile_behind(plan)
+        profile = self.profile_behind(plan)
         return self.run(plan.inputs.profile, predicted_trace, plan, profile=profile)
 
     def trace_training(self, plan: TrainingDocument, *, model: str | None = None) -> Trace:
@@ -309,9 +307,7 @@ def _soundly(profile: str, work: Callable[[], T]) -> T:
 
 
 def _sensitivity(plan: Plan, profile: Profile) -> Sensitivity:
-    if plan.transformer is None:
-        return sensitivity_of(LayerSubject(plan=plan, profile=profile))
-    return sensitivity_of(ModelSubject(plan=plan, profile=profile))
+    return sensitivity_of(LayerSubject(plan=plan, profile=profile))
 
 
 def _training(request: TrainingRequest, profile: Profile) -> TrainingDocument:

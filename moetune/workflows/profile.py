@@ -175,7 +175,7 @@ def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
         dtypes=dtypes,
         group_sizes=group_sizes,
         layers=request.layers,
-        transformers=request.transformers,
+        models=request.models,
         preset=request.preset,
         max_tokens=request.max_tokens,
     )

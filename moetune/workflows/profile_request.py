@@ -12,12 +12,13 @@ from moetune.domain.cluster import Cluster
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.domain.units import dtype_bytes
+from moetune.measure.decoder_points import MeasuredModel
 from moetune.measure.grid import Preset
 from moetune.measure.noise import has_drifted
+from moetune.workflows.models import FoundModel
 from moetune.workflows.profile_quality import GroupSummary
 
 
@@ -31,7 +32,7 @@ class ProfileRequest:
         dtypes: default, those that the device is fast with.
         group_sizes: default, the divisors and powers of two up to the number of ranks.
         layers: layers whose own shapes are measured.
-        transformers: whole models whose own shapes are measured.
+        models: whole ones whose own shapes are measured.
         max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
         budget_seconds: longest time to measure, without the fit.
         base: a profile of the same device, for what is not measured here.
@@ -43,7 +44,7 @@ class ProfileRequest:
     dtypes: tuple[str, ...] = ()
     group_sizes: tuple[int, ...] = ()
     layers: tuple[LayerShape, ...] = ()
-    transformers: tuple[Transformer, ...] = ()
+    models: tuple[MeasuredModel, ...] = ()
     max_tokens: int = 4096
     budget_seconds: float | None = None
     base: Profile | None = None
@@ -145,3 +146,22 @@ def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
     words = re.sub(r"\([^)]*\)", "", cluster.machine.device)
     slug = "-".join(re.findall(r"[a-z0-9.]+", words.lower())) or cluster.machine.kind
     return f"{slug}-x{cluster.machine.num_devices}"
+
+
+def measured_models(found: FoundModel, length: int | None) -> tuple[MeasuredModel, ...]:
+    """Return the whole model to measure for; nothing for a layer.
+
+    Args:
+        length: tokens of a sequence; None for a paper's own.
+
+    Raises:
+        InputError: the length is missing.
+    """
+    if found.decoder is None:
+        return ()
+    length = length or (found.whole.shape.length if found.whole is not None else None)
+    if length is None:
+        raise InputError(
+            f"{found.decoder.name} lacks the tokens of a sequence", "give them, such as --seq 4k"
+        )
+    return (MeasuredModel(decoder=found.decoder, length=length),)

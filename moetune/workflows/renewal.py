@@ -26,7 +26,7 @@ def renewed(
     Args:
         observe_every: as in `open_planbook`.
     """
-    old = [one for one in found.plans if _is_for_others(one, num_ranks)]
+    old = [one for one in found.plans if one.inputs.world_size != num_ranks]
     if not old:
         return found
     kept = [one for one in found.plans if one not in old]
@@ -42,10 +42,6 @@ def renewed(
         others=[one for one in kept if one.id not in reported],
         num_ranks=num_ranks, observe_every=observe_every,
     )  # fmt: skip
-
-
-def _is_for_others(plan: Plan, num_ranks: int) -> bool:
-    return plan.transformer is None and plan.inputs.world_size != num_ranks
 
 
 def _made(questions: Sequence[Mapping[str, object]], db: str | None) -> list[Plan]:

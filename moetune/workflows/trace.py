@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from moetune.config import Launch
 from moetune.domain.document import encode
-from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
-from moetune.domain.model_plan import TransformerPlan
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
@@ -20,9 +18,7 @@ from moetune.solve.trace import (
     chunk_span,
     layer_spans,
     process_events,
-    stage_spans,
 )
-from moetune.workflows.verify import workload_of
 
 if TYPE_CHECKING:
     from moetune.runtime.trace import RecordedSpan
@@ -80,16 +76,11 @@ class _RecordedStep:
 
 
 def predicted_trace(plan: Plan, *, profile: Profile | None) -> Trace:
-    """Return the timelines that a plan predicts: a layer's passes, or a model's stages.
+    """Return the timelines that a layer's plan predicts.
 
     Args:
-        profile: the one that a layer's plan was made with; None gives no events.
-
-    Raises:
-        InputError: a whole model's plan has no stages.
+        profile: the one that the plan was made with; None gives no events.
     """
-    if plan.transformer is not None:
-        return _trace_stages(plan, plan.transformer)
     if profile is None:
         return Trace(events=(), predicted=None, measured=None)
     costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
@@ -118,14 +109,12 @@ def recorded_trace(
         oversubscribe: several of them may share a core.
 
     Raises:
-        InputError: the plan is for a whole model, or there are fewer cores than ranks.
+        InputError: there are fewer cores than ranks.
         MoetuneError: a rank failed.
     """
     from moetune.workflows.launch import run_on_ranks
 
-    step = _RecordedStep(
-        workload=workload_of(plan), decision=plan.decide(plan.inputs.tokens_per_rank)
-    )
+    step = _RecordedStep(workload=plan.workload, decision=plan.decide(plan.inputs.tokens_per_rank))
     by_rank = run_on_ranks(
         _record, step, num_ranks=num_ranks or 1, launch=launch, environ=environ,
         oversubscribe=oversubscribe,
@@ -135,16 +124,6 @@ def recorded_trace(
     predicted = predicted_trace(plan, profile=profile)
     events = (*predicted.events, *_measured_events(step, by_rank))
     return replace(predicted, events=events, measured=overlap_of(by_rank[0]))
-
-
-def _trace_stages(plan: Plan, transformer: TransformerPlan) -> Trace:
-    """Return the passes of the micro-batches through the stages, whose times the plan holds."""
-    if not transformer.stages:
-        raise InputError(
-            f"plan {plan.id[:6]} was made before plans stored their stages", "make the plan again"
-        )
-    events = _predicted_events(stage_spans(transformer))
-    return Trace(events=events, predicted=None, measured=None)
 
 
 def _predicted_events(spans: Sequence[TraceSpan]) -> tuple[Mapping[str, object], ...]:

@@ -1,6 +1,6 @@
 """The fastest layout to train a decoder in: its job, the search, and why nothing fits."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 
@@ -17,11 +17,13 @@ from moetune.domain.errors import (
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
+from moetune.domain.request import gemm_dtypes
 from moetune.domain.routing import BALANCED, ExpertLoads
 from moetune.domain.site import check_format, site_of
 from moetune.domain.target_rules import model_rules
 from moetune.domain.targets import Target
 from moetune.domain.training import (
+    HALF_PRECISION,
     TRAINING_DTYPES,
     FoldedLayout,
     LayoutRequest,
@@ -130,9 +132,36 @@ def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> 
     if broken is not None:
         raise InfeasiblePlanError(broken.what, broken.hint)
     try:
-        return _searched(request, profile, costs, asks_runtime=True)
+        found = _searched(request, profile, costs, asks_runtime=True)
     except RefusedLayoutError as error:
         raise _priced(error, request, profile, costs) from None
+    return found if found.plan.fits else _on_host(found, request, profile, costs)
+
+
+_ON_HOST = LayoutRequest(tp=1, cp=1, pp=1, vpp=1, zero=3, offload_optimizer=1.0)
+"""Pins of layouts whose states are in chunks in host memory, as `moetune.shard` keeps them."""
+
+
+def _on_host(
+    found: _Solved, request: TrainingRequest, profile: Profile, costs: Costs | None
+) -> _Solved:
+    """Return the plan with all states in host memory where nothing else fits, else what was found.
+
+    The profile may have no copies to the host, and pins may exclude it.
+    """
+    asked, whole = asdict(request.pins), asdict(_ON_HOST)
+    wanted = {name: size for name, size in whole.items() if size is not None}
+    is_free = all(asked[name] in (None, size) for name, size in wanted.items())
+    if not request.target.offloads_states or not is_free:
+        return found
+    pinned = replace(request, pins=replace(request.pins, **wanted))
+    try:
+        solved = _searched(pinned, profile, costs, asks_runtime=True)
+    except MoetuneError:
+        return found
+    if not solved.plan.fits:
+        return found
+    return _Solved(plan=replace(solved.plan, request=request), search=solved.search)
 
 
 def _check_placement_rule(request: TrainingRequest) -> None:
@@ -232,13 +261,19 @@ def training_job(
             "give the sequences of a step and the tokens of a sequence, "
             "such as --global-batch 1024 --seq 4096",
         )
-    known_dtype, known_optimizer = check_names(dtype or "bfloat16", optimizer)
+    known_dtype, known_optimizer = check_names(dtype or _usual_dtype(profile), optimizer)
     return TrainingJob(
         decoder=decoder, world_size=world_size or profile.machine.num_devices,
         global_batch=global_batch, length=length, dtype=known_dtype,
         routing=routing, optimizer=known_optimizer,
         leaves_room=leaves_room and routing == BALANCED and decoder.num_moe_layers > 0,
     )  # fmt: skip
+
+
+def _usual_dtype(profile: Profile) -> TrainingDtype:
+    """Return bfloat16, or float16 where a profile has that and not bfloat16."""
+    known = gemm_dtypes(profile)
+    return next((dtype for dtype in HALF_PRECISION if dtype in known), "bfloat16")
 
 
 def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerName]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from moetune.domain.data_sheets import peak_flops
 from moetune.domain.document import encode
-from moetune.domain.model_plan import Confidence
+from moetune.domain.model_plan import Chunks, Confidence
 from moetune.domain.pipeline import stage_words
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.profile import ProfileQuality, Provenance
@@ -29,6 +29,7 @@ from moetune.domain.training_document import (
     TrainingStep,
 )
 from moetune.domain.units import format_bytes
+from moetune.solve.chunks.choose import chunks_of
 from moetune.solve.joint.savings import FoundSaving
 from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.joint.uncertainty import confidence_of, public_ratios
@@ -172,6 +173,11 @@ class TrainingPlan:
         }
 
     @property
+    def _chunks(self) -> Chunks | None:
+        is_own = self.request.target.name == "moetune"
+        return chunks_of(self.request.job, self.best.layout) if is_own else None
+
+    @property
     def stored(self) -> TrainingDocument:
         """The plan as stores and files keep it."""
         best = self._answer(self.best)
@@ -193,6 +199,7 @@ class TrainingPlan:
                 provenance=self.provenance, device=self.device,
                 public_ratios=public_ratios(self.request.target.name),
             ),
+            chunks=self._chunks,
             savings=tuple(map(_saving, self.savings)),
             free=None if self.free is None else _saving(self.free),
         )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from moetune.domain.costs import Costs
 from moetune.domain.profile import Profile
 from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
 from moetune.fit.costs import costs_of
 from moetune.fit.variants import RESAMPLING_SEED, resample_costs
 from moetune.solve.joint.ties import PricedLayout
@@ -41,18 +41,22 @@ class StandIns:
     ratios: tuple[float, float] = (1.0, 1.0)
 
 
-def device_prices(profile: Profile, costs: Costs | None = None) -> DevicePrices:
+def device_prices(
+    profile: Profile, costs: Costs | None = None, element: TrainingDtype = "bfloat16"
+) -> DevicePrices:
     """Return the prices of a rank's operations on the machine of a profile.
 
     Published tables are of one kernel at a time, measured profiles of what a layer sustains.
 
     Args:
         costs: drawn ones; None for the profile's own.
+        element: dtype of whatever is not in 8 bits or fewer.
     """
     network = profile.network
     return DevicePrices(
         costs=costs or costs_of(profile, allow_modelled=True),
         machine=profile.machine,
+        element=element,
         sustained=1.0 if profile.samples else _SUSTAINED,
         gap_seconds=0.0 if profile.samples else _GAP_SECONDS,
         posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
@@ -64,8 +68,8 @@ def step_prices(
 ) -> StepPrices:
     """Return the prices of a job's steps."""
     return StepPrices(
-        job=job, device=device_prices(profile, costs), stages=DecoderStages(job.decoder),
-        target=target,
+        job=job, device=device_prices(profile, costs, job.element),
+        stages=DecoderStages(job.decoder), target=target,
     )  # fmt: skip
 
 

@@ -179,7 +179,7 @@ def verify_plan(
             tokens cannot follow, or for more ranks than there is room for.
         MoetuneError: a rank failed.
     """
-    workload = workload_of(plan)
+    workload = plan.workload
     expert_shares(workload)  # its refusals, before ranks are started
     planned_ranks = plan.layout.expert_ranks
     ranks = launch.world_size if launch else num_ranks or planned_ranks
@@ -238,20 +238,6 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
         for step in verification.steps
         if step.predicted_seconds is not None and step.strategy == plan.memory.strategy
     )
-
-
-def workload_of(plan: Plan) -> Workload:
-    """Return the workload of a layer's plan.
-
-    Raises:
-        InputError: the plan is for a whole model.
-    """
-    if plan.transformer is not None:
-        raise InputError(
-            f"plan {plan.id[:6]} is for a whole model, and only a layer can be run here",
-            "make a plan for its layer:  moetune plan --d-model … --d-hidden … --num-experts …",
-        )
-    return plan.workload
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:

@@ -5,7 +5,7 @@ with what was asked pinned, which `change_plan` makes as for a what-if. Without 
 one of the candidates that the plan has kept.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraint_texts import check_constraint_sizes, decode_constraints
@@ -23,28 +23,15 @@ from moetune.workflows.compared import (
     drift_notes,
     only_kept_note,
 )
-from moetune.workflows.layout_text import read_layout
-from moetune.workflows.pairs import chosen_layout, probability_faster, timed_choice
+from moetune.workflows.pairs import probability_faster, timed_choice
 from moetune.workflows.plan_changes import step_seconds
-from moetune.workflows.plan_choices import choice_of, kept_candidates, kept_choice, kept_like
+from moetune.workflows.plan_choices import choice_of, kept_because, kept_choices
 from moetune.workflows.whatif import WhatIf, change_plan, check_changes
 
-_SIZES = ("dp", "ep", "tp", "pp", "micro-batch")
-_WORDS: Mapping[str, tuple[str, ...]] = {
-    "expert-parallel": ("all_to_all", "tensor"),
-    "zero": ("0", "1"),
-    "overlap": ("none", "chunks"),
-}
-_ZERO = {"0": "false", "1": "true"}
 _RULES = (
     f"Gains below {format_share(WORTH, digits=0)} over one chunk or over keeping all activations "
     f"are not taken, nor below {format_share(NOISE, digits=0)} over fewer chunks: the errors of "
     "measured costs are as large. The plan's own reason: {}"
-)
-_RULE_OF_LAYOUTS = (
-    f"Of layouts within {format_share(NOISE, digits=0)} of each other one that leaves memory free "
-    "is taken; a faster one than that is not tried unless it is pinned: plan again with these "
-    "pins to take it"
 )
 
 
@@ -54,7 +41,7 @@ class WhyNot:
 
     Args:
         degree: chunks forward and backward, where both are the same.
-        layout: of a whole model, as `layout_text` reads it.
+        layout: of a model's training, as `layout_text` reads it.
         spelling: the caller's names of these, for errors.
     """
 
@@ -110,20 +97,14 @@ class WhyNot:
         }  # fmt: skip
         texts = {flag: str(value) for flag, value in found.items() if value is not None}
         if self.layout is not None:
-            texts |= self._layout_pins(plan, self.layout)
-        check_constraint_sizes(decode_constraints(texts, self.pin_spelling), self.pin_spelling)
-        return texts
-
-    def _layout_pins(self, plan: Plan, layout: str) -> Mapping[str, str]:
-        flag = self.spelling("layout")
-        if plan.transformer is None:
-            names = [self.spelling(one) for one in ("degree", "strategy")]
+            names = [self.spelling(name) for name in ("degree", "strategy")]
             raise InputError(
-                f"{flag} is for whole models, and plan {plan.id[:6]} is of one layer",
+                f"{self.spelling('layout')} is for whole models, and plan {plan.id[:6]} is of one "
+                "layer",
                 f"ask with {' or '.join(names)}",
             )
-        found = read_layout(layout, flag=flag, numbers=_SIZES, words=_WORDS).values
-        return {name: _ZERO[text] if name == "zero" else text for name, text in found.items()}
+        check_constraint_sizes(decode_constraints(texts, self.pin_spelling), self.pin_spelling)
+        return texts
 
 
 def compare_choices(plan: Plan, *, profile: Profile, question: WhyNot) -> WhyNotAnswer:
@@ -149,13 +130,12 @@ def compare_choices(plan: Plan, *, profile: Profile, question: WhyNot) -> WhyNot
     except (InputError, InfeasiblePlanError) as error:
         refused = replace(answer, refused=Refusal(what=error.what, hint=error.hint))
         return _with_more_memory(plan, profile, changed, refused)
-    kept = kept_like(plan, other)
     return replace(
         answer,
         other=choice_of(other),
         probability_faster=probability_faster(plan, other, profile),
-        kept_because=kept.lost_because if kept else "",
-        rule=_rule(plan),
+        kept_because=kept_because(plan, other),
+        rule=_RULES.format(plan.decision.why),
         notes=(
             *answer.notes, *_placed_otherwise(plan, other),
             *(one for one in other.warnings if one not in plan.warnings),
@@ -181,21 +161,16 @@ def answer_from_plan(plan: Plan, question: WhyNot) -> WhyNotAnswer | None:
     answer = WhyNotAnswer(plan=plan.id, asked=asked, source="plan", chosen=own)
     if asked.items() <= own.decision.items():
         return replace(answer, other=own)
-    kept = [(one, kept_choice(one)) for one in kept_candidates(plan)]
-    found = [(one, choice) for one, choice in kept if asked.items() <= choice.decision.items()]
+    found = [one for one in kept_choices(plan) if asked.items() <= one.choice.decision.items()]
     if not found:
         return None
-    one, choice = min(found, key=lambda pair: pair[1].step_seconds)
+    kept = min(found, key=lambda one: one.choice.step_seconds)
     return replace(
         answer,
-        other=choice,
-        kept_because=one.lost_because,
+        other=kept.choice,
+        kept_because=kept.lost_because,
         notes=(only_kept_note(plan.inputs.profile, what="candidate"),),
     )
-
-
-def _rule(plan: Plan) -> str:
-    return _RULES.format(plan.decision.why) if plan.transformer is None else _RULE_OF_LAYOUTS
 
 
 def _with_more_memory(
@@ -211,9 +186,5 @@ def _with_more_memory(
 
 
 def _drift_notes(plan: Plan, profile: Profile) -> tuple[str, ...]:
-    whole = plan.inputs.request.whole
-    if whole is None:
-        now = timed_choice(plan, profile).step.seconds
-    else:
-        now = chosen_layout(plan, whole, profile).found.best[0].seconds
+    now = timed_choice(plan, profile).step.seconds
     return drift_notes(now, step_seconds(plan), what="choice")

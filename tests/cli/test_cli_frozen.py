@@ -85,8 +85,6 @@ def test_exit_codes() -> None:
 PLANS = (
     ("--model", "gpt-s", "--profile", "rtx2080ti-x64"),
     ("--model", "gpt-s", "--profile", "rtx2080ti-x64", "--memory-limit", "600MiB"),
-    ("--model", "ppmoe-6.7b", "--profile", "v100-x256"),
-    ("--model", "ppmoe-6.7b", "--profile", "v100-x256", "--pp", "1", "--zero", "1"),
 )
 
 
@@ -123,10 +121,10 @@ def test_keys_of_profiles(cli: Cli, database: Path) -> None:
 
 def test_keys_of_models(cli: Cli) -> None:
     found: set[str] = set()
-    for name in ("qwen3-30b-a3b", "ppmoe-6.7b"):
+    for name in ("qwen3-30b-a3b", "ppmoe-6.7b", "gpt-s"):
         document = cli("models", "show", name, "--json").document
         del document["sections"]
-        for kind in document["kinds"]:
+        for kind in document["kinds"] or ():
             for part in kind["parts"]:
                 del part["sizes"], part["widths"]  # each kind of part has its own
         found.update(keys(document))

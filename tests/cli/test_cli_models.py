@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.domain.model import MODELS
+from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.huggingface.registry import model_names
 from tests.cli.running import Cli
 from tests.huggingface.configs import DEEPSEEK, QWEN3
@@ -55,19 +55,29 @@ def test_a_folder_is_read_and_shown_in_words(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_of_the_papers_have_the_same_keys(cli: Cli, name: str) -> None:
+def test_layers_of_the_papers_are_no_decoders(cli: Cli, name: str) -> None:
     document = cli("models", "show", name, "--json").document
-    whole = MODELS[name].transformer
-    if whole is None:
-        assert document["parameters"] is document["flops_per_token"] is None
-        return
-    assert document["parameters"] == whole.num_parameters
+    assert document["parameters"] is document["flops_per_token"] is None
+
+
+@pytest.mark.parametrize("name", WHOLE_MODELS)
+def test_whole_models_of_the_papers_have_the_keys_of_all_others(cli: Cli, name: str) -> None:
+    document = cli("models", "show", name, "--json").document
+    whole = WHOLE_MODELS[name].shape
+    width = whole.moe.d_model
+    ffn, block, table = 8 * width**2, 4 * width**2, whole.vocab_size * width
+    dense = whole.num_layers - whole.num_moe_layers
+    experts = whole.num_moe_layers * whole.moe.num_experts * ffn
+    gates = whole.num_moe_layers * whole.moe.num_experts * width
+    norms = (4 * whole.num_layers + 2) * width
+    positions = whole.length * width
+    assert document["parameters"] == (
+        2 * table + positions + norms + whole.num_layers * block + dense * ffn + experts + gates
+    )
     assert document["num_layers"] == whole.num_layers
     assert document["num_moe_layers"] == whole.num_moe_layers
-    block = 4 * whole.moe.d_model**2
-    keys = whole.moe.d_model * 4096  # QK and PV over half of a causal mask
-    moe = whole.num_layers * (block + keys + whole.moe.top_k * whole.ffn_parameters)
-    assert document["flops_per_token"] == 6 * (moe + whole.token_parameters)
+    keys = width * 4096  # QK and PV over half of a causal mask
+    assert document["flops_per_token"] == 6 * (whole.num_layers * (block + keys + ffn) + table)
 
 
 def test_list_names_the_registry(cli: Cli) -> None:

@@ -39,13 +39,10 @@ SIZES_FLAGS = (
     "--memory-limit", "10GB", "--memory-taken", "250MB", "--max-degree", "8", "--order",
     "interleaved",
 )  # fmt: skip
-WHOLE: dict[str, Any] = {"model": "ppmoe-6.7b", "world_size": 32, "profile": "v100-x256"}
-WHOLE_FLAGS = ("--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
 TRAINING: dict[str, Any] = {
     "model": "qwen3-30b-a3b", "profile": "h100-x8", "world_size": 64, "global_batch": 1024,
     "seq": "4k", "target": "megatron", "recompute": ["norm", "moe_act"],
 }  # fmt: skip
-MODEL: dict[str, Any] = {"model": "ppmoe-6.7b", "profile": "v100-x256", "world_size": 32}
 TRAINING_FLAGS = (
     "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "64", "--global-batch",
     "1024", "--seq", "4096", "--target", "megatron", "--recompute", "norm,moe_act",
@@ -79,9 +76,7 @@ class Cell(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize(
-    ("arguments", "flags"), [(LAYER, LAYER_FLAGS), (SIZES, SIZES_FLAGS), (WHOLE, WHOLE_FLAGS)]
-)
+@pytest.mark.parametrize(("arguments", "flags"), [(LAYER, LAYER_FLAGS), (SIZES, SIZES_FLAGS)])
 def test_a_plan_has_the_numbers_and_the_words_of_the_command_line(
     cli: Cli, arguments: dict[str, Any], flags: tuple[str, ...]
 ) -> None:
@@ -191,7 +186,7 @@ def test_a_profile_is_a_name_a_file_or_itself(home: Path) -> None:
     assert moetune.plan(**{**TRAINING, "profile": h100}).id == moetune.plan(**TRAINING).id
 
 
-@pytest.mark.parametrize("arguments", [LAYER, WHOLE, TRAINING])
+@pytest.mark.parametrize("arguments", [LAYER, TRAINING])
 @pytest.mark.usefixtures("home")
 def test_a_notebook_draws_the_page_without_scripts(arguments: dict[str, Any]) -> None:
     plan = moetune.plan(**arguments)
@@ -294,14 +289,13 @@ WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [
     ({**LAYER, "memory_limit": "80"}, moetune.InputError, "^memory_limit: size '80' has no unit"),
     ({**LAYER, "strategy": "S9"}, moetune.InputError, "^strategy must be one of none, S1"),
     ({**LAYER, "moe_every": -1}, moetune.InputError, "^moe_every must be at least 0"),
-    ({**LAYER, "tp": 2}, moetune.InputError, "^tp is for a whole model"),
-    ({**LAYER, "cp": 2}, moetune.InputError, "^cp is for Hugging Face models"),
+    ({**LAYER, "tp": 2}, moetune.InputError, "^tp is for whole models"),
+    ({**LAYER, "cp": 2}, moetune.InputError, "^cp is for whole models"),
     ({**LAYER, "d_model": 2}, moetune.InputError, "^model gpt-xl and d_model exclude each other"),
     ({**LAYER, "profile": 7}, moetune.InputError, "^profile must be a name, a file or a Profile"),
     ({**LAYER, "profile": "rtx2080ti"}, moetune.ProfileError, "did you mean rtx2080ti-x"),
     ({**LAYER, "memory_limit": "10MB"}, moetune.InfeasiblePlanError, "limit of 9.54 MiB"),
-    ({**MODEL, "overlap": "batch"}, moetune.InputError, "^overlap batch is for Hugging"),
-    ({**MODEL, "overlap": "none", "forward_degree": 3}, moetune.InputError, "excludes overlap"),
+    ({**LAYER, "overlap": "batch"}, moetune.InputError, "^overlap is for whole models"),
     ({**TRAINING, "model": "qwen3-30b-a3"}, moetune.InputError, "did you mean qwen3-30b-a3b"),
     ({**TRAINING, "strategy": "S1"}, moetune.InputError, "^strategy is for layers"),
     ({**TRAINING, "zero": 4}, moetune.InputError, "^zero must be from 0 to 3, got 4"),

@@ -111,27 +111,6 @@ def test_a_measured_layer_moves_both_degrees_at_once(cli: Cli) -> None:
     assert found["step_seconds"] == plan["predicted"]["step_seconds"]
 
 
-def test_a_whole_model_is_held_in_its_layout(cli: Cli, planned: Planned) -> None:
-    plan = planned(
-        "whole.json", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256"
-    )
-    found = cli("sensitivity", "whole.json", "--json").document
-    step = plan["transformer"]["step_seconds"]
-    assert found["step_seconds"] == pytest.approx(step, rel=1e-9)
-    parts = parts_of(found)
-    # Sends are 2·(m + p − 1)-fold start-ups and bytes; together they are the part `stage sends`.
-    sends = next(
-        one["seconds"] for one in plan["transformer"]["parts"] if one["name"] == "stage sends"
-    )
-    both = sum(parts[f"send {one}"]["seconds_per_percent"] for one in ("bandwidth", "start-up"))
-    assert both == pytest.approx(0.01 * sends, rel=1e-6)
-    other = cli("explain", "whole.json", "--layout", "dp=4,tp=1,pp=8,ep=1", "--json").document
-    row = next(one for one in found["knobs"] if one["choice"].startswith("pp 8"))
-    assert row["seconds"] == pytest.approx(other["difference"]["seconds"], rel=1e-6)
-    refused = next(one for one in found["knobs"] if one["choice"] == "tp 2")
-    assert (refused["seconds"], refused["note"] != "") == (None, True)
-
-
 def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli, planned: Planned) -> None:
     plan = planned("training.json", *TRAINING)
     found = cli("sensitivity", "training.json", "--json").document
@@ -158,7 +137,6 @@ def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli, planned: Planne
         (("plan.json", "--model", "olmoe"), 2, "--model is for the plans of"),
         (("old.json",), 2, "this version of moetune predicts"),
         (("older.json",), 2, "this version of moetune predicts"),
-        (("layout.json",), 2, "this version of moetune takes another layout"),
     ],
 )
 def test_what_cannot_be_priced_again_is_refused(
@@ -166,10 +144,8 @@ def test_what_cannot_be_priced_again_is_refused(
 ) -> None:
     planned("plan.json", *XL)
     planned("training.json", *TRAINING)
-    planned("whole.json", "--model", "ppmoe-6.7b", "--world-size", "8", "--profile", "v100-x256")
     edit("plan.json", "old.json", step_seconds=0.5)
     edit("training.json", "older.json", step_seconds=9.5)
-    edit("whole.json", "layout.json", dp=1, tp=8, pp=1, ep=1, expert_parallel="tensor")
     result = cli("sensitivity", *arguments, "--json")
     assert (result.code, result.document["exit_code"]) == (code, code)
     assert part in result.document["error"]

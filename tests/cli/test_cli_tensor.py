@@ -176,7 +176,7 @@ def test_a_predicted_trace_of_sequence_shards_begins_with_the_gathering(with_sha
     [
         (SIZES, 2, "add --expert-parallel tensor"),
         ((*SIZES, "--expert-parallel", "all_to_all"), 2, "omit --sequence-parallel"),
-        (("plan", "--model", "ppmoe-6.7b", "--expert-parallel", "tensor"), 2, "is for one layer"),
+        (("plan", "--model", "ppmoe-6.7b", "--expert-parallel", "tensor"), 2, "is for layers"),
         (TENSOR, 5, "no reduce_scatter measured for 4 ranks"),
     ],
 )

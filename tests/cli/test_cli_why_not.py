@@ -13,7 +13,6 @@ from moetune.solve.joint.uncertainty import OWN_SPREAD
 from tests.cli.running import Cli, Planned
 
 XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
-WHOLE = ("--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
 TRAINING = (
     "--model", "olmoe", "--profile", "h100-x8", "--world-size", "16", "--global-batch", "64",
     "--seq", "4096",
@@ -31,7 +30,7 @@ def why(cli: Cli, *arguments: str) -> dict[str, Any]:
 
 
 def step_of(plan: dict[str, Any]) -> float:
-    return float((plan["transformer"] or plan["predicted"])["step_seconds"])
+    return float(plan["predicted"]["step_seconds"])
 
 
 @pytest.mark.parametrize(
@@ -64,40 +63,16 @@ def test_a_layers_other_choice_is_the_plan_with_that_pin(
     assert 0 <= found["probability_faster"] < 0.5
 
 
-def test_a_whole_models_other_layout_is_the_plan_with_those_pins(
-    cli: Cli, planned: Planned
-) -> None:
-    plan = planned("whole.json", *WHOLE)
-    pinned = cli("plan", *WHOLE, "--tp", "2", "--pp", "4", "--json").document
-    found = why(cli, "whole.json", "--layout", "tp=2,pp=4")
-    assert found["asked"] == {"tp": "2", "pp": "4"}
-    assert found["other"]["step_seconds"] == step_of(pinned)
-    assert found["other"]["needed_bytes"] == pinned["transformer"]["memory"]["total_bytes"]
-    assert sum(found["difference"]["parts"].values()) == pytest.approx(
-        step_of(pinned) - step_of(plan), rel=1e-6
-    )
-    printed = why(cli, "whole.json", "--layout", "dp 4 · ep 1 · tp 1 · pp 8 · all_to_all")
-    kept = next(one for one in plan["alternatives"] if one["layout"] and one["layout"]["pp"] == 8)
-    assert printed["other"]["step_seconds"] == kept["step_seconds"]
-    assert printed["kept_because"] == kept["lost_because"]
-    own = why(cli, "whole.json", "--layout", "pp=4,tp=1,ep=1,zero=1")
-    assert own["verdict"] == "chosen"
-    assert "the plan's own choice" in own["words"][0]
-    out = cli("explain", "whole.json", "--layout", "tp=2,pp=4").out
-    assert " ".join(out.split()).startswith("With dp 4 · ep 1 · tp 2 · pp 4 · tensor")
-    assert max(map(len, out.splitlines())) <= 80
-
-
 def test_rules_refuse_and_name_the_nearest(cli: Cli, planned: Planned) -> None:
     cli("plan", *XL, "--output", "plan.json", "--max-degree", "16")
     found = why(cli, "plan.json", "--degree", "32")
     assert (found["verdict"], found["other"], found["difference"]) == ("refused", None, None)
     assert "max_degree is 16" in found["refused"]["what"]
     assert "nearest: --forward-degree 16" in found["refused"]["hint"]
-    planned("whole.json", *WHOLE)
-    found = why(cli, "whole.json", "--layout", "tp=3")
-    assert "tp (3) does not divide the 32 ranks" in found["refused"]["what"]
-    assert cli("explain", "whole.json", "--layout", "tp=3").out.startswith("It cannot be had: ")
+    planned("training.json", *TRAINING)
+    found = why(cli, "training.json", "--layout", "tp=3")
+    assert "num_heads (16) does not divide by tp (3)" in found["refused"]["what"]
+    assert cli("explain", "training.json", "--layout", "tp=3").out.startswith("It cannot be had: ")
 
 
 def test_what_does_not_fit_says_what_it_would_take(cli: Cli) -> None:
@@ -293,13 +268,12 @@ def test_a_kept_layout_of_training_needs_no_profile(cli: Cli, tmp_path: Path) ->
         (("training.json", "--degree", "17"), "--degree must be from 1 to 16"),
         (("training.json", "--forward-degree", "17"), "--forward-degree must be from 1 to 16"),
         (("plan.json", "--layout", "tp=2"), "--layout is for whole models"),
-        (("whole.json", "--layout", "pq=1"), "unknown size 'pq'"),
-        (("whole.json", "--layout", "tp=x"), "tp must be a whole number"),
-        (("whole.json", "--layout", "tp"), "is not NAME=VALUE"),
-        (("whole.json", "--layout", "tp=1,tp=2"), "names tp twice"),
-        (("whole.json", "--layout", ""), "empty"),
-        (("whole.json", "--layout", "zero=7"), "zero must be one of 0, 1"),
-        (("whole.json", "--strategy", "S1"), "--strategy S1 is not planned"),
+        (("training.json", "--layout", "pq=1"), "unknown size 'pq'"),
+        (("training.json", "--layout", "tp=x"), "tp must be a whole number"),
+        (("training.json", "--layout", "tp"), "is not NAME=VALUE"),
+        (("training.json", "--layout", "tp=1,tp=2"), "names tp twice"),
+        (("training.json", "--layout", ""), "empty"),
+        (("training.json", "--layout", "zero=7"), "zero must be one of 0, 1"),
         (("training.json", "--strategy", "S1"), "--strategy is for layers"),
         (("training.json", "--degree", "4"), "not in chunks"),
         (("training.json", "--degree", "4", "--layout", "tp=1"), "exclude each other"),
@@ -314,7 +288,7 @@ def test_wrong_values_name_the_flag(
     cli: Cli, planned: Planned, arguments: tuple[str, ...], part: str
 ) -> None:
     files = {
-        "plan.json": XL, "whole.json": WHOLE, "training.json": (*TRAINING, "--target", "megatron"),
+        "plan.json": XL, "training.json": (*TRAINING, "--target", "megatron"),
     }  # fmt: skip
     if arguments[0] in files:
         planned(arguments[0], *files[arguments[0]])

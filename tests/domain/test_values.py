@@ -8,12 +8,11 @@ import pytest
 
 from moetune.domain.cluster import Machine
 from moetune.domain.constraint_texts import decode_constraints
-from moetune.domain.constraints import LayoutPins, TransformerSizes
 from moetune.domain.errors import InputError
 from moetune.domain.interference import CompSpeed
 from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.layout import Layout, check_ranks
-from moetune.domain.model import Transformer
+from moetune.domain.model import Transformer, read_shape
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
 from moetune.domain.profile_keys import in_si
@@ -104,8 +103,6 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
     [
         (lambda: machine(num_devices=0), "num_devices must be at least 1, got 0"),
         (lambda: machine(memory_bytes=-1), "memory_bytes must be at least 1, got -1"),
-        (lambda: LayoutPins(dp=0), "dp must be at least 1, got 0"),
-        (lambda: LayoutPins(micro_batch=-2), "micro_batch must be at least 1, got -2"),
         (lambda: CompSpeed(comm=0.0), "comm must be a speed above 0 and at most 1, got 0.0"),
         (lambda: CompSpeed(all=1.5), "all must be a speed above 0 and at most 1, got 1.5"),
         (lambda: LayerShape(d_model=8, d_hidden=8, num_experts=2, top_k=3), "top_k (3) is larger"),
@@ -163,7 +160,6 @@ def test_values_that_mean_nothing_are_refused_by_name(
 
 def test_the_least_values_are_accepted() -> None:
     assert machine(num_devices=1, memory_bytes=1).num_devices == 1
-    assert LayoutPins(dp=1, micro_batch=1).dp == 1
     assert CompSpeed(comm=1e-9, all=1.0).all == 1.0
     assert LayerShape(d_model=1, d_hidden=1, num_experts=2, top_k=2).top_k == 2
     assert transformer(moe_every=4).num_moe_layers == 1
@@ -173,6 +169,14 @@ def test_the_least_values_are_accepted() -> None:
     assert copied.cost.seconds(1000) == pytest.approx(2e-6)
     assert observation(seconds=(0.0,)).seconds == (0.0,)
     assert sample(error="out of memory").seconds == ()
+
+
+@pytest.mark.parametrize("moe_every", [1, 2])
+def test_a_model_is_named_by_its_sizes(moe_every: int) -> None:
+    whole = transformer(moe_every=moe_every)
+    assert read_shape(whole.text) == whole
+    assert read_shape("ppmoe-6.7b") is None
+    assert read_shape(f"{whole.text},more=1") is None
 
 
 def test_an_unknown_activation_and_heads_that_do_not_divide_name_what_would_do() -> None:
@@ -193,15 +197,6 @@ def test_a_ranks_work_is_that_of_its_tokens_and_their_choices() -> None:
     assert work.payload_bytes == pairs * 8 * 2
     assert work.macs == pairs * 8 * 32
     assert work.local_experts == 2
-
-
-def test_all_sizes_of_a_model_are_pinned_by_those_of_the_model() -> None:
-    whole = transformer(moe_every=1)
-    sizes = TransformerSizes.of(whole)
-    assert sizes.given == {
-        "num_layers": 4, "num_heads": 2, "length": 16, "vocab_size": 50, "moe_every": 1,
-    }  # fmt: skip
-    assert sizes.transformer(model=None, layer=SHAPE) == whole
 
 
 def test_attention_has_two_products_forward_and_five_backward_halved_by_the_mask() -> None:
@@ -238,10 +233,7 @@ def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
         (lambda: PlanRequest(layer=SHAPE, spelling=AS_KEYS), "the number of tokens is missing"),
         (PlanRequest, "there is nothing to plan for"),
         (lambda: PlanRequest(model="gpt-s", layer=SHAPE), "a model and a layer are given"),
-        (lambda: pinned({"strategy": "S2"}, model="ppmoe-6.7b"),
-         "--strategy S2 is not planned in a whole model"),
-        (lambda: pinned({"sequence-parallel": "true"}, model="ppmoe-6.7b"),
-         "--sequence-parallel is for one layer, and this is a whole model"),
+        (lambda: PlanRequest(model="ppmoe-6.7b"), "ppmoe-6.7b is a whole model, and no layer"),
         (lambda: pinned({"order": "interleaved", "expert-parallel": "tensor"}, model="gpt-s"),
          "--order interleaved excludes --expert-parallel tensor, where a chunk has one transfer"),
     ],

@@ -8,9 +8,8 @@ import pytest
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.model_plan import TransformerPlan
 from moetune.domain.placement import ModelPlacement, PlacementChoice
-from moetune.domain.plan import plan_from_document
+from moetune.domain.plan import Alternative, Plan, plan_from_document
 from moetune.domain.profile import CollectiveLine, Profile, profile_from_document
 from moetune.domain.records import Observation
 from moetune.domain.samples import CollectivePoint, GemmPoint, RowsPoint, Sample, StepPoint
@@ -83,9 +82,8 @@ def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> Non
 @pytest.mark.parametrize(
     ("cls", "key", "value", "what"),
     [
-        (TransformerPlan, "batches_in_flight", 2, "two batches in turns"),
-        (TransformerPlan, "split", "positions", "two batches in turns"),
-        (TransformerPlan, "gradients", "between_exchanges", "dense gradients between exchanges"),
+        (Alternative, "layout", {"dp": 8}, "the planner of the papers' whole models"),
+        (Plan, "chunks", {"offload": True}, "the planner of the papers' whole models"),
         (Observation, "overlap", "both", "two batches in turns"),
         (TrainingInputs, "search_trials", 64, "the search by trials"),
         (LayoutRequest, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
@@ -127,7 +125,29 @@ def test_a_sample_without_a_point_is_named_as_before() -> None:
         profile_from_document([])
 
 
+@pytest.mark.parametrize(
+    ("inputs", "command"),
+    [
+        (
+            {"model": "ppmoe-6.7b", "world_size": 32, "profile": "v100-x256"},
+            "moetune plan --model ppmoe-6.7b --world-size 32 --profile v100-x256",
+        ),
+        ({"model": None}, "moetune plan --num-layers, --num-heads, --seq, --vocab"),
+    ],
+)
+def test_a_whole_model_of_before_says_how_to_plan_it_again(
+    inputs: dict[str, Any], command: str
+) -> None:
+    document = {**encode(small_plan(layer=LAYER)), "inputs": inputs, "transformer": {"zero": True}}
+    with pytest.raises(InputError, match=WITHDRAWN) as seen:
+        plan_from_document(document)
+    assert str(seen.value.hint).endswith(command)
+
+
 def test_a_withdrawn_key_that_was_not_used_is_let_be() -> None:
+    plain = encode(small_plan(layer=LAYER))
+    of_before = {**plain, "transformer": None, "chunks": None}
+    assert plan_from_document(of_before) == small_plan(layer=LAYER)
     assert decode(LayoutRequest, {"tp": 2, "dispatcher_sms": None}, "pins") == LayoutRequest(tp=2)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from moetune.domain.arrays import array_of
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.cost_keys import GemmKey
-from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.cost_keys import CollectiveKey, GemmKey
+from moetune.domain.costs import Costs, Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.layer import LayerShape, Workload
@@ -87,8 +87,7 @@ PUBLISHED = Profile(
 def test_published_profile_predicts_its_lines_and_calls_them_modelled() -> None:
     costs: Costs = costs_of(PUBLISHED)
 
-    gemm_line = prices.gemm_line(costs, dtype="float32")
-    comm_line = prices.collective_line(costs, op="all_to_all", group_size=16)
+    comm_line = prices.line_of(costs, CollectiveKey("all_to_all", 16))
     found = prices.gemm(
         costs,
         dtype="float32",
@@ -99,8 +98,8 @@ def test_published_profile_predicts_its_lines_and_calls_them_modelled() -> None:
         d_out=2048,
     )
 
-    assert gemm_line == LinearCost(alpha_seconds=6e-5, beta_seconds=4e-14)
-    assert comm_line == LinearCost(alpha_seconds=1e-4, beta_seconds=3e-10)
+    assert not costs.is_measured("float32")
+    assert (comm_line.alpha_seconds, comm_line.beta_seconds) == pytest.approx((1e-4, 3e-10))
     assert found.seconds == pytest.approx(6e-5 + 4e-14 * 2 * 100.5 * 512 * 2048)
     assert found.trust == "modelled"
     several = prices.collective(costs, op="all_to_all", group_size=16, num_bytes=1e6, in_flight=4)
@@ -110,15 +109,6 @@ def test_published_profile_predicts_its_lines_and_calls_them_modelled() -> None:
         9e-5
     )
     assert prices.rows_op(costs, op="gelu", dtype="float32", rows=10, width=10) is None
-
-
-def test_measured_profile_has_no_line_to_predict_with() -> None:
-    costs = costs_of(measured([comm(size, size * 1e-9) for size in SIZES] + [gemm(64, 1e-3)]))
-
-    assert prices.gemm_line(costs, dtype="float32") is None
-    assert prices.collective_line(costs, op="all_to_all", group_size=2) is None
-    assert prices.collective_line(costs, op="all_to_all", group_size=1) is None
-    assert prices.collective_line(costs, op="all_to_all", group_size=3) is None
 
 
 def test_collective_labels_say_measured_interpolated_and_extrapolated() -> None:

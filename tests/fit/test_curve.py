@@ -90,7 +90,7 @@ def test_between_two_points_a_start_up_and_a_rate_are_met(spacing: int) -> None:
         found = curve.predict(size)
         assert found.seconds == pytest.approx(truth(size))
         assert found.trust == "interpolated"
-    assert curve.at(sizes)[0] == pytest.approx([truth(size) for size in sizes.tolist()])
+    assert curve.seconds_at(sizes)[0] == pytest.approx([truth(size) for size in sizes.tolist()])
 
 
 def test_below_the_smallest_size_the_line_of_the_first_two_points_goes_on() -> None:

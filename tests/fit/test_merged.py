@@ -180,6 +180,8 @@ def test_beside_the_samples_sizes_times_are_the_tables_and_their_own_error_is_dr
         factors = np.array([[1.0], [1.5]])
         both = Predictor(key=None, times=curve, origin=origin, table_factors=factors)
         own = (low <= sizes) & (sizes <= high)
-        np.testing.assert_allclose(both.at(sizes), curve.at(sizes) * np.where(own, 1.0, factors))
+        np.testing.assert_allclose(
+            both.seconds_at(sizes), curve.seconds_at(sizes) * np.where(own, 1.0, factors)
+        )
         for size, is_own in zip(sizes.tolist(), own.tolist(), strict=True):
             assert (both.trust(size) == "modelled") != is_own

@@ -222,7 +222,6 @@ def test_predictions_from_tables_are_modelled_and_rules_are_named() -> None:
         costs_of(read("h800-x8")), op="all_to_all", group_size=8, num_bytes=MIB
     )
     assert "× 900/400" in copied.doubts[0].stand_in
-    assert prices.collective_line(costs, op="all_to_all", group_size=64) is None
 
 
 def test_whatif_speeds_scale_tables_and_the_rule() -> None:

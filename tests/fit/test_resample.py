@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.costs import Costs
 from moetune.domain.interference import CommSpeed, Interference
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
@@ -131,11 +132,11 @@ def test_systematic_error_moves_a_whole_curve_together() -> None:
 
 def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
     drawn = resample_costs(PUBLISHED, num=400, seed=3)
-    lines = [prices.collective_line(one, op="all_to_all", group_size=2) for one in drawn]
-    products = [prices.gemm_line(one, dtype="float32") for one in drawn]
+    lines = [prices.line_of(one, CollectiveKey("all_to_all", 2)) for one in drawn]
+    products = [prices.line_of(one, GemmKey("float32")) for one in drawn]
 
     for found, truth in ((lines, (1e-4, 3e-10)), (products, (6e-5, 4e-14))):
-        pairs = np.array([(one.alpha_seconds, one.beta_seconds) for one in found if one])
+        pairs = np.array([(one.alpha_seconds, one.beta_seconds) for one in found])
         assert pairs.shape == (400, 2)
         off = np.abs(pairs / truth - 1)
         assert np.median(off, axis=0) == pytest.approx([0.05, 0.05], abs=0.012)

@@ -85,10 +85,10 @@ def test_layers_whose_ranks_share_experts_otherwise_tell_nothing() -> None:
 
 def test_other_residuals_give_another_mean_and_the_same_spread() -> None:
     found = errors(record(1, 0.1), record(8, 0.2))
-    again = found.given([0.1, 0.2])
+    again = found.given(np.array([0.1, 0.2]))
     assert again.mean == pytest.approx(found.mean)
-    assert found.given([0.0, 0.0]).roots == found.roots
-    slower = errors(record(1, 0.1)).given([0.1 - 0.7])
+    assert found.given(np.zeros(2)).roots is found.roots
+    slower = errors(record(1, 0.1)).given(np.array([0.1 - 0.7]))
     assert math.log(slower.factor(1) / errors(record(1, 0.1)).factor(1)) == pytest.approx(
         -0.7, rel=1e-3
     )

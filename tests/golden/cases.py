@@ -21,9 +21,10 @@ _LAB = (
 _TENSOR = (*_LAB, "--expert-parallel", "tensor", "--world-size", "2", "--allow-modelled")
 _SMALL = ("--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
 _LARGE = ("--model", "ppmoe-143b", "--world-size", "128", "--profile", "v100-x256")
+_GATHERED = ("--dispatcher", "all_gather", "--ep")
 _SIZES = (
     "--d-model", "1024", "--d-hidden", "4096", "--num-experts", "32", "--num-layers", "6",
-    "--num-heads", "16", "--seq", "1024", "--vocab", "50k", "--tokens", "8k",
+    "--num-heads", "16", "--seq", "1024", "--vocab", "50k", "--global-batch", "128",
     "--world-size", "16", "--profile", "v100-x256",
 )  # fmt: skip
 _STEP = ("--global-batch", "128", "--seq", "4k")
@@ -104,12 +105,13 @@ CASES = {
         plan=_SMALL,
         questions={**BOTH, "ranks": ("whatif", "--world-size", "16")},
     ),
-    "model-pinned": Case(plan=(*_SMALL, "--tp", "4", "--pp", "2"), questions=BOTH),
+    "model-pinned": Case(plan=(*_SMALL, "--tp", "4", "--pp", "2", *_GATHERED, "4"), questions=BOTH),
     "model-a2a": Case(
-        plan=(*_SMALL, "--expert-parallel", "all_to_all", "--micro-batch", "1"), questions=EXPLAIN
+        plan=(*_SMALL, "--dispatcher", "all_to_all", "--micro-batch", "1"), questions=EXPLAIN
     ),
     "model-tensor": Case(
-        plan=(*_SMALL, "--expert-parallel", "tensor", "--zero", "0"), questions=EXPLAIN
+        plan=(*_SMALL, "--tp", "8", "--pp", "4", *_GATHERED, "8", "--zero", "0"),
+        questions=EXPLAIN,
     ),
     "model-sizes": Case(plan=(*_SIZES, "--moe-every", "3"), questions=BOTH),
     "model-143b": Case(plan=_LARGE, questions=EXPLAIN),
@@ -179,7 +181,7 @@ CASES = {
     ),
     "chunks": Case(plan=(*_DENSE, "--memory-limit", "40GiB"), questions=BOTH),
     "chunks-resident": Case(
-        plan=(*_DENSE, "--no-offload", "--memory-limit", "79GiB"), questions=EXPLAIN
+        plan=(*_DENSE, "--offload-optimizer", "0", "--memory-limit", "79GiB"), questions=EXPLAIN
     ),
     "chunks-x4": Case(
         plan=("--model", "gpt-20b", "--world-size", "4", "--profile", "a100-x4"), questions=EXPLAIN

@@ -14,12 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import Constraints, LayoutPins
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
-from moetune.domain.model_plan import StageTime
 from moetune.domain.plan import Plan
 from moetune.domain.records import Stored
-from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.fit.left_out import SPACING_SHARE, interpolation_errors
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
@@ -42,23 +39,19 @@ from moetune.report.plan_figures import (
     degree_figure,
     pareto_figure,
     pareto_front,
-    parts_figure,
     phases_figure,
 )
 from moetune.report.section import Figure, all_figures
-from moetune.report.svg import figure_svg
 from moetune.report.theme import ROLES, count_text
-from moetune.report.timelines import stages_figure, timeline_figure
+from moetune.report.timelines import timeline_figure
 from moetune.solve.layer.timeline import pipeline_tasks, simulate, tensor_parallel_tasks
 from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import make_plan
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.figures import options_of
 from tests import prices
 from tests.report.lab import lab_plan, lab_profile, observations
-from tests.solve.clusters import GB, cluster_profile
 
 ROLE = re.compile(r"@(\w+)(?:/[\d.]+)?")
 
@@ -300,62 +293,6 @@ def test_the_steps_of_the_degrees_are_what_the_plan_decides() -> None:
         if tokens != plan.inputs.tokens_per_rank:
             assert drawn["forward"]["y"][at] == decision.forward_degree
             assert drawn["backward"]["y"][at] == decision.backward_degree
-
-
-def test_a_whole_models_parts_make_up_its_step_and_its_layouts_are_options() -> None:
-    profile = cluster_profile(num_devices=16, between=2 * GB)
-    plan = make_plan(PlanRequest(model="ppmoe-6.7b"), profile=profile)
-    whole = plan.transformer
-    assert whole is not None
-    found = explain_plan(plan, profile=profile)
-    rows = parts_figure(whole).rows
-    assert sum(float(row[1] or 0) for row in rows) == pytest.approx(whole.step_seconds)
-    names = [one.name for one in plan_figures(found)]
-    assert names[0] == "parts"
-    assert [one.is_chosen for one in options_of(found)].count(True) == 1
-    for figure in plan_figures(found):
-        figure_svg(figure)
-
-
-@pytest.mark.parametrize(
-    "pins",
-    [LayoutPins(), LayoutPins(ep=16), LayoutPins(tp=4, dp=4), LayoutPins(ep=2, pp=8)],
-)
-def test_a_whole_models_layer_has_the_timeline_that_it_was_planned_with(
-    pins: LayoutPins,
-) -> None:
-    profile = cluster_profile(num_devices=16, between=2 * GB)
-    plan = make_plan(
-        PlanRequest(model="ppmoe-6.7b", constraints=Constraints(pins=pins)), profile=profile
-    )
-    figures = plan_figures(explain_plan(plan, profile=profile))
-    (timeline,) = (one for one in figures if one.name == "timeline")
-    wanted = (plan.predicted.forward_seconds, plan.predicted.backward_seconds)
-    for phase, seconds in zip(("forward", "backward"), wanted, strict=True):
-        ends = [float(row[5] or 0) for row in timeline.rows if row[0] == phase]
-        assert max(ends) == pytest.approx(seconds)
-
-
-def test_a_pipeline_is_drawn_with_every_pass_of_its_first_micro_batches() -> None:
-    stage = StageTime(num_blocks=1, forward_seconds=1.0, backward_seconds=2.0, send_seconds=0.0)
-    whole = stages_figure([stage] * 4, num_micro_batches=8)
-    passes = [row for row in whole.rows if str(row[1]).split()[0] != "send"]
-    assert len(passes) == 4 * 8 * 2
-    # 1F1B: (m + p - 1) (f + b), of which every stage works m (f + b).
-    assert "33.0 s" in whole.words
-    assert "wait or send for 27%" in whole.words
-    long = stages_figure([stage] * 4, num_micro_batches=1000)
-    assert "the first 75 of 1000 micro-batches" in long.words
-    figure_svg(long)
-
-
-def test_a_dense_model_has_no_timeline_of_experts() -> None:
-    profile = load_profile_file(bundled_profiles()["a100-x4"])
-    request = PlanRequest(model="gpt-2.7b", memory_limit_bytes=40 * 2**30)
-    plan = make_plan(request, profile=profile)
-    names = [one.name for one in plan_figures(explain_plan(plan, profile=profile))]
-    assert names[0] == "parts"
-    assert "timeline" not in names
 
 
 def test_a_plan_without_its_profile_still_shows_its_phases() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.model_plan import StageTime
 from moetune.report.marks import SPAN, paint
 from moetune.report.observed import drift_figure, seen
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
@@ -17,7 +16,8 @@ from moetune.report.scales import scale_of
 from moetune.report.section import Figure
 from moetune.report.svg import figure_svg
 from moetune.report.theme import axis, drawing
-from moetune.report.timelines import stages_figure
+from moetune.report.timelines import passes_figure
+from moetune.solve.training.pipeline import StagePipeline, StageSeconds, pass_spans
 from tests.report.lab import lab_plan
 from tests.report.test_figures import figures, kept
 
@@ -94,15 +94,17 @@ def test_points_stand_in_the_order_of_their_numbers_and_the_front_goes_through_i
 
 
 def test_a_pipelines_passes_stand_in_the_rows_of_their_stages() -> None:
-    stage = StageTime(num_blocks=1, forward_seconds=1.0, backward_seconds=2.0, send_seconds=0.0)
-    figure = stages_figure([stage] * 3, num_micro_batches=4)
+    stage = StageSeconds(forward=1.0, grad_input=1.0, grad_weight=1.0)
+    pipeline = StagePipeline(
+        schedule="1f1b", pp=3, stages=(stage,) * 3, num_micro_batches=4, send_seconds=0.0,
+        hides_sends=False,
+    )  # fmt: skip
+    figure = passes_figure(pass_spans(pipeline, 4), words="w")
     bars = {title_of(one).splitlines()[0]: one for one in area_of(figure).iter("rect")}
     assert len(bars) == 3 * 4 * 2
     ends = max(float(str(row[3])) for row in figure.rows)
     for row in figure.rows:
         stage_name, name, start, end = row
-        if str(name).startswith("send"):
-            continue
         bar = bars[f"{stage_name}, {name}"]
         assert share(bar, "x") == pytest.approx(float(str(start)) / (1.01 * ends), abs=1e-4)
         wide = (float(str(end)) - float(str(start))) / (1.01 * ends)

@@ -45,7 +45,6 @@ def small_plan(
             strategy=strategy, state_bytes=1, activation_bytes=1, buffer_bytes=1, saved_bytes=0,
             saving_ratio=0.0,
         ),
-        chunks=None,
         predicted=Predicted(
             forward_seconds=1.0, backward_seconds=1.0, step_seconds=2.0,
             sequential_forward_seconds=1.0, sequential_backward_seconds=1.0,

@@ -15,32 +15,35 @@ import moetune
 from examples.language_model import LanguageModel
 from moetune.comm.group import OneRank
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Plan
+from moetune.domain.model import read_shape
+from moetune.domain.training_document import TrainingDocument
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.workflows.files import plan_to_json
 from tests.ranks import run_ranks
 from tests.runtime.plans import small_plan
-from tests.solve.test_chunk_plans import profile_of
 
 SIZES: dict[str, Any] = {
-    "d_model": 64, "d_hidden": 256, "num_layers": 4, "num_heads": 4, "seq": 32, "vocab": 1000,
-    "tokens": 32, "dtype": "float32", "save": False,
+    "d_model": 512, "d_hidden": 2048, "num_layers": 4, "num_heads": 4, "seq": 32, "vocab": 8000,
+    "profile": "a100-x4", "global_batch": 8, "micro_batch": 1, "tp": 1, "pp": 1, "ep": 1,
+    "save": False,
 }  # fmt: skip
 
 
 @cache
-def planned(ranks: int = 1, num_experts: int = 4, limit: str = "4MiB", **more: Any) -> Plan:
-    return moetune.plan(
-        **SIZES, moe_every=2, num_experts=num_experts, world_size=ranks, memory_limit=limit,
-        profile=profile_of(num_devices=2), ep=1, **more,
-    )  # type: ignore[return-value] # a paper's model has a Plan  # fmt: skip
+def planned(ranks: int = 1, num_experts: int = 4, **pins: Any) -> TrainingDocument:
+    pins = {"zero": 3, "offload_optimizer": 1.0, **pins}
+    view: Any = moetune.plan(
+        **SIZES, moe_every=2, num_experts=num_experts, world_size=ranks, **pins
+    )
+    found = view.plan
+    assert isinstance(found, TrainingDocument)
+    return found
 
 
-def model_of(plan: Plan, **changes: Any) -> nn.Module:
+def model_of(plan: TrainingDocument, **changes: Any) -> nn.Module:
     """Return the plan's model, with experts of a rank's own."""
-    whole = plan.inputs.request.whole
+    whole = read_shape(plan.inputs.model)
     assert whole is not None
-    shape = replace(whole, **changes)
+    shape = replace(whole, moe=whole.moe, **changes)
     moe = shape.moe
     return LanguageModel(
         shape,
@@ -66,7 +69,7 @@ def test_a_plan_and_its_file_give_chunks_cache_and_offload() -> None:
     chosen = plan.chunks
     assert chosen is not None
     assert chosen.offload
-    Path("plan.json").write_text(plan_to_json(plan), encoding="utf-8")
+    Path("plan.json").write_text(plan.text, encoding="utf-8")
     for one in (plan, "plan.json", Path("plan.json")):
         model = model_of(plan)
         shard(model, plan=one)
@@ -83,7 +86,7 @@ def test_a_plan_and_its_file_give_chunks_cache_and_offload() -> None:
     [
         (lambda: small_plan(layer=LayerShape(d_model=8, d_hidden=16, num_experts=4)),
          "has no chunks: it is for one layer"),
-        (lambda: planned(limit="40MiB"), "has no chunks: it is for a model whose states are kept"),
+        (lambda: planned(zero=1, offload_optimizer=0.0), "has no chunks: its states are not"),
         (lambda: planned(ranks=2), "shards over 2 ranks, the data-parallel group has 1"),
         (lambda: "missing.json", "missing.json cannot be read"),
         (Path, "is a folder, not a plan"),
@@ -100,9 +103,9 @@ def test_a_plan_without_chunks_for_these_ranks_is_refused(
 @pytest.mark.parametrize(
     ("make", "options", "words"),
     [
-        (lambda: nn.Linear(4, 4), {}, "with 2 layers of experts, this one has 0"),
-        (lambda: model_of(planned(num_experts=2)), {}, "with .*num_experts=4.* .*num_experts=2"),
-        (lambda: model_of(planned(), vocab_size=9000), {}, r"of [\d,]+ parameters, this one has"),
+        (lambda: nn.Linear(4, 4), {}, r"of [\d,]+ parameters, this one has 20"),
+        (lambda: model_of(planned(), num_layers=2), {}, r"of [\d,]+ parameters, this one has"),
+        (lambda: model_of(planned(), vocab_size=90_000), {}, r"of [\d,]+ parameters, this one has"),
         (lambda: model_of(planned()), {"offload": True}, "and other options of chunks are given"),
     ],
 )
@@ -119,7 +122,7 @@ def test_a_plan_for_another_model_or_with_other_options_is_refused(
 def _wrong_on_one_rank() -> None:
     plan, is_wrong = planned(ranks=2), dist.get_rank() == 1
     wrong: list[tuple[Any, str]] = [
-        (small_plan(layer=plan.inputs.layer), "has no chunks"),
+        (small_plan(layer=LayerShape(d_model=8, d_hidden=16, num_experts=4)), "has no chunks"),
         (planned(ranks=1), "shards over 1 rank"),
         ("missing.json", "missing.json cannot be read"),
     ]
@@ -129,8 +132,7 @@ def _wrong_on_one_rank() -> None:
     with pytest.raises(moetune.RankMismatchError, match="chunk_bytes must be"):
         shard(model_of(plan), chunk_bytes=0 if is_wrong else 2**20)
     # Equal chunks of different plans: the ranks would run other steps than either says.
-    inputs = replace(plan.inputs, profile="another")
-    another = replace(plan, inputs=inputs, id=inputs.plan_id)
+    another = replace(plan, id="ab" * 32)
     with pytest.raises(moetune.RankMismatchError, match="rank 1: .*" + another.id):
         shard(model_of(plan), plan=another if is_wrong else plan)
     with pytest.raises(moetune.InputError, match="has no chunks"):

@@ -15,7 +15,7 @@ import pytest
 
 from moetune.config import Settings
 from moetune.domain.cluster import process_bytes
-from moetune.domain.model import MODELS
+from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.plan import Plan
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest
@@ -202,7 +202,7 @@ def test_plans_are_filtered_and_tell_their_step(full: Client, plans: tuple[Plan,
         for plan in plans:
             assert plan.id[:8] in text
             assert format_seconds(plan.predicted.step_seconds) in text
-    for query in ("?kind=tensor", "?profile=nobody", "?model=gpt-xl", "?kind=model&profile=lab"):
+    for query in ("?kind=tensor", "?profile=nobody", "?model=gpt-xl", "?kind=training&profile=lab"):
         assert "No plan matches." in words(full.get(f"/{query}"))
     # A page goes on after a plan with the filter of the one before.
     rest = full.get(f"/?profile=lab&after={plans[1].id}").text
@@ -234,7 +234,7 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
 @pytest.mark.parametrize(
     ("address", "status", "said"),
     [
-        ("/?kind=person", 422, "kind must be layer, tensor, model, training or empty"),
+        ("/?kind=person", 422, "kind must be layer, tensor, training or empty"),
         ("/?profile=lab&after=nothing", 404, "nothing"),
         ("/plans/0123450000", 404, "no plan has an id that begins with"),
         ("/plans/not-an-id", 404, "not-an-id"),
@@ -467,7 +467,7 @@ def test_what_if_of_a_training_is_the_plan_of_the_changed_flags(tmp_path: Path) 
 
 def test_every_named_model_has_a_page_that_begins_with_what_fits(client: Client) -> None:
     listed = re.findall(r'href="(/models/[^"]+)"', client.get("/models").text)
-    assert {*map("/models/{}".format, (*MODELS, *model_names()))} == {*listed}
+    assert {*map("/models/{}".format, (*MODELS, *WHOLE_MODELS, *model_names()))} == {*listed}
     assert {client.get(link).status_code for link in listed} == {200}
     text = client.get("/models/mixtral-8x7b?world_size=32&device_memory=141GB").text
     assert text.index("Where it goes") < text.index("Blocks")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import Self
 
 import numpy as np
 
@@ -20,16 +20,27 @@ from moetune.domain.cost_keys import (
 from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, Trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
-from moetune.domain.layer import LayerKey, LayerShape
+from moetune.domain.layer import LayerKey, LayerShape, Workload
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
+from moetune.solve.layer.choose import DegreeChooser
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import LayerProblem, SolvedPlan
+from moetune.solve.layer.times import StepTime
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
 ALL_TO_ALL = LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10)
 ALL_REDUCE = LinearCost(alpha_seconds=1e-4, beta_seconds=5e-10)
+
+
+def best_moe_step(*, workload: Workload, costs: Costs, bounds: Bounds) -> StepTime:
+    """Return the layer's fastest step within the bounds, with strategy "none"."""
+    layer = layer_costs(workload=workload, costs=costs)
+    tokens = workload.tokens_per_rank
+    forward, backward = DegreeChooser(costs=layer, bounds=bounds).best(tokens)
+    return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +50,7 @@ class LinearCosts:
     Args:
         alone_factor: of a transfer that is alone in flight.
         power: of the bytes; 1 for a line.
-        is_measured: hide the lines, as a profile with samples does.
+        has_points: as a profile with samples has, instead of lines.
         copy_cost: of one copy over bytes, either way; None with no `copy_mode`.
         doubts: about every collective.
         errors: of whole steps; without any a step is the sum of its operations.
@@ -53,7 +64,7 @@ class LinearCosts:
     alone_factor: float = 1.0
     power: float = 1.0
     trust: Trust = "measured"
-    is_measured: bool = False
+    has_points: bool = False
     group_size: int | None = None
     copy_cost: LinearCost | None = None
     copy_mode: CopyMode | None = None
@@ -73,10 +84,9 @@ class LinearCosts:
     def as_measured(self) -> Self:
         return self
 
-    def line(self, key: GemmKey | CollectiveKey) -> LinearCost | None:
-        if self.is_measured:
-            return None
-        return self.gemm_cost if isinstance(key, GemmKey) else self._line(key.op)
+    def is_measured(self, dtype: str) -> bool:
+        assert dtype
+        return self.has_points
 
     def _line(self, op: CollectiveOp) -> LinearCost:
         return self.sum_cost if op == "all_reduce" else self.transfer_cost
@@ -147,8 +157,8 @@ class _Together:
         ]
         return OverlapSpeeds(*(array_of(each) for each in zip(*found, strict=True)))
 
-    def line(self, key: GemmKey | CollectiveKey) -> None:
-        assert key
+    def is_measured(self, dtype: str) -> bool:
+        return self._refits[0].is_measured(dtype)
 
     def knows(self, key: CostKey) -> bool:
         return self._refits[0].knows(key)
@@ -159,24 +169,6 @@ class _Together:
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
         return self._refits[0].step_errors(key, tokens=tokens)
-
-
-class _AsRefit:
-    """Costs of a profile as one of several refits."""
-
-    def __init__(self, costs: Costs) -> None:
-        self._costs = costs
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._costs, name)
-
-    def together(self, refits: Sequence[Costs]) -> Costs:
-        return _Together(refits)
-
-
-def as_refits(*costs: Costs) -> tuple[Costs, ...]:
-    """Return costs of several profiles, which can be asked as one."""
-    return tuple(cast("Costs", _AsRefit(one)) for one in costs)
 
 
 def plan_inputs(

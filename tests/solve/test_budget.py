@@ -57,7 +57,7 @@ def test_nothing_takes_less_memory_than_the_least(
 ) -> None:
     costs = layer_costs(
         workload=budget.workload,
-        costs=LinearCosts(group_size=budget.workload.world_size, is_measured=is_measured),
+        costs=LinearCosts(group_size=budget.workload.world_size, has_points=is_measured),
     )
     bounds = Bounds(max_degree=DEGREES[-1])
     chooser = DegreeChooser(costs=costs, bounds=bounds, budget=budget, strategy=strategy)

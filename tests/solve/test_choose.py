@@ -26,7 +26,7 @@ from tests.solve.test_reuse import DISTURBED
 from tests.solve.test_uncertainty import WORKLOAD
 
 COSTS = LinearCosts(
-    is_measured=True,
+    has_points=True,
     interference=DISTURBED,
     copy_mode="pinned",
     copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=2e-10),
@@ -72,7 +72,7 @@ def table_of(
     strategy: Strategy, rule: Callable[[Degrees], bool], *, wire: float, is_measured: bool
 ) -> DegreeTable:
     costs = replace(
-        COSTS, is_measured=is_measured,
+        COSTS, has_points=is_measured,
         transfer_cost=LinearCost(alpha_seconds=2e-4, beta_seconds=wire),
     )  # fmt: skip
     chooser = Fitting(

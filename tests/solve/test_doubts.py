@@ -1,26 +1,21 @@
 """Plans that rest on times that nobody measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
-from moetune.domain.constraints import Bounds, LayoutPins
-from moetune.domain.cost_keys import CollectiveKey, CostKey
-from moetune.domain.costs import Costs, Doubt, Estimate, LinearCost
-from moetune.domain.layer import LayerShape
-from moetune.domain.model import Transformer
+from moetune.domain.constraints import Bounds
+from moetune.domain.costs import Costs, Doubt
 from moetune.solve.layer.doubts import doubt_warnings
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import SolvedPlan
 from moetune.solve.layer.times import step_time
-from moetune.solve.layout.choose import LayoutProblem
-from moetune.solve.layout.plan import solve_layout
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts, plan_inputs, solution
 
 FAR = Doubt(operation="all_to_all of 8 ranks", size=2.0**20, unit="bytes", low=2.0**8, high=2.0**12)
 LOSING = (1.0, 30.0, 60.0)
-DOUBTED = LinearCosts(is_measured=True, trust="extrapolated", doubts=(FAR,))
+DOUBTED = LinearCosts(has_points=True, trust="extrapolated", doubts=(FAR,))
 
 
 def with_start_up(*factors: float) -> tuple[Costs, ...]:
@@ -110,41 +105,3 @@ def test_a_plan_names_what_its_times_and_those_of_one_chunk_rest_on() -> None:
     assert sum(FAR.operation in warning for warning in plan.warnings) == 1
     assert any("--d-model 1024 --d-hidden 4096" in warning for warning in plan.warnings)
     assert solve(replace(DOUBTED, doubts=(), trust="measured"), ()).plan.warnings == ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCosts(LinearCosts):
-    """The same for a whole model, of which only chunks of exchanges are doubted."""
-
-    def seconds(self, key: CostKey, size: float) -> Estimate:
-        found = LinearCosts.seconds(self, key, size)
-        is_chunk = isinstance(key, CollectiveKey) and key.op == "all_to_all"
-        return found if is_chunk else found._replace(doubts=(), trust="measured")
-
-
-def test_a_whole_model_takes_one_chunk_in_its_layers_where_that_is_safe() -> None:
-    model = Transformer(
-        moe=LayerShape(d_model=1024, d_hidden=4096, num_experts=8), num_layers=2, num_heads=8,
-        length=2048, vocab_size=1000,
-    )  # fmt: skip
-    costs = ModelCosts(is_measured=True, trust="extrapolated", doubts=(FAR,))
-    problem = LayoutProblem(
-        inputs=plan_inputs(layer=model.moe, tokens_per_rank=8192), model=model,
-        pins=LayoutPins(dp=8, ep=8, tp=1, pp=1, micro_batch=4), costs=costs, resamples=(),
-        bounds=Bounds(), per_node=8, runs_ahead=True, device_memory_bytes=2**40,
-        provenance="measured",
-    )  # fmt: skip
-    free = solve_layout(problem)
-    assert min(degrees_of(free)) > 1
-    assert any(FAR.operation in warning for warning in free.plan.warnings)
-    refits = tuple(
-        replace(costs, transfer_cost=LinearCost(alpha_seconds=alpha, beta_seconds=3e-10))
-        for alpha in (2e-4, 4e-3, 2e-2)
-    )
-    safe = solve_layout(replace(problem, resamples=refits))
-    assert degrees_of(safe) == (1, 1)
-    alone = solve_layout(replace(problem, bounds=Bounds(max_degree=1)))
-    assert safe.plan.transformer is not None
-    assert alone.plan.transformer is not None
-    assert safe.plan.transformer.step_seconds == alone.plan.transformer.step_seconds
-    assert len(safe.plan.warnings) == len(alone.plan.warnings) + 1

@@ -1,14 +1,11 @@
 """Layouts that cannot run are refused with sizes that can."""
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import LayoutPins
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layer import ExpertParallel
 from moetune.domain.layout import (
     Layout,
     check_layout,
@@ -17,8 +14,6 @@ from moetune.domain.layout import (
     nearest_divisors,
     stage_blocks,
 )
-from moetune.domain.model import Transformer
-from moetune.solve.layout.space import Batch, find_layouts
 
 
 def check(
@@ -76,49 +71,6 @@ def test_a_layout_that_does_not_fit_is_refused_with_the_nearest_that_does(
         check(kind, **sizes)
     assert what in caught.value.what
     assert hint in caught.value.hint
-
-
-WORLD = 8
-MODEL = Transformer(
-    moe=LayerShape(d_model=24, d_hidden=36, num_experts=6), num_layers=3, num_heads=6, length=8,
-    vocab_size=5,
-)  # fmt: skip
-
-
-SIZES = (1, 2, 3, 8)
-BINDING_OF: tuple[ExpertParallel, ...] = ("all_to_all", "tensor")
-
-
-@pytest.mark.parametrize(("kind", "tp"), list(itertools.product(BINDING_OF, SIZES)))
-def test_the_solver_and_the_runtime_have_the_same_layouts_and_the_same_words(
-    kind: ExpertParallel, tp: int
-) -> None:
-    for dp, ep, pp in itertools.product(SIZES, SIZES, (1, 2, 4, 8)):
-        _check_alike(Layout(expert_parallel=kind, dp=dp, ep=ep, tp=tp, pp=pp))
-
-
-def _check_alike(layout: Layout) -> None:
-    moe = MODEL.moe
-    refusal = ""
-    try:
-        check_layout(
-            layout, world_size=WORLD, num_blocks=MODEL.num_layers, num_heads=MODEL.num_heads,
-            d_hidden=moe.d_hidden, num_experts=moe.num_experts, vocab_size=MODEL.vocab_size,
-        )  # fmt: skip
-    except InputError as error:
-        refusal = error.what
-    pins = LayoutPins(
-        expert_parallel=layout.expert_parallel, dp=layout.dp, ep=layout.ep, tp=layout.tp,
-        pp=layout.pp,
-    )  # fmt: skip
-    batch = Batch(num_sequences=8 * 3 * 8 * 8, length=8)
-    if not refusal:
-        found = find_layouts(model=MODEL, world_size=WORLD, batch=batch, pins=pins)
-        assert found == (layout,)
-        return
-    with pytest.raises(InputError) as caught:
-        find_layouts(model=MODEL, world_size=WORLD, batch=batch, pins=pins)
-    assert caught.value.what == refusal
 
 
 def test_stages_in_front_take_the_blocks_that_are_left_over() -> None:

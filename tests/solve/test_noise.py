@@ -15,7 +15,7 @@ LAYER = LayerShape(d_model=512, d_hidden=1024, num_experts=8)
 
 def chooser(*, is_measured: bool, bounds: Bounds | None = None) -> DegreeChooser:
     costs = AllToAllCosts(
-        layer=LAYER, world_size=8, dtype="float32", costs=LinearCosts(is_measured=is_measured)
+        layer=LAYER, world_size=8, dtype="float32", costs=LinearCosts(has_points=is_measured)
     )
     return DegreeChooser(costs=costs, bounds=bounds or Bounds())
 

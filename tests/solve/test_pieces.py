@@ -37,7 +37,7 @@ def _layer(**costs: object) -> LayerCosts:
     """Return costs of a start for each GEMM, and of nothing else."""
     free = LinearCost(alpha_seconds=0.0, beta_seconds=0.0)
     start = LinearCost(alpha_seconds=1.0, beta_seconds=0.0)
-    by_hand = LinearCosts(gemm_cost=start, transfer_cost=free, is_measured=True, **costs)  # type: ignore[arg-type]
+    by_hand = LinearCosts(gemm_cost=start, transfer_cost=free, has_points=True, **costs)  # type: ignore[arg-type]
     shape = LayerShape(d_model=16, d_hidden=40, num_experts=NUM_EXPERTS, top_k=1, activation="relu")
     workload = Workload(layer=shape, world_size=1, tokens_per_rank=NUM_TOKENS, dtype="float32")
     return layer_costs(workload=workload, costs=by_hand)

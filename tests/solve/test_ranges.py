@@ -125,7 +125,7 @@ def test_ranges_of_measured_costs_lose_little_at_any_size(
 ) -> None:
     measured = replace(
         costs,
-        is_measured=True,
+        has_points=True,
         power=power,
         alone_factor=alone_factor,
         interference=DISTURBED,
@@ -185,7 +185,7 @@ def test_ranges_fit_up_to_their_last_token_as_long_as_any_degree_does(
     assert max(max(row[2:]) for row in ranges) > 1
 
 
-MEASURED = LinearCosts(is_measured=True, alone_factor=1.5, interference=DISTURBED)
+MEASURED = LinearCosts(has_points=True, alone_factor=1.5, interference=DISTURBED)
 
 
 @pytest.mark.parametrize("tokens_that_fit", [20_000, 500])

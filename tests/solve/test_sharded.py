@@ -17,9 +17,14 @@ from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.plan import LayerProblem
-from moetune.solve.model.costs import best_moe_step
 from moetune.solve.predict import plan_timelines
-from tests.solve.costs_by_hand import GEMM, LinearCosts, event_by_event, plan_inputs
+from tests.solve.costs_by_hand import (
+    GEMM,
+    LinearCosts,
+    best_moe_step,
+    event_by_event,
+    plan_inputs,
+)
 
 SUM = LinearCost(alpha_seconds=3e-5, beta_seconds=7e-10)
 GATHER = LinearCost(alpha_seconds=5e-5, beta_seconds=6e-10)
@@ -52,7 +57,7 @@ class ShardLines(LinearCosts):
 
 
 MEASURED = ShardLines(
-    is_measured=True, power=0.99, interference=DISTURBED,
+    has_points=True, power=0.99, interference=DISTURBED,
     rows_seconds={
         "gelu": 1e-11, "gelu_backward": 2e-11, "gather": 1e-11, "scatter_add": 3e-11, "gate": 1e-9
     },
@@ -146,7 +151,7 @@ def test_one_rank_gathers_nothing_and_several_need_both_collectives() -> None:
     assert one.forward.link_seconds == 0.0
     with pytest.raises(ProfileError, match="reduce_scatter"):
         best_moe_step(
-            workload=WORKLOAD, costs=ShardLines(group_size=99, is_measured=True), bounds=Bounds()
+            workload=WORKLOAD, costs=ShardLines(group_size=99, has_points=True), bounds=Bounds()
         )
 
 

@@ -20,11 +20,10 @@ from moetune.domain.units import format_bytes
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution
 
 KEEP_ALL = Bounds(strategy="none")
-GIB = 2**30
 MIB = 2**20
 DISTURBED = Interference(comm=CommSpeed(comp=0.5), comp=CompSpeed(comm=0.5))
 MEASURED = LinearCosts(
-    is_measured=True,
+    has_points=True,
     power=0.98,
     alone_factor=1.5,
     interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.95)),
@@ -104,7 +103,6 @@ def test_layout_and_memory_are_those_of_one_layer_with_experts_spread_over_all_r
         "expert_parallel": "all_to_all", "dp": 8, "ep": 8, "tp": 1, "pp": 1
     }  # fmt: skip
     assert plan.memory.strategy == "none"
-    assert plan.chunks is None
 
 
 def test_pins_are_kept_and_the_rest_is_solved_around_them() -> None:
@@ -159,7 +157,7 @@ def test_what_lies_around_the_pipeline_decides_the_trust_only_where_it_is_long(
     gate_seconds: float, trust: str
 ) -> None:
     rows = {**MEASURED.rows_seconds, "gate": gate_seconds, "gather": 0.0, "scatter_add": 0.0}
-    costs = _FarGate(is_measured=True, rows_seconds=rows)
+    costs = _FarGate(has_points=True, rows_seconds=rows)
     plan = _solve(costs=costs)
     share = plan.predicted.overhead_seconds / plan.predicted.step_seconds
     assert (share > 0.05) == (trust == "extrapolated")

@@ -4,24 +4,21 @@ import pytest
 import torch
 
 import moetune
-from moetune.domain.constraints import LayoutPins
 from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.optimizers import optimizer_of
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layout.plan import solve_layout
 from moetune.solve.runtime import StateBytes
-from tests.solve.test_layout_plan import question
 
 
 @pytest.mark.parametrize(
-    ("dtype", "of_layer", "of_model"),
-    [("float16", 16, 18), ("bfloat16", 16, 18), ("float32", 16, 16), ("float64", 32, 32)],
+    ("dtype", "of_layer"),
+    [("float16", 16), ("bfloat16", 16), ("float32", 16), ("float64", 32)],
 )
-def test_a_parameter_takes_16_bytes_in_a_layer_and_18_in_a_model_of_mixed_precision(
-    dtype: str, of_layer: int, of_model: int
+def test_a_parameter_takes_16_bytes_in_a_layer_of_mixed_precision(
+    dtype: str, of_layer: int
 ) -> None:
     assert StateBytes.of_layer(dtype).total == of_layer
-    assert StateBytes.of_model(dtype).total == of_model
 
 
 def test_a_layers_gradients_have_the_dtype_of_its_parameters() -> None:
@@ -43,9 +40,9 @@ def test_chunks_keep_gradients_masters_and_moments_in_full_precision() -> None:
     gradient_bytes = 0 if chunk.gradient is None else chunk.gradient.nbytes
     optimizer.step()
     kept = [one for state in optimizer.state.values() for one in state.values() if one.numel() > 1]
-    each = StateBytes.of_model("bfloat16")
-    assert gradient_bytes == 64 * 64 * each.gradient
-    assert chunk.master.nbytes + sum(one.nbytes for one in kept) == 64 * 64 * each.optimizer
+    each = optimizer_of("adam")
+    assert gradient_bytes == 64 * 64 * each.gradient_bytes
+    assert chunk.master.nbytes + sum(one.nbytes for one in kept) == 64 * 64 * each.state_bytes
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -57,18 +54,3 @@ def test_formulas_and_peak_count_the_same_states(dtype: str) -> None:
     peak = peak_bytes(workload=workload, forward_degree=1, backward_degree=1, bias=False)
     memory = layer_memory(workload=workload, forward_degree=1, backward_degree=1)
     assert (peak.state_bytes, memory.state_bytes) == (states, states)
-
-
-def test_a_whole_models_layer_has_the_states_of_the_whole_model() -> None:
-    plan = solve_layout(question(pins=LayoutPins(dp=32, ep=32, zero=False))).plan
-    whole = plan.transformer
-    assert whole is not None
-    parameters = whole.memory.parameter_bytes // 2
-    states = (
-        whole.memory.parameter_bytes + whole.memory.gradient_bytes + whole.memory.optimizer_bytes
-    )
-    layer = plan.inputs.layer
-    of_layer = layer.num_experts * layer.d_model
-    of_layer += layer.num_experts // 32 * 2 * layer.d_model * layer.d_hidden
-    assert states % parameters == 0
-    assert plan.memory.state_bytes == states // parameters * of_layer

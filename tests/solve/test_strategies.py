@@ -133,7 +133,7 @@ def test_measured_choices_are_within_noise_of_brute_force_over_as_many_chunks_in
 ) -> None:
     """Where one chunk fits, others have to be worth it, which is up to 5 % slower."""
     bounds = replace(SMALL, forward_degree=pins[0], backward_degree=pins[1], strategy=strategy)
-    costs = replace(costs_of(BY_HAND), is_measured=True)
+    costs = replace(costs_of(BY_HAND), has_points=True)
     one, other = (pins[0] or pins[1], pins[1] or pins[0])
     choices = {
         (name, forward, backward): seconds
@@ -196,7 +196,7 @@ def test_of_measured_strategies_that_noise_cannot_tell_apart_the_first_is_taken(
     for share in range(80, 121):
         copy = LinearCost(alpha_seconds=1e-5, beta_seconds=1.4e-10 * share / 100)
         costs = replace(
-            COSTS, is_measured=True, interference=Interference(), copy_cost=copy,
+            COSTS, has_points=True, interference=Interference(), copy_cost=copy,
             transfer_cost=LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10),
         )  # fmt: skip
         found = choose_strategy(

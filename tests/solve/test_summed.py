@@ -21,9 +21,8 @@ from moetune.solve.layer.degree import tensor_parallel_makespan
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layer.timeline import simulate, tensor_parallel_tasks
-from moetune.solve.model.costs import best_moe_step
 from moetune.solve.predict import plan_timelines
-from tests.solve.costs_by_hand import LinearCosts, event_by_event, plan_inputs
+from tests.solve.costs_by_hand import LinearCosts, best_moe_step, event_by_event, plan_inputs
 
 seconds = st.floats(min_value=1e-3, max_value=10.0)
 speeds = st.floats(min_value=0.05, max_value=1.0)
@@ -37,7 +36,7 @@ WORKLOAD = Workload(
 )
 DISTURBED = Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.7))
 MEASURED = LinearCosts(
-    is_measured=True, power=0.97, interference=DISTURBED,
+    has_points=True, power=0.97, interference=DISTURBED,
     rows_seconds={"gelu": 1e-11, "gelu_backward": 2e-11, "gather": 1e-11, "scatter_add": 3e-11},
 )  # fmt: skip
 GATED = replace(MEASURED, rows_seconds={**MEASURED.rows_seconds, "gate": 1e-9})
@@ -120,7 +119,7 @@ def test_overhead_is_gate_agreement_and_the_sum_of_the_weights_gradients() -> No
 
 
 def test_one_rank_sums_nothing_and_many_need_a_measured_all_reduce() -> None:
-    costs = LinearCosts(group_size=99, is_measured=True)
+    costs = LinearCosts(group_size=99, has_points=True)
     alone = best_moe_step(workload=replace(WORKLOAD, world_size=1), costs=costs, bounds=Bounds())
     assert alone.degrees == (1, 1)
     assert alone.forward.transfer.seconds == 0.0
@@ -206,9 +205,3 @@ def test_no_row_is_sorted_by_its_sender_where_every_rank_has_all_rows() -> None:
     exchanged = layer_costs(workload=replace(WORKLOAD, expert_parallel="all_to_all"), costs=GATED)
     assert exchanged.sorting(rows).seconds == pytest.approx(1e-11 * rows * LAYER.d_model)
     assert layer_costs(workload=WORKLOAD, costs=GATED).sorting(rows).seconds == 0
-
-
-def test_tasks_of_a_phase_have_one_sum_for_each_chunk() -> None:
-    for compute, reduce in (([1.0], [1.0, 2.0]), ([], [])):
-        with pytest.raises(ValueError, match="one entry for each chunk"):
-            tensor_parallel_tasks(compute_seconds=compute, reduce_seconds=reduce)

@@ -134,7 +134,7 @@ def test_what_is_not_simulated_could_not_have_been_the_best(strategy: Strategy) 
     refits = [
         replace(
             NOMINAL,
-            is_measured=True,
+            has_points=True,
             interference=Interference(comp=CompSpeed(comm=0.8), comm=CommSpeed(comp=0.7)),
             copy_mode="inline",
             copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=1e-11 * rng.uniform(0.1, 4)),

@@ -257,7 +257,6 @@ def make_plan() -> Callable[..., Plan]:
                 strategy="none", state_bytes=2**40, activation_bytes=1, buffer_bytes=2,
                 saved_bytes=0, saving_ratio=0.0,
             ),
-            chunks=None,
             predicted=Predicted(
                 forward_seconds=0.1, backward_seconds=0.2, step_seconds=step_seconds,
                 sequential_forward_seconds=0.15, sequential_backward_seconds=0.3,

@@ -19,7 +19,6 @@ from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import compare_profiles
 from tests.report.lab import LAYER as LAB_LAYER
 from tests.report.lab import lab_profile
-from tests.solve.clusters import GB, cluster_profile
 
 pytestmark = pytest.mark.unmeasured
 
@@ -34,8 +33,7 @@ def profile() -> Profile:
     return load_profile_file(bundled_profiles()["rtx2080ti-x64"])
 
 
-LAYERS = [name for name, model in MODELS.items() if model.transformer is None]
-WHOLE = [name for name in MODELS if name not in LAYERS]
+LAYERS = list(MODELS)
 
 
 @pytest.mark.parametrize("model", LAYERS)
@@ -44,14 +42,6 @@ def test_the_terms_of_a_plan_are_those_it_was_made_from(
     profile: Profile, model: str, order: Order
 ) -> None:
     _check_terms(profile, model, order)
-
-
-@pytest.mark.parametrize("model", WHOLE)
-@pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
-def test_the_terms_of_a_layer_in_a_whole_model_are_those_it_was_planned_with(
-    model: str, order: Order
-) -> None:
-    _check_terms(cluster_profile(num_devices=128, between=2 * GB), model, order)
 
 
 def _check_terms(profile: Profile, model: str, order: Order) -> None:

@@ -8,8 +8,6 @@ import pytest
 
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Order, Strategy
-from moetune.domain.layout import Layout
-from moetune.domain.model_plan import Chunks, ModelBinding, Part, TransformerPlan
 from moetune.domain.plan import Choice, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
@@ -17,8 +15,8 @@ from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
 from moetune.workflows.views.decision import how_sure, plan_decision, probability_words
-from moetune.workflows.views.explanation import explanation_sections, reasons
-from moetune.workflows.views.plan import answer_section, page_sections, plan_sections
+from moetune.workflows.views.explanation import reasons
+from moetune.workflows.views.plan import answer_section, page_sections
 from moetune.workflows.views.words import (
     device_word,
     memory_words,
@@ -26,16 +24,9 @@ from moetune.workflows.views.words import (
     plan_scope,
 )
 from tests.report.lab import LAYER, MACHINE, lab_plan, lab_profile
-from tests.solve.clusters import GB, cluster_profile
+from tests.solve.clusters import cluster_profile
 
 PERCENT = re.compile(r"[+-]?\d[\d.,]* %")
-
-
-@pytest.fixture(scope="module")
-def model() -> Explanation:
-    profile = cluster_profile(num_devices=32, between=2 * GB)
-    plan = make_plan(PlanRequest(model="ppmoe-6.7b", world_size=32), profile=profile)
-    return explain_plan(plan, profile=profile)
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +58,6 @@ def layer(
     plan = lab_plan()
     pipeline = replace(plan.pipeline, forward_degree=forward, backward_degree=backward, order=order)
     return replace(plan, pipeline=pipeline, memory=replace(plan.memory, strategy=strategy))
-
-
-def whole(plan: Plan) -> TransformerPlan:
-    assert plan.transformer is not None
-    return plan.transformer
 
 
 @pytest.mark.parametrize(
@@ -176,22 +162,6 @@ def test_a_rank_is_a_gpu_where_the_machine_has_them() -> None:
     assert "8 ranks" in plan_scope(plan)
 
 
-@pytest.mark.parametrize(
-    ("moe_every", "part"),
-    [(1, "all with"), (2, "every 2nd with"), (3, "every 3rd with"), (4, "every 4th with")],
-)
-def test_a_models_scope_counts_its_layers_with_experts(
-    model: Explanation, moe_every: int, part: str
-) -> None:
-    plan = model.plan
-    scope = plan_scope(replace(plan, transformer=replace(whole(plan), moe_every=moe_every)))
-    assert part in scope
-    assert f"{plan.inputs.layer.num_experts} experts" in scope
-    dense = plan_scope(replace(plan, transformer=replace(whole(plan), moe_every=0)))
-    assert "expert" not in dense
-    assert f"{whole(plan).num_layers} layers" in dense
-
-
 def test_names_are_the_models_or_the_sizes() -> None:
     profile = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
     named = make_plan(PlanRequest(model="gpt-s"), profile=profile)
@@ -223,73 +193,6 @@ def test_tensor_parallel_plans_name_their_collectives(
         assert len(table.notes) == (3 if gathers else 2)
         answer = answer_section(explanation)
         assert len(answer.tables[0].rows) == 2 + bool(plan.predicted.overhead_seconds)
-
-
-@pytest.mark.parametrize(
-    ("layout", "named"),
-    [
-        ({"dp": 4, "tp": 1, "pp": 1, "ep": 1}, {"dp"}),
-        ({"dp": 4, "tp": 2, "pp": 1, "ep": 1}, {"dp", "tp"}),
-        ({"dp": 4, "tp": 1, "pp": 2, "ep": 4}, {"dp", "pp", "ep"}),
-        ({"dp": 1, "tp": 2, "pp": 2, "ep": 1, "expert_parallel": "tensor"}, {"dp", "tp", "pp"}),
-    ],
-)
-def test_a_models_decision_names_the_cuts_that_it_makes(
-    model: Explanation, layout: dict[str, Any], named: set[str]
-) -> None:
-    kept = Layout(**{"expert_parallel": "all_to_all", **layout})
-    text = plan_decision(replace(model.plan, layout=kept))
-    assert set(re.findall(r"\((\wp)\)", text)) == named
-    assert ("shared by the same ranks" in text) == (kept.expert_parallel == "tensor")
-
-
-@pytest.mark.parametrize("zero", [True, False])
-@pytest.mark.parametrize("recompute", [True, False])
-@pytest.mark.parametrize("chunked", [True, False])
-def test_a_models_decision_names_what_its_runtime_has_to_do(
-    model: Explanation,
-    zero: bool,  # noqa: FBT001 - a case
-    recompute: bool,  # noqa: FBT001 - a case
-    chunked: bool,  # noqa: FBT001 - a case
-) -> None:
-    chunks = Chunks(chunk_bytes=2**20, cache_bytes=2**22, scatter=True, offload=False)
-    plan = replace(
-        model.plan,
-        chunks=chunks if chunked else None,
-        transformer=replace(whole(model.plan), zero=zero, recompute=recompute),
-    )
-    text = plan_decision(plan)
-    assert ("ZeRO" in text) is (zero and not chunked)
-    assert ("recompute" in text) is recompute
-    dense = replace(plan, transformer=replace(whole(plan), moe_every=0))
-    assert "experts" not in plan_decision(dense)
-    answer = plan_sections(replace(model, plan=plan))[0]
-    lacking = plan_sections(replace(model, plan=dense))[0]
-    # The decision, its chunks, its MoE layers, its memory.
-    assert len(answer.paragraphs) == 3 + chunked
-    assert len(lacking.paragraphs) == 2 + chunked
-
-
-@pytest.mark.parametrize(
-    ("scatter", "offload", "sizes"),
-    [
-        (True, False, ["1.00 MiB", "4.00 MiB"]),
-        (True, True, ["1.00 MiB", "4.00 MiB"]),
-        (False, False, ["1.00 MiB"]),
-    ],
-)
-def test_chunks_name_their_cache_where_they_are_gathered_and_the_host_where_they_live_there(
-    model: Explanation,
-    scatter: bool,  # noqa: FBT001 - a case
-    offload: bool,  # noqa: FBT001 - a case
-    sizes: list[str],
-) -> None:
-    chunks = Chunks(chunk_bytes=2**20, cache_bytes=2**22, scatter=scatter, offload=offload)
-    answer = plan_sections(replace(model, plan=replace(model.plan, chunks=chunks)))[0]
-    text = answer.paragraphs[1]
-    assert re.findall(r"[\d.]+ MiB", text) == sizes
-    assert ("offload" in text) is offload
-    assert ("4 chunks" in text) is scatter
 
 
 def test_the_reason_is_shown_once_and_only_where_nothing_overlaps() -> None:
@@ -337,62 +240,6 @@ def test_highlights_have_the_regret_and_the_limit_where_there_is_one() -> None:
     assert next(one for one in shown if one.name == "Against one chunk").cell.value is None
 
 
-def test_a_models_summary_has_the_share_of_what_binds(model: Explanation) -> None:
-    part = whole(model.plan).parts[0]
-    parts = (replace(part, name="gate", seconds=1.0), replace(part, name="gradients", seconds=3.0))
-    known = replace(whole(model.plan), parts=parts, step_seconds=4.0)
-
-    def shares(binding: ModelBinding) -> list[str]:
-        plan = replace(model.plan, transformer=replace(known, binding=binding))
-        return re.findall(r"(\d+) %", plan_sections(replace(model, plan=plan))[0].summary)
-
-    assert shares("gradients") == ["75"]
-    assert shares("computation") == ["25"]
-    assert shares("memory") == []
-
-
-def test_a_part_that_has_no_forward_pass_shows_none(model: Explanation) -> None:
-    parts = (
-        Part(name="gate", layer_seconds=0.25, forward_seconds=1.0, seconds=3.0, share=0.6),
-        Part(name="norms", layer_seconds=0.5, forward_seconds=3.0, seconds=1.5, share=0.3),
-        Part(name="optimizer", layer_seconds=0.0, forward_seconds=0.0, seconds=0.5, share=0.1),
-    )
-    known = replace(whole(model.plan), parts=parts, step_seconds=5.0)
-    sections = plan_sections(replace(model, plan=replace(model.plan, transformer=known)))
-    (table,) = next(one.tables for one in sections if one.name == "parts")
-    assert [tuple(cell.value for cell in row) for row in table.rows] == [
-        ("gate", 0.25, 1.0, 0.25, 3.0, 0.6),
-        ("norms", 0.5, 3.0, 0.75, 1.5, 0.3),
-        ("optimizer", None, None, None, 0.5, 0.1),
-        ("all", None, 4.0, 1.0, 5.0, 1.0),
-    ]
-
-
-def test_sections_of_one_layer_are_left_out_of_a_dense_models_reasons(model: Explanation) -> None:
-    def names(explanation: Explanation) -> list[str]:
-        return [one.name for one in reasons(explanation)]
-
-    layered = ["terms", "lost", "ranges"]
-    assert names(model)[-4:] == ["layer", *layered]
-    dense = replace(model.plan, transformer=replace(whole(model.plan), moe_every=0))
-    assert not set(names(replace(model, plan=dense))) & {"layer", *layered}
-    of_layer = names(explain_plan(lab_plan(), profile=lab_profile()))
-    assert of_layer[-4:] == ["terms", "strategies", "lost", "ranges"]
-    assert "pins" in of_layer
-    unpinned = replace(lab_plan().inputs, constraints={})
-    free = replace(lab_plan(), inputs=unpinned, id=unpinned.plan_id)
-    assert "pins" not in names(explain_plan(free, profile=lab_profile()))
-
-
-def test_how_sure_a_choice_of_chunks_is_belongs_to_layers_with_experts(model: Explanation) -> None:
-    trust = explanation_sections(model)[-1]
-    assert trust.paragraphs
-    dense = replace(model.plan, transformer=replace(whole(model.plan), moe_every=0))
-    without_experts = explanation_sections(replace(model, plan=dense))[-1]
-    assert set(without_experts.paragraphs) < set(trust.paragraphs)
-    assert plan_sections(explain_plan(lab_plan(), profile=lab_profile()))[-1].paragraphs
-
-
 def test_remarks_on_transfers_count_what_is_hidden() -> None:
     def remark(forward: int, backward: int, **seconds: Any) -> list[str]:
         explanation = explain_plan(layer(forward=forward, backward=backward), profile=None)
@@ -413,7 +260,7 @@ def test_remarks_on_transfers_count_what_is_hidden() -> None:
     assert remark(2, 2, total_transfer_seconds=0.0, hidden_seconds=0.0) == []
 
 
-def test_strategies_that_were_not_measured_are_named(model: Explanation) -> None:
+def test_strategies_that_were_not_measured_are_named() -> None:
     explanation = explain_plan(lab_plan(), profile=lab_profile())
     (table,) = next(one for one in reasons(explanation) if one.name == "strategies").tables
     some = [one for one in explanation.strategies if one.strategy in {"none", "S4"}]
@@ -426,6 +273,16 @@ def test_strategies_that_were_not_measured_are_named(model: Explanation) -> None
     without = replace(explanation, strategies=())
     assert "strategies" not in [one.name for one in reasons(without)]
     others = next(one for one in reasons(without) if one.name == "lost").tables[0]
-    lost = [one for one in without.plan.alternatives if one.layout is None]
-    assert len(others.rows) == len(lost)
-    assert model.strategies == ()
+    assert len(others.rows) == len(without.plan.alternatives)
+
+
+def test_what_was_pinned_is_among_the_reasons() -> None:
+    def names(explanation: Explanation) -> list[str]:
+        return [one.name for one in reasons(explanation)]
+
+    of_layer = names(explain_plan(lab_plan(), profile=lab_profile()))
+    assert of_layer[-4:] == ["terms", "strategies", "lost", "ranges"]
+    assert "pins" in of_layer
+    unpinned = replace(lab_plan().inputs, constraints={})
+    free = replace(lab_plan(), inputs=unpinned, id=unpinned.plan_id)
+    assert "pins" not in names(explain_plan(free, profile=lab_profile()))

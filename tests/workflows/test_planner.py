@@ -33,7 +33,6 @@ from moetune.workflows import planner as planner_module
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.open_planner import ServicePlanner, open_planner
 from moetune.workflows.plan import make_plan
-from moetune.workflows.trace import predicted_trace
 from moetune.workflows.whatif import WhatIf
 from tests.fit.measured import measured_profile
 
@@ -215,31 +214,6 @@ def test_a_plan_that_is_not_there_is_not_found(planner: ServicePlanner, plan_id:
         with pytest.raises(NotFoundError) as caught:
             ask(plan_id)
         assert len(str(caught.value)) < 300
-
-
-def test_a_whole_model_is_resolved_explained_and_traced_by_its_stages(
-    planner: ServicePlanner,
-) -> None:
-    plan = planner.resolve({"model": "ppmoe-6.7b", "world_size": 8, "profile": "v100-x256"})
-    assert plan.transformer is not None
-    assert planner.explain(plan.id).profile is not None
-    num_passes = 2 * plan.layout.pp * plan.transformer.num_micro_batches
-    events: list[Any] = list(planner.trace(plan.id).events)
-    assert sum(event.get("cat") == "comp" for event in events) == num_passes
-    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {
-        f"stage {1 + one}" for one in range(plan.layout.pp)
-    }
-
-
-@pytest.mark.unmeasured
-def test_a_whole_model_whose_plan_is_older_than_its_stages_has_no_trace(
-    planner: ServicePlanner,
-) -> None:
-    plan = planner.resolve({"model": "ppmoe-6.7b", "world_size": 8, "profile": "v100-x256"})
-    assert plan.transformer is not None
-    old = replace(plan, transformer=replace(plan.transformer, stages=()))
-    with pytest.raises(InputError, match="make the plan again"):
-        predicted_trace(old, profile=None)
 
 
 def test_reading_cannot_write(planner: ServicePlanner) -> None:

@@ -8,22 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.model import MODELS
-from moetune.domain.model_plan import StageTime
+from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.plan import Plan
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, RowsLine
-from moetune.domain.request import PlanRequest
+from moetune.huggingface.registry import registered_models
 from moetune.report.section import (
     Figure,
     Section,
     Table,
     all_figures,
-    seconds_span,
     values_of,
 )
 from moetune.workflows.explain import Explanation, explain_plan
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.views.comparison import (
     machine_sections,
@@ -33,11 +29,9 @@ from moetune.workflows.views.comparison import (
 from moetune.workflows.views.explanation import explanation_sections, reasons
 from moetune.workflows.views.figures import (
     layer_figures,
-    memory_figures,
     options_of,
-    parts_figures,
 )
-from moetune.workflows.views.models import model_section, models_section
+from moetune.workflows.views.models import model_section, models_section, registry_section
 from moetune.workflows.views.plan import page_sections, plan_sections
 from moetune.workflows.views.profile import profile_page, profile_sections
 from moetune.workflows.whatif import WhatIf, change_plan
@@ -47,13 +41,6 @@ from tests.report.lab import lab_plan, lab_profile
 @pytest.fixture(scope="module")
 def layer() -> Explanation:
     return explain_plan(lab_plan(), profile=lab_profile())
-
-
-@pytest.fixture(scope="module")
-def model() -> Explanation:
-    profile = load_profile_file(bundled_profiles()["v100-x256"])
-    plan = make_plan(PlanRequest(model="ppmoe-6.7b", world_size=32), profile=profile)
-    return explain_plan(plan, profile=profile)
 
 
 def table_of(sections: tuple[Section, ...], name: str) -> Table:
@@ -146,59 +133,18 @@ def test_pins_are_shown_as_the_flags_that_set_them(layer: Explanation) -> None:
     assert [row[0] for row in pins] == ["--max-degree"]
 
 
-@pytest.mark.unmeasured
-def test_a_model_shows_its_layouts_and_the_parts_of_its_step(model: Explanation) -> None:
-    plan, whole = model.plan, model.plan.transformer
-    assert whole is not None
-    sections = plan_sections(model)
-    layouts = table_of(sections, "layouts")
-    others = [one for one in plan.alternatives if one.layout is not None]
-    found = [plan.layout, *(one.layout for one in others)]
-    assert columns(layouts, "dp", "ep", "tp", "pp", "experts") == [
-        (one.dp, one.ep, one.tp, one.pp, one.expert_parallel) for one in found if one is not None
-    ]
-    assert columns(layouts, "step", "memory")[0] == (whole.step_seconds, whole.memory.total_bytes)
-    tokens = plan.inputs.tokens_per_rank
-    for step, speed, slower in columns(layouts, "step", "tokens/s", "slower by")[1:]:
-        assert isinstance(step, float)
-        assert speed == pytest.approx(tokens / step)
-        assert slower == pytest.approx(step / whole.step_seconds - 1)
-    parts = table_of(sections, "parts")
-    assert [row[4].value for row in parts.rows[:-1]] == [part.seconds for part in whole.parts]
-    last = parts.rows[-1]
-    assert last[4].value == whole.step_seconds
-    assert last[2].value == pytest.approx(sum(part.forward_seconds for part in whole.parts))
-    shown = {one.name: one.cell.value for one in sections[0].highlights}
-    assert shown["Tokens a second"] == whole.tokens_per_second_per_rank
-    assert whole.confidence is not None
-    assert shown["How sure"] == whole.confidence.probability_best
-    assert whole.confidence.p05_step_seconds < whole.confidence.p95_step_seconds
-    low, high = whole.confidence.p05_step_seconds, whole.confidence.p95_step_seconds
-    assert seconds_span(whole.step_seconds, low, high) in sections[0].summary
-    older = replace(model, plan=replace(plan, transformer=replace(whole, confidence=None)))
-    answer, *_, uncertainty = plan_sections(older)
-    assert "How sure" not in {one.name for one in answer.highlights}
-    assert uncertainty.paragraphs == ()
-    assert len(explanation_sections(older)[-1].paragraphs) < len(
-        explanation_sections(model)[-1].paragraphs
-    )
-
-
-def test_a_page_has_what_a_screen_has_and_figures_besides(
-    layer: Explanation, model: Explanation
-) -> None:
-    for explanation in (layer, model):
-        screen = explanation_sections(explanation)
-        page = (*page_sections(explanation), *reasons(explanation, is_drawn=True))
-        tables = {table.name: table for section in page for table in section.tables}
-        for section in screen:
-            for table in section.tables:
-                assert tables[table.name] == table
-        assert not all_figures(screen)
-        names = [one.name for one in all_figures(page)]
-        assert len(names) == len(set(names)) > 2
-        sections = [one.name for one in page]
-        assert len(sections) == len(set(sections))
+def test_a_page_has_what_a_screen_has_and_figures_besides(layer: Explanation) -> None:
+    screen = explanation_sections(layer)
+    page = (*page_sections(layer), *reasons(layer, is_drawn=True))
+    tables = {table.name: table for section in page for table in section.tables}
+    for section in screen:
+        for table in section.tables:
+            assert tables[table.name] == table
+    assert not all_figures(screen)
+    names = [one.name for one in all_figures(page)]
+    assert len(names) == len(set(names)) > 2
+    sections = [one.name for one in page]
+    assert len(sections) == len(set(sections))
 
 
 def test_without_the_profile_the_note_says_why_terms_are_missing(layer: Explanation) -> None:
@@ -214,8 +160,7 @@ def test_without_the_profile_the_note_says_why_terms_are_missing(layer: Explanat
     assert terms.notes == ("The profile is gone.",)
     assert terms.tables
     others = columns(table_of(sections, "alternatives"), "step")
-    layers = [one for one in without.plan.alternatives if one.layout is None]
-    assert others == [(one.step_seconds,) for one in layers]
+    assert others == [(one.step_seconds,) for one in without.plan.alternatives]
 
 
 def test_a_profile_shows_every_line_it_has() -> None:
@@ -289,20 +234,24 @@ def test_what_if_says_every_word_of_its_answer() -> None:
 
 def test_every_named_model_is_listed_with_its_sizes() -> None:
     table = models_section().tables[0]
-    assert columns(table, "name", "d_model", "tokens") == [
-        (one.name, one.d_model, one.tokens_per_rank) for one in MODELS.values()
-    ]
-    layer, whole = model_section(MODELS["ppmoe-6.7b"], world_size=64).tables
+    names = "layer", "d_model", "d_hidden", "experts", "top_k", "tokens"
+    assert columns(table, *names) == [
+        (
+            one.title, one.d_model, one.d_hidden,
+            one.num_experts or f"{one.experts_per_rank} per rank", one.top_k, one.tokens_per_rank,
+        )
+        for one in MODELS.values()
+    ]  # fmt: skip
+    (layer,) = model_section(MODELS["tm-1"], world_size=64).tables
     assert {row[0].text: row[1].text for row in layer.rows}["num_experts"] == "64"
-    assert {row[0].text: row[1].text for row in whole.rows}["num_layers"] == "24"
-    assert len(model_section(MODELS["tm-1"], world_size=4).tables) == 1
+    (whole,) = registry_section(registered_models()).tables
+    assert [row[0].text for row in whole.rows][:5] == [*WHOLE_MODELS]
 
 
-def test_values_survive_json(layer: Explanation, model: Explanation) -> None:
-    for explanation in (layer, model):
-        for section in explanation_sections(explanation):
-            text = json.dumps(values_of(section), allow_nan=False)
-            assert json.loads(text) == values_of(section)
+def test_values_survive_json(layer: Explanation) -> None:
+    for section in explanation_sections(layer):
+        text = json.dumps(values_of(section), allow_nan=False)
+        assert json.loads(text) == values_of(section)
 
 
 def test_options_of_a_layer_are_its_plan_and_powers_of_two_of_each_strategy(
@@ -329,58 +278,9 @@ def test_options_of_a_layer_are_its_plan_and_powers_of_two_of_each_strategy(
     assert min(one.step_seconds for one in options) >= min(known.values()) * (1 - 1e-9)
 
 
-def test_options_of_a_model_are_its_layouts_with_known_memory(model: Explanation) -> None:
-    plan, whole = model.plan, model.plan.transformer
-    assert whole is not None
-    lost = [one for one in plan.alternatives if one.layout is not None]
-    options = options_of(model)
-    assert [one.is_chosen for one in options] == [True] + [False] * len(lost)
-    assert (options[0].step_seconds, options[0].memory_bytes) == (
-        whole.step_seconds, whole.memory.total_bytes,
-    )  # fmt: skip
-    layouts = [plan.layout, *(one.layout for one in lost)]
-    stages = [one.pp > 1 for one in layouts if one is not None]
-    assert len({(one.group, has) for one, has in zip(options, stages, strict=True)}) == (
-        len(set(stages))
-    )
-    unknown = replace(plan, alternatives=tuple(replace(one, memory_bytes=None) for one in lost))
-    assert options_of(replace(model, plan=unknown)) == options[:1]
-    assert memory_figures(replace(model, plan=unknown)) == ()
-    assert len(memory_figures(model)) == 1
-
-
-def test_figures_are_drawn_of_what_a_plan_has(layer: Explanation, model: Explanation) -> None:
+def test_figures_are_drawn_of_what_a_plan_has(layer: Explanation) -> None:
     def names(figures: Iterable[Figure]) -> list[str]:
         return [one.name for one in figures]
 
-    whole = model.plan.transformer
-    assert whole is not None
-    stage = StageTime(num_blocks=1, forward_seconds=1.0, backward_seconds=2.0, send_seconds=0.1)
-    for count in (0, 1, 2):
-        staged = replace(model.plan, transformer=replace(whole, stages=(stage,) * count))
-        assert len(names(parts_figures(staged))) == (2 if count > 1 else 1)
-    assert names(parts_figures(layer.plan)) == []
     assert names(layer_figures(layer)) == ["timeline"]
     assert names(layer_figures(replace(layer, profile=None))) == ["phases"]
-    assert names(layer_figures(model)) == ["timeline"]
-    assert names(layer_figures(replace(model, profile=None))) == []
-    dense = replace(model.plan, transformer=replace(whole, moe_every=0))
-    assert names(layer_figures(replace(model, plan=dense))) == []
-
-
-def test_named_models_show_their_experts_and_whole_models_their_parameters() -> None:
-    table = models_section().tables[0]
-    assert columns(table, "layer", "d_hidden", "experts", "top_k", "whole") == [
-        (
-            one.title, one.d_hidden, one.num_experts or f"{one.experts_per_rank} per rank",
-            one.top_k, one.transformer.num_parameters if one.transformer else None,
-        )
-        for one in MODELS.values()
-    ]  # fmt: skip
-    one = MODELS["ppmoe-6.7b"]
-    assert one.transformer is not None
-    (layer_table, whole) = model_section(one, world_size=64).tables
-    shown = {row[0].text: row[1].text for row in (*layer_table.rows, *whole.rows)}
-    assert shown["parameters"] == f"{one.transformer.num_parameters / 1e9:.1f} B"
-    assert shown["tokens"] == f"{one.tokens_per_rank:,}"
-    assert "moe" not in shown

@@ -150,16 +150,6 @@ def test_the_words_say_what_changed_by_how_much_and_why(plan: Plan) -> None:
     assert all(text.endswith(".") for text in words)
 
 
-def test_a_whole_model_is_compared_by_its_own_step() -> None:
-    profile = cluster_profile(num_devices=32, between=2 * GB)
-    plan = make_plan(PlanRequest(model="ppmoe-6.7b", world_size=32), profile=profile)
-    answer = changed(plan, profile=profile, speeds={"communication": 0.1})
-    assert plan.transformer is not None
-    assert answer.after.transformer is not None
-    assert answer.after.transformer.step_seconds > plan.transformer.step_seconds
-    assert any("The layout" in text for text in answer.words)
-
-
 def test_the_same_again_is_said_to_be_the_same(plan: Plan) -> None:
     answer = changed(plan, changes={"world_size": plan.inputs.world_size})
     assert replace(answer.after, warnings=plan.warnings) == plan
@@ -293,17 +283,3 @@ def test_memory_and_what_binds_are_compared(plan: Plan) -> None:
     assert sizes(first, replace(plan, memory=older)) == ["1.50 GiB", "2.00 GiB"]
     found = list(compare_plans(first, second))
     assert any(binding in one.lower() and plan.decision.binding in one.lower() for one in found)
-
-
-def test_a_dense_model_has_layouts_and_no_chunks_of_a_layer_to_compare() -> None:
-    profile = cluster_profile(num_devices=8, between=2 * GB)
-    plan = make_plan(PlanRequest(model="gpt-2.7b", world_size=8), profile=profile)
-    assert plan.transformer is not None
-    with_experts = replace(plan, transformer=replace(plan.transformer, moe_every=2))
-    assert len(list(compare_plans(with_experts, with_experts))) == (
-        len(list(compare_plans(plan, plan))) + 1
-    )
-    other = replace(plan, layout=replace(plan.layout, dp=3, tp=5))
-    said = " ".join(compare_plans(plan, other))
-    assert "dp 3" in said
-    assert f"dp {plan.layout.dp}" in said

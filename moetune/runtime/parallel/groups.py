@@ -181,6 +181,14 @@ def _check_folded(layout: FoldedLayout, world_size: int) -> None:
         raise InputError(
             f"ep ({layout.ep}) does not divide dp ({layout.stage_ranks})", f"use ep {near}"
         )
+    if layout.dispatcher == "all_gather" and layout.ep > 1:
+        instead = Layout(
+            expert_parallel="tensor", dp=layout.dp, ep=1, tp=layout.tp, pp=layout.pp
+        )  # fmt: skip
+        raise InputError(
+            "all_gather is for ranks that have the same tokens, and those of a FoldedLayout do not",
+            f"join({instead})",
+        )
     for broken in layout_rules(layout, find_target("moetune")):
         raise InputError(broken.what, broken.hint)
 

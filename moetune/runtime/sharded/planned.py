@@ -1,83 +1,121 @@
 """Options of `moetune.shard` from a plan, and the checks that the plan is for this model."""
 
+import json
 import os
-from collections.abc import Iterator
+from pathlib import Path
 
 from torch import nn
 
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Plan
+from moetune.domain.model_plan import Chunks
+from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.training_document import (
+    TrainingDocument,
+    is_training_document,
+    training_from_document,
+)
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.plans.shared import plans_of
 from moetune.runtime.sharded.options import ShardOptions
 
 _MAX_RATIO = 1.5
 """Ratio of parameters from which a model is another one: heads may share the embedding's."""
+_ELSE = "plan this model with `moetune plan --output`, or give chunk_bytes instead of a plan"
 
 
 def planned_options(
-    plan: Plan | str | os.PathLike[str], model: nn.Module, num_ranks: int, *, given: ShardOptions
+    plan: object, model: nn.Module, num_ranks: int, *, given: ShardOptions
 ) -> ShardOptions:
     """Return a plan's chunks as options.
 
     Args:
-        plan: a plan, or the path of a plan file.
+        plan: of a training, as `moetune.plan` returns it, or the path of a plan file.
         num_ranks: of the data-parallel group.
         given: what the caller gave with the plan, of which only `pin` may differ from the default.
 
     Raises:
-        InputError: the file holds no plan, the plan has no chunks or is for another model or
-            number of ranks, or there are other options, too.
+        InputError: there is no plan, the plan has no chunks or is for another model or number of
+            ranks, or there are other options, too.
     """
-    plans = plans_of(plan)
-    if len(plans) != 1:
-        raise InputError(f"{plan} is a folder, not a plan", "name one of its files")
-    name = f"plan {plans[0].id[:6]}"
+    found = _plan_of(plan)
+    name = f"plan {found.id[:6]}"
     if given != ShardOptions(pin=given.pin):
         raise InputError(
             f"{name} and other options of chunks are given",
             "omit chunk_bytes, cache_bytes, scatter and offload, or the plan",
         )
-    for problem in _problems(plans[0], model, num_ranks):
+    if found.chunks is None:
         raise InputError(
-            f"{name} {problem}",
-            "plan this model with `moetune plan --output`, or give chunk_bytes instead of a plan",
+            f"{name} has no chunks: its states are not sharded over single ranks",
+            "plan with --target moetune --zero 3 --tp 1 --cp 1 --pp 1, or give chunk_bytes",
         )
-    chosen = plans[0].chunks
-    assert chosen is not None  # noqa: S101 - else that was a problem
+    _check_ranks(found, model, num_ranks, name)
+    _check_size(found.chunks, model, name)
     return ShardOptions(
-        chunk_bytes=chosen.chunk_bytes, cache_bytes=chosen.cache_bytes, scatter=chosen.scatter,
-        offload=chosen.offload, pin=given.pin, plan=plans[0].id,
+        chunk_bytes=found.chunks.chunk_bytes, cache_bytes=found.chunks.cache_bytes,
+        scatter=found.chunks.scatter, offload=found.chunks.offload, pin=given.pin, plan=found.id,
     )  # fmt: skip
 
 
-def _problems(plan: Plan, model: nn.Module, num_ranks: int) -> Iterator[str]:
-    """Yield why the plan is not for this model on these ranks."""
-    whole, wanted = plan.inputs.request.whole, plan.workload.key
-    if plan.chunks is None or whole is None:
-        kind = "one layer" if plan.transformer is None else "a model whose states are kept whole"
-        yield f"has no chunks: it is for {kind}"
-        return
-    if plan.layout.dp != num_ranks:
-        yield f"shards over {plan.layout.dp} ranks, the data-parallel group has {num_ranks}"
-    layers = [module for module in model.modules() if isinstance(module, PlannedLayer)]
-    if len(layers) != whole.num_moe_layers:
-        yield (
-            f"is for a model with {whole.num_moe_layers} layers of experts, this one has "
-            f"{len(layers)}"
+def _plan_of(plan: object) -> TrainingDocument:
+    """Return a training's plan: of a view, of itself, or of its file."""
+    found = getattr(plan, "plan", plan)
+    if isinstance(found, str | os.PathLike):
+        found = _read(Path(found))
+    if isinstance(found, Plan):
+        raise InputError(f"plan {found.id[:6]} has no chunks: it is for one layer", _ELSE)
+    if not isinstance(found, TrainingDocument):
+        raise InputError(
+            f"{plan!r} is neither the plan of a training nor a path",
+            "make one with moetune.plan, or give the path of a plan file",
         )
-    for layer in layers:
-        shape, ranks = layer.shape, layer.communicator.num_ranks
-        if (shape, ranks) != (wanted.layer, wanted.num_ranks):
-            yield (
-                f"is for a model with {wanted.layer} on {wanted.num_ranks} ranks, this one has "
-                f"{shape} on {ranks}"
+    return found
+
+
+def _read(path: Path) -> TrainingDocument | Plan:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a plan", "name one of its files")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None  # which the reader of plans says better
+    if is_training_document(document):
+        return training_from_document(document, str(path))
+    return plan_from_json(text, str(path))
+
+
+def _check_ranks(plan: TrainingDocument, model: nn.Module, num_ranks: int, name: str) -> None:
+    """Raise InputError unless states and experts are spread over as many ranks as the plan's."""
+    layout = plan.layout
+    if layout.dp != num_ranks:
+        raise InputError(
+            f"{name} shards over {layout.dp} ranks, the data-parallel group has {num_ranks}",
+            _ELSE,
+        )
+    for module in model.modules():
+        if isinstance(module, PlannedLayer) and module.communicator.num_ranks != layout.ep:
+            raise InputError(
+                f"{name} is for experts on {layout.ep} ranks, this model has them on "
+                f"{module.communicator.num_ranks}",
+                _ELSE,
             )
+
+
+def _check_size(chunks: Chunks, model: nn.Module, name: str) -> None:
+    """Raise InputError where the model has far more or fewer parameters than the plan's."""
     spread = {
-        id(parameter): layer.communicator.num_ranks
-        for layer in layers
-        for parameter in layer.experts.parameters()
+        id(parameter): module.communicator.num_ranks
+        for module in model.modules()
+        if isinstance(module, PlannedLayer)
+        for parameter in module.experts.parameters()
     }
-    size = sum(each.numel() * spread.get(id(each), 1) for each in model.parameters())
-    if not 1 / _MAX_RATIO < size / whole.num_parameters < _MAX_RATIO:
-        yield f"is for a model of {whole.num_parameters:,} parameters, this one has {size:,}"
+    found = sum(one.numel() * spread.get(id(one), 1) for one in model.parameters())
+    if not 1 / _MAX_RATIO < found / chunks.num_parameters < _MAX_RATIO:
+        raise InputError(
+            f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has "
+            f"{found:,}",
+            _ELSE,
+        )

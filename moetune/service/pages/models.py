@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Mapping
 
 from moetune.domain.errors import MoetuneError, NotFoundError
-from moetune.domain.model import MODELS
+from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.units import parse_count
-from moetune.huggingface.registry import registered_models, resolve_name
+from moetune.huggingface.registry import registered_models
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
@@ -15,7 +15,7 @@ from moetune.service.problems import problem_of
 from moetune.workflows.flags import parsed
 from moetune.workflows.memory import MemoryAnswer, MemoryQuestion, fit_memory
 from moetune.workflows.memory_flags import MemoryFlags
-from moetune.workflows.models import FoundModel, find_decoder_model
+from moetune.workflows.models import FoundModel, find_decoder_model, known_name
 from moetune.workflows.views.memory import memory_page
 from moetune.workflows.views.models import decoder_sections, model_section
 
@@ -35,7 +35,8 @@ MEMORY_FIELDS = tuple(one.name for one in _FIELDS)
 def models_page() -> Page:
     """Return the list of named models: whole ones, then layers of papers."""
     whole = [(one.name, one.title, one.published) for one in registered_models()]
-    papers = [(one.name, one.title, one.source) for one in MODELS.values()]
+    papers = [(one.name, one.title, one.source) for one in WHOLE_MODELS.values()]
+    papers += [(one.name, one.title, one.source) for one in MODELS.values()]
     sections = (
         _list("models", "Hugging Face", "published", whole),
         _list("papers", "Of the papers", "source", papers),
@@ -57,7 +58,7 @@ def model_page(library: Library, name: str, form: Mapping[str, str]) -> Page:
     Raises:
         NotFoundError: there is no such model; files of the service's machine are not read.
     """
-    known = name if name in MODELS else resolve_name(name)
+    known = name if name in MODELS else known_name(name)
     if known is None:
         raise NotFoundError(f"there is no model {name[:200]!r}", "the list is at /models")
     found = find_decoder_model(known, world_size=_RANKS)

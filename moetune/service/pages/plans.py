@@ -8,7 +8,6 @@ from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import AnyPlan, TrainingDocument
-from moetune.huggingface.registry import model_names
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
 from moetune.service.pages.fields import Field
@@ -16,6 +15,7 @@ from moetune.service.pages.library import Library
 from moetune.service.pages.page import Link, Page, address
 from moetune.service.pages.whatif import whatif_fields
 from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
+from moetune.workflows.models import whole_names
 from moetune.workflows.training_whatif import arguments_of
 from moetune.workflows.views.comparison import comparison_sections, machine_sections
 from moetune.workflows.views.plan_page import plan_page_sections
@@ -80,7 +80,7 @@ def plans_page(library: Library, *, wanted: ListFilter, after: str) -> Page:
 
 
 def _filter_fields(library: Library) -> tuple[Field, ...]:
-    models, profiles = (*MODELS, *model_names()), library.profile_names()
+    models, profiles = (*MODELS, *whole_names()), library.profile_names()
     return (
         Field(name="model", label="Model", placeholder="all", suggested=dict.fromkeys(models, "")),
         Field(
@@ -160,7 +160,7 @@ def _plan_links(library: Library, plan: AnyPlan, model: str | None) -> Iterator[
 def _has_trace(library: Library, plan: AnyPlan, model: str | None) -> bool:
     if isinstance(plan, TrainingDocument):
         return bool(model) and library.planner.profile_if_known(plan) is not None
-    return plan.transformer is None or bool(plan.transformer.stages)
+    return True
 
 
 def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.dispatcher_rules import dispatcher_rules
+from moetune.domain.dispatcher_rules import dispatcher_rules, family_rules
 from moetune.domain.layout import BrokenRule, divisors
 from moetune.domain.megatron_rules import overlapped_rules
 from moetune.domain.pipeline import (
@@ -243,4 +243,6 @@ class LayoutSpace:
         return [one for one in every if self._goes_with(layout.changed(dispatcher=one))]
 
     def _goes_with(self, layout: FoldedLayout) -> bool:
-        return self._obeys(dispatcher_rules(layout, self.target, self.site))
+        rules = dispatcher_rules(layout, self.target, self.site)
+        of_model = family_rules(layout, self.target, self.job.decoder)
+        return self._obeys(itertools.chain(rules, of_model))

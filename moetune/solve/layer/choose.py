@@ -8,7 +8,6 @@ from itertools import product
 import numpy as np
 
 from moetune.domain.constraints import Bounds, Strategy
-from moetune.domain.cost_keys import GemmKey
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.costs import LayerCosts
@@ -64,7 +63,7 @@ class DegreeChooser:
         if forward is not None and backward is not None:
             # All that is asked of the costs is then of these degrees.
             object.__setattr__(self, "costs", self.costs.in_chunks(forward, backward))
-        is_measured = self.costs.costs.line(GemmKey(self.costs.dtype)) is None
+        is_measured = self.costs.costs.is_measured(self.costs.dtype)
         object.__setattr__(self, "is_measured", is_measured)
         is_paired = is_measured and len({forward, backward} - {None}) <= 1
         object.__setattr__(self, "is_paired", is_paired)

@@ -17,7 +17,6 @@ import numpy as np
 
 from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.constraints import Order
-from moetune.domain.cost_keys import GemmKey
 from moetune.domain.costs import Estimate
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference, OverlapSpeeds
@@ -78,7 +77,7 @@ class LayerCosts(LayerOperations, ABC):
         which a GEMM is slower.
         """
         degrees = forward_degree, backward_degree
-        is_line = self.costs.line(GemmKey(self.dtype)) is not None
+        is_line = not self.costs.is_measured(self.dtype)
         pieces = sum(degrees) - math.gcd(*degrees)
         parts = pieces / forward_degree, pieces / backward_degree
         if self.local_experts == 1 or is_line:
@@ -198,8 +197,12 @@ class LayerCosts(LayerOperations, ABC):
             tokens = round(rows * degree / self.rows(1))
             return self.step_errors(tokens=tokens).factor(degree)
         sizes = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
-        cases = zip(sizes.tolist(), np.broadcast_to(degree, sizes.shape).tolist(), strict=True)
-        return array_of([self.step_errors(tokens=size).factor(one) for size, one in cases])
+        degrees, factors = np.broadcast_to(degree, sizes.shape), np.empty(sizes.shape)
+        for tokens in set(sizes.tolist()):
+            of_step = sizes == tokens
+            errors = self.step_errors(tokens=tokens)
+            factors[of_step] = errors.factor(cast("int", degrees[of_step]))
+        return array_of(factors)
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from moetune.domain.costs import Costs, Doubt
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import Transformer
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes
 from moetune.solve.layer.costs import LayerCosts
@@ -83,29 +82,25 @@ def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
     yield f"{more}the plan's range allows for that; measure what is missing:  {command}"
 
 
-def profile_command(inputs: PlanInputs, launch: str, model: Transformer | None = None) -> str:
+def profile_command(inputs: PlanInputs, launch: str) -> str:
     """Return the command that adds a plan's own sizes to its profile.
 
     Args:
         launch: its beginning, which starts the plan's ranks.
-        model: the whole model; None for a layer.
     """
     flags = [f"--name {inputs.profile} --resume"]
     if inputs.model is not None:
         flags.append(f"--model {inputs.model}")
     else:
-        flags += _sizes(inputs.layer, model)
+        flags += _sizes(inputs.layer)
     flags += [f"--tokens {inputs.tokens_per_rank}", f"--dtype {inputs.dtype}"]
     return f"{launch} {' '.join(flags)}"
 
 
-def _sizes(layer: LayerShape, model: Transformer | None) -> Iterator[str]:
+def _sizes(layer: LayerShape) -> Iterator[str]:
     yield f"--d-model {layer.d_model} --d-hidden {layer.d_hidden}"
     yield f"--num-experts {layer.num_experts} --top-k {layer.top_k}"
     yield f"--activation {layer.activation}"
-    if model is not None:
-        yield f"--num-layers {model.num_layers} --num-heads {model.num_heads}"
-        yield f"--seq {model.length} --vocab {model.vocab_size} --moe-every {model.moe_every}"
 
 
 def _seconds(costs: LayerCosts, ranking: Ranking, step: StepTime) -> float:

@@ -1,42 +1,15 @@
 """Draws of the model's error: factors of predicted steps, besides the refits of their costs."""
 
-import math
 import zlib
 from statistics import NormalDist
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, exp_of
+from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Strategy
-from moetune.domain.costs import ModelError
-from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
+from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, at_degree
 
 _SEED = 0
-
-
-class ErrorDraws:
-    """Log-normal factors of whole models' steps, one for each refit.
-
-    Args:
-        num: refits. A single one is the nominal costs, which count as certain.
-    """
-
-    def __init__(self, error: ModelError, *, num: int) -> None:
-        self._error, self._is_certain = error, num == 1
-        self._deviates = Deviates(num)
-
-    def common(self, draw: int) -> float:
-        """Return the factor of all choices."""
-        return self._factor("all", draw, self._error.common)
-
-    def own(self, name: str, draw: int) -> float:
-        """Return the factor of the choice of that name."""
-        return self._factor(name, draw, self._error.own)
-
-    def _factor(self, name: str, draw: int, deviation: float) -> float:
-        if self._is_certain:
-            return 1.0
-        return math.exp(deviation * float(self._deviates.of(name)[draw]))
 
 
 class StepErrorDraws:
@@ -56,18 +29,15 @@ class StepErrorDraws:
         """Return the factor of each draw, shape (draws,)."""
         name: Strategy = strategy if degree > 1 else "none"  # one chunk reuses no memory
         if (name, degree) not in self._found:
-            logs = self._at_octaves(name)
-            low, high, share = self._errors.place(degree)
-            self._found[name, degree] = exp_of((1 - share) * logs[low] + share * logs[high])
+            self._found[name, degree] = np.exp(at_degree(self._at_octaves(name), degree))
         return self._found[name, degree]
 
     def _at_octaves(self, name: Strategy) -> Floats:
-        """Return draws of the error's logarithm at each octave of chunks, (octaves, draws)."""
+        """Return draws of the error's logarithm at each octave of chunks, (draws, octaves)."""
         if name not in self._logs:
-            roots = np.array(self._errors.roots)
-            deviates = (self._deviates.of(f"{name} {at}") for at in range(len(roots)))
-            # One after the other: products of matrices round as the processor likes.
-            self._logs[name] = sum(map(np.multiply.outer, roots.T, deviates), np.zeros(()))
+            roots = self._errors.roots
+            deviates = [self._deviates.of(f"{name} {at}") for at in range(len(roots))]
+            self._logs[name] = np.array(deviates).T @ roots.T
         return self._logs[name]
 
 

@@ -55,11 +55,6 @@ class LayerOperations:
         """Experts of a rank."""
         return self.layer.num_experts // self.world_size
 
-    @property
-    def macs_per_row(self) -> int:
-        """Multiply-accumulates of one row in one GEMM: M·H."""
-        return self.layer.d_model * self.layer.d_hidden
-
     def key_of(self, kind: ExpertParallel, *, sequence_parallel: bool = False) -> LayerKey:
         """Return the key where the ranks share the experts in that way."""
         return LayerKey(

@@ -132,7 +132,6 @@ class LayerProblem:
             layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
             pipeline=_pipeline(ranking, has_ranges=self.has_ranges),
             memory=ranking.memory,
-            chunks=None,
             predicted=_predicted(ranking, confidence, self.provenance),
             decision=verdict_of(ranked, confidence, others),
             alternatives=tuple(alternatives_of(ranked, others)),

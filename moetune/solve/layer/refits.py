@@ -14,9 +14,8 @@ from typing import cast
 
 import numpy as np
 
-from moetune.domain.arrays import array_of
 from moetune.domain.costs import Costs, costs_of_all
-from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, StepRecord
+from moetune.domain.step_errors import NO_STEP_ERRORS, StepRecord
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
@@ -34,16 +33,6 @@ class Refits:
 
     num: int
     stack: LayerCosts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ErrorsOfEach(StepErrors):
-    """Errors that differ between refits."""
-
-    refits: tuple[StepErrors, ...]
-
-    def factor(self, degree: int) -> float:
-        return array_of([errors.factor(degree) for errors in self.refits])
 
 
 def of_each(seconds: float, num: int) -> list[float]:
@@ -79,13 +68,13 @@ def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -
     if not errors.records or not resamples:
         costs = costs_of_all(resamples) if resamples else nominal.costs
         return Refits(num=len(resamples) or 1, stack=replace(nominal, costs=costs))
-    drawn = list(zip(*(_residuals(one, resamples) for one in errors.records), strict=True))
-    largest = [max(map(abs, residuals)) for residuals in drawn]
-    limit = max(IMPLAUSIBLE, sorted(largest)[math.ceil(LEAST_SHARE * len(largest)) - 1])
-    kept = [at for at, size in enumerate(largest) if size <= limit]
-    given = _ErrorsOfEach(refits=tuple(errors.given(drawn[at]) for at in kept))
-    costs = costs_of_all([resamples[at] for at in kept])
-    return Refits(num=len(kept), stack=replace(nominal, costs=costs, errors=given))
+    drawn = np.array([_residuals(record, resamples) for record in errors.records]).T
+    largest = np.abs(drawn).max(axis=1)
+    limit = max(IMPLAUSIBLE, np.sort(largest)[math.ceil(LEAST_SHARE * len(largest)) - 1])
+    kept = np.flatnonzero(largest <= limit)
+    costs = costs_of_all([resamples[at] for at in kept.tolist()])
+    stack = replace(nominal, costs=costs, errors=errors.given(drawn[kept]))
+    return Refits(num=len(kept), stack=stack)
 
 
 def _residuals(record: StepRecord, resamples: Sequence[Costs]) -> list[float]:

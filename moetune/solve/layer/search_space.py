@@ -148,12 +148,7 @@ def _promising(plan: Plan, among: Sequence[Strategy]) -> tuple[Strategy, ...]:
 
 
 def limit_of(plan: Plan) -> int | None:
-    """Return the memory limit; where it bound the plan but is not recorded, the plan's memory.
-
-    A layer in a whole model fits as planned, and plans record no limit for it: None.
-    """
-    if plan.transformer is not None:
-        return None
+    """Return the memory limit; where it bound the plan but is not recorded, the plan's memory."""
     if plan.inputs.memory_limit_bytes is not None:
         return plan.inputs.memory_limit_bytes - plan.inputs.pinned.memory_taken_bytes
     is_forced = plan.decision.binding == "memory" or plan.memory.strategy != "none"

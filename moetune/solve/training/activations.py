@@ -22,7 +22,13 @@ from moetune.solve.training.selective import selective_modules
 ELEMENT, FULL = dtype_bytes("bfloat16"), dtype_bytes("float32")
 AS_MEGATRON = find_target("megatron")
 GEMM_INPUT: Mapping[TrainingDtype, float] = MappingProxyType(
-    {"bfloat16": ELEMENT, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+    {
+        "bfloat16": ELEMENT,
+        "float16": ELEMENT,
+        "fp8": 1.0,
+        "mxfp8": 1 + 1 / 32,
+        "nvfp4": 1 / 2 + 1 / 16,
+    }
 )
 """Bytes of an element that a GEMM keeps for the gradient of its weights, with its scales."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.arrays import array_of
+from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.kernels import (
@@ -160,14 +161,14 @@ class BlockPrices:
         self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1, dtype: str | None = None
     ) -> Passes:
         """Return a GEMM's passes; with narrow factors also their rounding."""
-        name = dtype or _QUANTIZED.get(self.job.dtype, "bfloat16")
+        name = dtype or _QUANTIZED.get(self.job.dtype, self.job.element)
         forward, grad_input, grad_weight = (
             self.device.gemm(
                 product, rows=rows, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=name
             )
             for product in GEMM_FORMS
         )
-        if name != "bfloat16":
+        if name in _ROUNDING_BYTES:
             elements = rows * num_experts
             forward += self.device.moved(_ROUNDING_BYTES[name] * elements * d_in)
             grad_input += self.device.moved(_ROUNDING_BYTES[name] * elements * d_out)
@@ -180,6 +181,15 @@ class BlockPrices:
         return self.device.moved((2 + added) * ELEMENT * elements, kernels=2)
 
     def _attention(self, part: Mixer, macs: float, *, backward: bool) -> float:
+        """Return attention without projections: as measured, else by the rate of large GEMMs."""
+        if isinstance(part, GroupedQueryAttention) and part.is_full and self.layout.cp == 1:
+            found = self.device.measured_attention(
+                num_sequences=self.layout.micro_batch, length=self.job.length,
+                num_heads=max(1, part.num_heads // self.layout.tp), head_dim=part.head_dim,
+                backward=backward,
+            )  # fmt: skip
+            if found is not None:
+                return found
         return self.device.attention_core(
             macs, head_dim=head_dim_of(part), length=self.job.length / self.layout.cp,
             backward=backward, has_flash2=self.kernels.has_flash2,
@@ -287,7 +297,7 @@ class BlockPrices:
         yield "moe_act", self._expert_activation(part, rows)
         yield (
             "router",
-            self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype="bfloat16"),
+            self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype=self.job.element),
         )
         if part.shared is not None:
             passes = self._ffn(part.shared, self.tokens, self.layout.tp)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from moetune.domain.architecture import Block
-from moetune.domain.cost_keys import GemmKey
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.once import Tables, once
 from moetune.domain.targets import Target
@@ -123,7 +122,7 @@ class BlockTable(Tables):
         if layout.overlap != "chunks" or layout.degree is not None:
             return layout.degree
         chunked = zip(self._counts, self._chunked(layout, self._on_device(layout)), strict=True)
-        is_measured = self.device.costs.line(GemmKey("bfloat16")) is None
+        is_measured = self.device.costs.is_measured(self.job.element)
         return best_degrees(
             [(count, one) for count, one in chunked if one is not None], are_paired=is_measured
         )

@@ -14,8 +14,9 @@ import numpy as np
 
 from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.cluster import Machine
-from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey, RowsKey
+from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust, seconds_if_known
+from moetune.domain.data_sheets import memory_bytes_per_second
 from moetune.domain.errors import ProfileError
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.samples import CollectiveOp, Direction
@@ -76,11 +77,13 @@ _RECURRENCE = 0.10
 """Of the rate of large GEMMs that chunked scans of states reach in Triton on an A100, counted by
 the recurrence: with it, Mamba-2's scan takes as long as FlashAttention-2 at 2 k tokens (Dao and Gu
 2024, Figure 10)."""
+HOST_ADAM_SECONDS = 1.5e-9
+"""Of a parameter, its gradient's and its own copy included: published, one number for all hosts
+(docs/decisions/memory.md#0084)."""
 _LARGE = 4096
 _KERNEL_SECONDS = 3e-6
 """Of a memory-bound kernel's launch and tail, as the smallest GEMM of a profile takes."""
 
-_BF16 = "bfloat16"
 _GRACE, _GRACE_SECONDS = ("GB200", "GB300", "GH200"), 1.2
 """Times that the cores of Grace take to launch over those of x86 hosts of H100 and B200: Nemotron-3
 Super with tp 2 and partial CUDA graphs is bound by them on both (Megatron-Bridge, 26.04 to 26.08);
@@ -113,6 +116,7 @@ class DevicePrices:
 
     Args:
         sustained: share of its rate alone that a kernel reaches in a training step.
+        element: dtype of whatever is not in 8 bits or fewer.
         gap_seconds: between a GEMM and its neighbours, which a kernel alone does not have.
         slowdown: of a runtime's kernels (`RuntimeKernels`).
         posted_chunk_seconds: see `Network`.
@@ -122,6 +126,7 @@ class DevicePrices:
 
     costs: Costs
     machine: Machine
+    element: str = "bfloat16"
     sustained: float = 1.0
     gap_seconds: float = 0.0
     slowdown: float = 1.0
@@ -154,12 +159,13 @@ class DevicePrices:
 
     def gemm(
         self, product: GemmForm, *, rows: float, d_in: int, d_out: int, num_experts: int = 1,
-        dtype: str = _BF16,
+        dtype: str = "",
     ) -> float:  # fmt: skip
         """Return the seconds of one GEMM of `num_experts` experts with so many rows each.
 
-        Of an array of rows above 0 an array.
+        Its dtype is `element` unless another is named. Of an array of rows above 0 an array.
         """
+        dtype = dtype or self.element
         if is_many(rows):
             return self._gemms(
                 product, floats_of(rows), d_in=d_in, d_out=d_out, num_experts=num_experts,
@@ -212,6 +218,16 @@ class DevicePrices:
         self.trusts.note(estimate)
         return estimate.seconds
 
+    @property
+    def host_adam_seconds(self) -> float:
+        """Seconds of the optimizer's step on one parameter in host memory."""
+        found = self._known.get(("host_adam",))
+        if found is None:
+            host = seconds_if_known(self.costs, RowsKey("host_adam", self.element), 1e9)
+            found = HOST_ADAM_SECONDS if host is None else host.seconds / 1e9
+            self._known["host_adam",] = found
+        return found
+
     def moved(self, num_bytes: float, *, kernels: int = 1) -> float:
         """Return the seconds of memory-bound kernels that read and write so many bytes in all."""
         seconds = num_bytes / self.memory_bytes_per_second + kernels * _KERNEL_SECONDS
@@ -222,20 +238,43 @@ class DevicePrices:
         """Rate of memory-bound kernels.
 
         Raises:
-            ProfileError: the profile has no time of Adam, whose rate this is.
+            ProfileError: the profile has no time of Adam, whose rate this is, and no data sheet
+                of the device is known.
         """
         found = self._known.get(("memory",))
         if found is None:
-            adam = seconds_if_known(self.costs, RowsKey("adam", _BF16), 1e9)
-            if adam is None:
-                raise ProfileError(
-                    "the profile has no time of Adam, which tells the rate of the memory",
-                    "measure it with `moetune profile`, or name a reference such as h100-x8",
-                )
+            adam = seconds_if_known(self.costs, RowsKey("adam", self.element), 1e9)
+            adam = adam or self._adam_of_data_sheet()
             self.trusts.note(adam)
             found = _MEMORY_EFFICIENCY * _ADAM_BYTES * 1e9 / adam.seconds
             self._known["memory",] = found
         return found
+
+    def _adam_of_data_sheet(self) -> Estimate:
+        rate = memory_bytes_per_second(self.machine.device)
+        if rate is None:
+            raise ProfileError(
+                f"the profile has no time of Adam in {self.element}, which tells the rate of the "
+                "memory",
+                f"measure it:  moetune profile --model NAME --dtype {self.element}; or name a "
+                "reference such as h100-x8",
+            )
+        doubt = Doubt(
+            operation="the rate of the memory", size=1.0, unit="bytes",
+            stand_in="the data sheet's",
+        )  # fmt: skip
+        return Estimate(seconds=_ADAM_BYTES * 1e9 / rate, trust="modelled", doubts=(doubt,))
+
+    def measured_attention(
+        self, *, num_sequences: int, length: int, num_heads: int, head_dim: int, backward: bool
+    ) -> float | None:
+        """Return the seconds of causal attention as the profile has it; None where it has none."""
+        key = AttentionKey(self.element, length, num_heads, head_dim, backward)
+        found = seconds_if_known(self.costs, key, num_sequences)
+        if found is None:
+            return None
+        self.trusts.note(found)
+        return self.attention_factor * found.seconds / self.reached
 
     def attention_core(
         self, macs: float, *, head_dim: float, length: float, backward: bool,

@@ -17,7 +17,7 @@ from moetune.domain.optimizers import Optimizer
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
+from moetune.domain.training import HALF_PRECISION, FoldedLayout, Recompute, TrainingJob
 from moetune.solve.training.activations import (
     AS_MEGATRON,
     GEMM_INPUT,
@@ -40,6 +40,8 @@ from moetune.solve.training.stages import DecoderStages, RankBlocks, block_count
 from moetune.solve.training.states import WHOLE_BLOCKS, gathered_bytes, shard_of, state_bytes
 
 _GIB = 2**30
+_GATHERS_PARAMETERS = 2
+"""ZeRO stages above it do."""
 LIBRARY_BYTES = 1.5 * _GIB
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
 _FULL_GRAPH = 0.2
@@ -270,7 +272,9 @@ class MemoryModel(Tables):
         A weight has one copy for each pass, where they wait for the next micro-batch.
         """
         found = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
-        if self.job.dtype == "bfloat16" or not self.target.caches_narrow_weights:
+        if on_host and self.target.offloads_states:
+            found = (1 - on_host) * found[0], (1 - on_host) * found[1], found[2]
+        if self.job.dtype in HALF_PRECISION or not self.target.caches_narrow_weights:
             return found
         return found[0] + 2 * GEMM_INPUT[self.job.dtype] * (dense + experts), *found[1:]
 
@@ -289,7 +293,7 @@ class MemoryModel(Tables):
     )  # fmt: skip
     def _largest_block(self, layout: FoldedLayout, rank: RankBlocks) -> float:
         """Return the parameters on one device of the block that has most to shard."""
-        return largest_sharded_block(self.job.decoder, layout, rank)
+        return largest_sharded_block(self.job.decoder, layout, rank, _shards(layout))
 
     @once(
         lambda layout: (
@@ -431,3 +435,13 @@ class MemoryModel(Tables):
         sharers = layout.tp if target.splits_logits else 1
         vocab = -(-decoder.vocab_size // padded) * padded / sharers
         return num * target.logit_bytes * tokens * vocab / target.loss_chunks
+
+
+def _shards(layout: FoldedLayout) -> tuple[bool, bool]:
+    """Return whether all but the experts is in shards, and whether experts are.
+
+    What one rank has alone is whole, unless it is in host memory.
+    """
+    if layout.offload_optimizer and layout.zero > _GATHERS_PARAMETERS:
+        return True, True
+    return layout.dp * layout.cp > 1, layout.edp > 1

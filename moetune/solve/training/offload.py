@@ -16,9 +16,6 @@ from moetune.solve.training.activations import block_bytes
 HOST_OPTIMIZER_BYTES = 18
 """Of a parameter: master copy, two moments and the gradient in float32, the parameter in bfloat16
 (`HybridDeviceOptimizer`, with gradients and parameters in pinned memory)."""
-HOST_ADAM_SECONDS = 1.5e-9
-"""Of a parameter, its gradient's and its own copy included: published, one number for all hosts
-(docs/decisions/memory.md#0084)."""
 OPTIMIZER_SHARES = (0.25, 0.5, 0.75, 1.0)
 """That a search tries."""
 BUFFERED_BLOCKS = 2

@@ -52,12 +52,15 @@ class RankParameters(Tables):
         return tuple(block_parameters(kind, layout) for kind in self.decoder.kinds)
 
 
-def largest_sharded_block(decoder: Decoder, layout: FoldedLayout, rank: StageBlocks) -> float:
+def largest_sharded_block(
+    decoder: Decoder, layout: FoldedLayout, rank: StageBlocks, shards: tuple[bool, bool]
+) -> float:
     """Return the parameters on one device of the pipeline rank's block that has most to shard.
 
-    Replicas of one shard nothing, so that experts without replicas do not count.
+    Args:
+        shards: whether all but the experts is sharded, and whether experts are.
     """
-    shards_dense, shards_experts = layout.dp * layout.cp > 1, layout.edp > 1
+    shards_dense, shards_experts = shards
     own = [kind for count, kind in zip(rank.counts, decoder.kinds, strict=True) if count]
     if rank.has_predictions:
         own += [block for one in decoder.predictions for block in one.blocks]

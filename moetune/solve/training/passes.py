@@ -6,7 +6,7 @@ from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout, TrainingDtype
+from moetune.domain.training import HALF_PRECISION, FoldedLayout, TrainingDtype
 from moetune.solve.training.block_times import BlockTimes
 from moetune.solve.training.modules import ModuleName
 from moetune.solve.training.selective import AGAIN
@@ -108,7 +108,9 @@ def idle_seconds(part: RoutedExperts | None, layout: FoldedLayout) -> float:
 def _launches(part: Part, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
     is_plain = layout.cuda_graphs == "none"
     if isinstance(part, RoutedExperts):
-        kernels = target.kernels_per_expert[dtype != "bfloat16"] * part.num_experts // layout.ep
+        kernels = (
+            target.kernels_per_expert[dtype not in HALF_PRECISION] * part.num_experts // layout.ep
+        )
         shared = _HOST_SECONDS["dense"] * (part.shared is not None)
         routed = _of_part("routed", layout)
         if not is_plain:

@@ -318,7 +318,7 @@ class StepPrices(Tables):
         vocab = -(-decoder.vocab_size // layout.tp)
         embedding = 2 * device.moved(2 * ELEMENT * tokens * decoder.d_model, kernels=2)
         gemms = sum(
-            device.gemm(product, rows=tokens, d_in=decoder.d_model, d_out=vocab, dtype="bfloat16")
+            device.gemm(product, rows=tokens, d_in=decoder.d_model, d_out=vocab)
             for product in GEMM_FORMS
         )
         # Logits are read and written in float32 by the loss, forward and backward.

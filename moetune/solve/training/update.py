@@ -8,10 +8,10 @@ from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices
-from moetune.solve.training.offload import HOST_ADAM_SECONDS
 from moetune.solve.training.parameters import RankParameters
 from moetune.solve.training.room import NO_ROOM, WITHOUT_END, Room
 from moetune.solve.training.stages import DecoderStages, RankBlocks
+from moetune.solve.training.states import shard_of
 
 _SHARDS_GRADIENTS = 2
 
@@ -65,6 +65,8 @@ class UpdatePrices(Tables):
         held, num = self._most_parameters(layout), num_micro_batches
         if not self.target.hides_gradients:
             reduced, gathered = self._alone(layout, held.dense, held.experts)
+            if layout.offload_optimizer and self.target.offloads_states:
+                return num * self._over_host(layout, held, reduced + 2 * gathered, room)
             shards_all = layout.zero > _SHARDS_GRADIENTS
             return num * (reduced + 2 * gathered) if shards_all else reduced + gathered
         if layout.zero > _SHARDS_GRADIENTS:
@@ -121,6 +123,24 @@ class UpdatePrices(Tables):
             gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
         return _Alone(reduced, gathered)
 
+    def _over_host(self, layout: FoldedLayout, held: _Held, sent: float, room: Room) -> float:
+        """Return what a micro-batch shows of states that are in host memory, and of their shards.
+
+            max(0, max(fetch, store, link) - computed) + (fetch + store + link) / blocks
+
+        Copies in both directions and the link work beside the computation; the first block is
+        fetched before it, and the last one's gradients are stored behind it. Parameters are fetched
+        for each pass.
+        """
+        count = shard_of(layout, held.dense, held.experts)
+        summed = self.target.optimizer(self.job.optimizer).gradient_bytes
+        ways = (
+            2 * self.device.copied("h2d", ELEMENT * count),
+            self.device.copied("d2h", summed * count), sent,
+        )  # fmt: skip
+        waited = max(0.0, max(ways) - room.forward - room.backward)
+        return waited + sum(ways) / held.num_blocks
+
     def optimizer_seconds(self, layout: FoldedLayout, on_host: float) -> float:
         """Return the optimizer's seconds with a share of it on the host."""
         dense, experts, *_ = self._most_parameters(layout)
@@ -128,7 +148,7 @@ class UpdatePrices(Tables):
         each = self.target.optimizer(self.job.optimizer).moved_bytes
         count = dense / shards[0] + experts / shards[1]
         device = self.device.moved((1 - on_host) * each * count)
-        return device + on_host * count * HOST_ADAM_SECONDS
+        return device + on_host * count * self.device.host_adam_seconds
 
     def host_seconds(self, layout: FoldedLayout, share: float) -> float:
         """Return what the host takes at least with a share of the optimizer, of ZeRO stage 1."""
@@ -136,7 +156,7 @@ class UpdatePrices(Tables):
             return 0.0
         dense, experts, *_ = self._most_parameters(layout)
         count = dense / (layout.dp * layout.cp) + experts / layout.edp
-        return share * count * HOST_ADAM_SECONDS
+        return share * count * self.device.host_adam_seconds
 
     @once(
         lambda layout: (

@@ -1,11 +1,10 @@
 """Two plans or two profiles side by side, as sections."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from moetune.domain.document import encode
-from moetune.domain.model_plan import TransformerPlan
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.throughput import throughput_of
@@ -13,9 +12,8 @@ from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import format_seconds
 from moetune.report.fits import overlay_figure
 from moetune.report.operations import OperationCurve, operations_of
-from moetune.report.plan_figures import degree_figure, phases_figure, stacked_figure
+from moetune.report.plan_figures import degree_figure, phases_figure
 from moetune.report.section import Figure, Section, plural, sentence
-from moetune.solve.layout.words import seconds_by_binding
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.plan_changes import compare_plans, input_changes, step_seconds
 from moetune.workflows.profile_quality import quality_of
@@ -23,7 +21,7 @@ from moetune.workflows.profiles import compare_profiles
 from moetune.workflows.training_whatif import TrainingWhatIf
 from moetune.workflows.views.decision import plan_decision
 from moetune.workflows.views.differences import differences_section
-from moetune.workflows.views.figures import layer_figures, parts_figures
+from moetune.workflows.views.figures import layer_figures
 from moetune.workflows.views.first_words import binding_words
 from moetune.workflows.views.profile import machine_scope
 from moetune.workflows.views.training_page import (
@@ -57,7 +55,9 @@ def comparison_sections(
     plans = {
         name: one for name, one in zip(names, (first, second), strict=True) if isinstance(one, Plan)
     }
-    figures = () if first.id == second.id or len(plans) < len(names) else _both(plans)
+    figures: tuple[Figure, ...] = ()
+    if first.id != second.id and len(plans) == len(names):
+        figures = phases_figure(plans), degree_figure(plans)
     if isinstance(first, TrainingDocument) and isinstance(second, TrainingDocument):
         figures = tuple(training_figures({names[0]: first, names[1]: second}))
     words, differences = difference_sections(first, second, names=names)
@@ -175,11 +175,11 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
         return (words,)
     plans = {_NOW: answer.before, _CHANGED: answer.after}
     explained = explain_plan(answer.after, profile=answer.profile)
-    drawn = (*parts_figures(answer.after), *layer_figures(explained))
+    drawn = tuple(layer_figures(explained))
     changed = (replace(one, title=f"{one.title}, changed") for one in drawn)
     return (
         words,
-        Section(name="both", figures=(*_both(plans), *changed)),
+        Section(name="both", figures=(phases_figure(plans), degree_figure(plans), *changed)),
         plan_differences(answer.before, answer.after, names=(_NOW, _CHANGED)),
     )
 
@@ -232,32 +232,6 @@ def plan_differences(first: AnyPlan, second: AnyPlan, *, names: tuple[str, str])
     )
 
 
-def _both(plans: Mapping[str, Plan]) -> tuple[Figure, ...]:
-    """Return the plans' steps, where they are of the same kind of work, and their chunks."""
-    whole = {name: one.transformer for name, one in plans.items() if one.transformer is not None}
-    if not whole:
-        return phases_figure(plans), degree_figure(plans)
-    if len(whole) < len(plans):
-        return (degree_figure(plans),)
-    steps = {name: _step_parts(transformer) for name, transformer in whole.items()}
-    return (
-        stacked_figure(
-            steps,
-            title="One step of the model",
-            words="Predicted seconds on the slowest stage. Sends between stages count as pipeline.",
-        ),
-        degree_figure(plans),
-    )
-
-
-def _step_parts(transformer: TransformerPlan) -> dict[str, float]:
-    """Return the step's seconds of computation, of communication, and of the pipeline."""
-    kinds = seconds_by_binding(transformer.parts)
-    computes, waits = kinds.get("computation", 0.0), kinds.get("bubble", 0.0)
-    sends = sum(kinds.values()) - computes - waits
-    return {"computation": computes, "communication": sends, "pipeline": waits}
-
-
 def _overlays(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[Figure]:
     for pair in _pairs(first, second)[:_MOST_OVERLAYS]:
         yield overlay_figure(*pair, names)
@@ -294,7 +268,7 @@ def _fields(plan: AnyPlan, *, is_apart: bool) -> Iterator[tuple[str, object]]:
             yield from _flat(part, shown[part])
         return
     document = encode(plan)
-    for part in ("inputs", "layout", "pipeline", "memory", "chunks", "predicted", "transformer"):
+    for part in ("inputs", "layout", "pipeline", "memory", "predicted"):
         yield from _flat(part, document[part])
     yield "placement", _placement(plan)
     verdict = document["decision"]

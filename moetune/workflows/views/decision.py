@@ -1,11 +1,10 @@
 """A plan's decision in words, and how sure it is."""
 
-from moetune.domain.model_plan import Confidence, TransformerPlan
+from moetune.domain.model_plan import Confidence
 from moetune.domain.plan import Plan
 from moetune.domain.training import LayoutRequest
 from moetune.domain.training_document import TrainingDocument
-from moetune.domain.units import format_seconds
-from moetune.report.section import percent, plural, seconds_span
+from moetune.report.section import percent, plural
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.views.words import is_tensor
 
@@ -17,8 +16,6 @@ _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved
 
 def plan_decision(plan: Plan) -> str:
     """Return the decision in one or two sentences."""
-    if plan.transformer is not None:
-        return _model_decision(plan, plan.transformer)
     if is_tensor(plan):
         return _tensor_decision(plan)
     pipeline, strategy = plan.pipeline, plan.memory.strategy
@@ -64,14 +61,6 @@ def how_sure_of_training(plan: TrainingDocument) -> str:
     return how_sure_of_layout(plan.confidence, "layout with these pins")
 
 
-def model_span(transformer: TransformerPlan) -> str:
-    """Return "21.4 ms (20.6–22.5)", the model's step; of an older plan without the range."""
-    sure, seconds = transformer.confidence, transformer.step_seconds
-    if sure is None:
-        return format_seconds(seconds)
-    return seconds_span(seconds, sure.p05_step_seconds, sure.p95_step_seconds)
-
-
 def degrees_words(plan: Plan) -> str:
     """Return "2 chunks forward and 5 backward"."""
     pipeline = plan.pipeline
@@ -105,26 +94,3 @@ def _tensor_decision(plan: Plan) -> str:
     if in_shards:
         how = "behind one all-gather each way, each chunk's reduce-scatter travels"
     return f"Cut the tokens into {degrees_words(plan)}: {how} behind the next one's experts."
-
-
-def _model_decision(plan: Plan, transformer: TransformerPlan) -> str:
-    layout = plan.layout
-    replicas = f"{plural(layout.dp, 'replica')} (dp)"
-    stages = "no stages" if layout.pp == 1 else f"{plural(layout.pp, 'stage')} (pp)"
-    tensor = "uncut layers" if layout.tp == 1 else f"layers cut over {layout.tp} ranks (tp)"
-    experts = ""
-    if not transformer.moe_every:
-        tensor = f"and {tensor}"
-    elif layout.expert_parallel == "tensor" and layout.tp > 1:
-        experts = ", and the experts shared by the same ranks, whose outputs are added"
-    elif layout.ep == 1:
-        experts = ", and all experts on every rank"
-    else:
-        experts = f", and experts exchanged among {layout.ep} replicas (ep)"
-    batches = plural(transformer.num_micro_batches, "micro-batch", "micro-batches")
-    ways = [f"{batches} of {plural(transformer.micro_batch_sequences, 'sequence')}"]
-    if transformer.zero and plan.chunks is None:
-        ways.append("optimizer states sharded (ZeRO)")
-    if transformer.recompute:
-        ways.append("blocks are recomputed before their backward pass")
-    return f"Take {replicas}, {stages}, {tensor}{experts}. Run {', '.join(ways)}."

@@ -14,20 +14,13 @@ from moetune.report.section import (
     Section,
     Table,
     facts,
-    plural,
     seconds_span,
     sentence,
 )
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
-from moetune.workflows.views.decision import (
-    how_sure,
-    how_sure_of_layout,
-    is_one_chunk,
-    model_span,
-)
+from moetune.workflows.views.decision import how_sure, is_one_chunk
 from moetune.workflows.views.figures import layer_figures, memory_figures
-from moetune.workflows.views.layouts import layouts_section, parts_section
 from moetune.workflows.views.words import (
     is_tensor,
     plan_name,
@@ -75,25 +68,15 @@ def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Sec
     Args:
         is_drawn: add figures, for a page.
     """
-    plan, transformer = explanation.plan, explanation.plan.transformer
+    plan = explanation.plan
     yield Section(name="why", title="Why", paragraphs=(plan.decision.why,))
     if pins := sorted(plan.inputs.constraints.items()):
         table = facts(
             "constraints", [(f"--{flag}", constraint_words(flag, value)) for flag, value in pins]
         )
         yield Section(name="pins", title="Pinned or bounded", tables=(table,))
-    if transformer is not None:
-        yield parts_section(plan, is_drawn=is_drawn)
-        yield layouts_section(explanation, is_drawn=is_drawn)
-        if not transformer.moe_every:
-            return
-        ranks = plural(plan.workload.world_size, "rank")
-        tokens = plural(plan.tokens_per_rank, "token")
-        scope = f"{ranks}, {tokens} of a micro-batch"
-        yield Section(name="layer", title="One MoE layer", scope=scope)
     yield _terms(explanation, is_drawn=is_drawn)
-    if transformer is None:
-        yield from _strategies(explanation, is_drawn=is_drawn)
+    yield from _strategies(explanation, is_drawn=is_drawn)
     yield _lost(explanation)
     yield _ranges(plan, is_drawn=is_drawn)
 
@@ -230,7 +213,7 @@ def _lost(explanation: Explanation) -> Section:
                 Cell.words(one.lost_because),
             )
             for one in plan.alternatives
-            if one.layout is None and one.strategy not in listed
+            if one.strategy not in listed
         ),
         wide=("slower by",),
         empty="The constraints leave no other choice.",
@@ -269,23 +252,11 @@ def _trust(plan: Plan) -> Section:
     )
 
 
-def _speed(plan: Plan) -> Iterator[str]:
-    speed = throughput_of(plan)
-    if speed is not None:
-        yield f"Model FLOPs: {speed_words(speed)}."
-
-
 def _trust_words(plan: Plan) -> Iterator[str]:
-    times, transformer = plan.predicted, plan.transformer
-    if transformer is not None and transformer.confidence is not None:
-        yield f"One step of the model: {model_span(transformer)}, {_RANGE}."
-        yield from _speed(plan)
-        yield how_sure_of_layout(transformer.confidence)
-    if transformer is not None and not transformer.moe_every:
-        return
+    times = plan.predicted
     span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
-    yield f"One step{'' if transformer is None else ' of the MoE layer'}: {span}, {_RANGE}."
-    if transformer is None:
-        yield from _speed(plan)
+    yield f"One step: {span}, {_RANGE}."
+    if (speed := throughput_of(plan)) is not None:
+        yield f"Model FLOPs: {speed_words(speed)}."
     yield f"The least certain number behind it is {times.trust}."
     yield how_sure(plan)

@@ -10,7 +10,7 @@ from moetune.domain.architecture import Decoder, Part
 from moetune.domain.document import encode
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import MODELS, Model
+from moetune.domain.model import MODELS, WHOLE_MODELS, Model
 from moetune.huggingface.registry import RegisteredModel
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural
 from moetune.workflows.models import FoundModel
@@ -23,10 +23,10 @@ _NOTE = (
 
 
 def models_section() -> Section:
-    """Return every named model with the sizes of its layer."""
+    """Return every named layer with its sizes."""
     table = Table(
         name="models",
-        header=("name", "layer", "d_model", "d_hidden", "experts", "top_k", "tokens", "whole"),
+        header=("name", "layer", "d_model", "d_hidden", "experts", "top_k", "tokens"),
         rows=tuple(
             (
                 Cell.words(model.name),
@@ -35,7 +35,6 @@ def models_section() -> Section:
                 _experts(model),
                 Cell(text=str(model.top_k), value=model.top_k),
                 Cell.count(model.tokens_per_rank),
-                _parameters(model),
             )
             for model in MODELS.values()
         ),
@@ -44,17 +43,23 @@ def models_section() -> Section:
 
 
 def registry_section(models: tuple[RegisteredModel, ...]) -> Section:
-    """Return the named models of Hugging Face, with the sizes that their authors publish."""
+    """Return the named whole models, those of Hugging Face with the sizes that are published."""
     table = Table(
         name="registry",
         header=("name", "published"),
-        rows=tuple((Cell.words(one.name), Cell.words(one.published)) for one in models),
+        rows=tuple(
+            (Cell.words(name), Cell.words(words))
+            for name, words in (
+                *((one.name, f"{one.title} ({one.source})") for one in WHOLE_MODELS.values()),
+                *((one.name, one.published) for one in models),
+            )
+        ),
     )
-    return Section(name="registry", title="Hugging Face", tables=(table,))
+    return Section(name="registry", title="Whole models", tables=(table,))
 
 
 def model_section(model: Model, *, world_size: int) -> Section:
-    """Return a model's layer on `world_size` ranks, and the sizes of the whole model."""
+    """Return a layer on `world_size` ranks."""
     sizes = [(key, str(value)) for key, value in encode(model.layer(world_size)).items()]
     layer = facts(
         "layer",
@@ -62,15 +67,7 @@ def model_section(model: Model, *, world_size: int) -> Section:
         header=("layer", f"on {world_size} ranks"),
     )
     title = f"{model.title} ({model.source})"
-    if model.transformer is None:
-        return Section(name="model", title=title, tables=(layer,))
-    transformer = encode(model.transformer)
-    del transformer["moe"]
-    rows = [*((key, f"{value:,}") for key, value in transformer.items())]
-    table = facts(
-        "whole", [*rows, ("parameters", _parameters(model).text)], header=("whole model", "")
-    )
-    return Section(name="model", title=title, tables=(layer, table))
+    return Section(name="model", title=title, tables=(layer,))
 
 
 def decoder_sections(found: FoundModel, *, length: int) -> tuple[Section, ...]:
@@ -192,14 +189,6 @@ def _layer_words(layer: LayerShape) -> str:
 def billions(count: float) -> str:
     """Return "6.8 B"; small models in millions."""
     return f"{count / 1e9:,.1f} B" if count >= BILLION else f"{count / 1e6:,.1f} M"
-
-
-def _parameters(model: Model) -> Cell:
-    """Return the parameters of a whole model: "6.8 B"."""
-    if model.transformer is None:
-        return EMPTY
-    count = model.transformer.num_parameters
-    return Cell(text=f"{count / 1e9:.1f} B", value=count)
 
 
 def _experts(model: Model) -> Cell:

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 
-from moetune.domain.model_plan import Chunks, ModelMemory, TransformerPlan
 from moetune.domain.plan import Memory, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import LAUNCHES, RowsPoint
 from moetune.domain.terms import PhaseTerms
 from moetune.domain.throughput import throughput_of
-from moetune.domain.units import format_bytes, format_seconds, format_share
-from moetune.report.memory_figure import memory_parts_figure
+from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import (
     EMPTY,
     Cell,
@@ -17,24 +15,18 @@ from moetune.report.section import (
     Section,
     Table,
     percent,
-    plural,
     seconds_span,
     sentence,
 )
 from moetune.solve.layer.memory import device_bytes
-from moetune.solve.layout.words import BINDING_WORDS, name_memory, seconds_by_binding
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.decision import (
     LEAST_REGRET,
-    degrees_words,
     how_sure,
-    how_sure_of_layout,
     is_one_chunk,
-    model_span,
     plan_decision,
     probability_words,
 )
-from moetune.workflows.views.layouts import layouts_section, parts_section
 from moetune.workflows.views.words import (
     device_word,
     is_tensor,
@@ -51,37 +43,13 @@ from moetune.workflows.views.words import (
 
 
 def plan_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return a plan for a screen: decision, a model's layouts and parts, uncertainty."""
-    plan = explanation.plan
-    answer, uncertainty = answer_section(explanation), _uncertainty(plan)
-    if plan.transformer is None:
-        return answer, uncertainty
-    return answer, layouts_section(explanation), parts_section(plan), uncertainty
+    """Return a layer's plan for a screen: decision and uncertainty."""
+    return answer_section(explanation), _uncertainty(explanation.plan)
 
 
 def page_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return the same without layouts and parts, for a page that `explanation.reasons` follow.
-
-    A whole model's answer is followed by its memory part by part.
-    """
-    answer = answer_section(explanation, has_reasons=True)
-    transformer = explanation.plan.transformer
-    memory = () if transformer is None else (_model_memory(explanation, transformer.memory),)
-    return answer, *memory, _uncertainty(explanation.plan)
-
-
-def _model_memory(explanation: Explanation, memory: ModelMemory) -> Section:
-    parts = {
-        "parameters": memory.parameter_bytes, "gradients": memory.gradient_bytes,
-        "optimizer": memory.optimizer_bytes, "activations": memory.activation_bytes,
-        "buffers": memory.buffer_bytes,
-    }  # fmt: skip
-    figure = memory_parts_figure(
-        {**parts, "others": max(0, memory.total_bytes - sum(parts.values()))},
-        limit_bytes=explanation.memory_limit_bytes,
-        words="Predicted for the device that needs most:",
-    )
-    return Section(name="model-memory", title="Memory of one device", figures=(figure,))
+    """Return the same for a page that `explanation.reasons` follow."""
+    return answer_section(explanation, has_reasons=True), _uncertainty(explanation.plan)
 
 
 def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Section:
@@ -91,8 +59,6 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
         has_reasons: whether a section with the reason follows, so that it is omitted here.
     """
     plan = explanation.plan
-    if plan.transformer is not None:
-        return _model_answer(explanation, plan.transformer)
     is_odd = is_one_chunk(plan) or plan.memory.strategy != "none"
     why = (plan.decision.why,) if is_odd and not has_reasons else ()
     return Section(
@@ -113,14 +79,8 @@ def _suspect(plan: Plan) -> tuple[str, ...]:
 
 def _uncertainty(plan: Plan) -> Section:
     """Return the probability that the choice is best, and the plan's warnings."""
-    transformer = plan.transformer
-    paragraphs: tuple[str, ...] = ()
-    if transformer is None:
-        paragraphs = (how_sure(plan),)
-    elif transformer.confidence is not None:
-        paragraphs = (how_sure_of_layout(transformer.confidence),)
     notes = map(sentence, (*plan.warnings, *_too_fast(plan)))
-    return Section(name="uncertainty", paragraphs=paragraphs, notes=tuple(notes))
+    return Section(name="uncertainty", paragraphs=(how_sure(plan),), notes=tuple(notes))
 
 
 def _too_fast(plan: Plan) -> Iterator[str]:
@@ -248,79 +208,3 @@ def _phase(
 ) -> tuple[Cell, ...]:
     exposed = None if terms is None else terms.exposed_communication_seconds
     return Cell.words(name), Cell.seconds(one_chunk), Cell.seconds(planned), Cell.seconds(exposed)
-
-
-def _model_answer(explanation: Explanation, transformer: TransformerPlan) -> Section:
-    plan, memory = explanation.plan, transformer.memory
-    chunks = () if plan.chunks is None else (_chunks(plan.chunks),)
-    layer = (_layer_in_model(plan),) if transformer.moe_every else ()
-    return Section(
-        name="answer",
-        title=plan_name(plan),
-        scope=plan_scope(plan, profile=explanation.profile),
-        doubts=_suspect(plan),
-        paragraphs=(
-            plan_decision(plan),
-            *chunks,
-            *layer,
-            memory_words(explanation, memory.total_bytes, name_memory(memory)),
-        ),
-        highlights=tuple(_model_highlights(explanation, transformer)),
-        summary=_model_summary(explanation, transformer),
-    )
-
-
-def _model_highlights(
-    explanation: Explanation, transformer: TransformerPlan
-) -> Iterator[Highlight]:
-    speed, sure = transformer.tokens_per_second_per_rank, transformer.confidence
-    step, span = transformer.step_seconds, ""
-    if sure is not None:
-        low, high = map(format_seconds, (sure.p05_step_seconds, sure.p95_step_seconds))
-        span = f"{low} to {high}"
-    yield Highlight(name="One step of the model", cell=Cell.seconds(step), note=span)
-    yield Highlight(
-        name="Tokens a second", cell=Cell(text=f"{speed:,.0f}", value=speed), note="on each rank"
-    )
-    yield from _speed_highlight(explanation.plan)
-    yield _memory_highlight(explanation, transformer.memory.total_bytes)
-    binding = BINDING_WORDS[transformer.binding].capitalize()
-    yield Highlight(name="What binds", cell=Cell.words(binding))
-    yield Highlight(
-        name="Micro-batches",
-        cell=Cell.count(transformer.num_micro_batches),
-        note=f"of {plural(transformer.micro_batch_sequences, 'sequence')}",
-    )
-    if sure is not None:
-        yield _sure_highlight("layout", sure.probability_best, sure.expected_regret)
-
-
-def _model_summary(explanation: Explanation, transformer: TransformerPlan) -> str:
-    by_binding = seconds_by_binding(transformer.parts)
-    share = by_binding.get(transformer.binding, 0.0) / transformer.step_seconds
-    binds = f"{BINDING_WORDS[transformer.binding].capitalize()} binds"
-    if share:
-        binds += f", {format_share(share, digits=0)} of the step"
-    return (
-        f"One step of the model: {model_span(transformer)}, "
-        f"{transformer.tokens_per_second_per_rank:,.0f} tokens a second and "
-        f"{device_word(explanation.profile)}{_speed(explanation)}. {binds}."
-    )
-
-
-def _chunks(chunks: Chunks) -> str:
-    size = format_bytes(chunks.chunk_bytes)
-    if not chunks.scatter:
-        return f"Keep all model states on every rank, and reduce gradients in chunks of {size}."
-    where = "on the host (offload)" if chunks.offload else "in shards, one on each replica"
-    places = chunks.cache_bytes // chunks.chunk_bytes
-    return (
-        f"Keep model states in chunks of {size} {where}, {plural(places, 'chunk')} "
-        f"({format_bytes(chunks.cache_bytes)}) at a time in the cache."
-    )
-
-
-def _layer_in_model(plan: Plan) -> str:
-    if is_one_chunk(plan):
-        return "In each MoE layer leave a micro-batch in one chunk."
-    return f"In each MoE layer cut a micro-batch into {degrees_words(plan)}."

@@ -57,8 +57,6 @@ def tokens_per_second(plan: AnyPlan) -> float | None:
     if isinstance(plan, TrainingDocument):
         return plan.best.predicted.tokens_per_second_per_device * plan.inputs.world_size
     inputs, layout, seconds = plan.inputs, plan.layout, step_seconds(plan)
-    if plan.transformer is not None:
-        return plan.transformer.tokens_per_second_per_rank * inputs.world_size
     sets = layout.dp if kind_of(plan) == "tensor" else inputs.world_size
     return sets * inputs.tokens_per_rank / seconds if seconds else None
 
@@ -103,8 +101,6 @@ def layout_of(plan: AnyPlan) -> str:
     """Return a plan's layout; of a layer its chunks, forward and backward."""
     if isinstance(plan, TrainingDocument):
         return plan.best.words
-    if plan.transformer is not None:
-        return _layout(plan)
     pipeline = plan.pipeline
     return f"{pipeline.forward_degree} and {pipeline.backward_degree} chunks"
 

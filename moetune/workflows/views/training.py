@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from moetune.domain.model_plan import Chunks
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
 from moetune.domain.units import format_bytes
@@ -13,6 +14,7 @@ from moetune.report.section import (
     Table,
     facts,
     percent,
+    plural,
     seconds_span,
     sentence,
 )
@@ -77,11 +79,22 @@ def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     yield "dispatcher", layout.dispatcher
     yield "overlap of exchanges", _overlap(best)
     yield "in host memory", _offloaded(best)
+    if plan.chunks is not None:
+        yield "states", _chunks(plan.chunks)
     yield "CUDA graphs", _graphs(best)
     yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
     yield from _pipeline(layout)
     yield "runtime", plan.inputs.runtime
     yield "numbers", plan.trust
+
+
+def _chunks(chunks: Chunks) -> str:
+    where = "in host memory" if chunks.offload else "in shards, one on each replica"
+    places = plural(chunks.cache_bytes // chunks.chunk_bytes, "chunk")
+    return (
+        f"chunks of {format_bytes(chunks.chunk_bytes)} {where}, {places} at a time in the cache: "
+        "moetune.shard"
+    )
 
 
 def _recompute(layout: TrainingLayout) -> str:

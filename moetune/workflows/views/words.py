@@ -14,22 +14,19 @@ from moetune.domain.units import format_bytes, format_flops
 from moetune.report.section import EMPTY, Cell, percent, plural, sentence
 from moetune.workflows.explain import Explanation
 
-Kind = Literal["layer", "tensor", "model", "training"]
+Kind = Literal["layer", "tensor", "training"]
 KIND_WORDS: Mapping[Kind, str] = MappingProxyType(
     {
         "layer": "a layer",
         "tensor": "a tensor-parallel layer",
-        "model": "a whole model",
         "training": "a model's training",
     }
 )
 
 
 def plan_name(plan: Plan) -> str:
-    """Return "GPT-XL MoE layer", or the sizes of an unnamed layer or model."""
+    """Return "GPT-XL MoE layer", or the sizes of an unnamed layer."""
     model, layer = MODELS.get(plan.inputs.model or ""), plan.inputs.layer
-    if plan.transformer is not None:
-        return model.title if model else f"Transformer {layer.d_model} wide"
     name = model.title if model else f"MoE layer {layer.d_model} × {layer.d_hidden}"
     return name + (" layer" if name.endswith("MoE") else "")
 
@@ -40,14 +37,9 @@ def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
     Args:
         profile: tells whether a rank is a GPU.
     """
-    inputs, transformer, device = plan.inputs, plan.transformer, device_word(profile)
+    inputs, device = plan.inputs, device_word(profile)
     tokens, devices = plural(inputs.tokens_per_rank, "token"), plural(inputs.world_size, device)
     experts = plural(inputs.layer.num_experts, "expert")
-    if transformer is not None:
-        layers = plural(transformer.num_layers, "layer")
-        if transformer.moe_every:
-            layers += f", {_every(transformer.moe_every)} with experts · {experts}"
-        return f"{layers} · {devices} · {tokens} per {device} · {inputs.dtype}"
     each = f"on every {device}" if is_tensor(plan) else f"per {device}"
     if plan.workload.sequence_parallel:
         each = f"in shards, one per {device}"
@@ -161,24 +153,15 @@ def is_tensor(plan: Plan) -> bool:
 
 
 def kind_of(plan: AnyPlan) -> Kind:
-    """Return whether the plan is of a model, of a layer, or of one that tensor ranks share."""
+    """Return whether the plan is of a training, of a layer, or of one that tensor ranks share."""
     if isinstance(plan, TrainingDocument):
         return "training"
-    if plan.transformer is not None:
-        return "model"
     return "tensor" if is_tensor(plan) else "layer"
 
 
 def device_word(profile: Profile | None) -> str:
     """Return the word for a rank: "GPU" where the profile's machine has them."""
     return "GPU" if profile is not None and profile.machine.kind == "cuda" else "rank"
-
-
-def _every(number: int) -> str:
-    if number == 1:
-        return "all"
-    ending = {2: "nd", 3: "rd"}.get(number, "th")
-    return f"every {number}{ending}"
 
 
 def model_placement_words(plan: TrainingDocument) -> Iterator[str]:

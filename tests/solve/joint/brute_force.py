@@ -101,6 +101,8 @@ def _stored(
     if pins.offload_activations is not None:
         blocks = [pins.offload_activations]
     shares = SHARES if pins.offload_optimizer is None else (pins.offload_optimizer,)
+    if pins.offload_optimizer is None and search.target.offloads_states:
+        shares = (0.0,)  # which a plan asks for where nothing else fits
     for one, stages, zero in itertools.product(able, cuts, zeros):
         plain = replace(one, stages=stages, zero=zero)
         if not is_allowed(search, plain):

@@ -1,4 +1,4 @@
-"""A model's points are what a layout of it asks for: nothing missing, nothing extrapolated."""
+"""A model's points are what a plan of its training asks for: nothing missing or extrapolated."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,13 +10,12 @@ from moetune.domain.costs import Costs, Estimate
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
+from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.profile import Profile
-from moetune.domain.samples import (
-    Point,
-    RowsPoint,
-    Sample,
-)
+from moetune.domain.samples import AttentionPoint, GemmPoint, Point, RowsPoint, Sample
 from moetune.fit.costs import costs_of
+from moetune.huggingface.registry import named_model
+from moetune.measure.decoder_points import MeasuredModel
 from moetune.measure.grid import Preset
 from moetune.measure.points import choose_points
 from tests import prices
@@ -36,6 +35,10 @@ DTYPE = "float32"
 PRODUCTS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 
 
+def measured(model: Transformer) -> MeasuredModel:
+    return MeasuredModel(decoder=paper_decoder("lab", model), length=model.length)
+
+
 def points_of(
     model: Transformer = MODEL, max_tokens: int = TOKENS, preset: Preset = "quick"
 ) -> tuple[Point, ...]:
@@ -43,7 +46,7 @@ def points_of(
         cluster=Cluster(machine=MACHINE, fingerprint=Fingerprint()),
         dtypes=(DTYPE,),
         group_sizes=(2, 4),
-        transformers=(model,),
+        models=(measured(model),),
         preset=preset,
         max_tokens=max_tokens,
     ).all
@@ -57,7 +60,7 @@ def costs_by(points: tuple[Point, ...]) -> Costs:
 def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estimate | None]]:
     """Ask for everything of one micro-batch on one of `width` tensor-parallel ranks."""
     shapes = {
-        "qkv": (256, 768 // width), "out": (256 // width, 256), "up": (256, 1024 // width),
+        "qkv": (256, 768 // width), "out": (256, 256 // width), "up": (256, 1024 // width),
         "down": (1024 // width, 256), "head": (256, WORDS[width]),
     }  # fmt: skip
     for (name, (d_in, d_out)), form in ((pair, one) for pair in shapes.items() for one in PRODUCTS):
@@ -72,10 +75,6 @@ def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estima
             costs, dtype=DTYPE, num_sequences=rows / 128, length=128, num_heads=4 // width,
             head_dim=64, backward=backward,
         )  # fmt: skip
-    for op, columns in (("norm", 256), ("cross_entropy", WORDS[width])):
-        for direction in ("", "_backward"):
-            name = op + direction
-            yield name, prices.rows_op(costs, op=name, dtype=DTYPE, rows=rows, width=columns)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -102,25 +101,26 @@ def test_the_experts_of_every_layout_are_covered(local_experts: int) -> None:
 
 
 @pytest.mark.parametrize("group", [(2, 0), (2, 2), (4, 0)])
-def test_the_exchange_of_all_gradients_is_covered(group: tuple[int, int]) -> None:
+def test_collectives_of_all_gradients_and_parameters_are_covered(group: tuple[int, int]) -> None:
     attention, network = 4 * 256**2, 2 * 256 * 1024
     parameters = 4 * attention + (2 + 2 * 4) * network + 2 * 250 * 256
-    found = prices.collective(
-        costs_by(points_of()),
-        op="all_reduce",
-        group_size=group[0],
-        num_nodes=group[1],
+    costs = costs_by(points_of())
+    reduced = prices.collective(
+        costs, op="reduce_scatter", group_size=group[0], num_nodes=group[1],
         num_bytes=4 * parameters,
-    )
-    assert found.trust in ("measured", "interpolated")
+    )  # fmt: skip
+    gathered = prices.collective(
+        costs, op="all_gather", group_size=group[0], num_nodes=group[1],
+        num_bytes=4 * parameters / group[0],
+    )  # fmt: skip
+    assert {reduced.trust, gathered.trust} <= {"measured", "interpolated"}
 
 
-@pytest.mark.parametrize("op", ["adam", "accumulate"])
-def test_a_step_of_the_optimiser_and_sums_are_measured_on_all_parameters_and_on_shards(
-    op: str,
-) -> None:
+def test_a_step_of_the_optimiser_is_measured_on_all_parameters_and_on_shards() -> None:
     sizes = sorted(
-        point.elements for point in points_of() if isinstance(point, RowsPoint) and point.op == op
+        point.elements
+        for point in points_of()
+        if isinstance(point, RowsPoint) and point.op == "adam"
     )
     assert sizes[-1] > (2 + 2 * 4) * 2 * 256 * 1024
     assert sizes[0] <= sizes[-1] // 16
@@ -130,9 +130,32 @@ def test_a_gpu_measures_the_hosts_optimizer_step_too() -> None:
     def ops(machine: Machine) -> set[str]:
         chosen = choose_points(
             cluster=Cluster(machine=machine, fingerprint=Fingerprint()),
-            dtypes=(DTYPE,), group_sizes=(2,), transformers=(MODEL,),
+            dtypes=(DTYPE,), group_sizes=(2,), models=(measured(MODEL),),
         )  # fmt: skip
         return {point.op for point in chosen.all if isinstance(point, RowsPoint)}
 
     assert "host_adam" not in ops(MACHINE)
     assert {"adam", "host_adam"} <= ops(replace(MACHINE, kind="cuda"))
+
+
+def test_a_dense_model_measures_no_experts() -> None:
+    dense = replace(MODEL, moe=replace(MODEL.moe, num_experts=1), moe_every=0)
+    gemms = [point for point in points_of(dense) if isinstance(point, GemmPoint)]
+    assert {point.num_experts for point in gemms} == {1}
+
+
+def test_a_model_of_hugging_face_has_its_shared_experts_and_latent_projections_measured() -> None:
+    decoder = named_model("deepseek-v2-lite").decoder
+    points = choose_points(
+        cluster=Cluster(machine=MACHINE, fingerprint=Fingerprint()), dtypes=(DTYPE,),
+        group_sizes=(2,), models=(MeasuredModel(decoder=decoder, length=128),), max_tokens=128,
+    ).all  # fmt: skip
+    shapes = {
+        (point.d_in, point.d_out)
+        for point in points
+        if isinstance(point, GemmPoint) and point.num_experts == 1
+    }
+    shared = next(block.routed for block in decoder.blocks if block.routed is not None).shared
+    assert shared is not None
+    assert {(2048, 2 * shared.d_hidden), (shared.d_hidden, 2048), (2048, 64)} <= shapes
+    assert not [point for point in points if isinstance(point, AttentionPoint)]

@@ -1,1 +1,0 @@
-"""The layout of a whole model: ranks, stages, micro-batches and model states."""

@@ -1,1 +1,0 @@
-"""The parts of a whole model on one rank: their costs, memory and stages."""
