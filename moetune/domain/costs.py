@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast, get_args
 
 from moetune.domain.cost_keys import CostKey
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import LayerKey
-from moetune.domain.step_errors import StepErrors
+
+if TYPE_CHECKING:  # it loads NumPy, which a command's help does without
+    from moetune.domain.step_errors import StepErrors
 
 Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
@@ -130,7 +132,7 @@ class Costs(Protocol):
         """
         ...
 
-    def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
+    def step_errors(self, key: LayerKey, *, tokens: int) -> "StepErrors":
         """Return by how much steps of a layer differ from the sum of their operations.
 
         Args:

@@ -13,8 +13,7 @@ from moetune.domain.errors import InputError, check_positive
 from moetune.domain.interference import Interference
 from moetune.domain.quantization import check_product_dtype
 from moetune.domain.reference import Network, Table
-from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
-from moetune.domain.step_errors import StepRecord
+from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample, StepRecord
 from moetune.domain.withdrawn import without_unread_points
 
 PROFILE_SCHEMA = 1

@@ -253,3 +253,41 @@ def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
     medians = [visit.median_seconds for visit in clean]
     slowest = sorted(medians)[(len(clean) - 1) // 2]
     return tuple(visit for visit, one in zip(clean, medians, strict=True) if one <= slowest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """A step of a layer as it was measured, beside the sum of its operations.
+
+    Args:
+        degree: chunks forward and backward.
+        chunks_seconds: of both phases, predicted from the profile's operations.
+        overhead_seconds: around them, predicted.
+        measured_seconds: of the step.
+    """
+
+    workload: Workload
+    degree: int
+    chunks_seconds: float
+    overhead_seconds: float
+    measured_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.degree < 1:
+            raise InputError(f"degree must be at least 1, got {self.degree}")
+        times = self.chunks_seconds, self.measured_seconds
+        if not all(0 < one < math.inf for one in times) or self.overhead_seconds < 0:
+            raise InputError("the times of a step must be positive and finite")
+
+    @property
+    def residual(self) -> float:
+        """log(measured / predicted) of the phases, the overhead taken as predicted.
+
+        Where that would leave them less than half of the step, the overhead is wrong as well, and
+        the residual is that of the whole step.
+        """
+        left = self.measured_seconds - self.overhead_seconds
+        if left < self.measured_seconds / 2:
+            predicted = self.chunks_seconds + self.overhead_seconds
+            return math.log(self.measured_seconds / predicted)
+        return math.log(left / self.chunks_seconds)

@@ -1,55 +1,15 @@
-"""Whole steps of layers beside the sum of their operations, and the error of predicted steps."""
+"""The error of predicted steps of a layer, by number of chunks."""
 
-import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from moetune.domain.arrays import Floats, as_number
-from moetune.domain.errors import InputError
-from moetune.domain.layer import Workload
+from moetune.domain.samples import StepRecord
 
 SHARED_OCTAVES = 3
 """Octaves from which on the errors of two numbers of chunks have nothing in common; one octave
 apart they share 2/3 of their variance, and two octaves apart 1/3."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """A step of a layer as it was measured, beside the sum of its operations.
-
-    Args:
-        degree: chunks forward and backward.
-        chunks_seconds: of both phases, predicted from the profile's operations.
-        overhead_seconds: around them, predicted.
-        measured_seconds: of the step.
-    """
-
-    workload: Workload
-    degree: int
-    chunks_seconds: float
-    overhead_seconds: float
-    measured_seconds: float
-
-    def __post_init__(self) -> None:
-        if self.degree < 1:
-            raise InputError(f"degree must be at least 1, got {self.degree}")
-        times = self.chunks_seconds, self.measured_seconds
-        if not all(0 < one < math.inf for one in times) or self.overhead_seconds < 0:
-            raise InputError("the times of a step must be positive and finite")
-
-    @property
-    def residual(self) -> float:
-        """log(measured / predicted) of the phases, the overhead taken as predicted.
-
-        Where that would leave them less than half of the step, the overhead is wrong as well, and
-        the residual is that of the whole step.
-        """
-        left = self.measured_seconds - self.overhead_seconds
-        if left < self.measured_seconds / 2:
-            predicted = self.chunks_seconds + self.overhead_seconds
-            return math.log(self.measured_seconds / predicted)
-        return math.log(left / self.chunks_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,8 +14,8 @@ import numpy as np
 
 from moetune.domain.arrays import Floats
 from moetune.domain.layer import LayerKey
-from moetune.domain.samples import GemmPoint, Point, Sample, undisturbed
-from moetune.domain.step_errors import SHARED_OCTAVES, StepErrors, StepRecord
+from moetune.domain.samples import GemmPoint, Point, Sample, StepRecord, undisturbed
+from moetune.domain.step_errors import SHARED_OCTAVES, StepErrors
 
 NUM_OCTAVES = 11
 """Of numbers of chunks, from 1 to 1024; more have the error of those."""

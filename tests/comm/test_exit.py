@@ -56,13 +56,3 @@ def test_a_process_without_gloo_does_not_wait(
     monkeypatch.setattr("time.sleep", lambda _: pytest.fail("nothing to wait for"))
 
     wait_for_workers()
-
-
-def test_without_proc_the_wait_is_blind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("moetune.comm.exit._THREADS", tmp_path / "absent")
-    monkeypatch.setattr("time.sleep", pauses.append)
-
-    wait_for_workers()
-
-    assert len(pauses) == 1

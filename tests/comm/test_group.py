@@ -5,20 +5,11 @@ import pickle
 import pytest
 import torch
 
-from moetune.comm.agree import (
-    Opening,
-    agree_on_tokens,
-    first_text,
-    largest,
-    vote,
-)
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.group import OneRank
 from moetune.comm.transfer import GroupRank
-from moetune.domain.errors import CollectiveError, InputError
+from moetune.domain.errors import CollectiveError
 from tests.comm.workers import (
-    CPU,
-    ON_ANY_RANKS,
     a_member_does_not_come,
     a_rank_dies,
     a_watched_exchange_fails,
@@ -53,17 +44,6 @@ def test_one_rank_needs_no_process_group_and_does_what_several_do() -> None:
     group = communicator_of(None)
     assert isinstance(group, OneRank)
     assert isinstance(new_communicator(purpose="all"), OneRank)
-    for check in ON_ANY_RANKS:
-        check(group)
-    assert group.all_reduce(torch.ones(1), "a sum").future() is None
-    with pytest.raises(ValueError, match="no other to send to"):
-        group.send_receive({1: torch.zeros(1)}, {}, "a send")
-    opening = Opening(num_tokens=5, signature="s", problem="x has 7 columns")
-    with pytest.raises(InputError, match="7 columns"):
-        agree_on_tokens(group, opening, CPU)
-    assert largest(group, [2.0, 1.0], "the slowest") == (2.0, 1.0)
-    assert first_text(group, "reason", "reasons") == "reason"
-    assert [vote(group, wish, "a vote")() for wish in (True, False)] == [True, False]
     assert not torch.distributed.is_initialized()
 
 

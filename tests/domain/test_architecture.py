@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.amounts import Amounts, add_up
 from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.attention import (
     CompressedAttention,
@@ -13,7 +12,6 @@ from moetune.domain.attention import (
     LatentAttention,
     mean_context,
 )
-from moetune.domain.errors import InputError
 from moetune.domain.experts import DenseFfn, RoutedExperts, Router
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, ShortConvolution, StateSpace
 
@@ -39,13 +37,6 @@ def _experts(**changes: object) -> RoutedExperts:
         "d_model": 64, "num_experts": 8, "top_k": 2, "d_hidden": 32, "router": ROUTER,
     }  # fmt: skip
     return RoutedExperts(**{**sizes, **changes})  # type: ignore[arg-type]
-
-
-def test_amounts_add_up_part_by_part() -> None:
-    both = add_up([Amounts(attention=1, head=2), Amounts(attention=3)])
-    assert both == Amounts(attention=4, head=2)
-    assert both.times(2).total == 12
-    assert add_up([]) == Amounts()
 
 
 def test_grouped_query_attention_counts_its_projections() -> None:
@@ -143,6 +134,8 @@ def test_names_say_what_a_token_reads() -> None:
     )  # fmt: skip
     assert windowed.name == "attention, window 32"
     assert GROUPED.name == "attention"
+    assert _decoder(LATENT).has_latent_attention
+    assert not _decoder(GROUPED).has_latent_attention
     assert borrowed.name == "latent attention, top 16 keys of an earlier block"
     assert _compressed(0).name == "attention, window 8"
     assert _compressed(128).name == "compressed attention, 1 of 128"
@@ -159,51 +152,6 @@ def test_experts_have_widths_of_all_their_choices() -> None:
     assert _experts(is_gated=False, function="gelu_new").layer.activation == "gelu"
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"top_k": 9}, "top_k \\(9\\)"),
-        ({"d_hidden": 0}, "d_hidden"),
-        ({"router": Router(score="sigmoid", parameters=1, num_groups=3)}, "3 groups"),
-        ({"router": Router(score="sigmoid", parameters=1, num_groups=4, top_groups=5)}, "5 of 4"),
-    ],
-)
-def test_impossible_experts_are_refused(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        _experts(**changes)
-
-
-def test_heads_must_share_keys_evenly() -> None:
-    with pytest.raises(InputError, match="num_kv_heads"):
-        GroupedQueryAttention(d_model=64, num_heads=8, num_kv_heads=3, head_dim=16, v_head_dim=16)
-
-
-def test_a_dense_decoder_is_planned_as_a_single_expert() -> None:
-    dense = DenseFfn(d_model=64, d_hidden=96, is_gated=False, function="gelu")
-    block = Block(parts=(GROUPED, dense), norms=128)
-    model = Decoder(
-        name="x", family="gpt", d_model=64, vocab_size=100, blocks=(block, block), norms=64,
-        is_tied=True, head_biases=3,
-    )  # fmt: skip
-    assert (model.layer.d_hidden, model.layer.num_experts, model.layer.num_gemms) == (96, 1, 2)
-    assert model.parameters.head == 3
-    assert model.num_moe_layers == 0
-    assert model.runs == ((0, 2, 0),)
-    assert model.parameters == model.active_parameters
-    assert dense.widths == {"hidden": 96}
-
-
-def test_training_takes_six_operations_a_multiplication() -> None:
-    block = Block(parts=(GROUPED, DenseFfn(d_model=64, d_hidden=32)), norms=128)
-    macs = block.forward_macs(10)
-    assert macs.attention == GROUPED.forward_macs(10)
-    assert block.flops_per_token(10).total == 6 * macs.total
-
-
-def test_attention_within_chunks_says_so() -> None:
-    assert replace(GROUPED, chunk=8192).name == "attention, chunks of 8192"
-
-
 def test_blocks_of_keys_may_be_selected_for_groups_of_queries() -> None:
     """MiniMax-M3: the scorer has no weights of its heads, and the core reads what it selects."""
     scorer = replace(INDEXER, rank=64, has_weights=False, norm_parameters=0)
@@ -215,23 +163,6 @@ def test_blocks_of_keys_may_be_selected_for_groups_of_queries() -> None:
     scoring = projections + 2 * 8 * 64 / 2
     assert sparse.forward_macs(64) == GROUPED.parameters + core + scoring
     assert sparse.name == "attention, top 16 keys"
-
-
-def test_a_full_rank_gate_leaves_the_decay_alone_of_low_rank() -> None:
-    """Kimi K3: a projection of rank 8 for the decay, the output's gate at once."""
-    delta = GatedDeltaNet(
-        d_model=64, num_key_heads=4, num_value_heads=4, key_dim=8, value_dim=8, kernel=4,
-        gate_width=32, num_head_gates=4, gate_rank=8,
-    )  # fmt: skip
-    assert delta.parameters == 64 * (5 * 32 + 4) + 8 * (64 + 32) + 4 * 96
-    assert delta.widths["gate"] == 32 + 32
-
-
-def test_tables_are_counted_and_not_met_by_every_token() -> None:
-    plain = _decoder(GROUPED)
-    tabled = replace(plain, tables=1000, embedding_extra=10)
-    assert tabled.parameters.total == plain.parameters.total + 1010
-    assert tabled.active_parameters.total == plain.active_parameters.total + 10
 
 
 def test_towers_that_are_not_counted_are_named_in_a_sentence() -> None:
@@ -251,30 +182,6 @@ def test_digests_of_decoders_keep_while_none_has_what_came_later() -> None:
     scored = _decoder(replace(GROUPED, indexer=INDEXER))
     assert scored.identity != plain.identity
     assert "indexer" not in plain.identity
-
-
-def test_a_decoder_states_what_layout_rules_ask_of_its_mixers() -> None:
-    delta = GatedDeltaNet(
-        d_model=64, num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=8, kernel=4,
-        gate_width=32, num_head_gates=8,
-    )  # fmt: skip
-    mamba = StateSpace(d_model=64, d_inner=128, d_state=16, kernel=4, num_groups=2, num_heads=8)
-    lightning = LinearAttention(d_model=64, num_heads=4, num_kv_heads=4, head_dim=16, gate_width=64)
-    mixers = (mamba, GROUPED, delta, LATENT, lightning, _compressed(4), GROUPED)
-    model = _decoder(*mixers)
-    assert model.mixers == mixers[:-1]
-    assert model.kv_head_counts == (2, 4, 1)
-    assert model.mamba_groups == (2,)
-    assert model.delta_heads == ((2, 4),)
-    assert model.has_latent_attention
-    assert model.has_mamba
-    plain = _decoder(GROUPED)
-    assert (plain.kv_head_counts, plain.mamba_groups, plain.delta_heads) == ((2,), (), ())
-    assert not plain.has_latent_attention
-    assert not plain.has_mamba
-    first = _decoder(StateSpace(d_model=64, d_inner=128, d_state=16, kernel=4, rank=4))
-    assert first.has_mamba
-    assert first.mamba_groups == ()
 
 
 def _decoder(*mixers: Mixer) -> Decoder:

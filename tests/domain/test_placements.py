@@ -10,7 +10,6 @@ from moetune.domain.cluster import (
     canonical,
     members,
     nodes_of,
-    placement_name,
     spread_groups,
 )
 
@@ -76,10 +75,6 @@ def test_four_ranks_on_two_nodes() -> None:
     assert members((3, 0), num_ranks=4, ranks_per_node=2) == ((0, 1, 2),)
 
 
-def test_half_of_each_nodes_ranks_at_every_second_place() -> None:
-    assert members((4, 2), num_ranks=8, ranks_per_node=4) == ((0, 2, 4, 6), (1, 3, 5, 7))
-
-
 @pytest.mark.parametrize(
     ("group", "same"),
     [((4, 1), (4, 0)), ((16, 2), (16, 0)), ((12, 2), (12, 0)), ((4, 2), (4, 2)), ((2, 0), (2, 0))],
@@ -88,10 +83,3 @@ def test_a_group_on_as_many_nodes_as_consecutive_ranks_is_one_of_them(
     group: Group, same: Group
 ) -> None:
     assert canonical(group, machine_of(32, 8)) == same
-
-
-def test_a_place_is_named_where_there_are_several_nodes() -> None:
-    two = machine_of(4, 2)
-    names = [placement_name(group, two) for group in ((2, 0), (2, 2), (4, 0))]
-    assert names == ["2 ranks on 1 node", "2 ranks on 2 nodes", "4 ranks on 2 nodes"]
-    assert placement_name((4, 0), machine_of(4, 4)) == "4 ranks"

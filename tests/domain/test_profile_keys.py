@@ -85,29 +85,3 @@ def test_a_misspelled_key_is_answered_with_the_nearest() -> None:
     with pytest.raises(InputError) as caught:
         read({"network": {"xyz": 1}})
     assert "nic_rate" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("network", "words"),
-    [
-        ({"nics": 8}, "lacks the key 'nic_rate'"),
-        ({"nic_rate": "400Gbit/s"}, "lacks the key 'nics'"),
-        ({"nics": 8, "nic_rate": "400Gbit/s", "nic_bytes_per_second": 1.0}, "has both"),
-        ({"nics": True, "nic_rate": "400Gbit/s"}, "whole number"),
-        ({"nics": 0, "nic_rate": "400Gbit/s"}, "whole number"),
-        ({"nics": 8, "nic_rate": 400}, "has no unit"),
-    ],
-)
-def test_cards_that_cannot_be_are_refused(network: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        read({"network": network})
-
-
-def test_cards_need_the_devices_of_a_node() -> None:
-    with pytest.raises(InputError, match="devices_per_node"):
-        in_si({"network": {"nics": 8, "nic_rate": "400Gbit/s"}}, devices_per_node=None)
-
-
-def test_what_is_no_table_is_left_to_the_decoder() -> None:
-    document: dict[str, object] = {"machine": 3, "gemm": [3], "network": [1]}
-    assert read(document) == document

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.errors import InputError
-from moetune.domain.placement import LayerPlacement, ModelPlacement
 from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers, alike
 from moetune.domain.routing import NATURAL, ExpertLoads
 from moetune.domain.training import TrainingJob
@@ -31,11 +29,6 @@ def test_each_layer_has_its_own_fullest_rank_and_the_mean_is_that_of_all() -> No
     mean = found.skew(None, 2)
     assert [mean.mean, mean.p99] == pytest.approx([4 / 3, 4.3 / 3])
     assert [found.skew(one, 1).p99 for one in (0, 1, None)] == [1.0, 1.0, 1.0]
-
-
-def test_memory_has_no_more_rows_than_all() -> None:
-    found = layers(layer(9, 1, spread=5.0))
-    assert [found.skew(0, 2).mean, found.skew(0, 2).p99] == pytest.approx([1.8, 2.0])
 
 
 def test_layers_are_told_apart_by_their_records_and_nothing_else_of_the_model_changes() -> None:
@@ -70,18 +63,3 @@ def test_a_job_takes_the_record_of_a_layer_or_one_routing_for_all() -> None:
     other = TrainingJob(decoder=SMALL, world_size=2, global_batch=2, length=8, routing=NATURAL)
     skew = other.skew(part, 4)
     assert 1 < skew.mean < skew.p99 == NATURAL.skew(part.num_experts, part.mean_top_k, 4)
-
-
-def test_a_placement_says_what_it_saves_and_has_every_expert() -> None:
-    one = LayerPlacement(experts=(1, 0), natural_skew=2.0, placed_skew=1.5, least_skew=1.2)
-    kept = replace(one, experts=())
-    assert (one.skew, kept.skew) == (1.5, 2.0)
-    choice = ModelPlacement(
-        layers=(kept, one), natural_step_seconds=2.0, placed_step_seconds=1.5, why="so"
-    )
-    assert (choice.is_taken, choice.gain) == (True, 0.25)
-    assert not replace(choice, layers=(kept,)).is_taken
-    assert replace(choice, natural_step_seconds=None).gain is None
-    assert replace(choice, placed_step_seconds=None).gain is None
-    with pytest.raises(InputError, match="no place for expert 0"):
-        replace(one, experts=(1, 1))

@@ -33,16 +33,6 @@ def test_no_expert_gets_a_token_twice() -> None:
     assert NATURAL.skew(8, 2, 8) <= 4
 
 
-def test_loads_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match="not all 0"):
-        ExpertLoads(name="none", loads=(0.0, 0.0))
-    with pytest.raises(InputError, match="from 0 on"):
-        ExpertLoads(name="less", loads=(1.0, -1.0))
-    with pytest.raises(InputError, match="4 experts"):
-        ExpertLoads(name="four", loads=(1.0,) * 4).check(8)
-    NATURAL.check(8)
-
-
 @pytest.mark.parametrize(
     ("loads", "words"),
     [

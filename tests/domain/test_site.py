@@ -10,7 +10,6 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.reference import Network
 from moetune.domain.site import check_format, site_of
-from moetune.workflows.files import bundled_profiles, load_profile_file
 
 
 def _profile(device: str, per_node: int = 8, *, kind: str = "cuda", **facts: str) -> Profile:
@@ -31,26 +30,16 @@ def _profile(device: str, per_node: int = 8, *, kind: str = "cuda", **facts: str
         ("NVIDIA H100 80GB HBM3", "h100", "hopper", "nvlink"),
         ("NVIDIA H100 PCIe", "h100", "hopper", "pcie"),
         ("NVIDIA H100 NVL", "h100", "hopper", "pcie"),
-        ("H100SXM5", "h100", "hopper", "nvlink"),
-        ("NVIDIA H20-3e", "h20", "hopper", "nvlink"),
-        ("NVIDIA H200", "h200", "hopper", "nvlink"),
         ("NVIDIA GH200 480GB", "gh200", "hopper", "nvlink"),
-        ("NVIDIA GB200", "gb200", "blackwell", "nvlink"),
         ("NVIDIA B300 SXM6 AC", "b300", "blackwell", "nvlink"),
         ("NVIDIA GeForce RTX 4090", "rtx4090", "ada", "pcie"),
-        ("RTX-4090", "rtx4090", "ada", "pcie"),
         ("4090", "rtx4090", "ada", "pcie"),
         ("NVIDIA GeForce RTX 4090 D", "rtx4090d", "ada", "pcie"),
-        ("MI300", "mi300x", "cdna3", "xgmi"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada", "ada", "pcie"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000", "blackwell", "pcie"),
-        ("NVIDIA RTX A6000", "a6000", "ampere", "pcie"),
-        ("NVIDIA A10G", "a10g", "ampere", "pcie"),
         ("NVIDIA A800-SXM4-80GB", "a800", "ampere", "nvlink"),
-        ("NVIDIA TITAN RTX", "titanrtx", "turing", "pcie"),
         ("Tesla V100-SXM2-32GB", "v100", "volta", "nvlink"),
         ("AMD Instinct MI300X OAM", "mi300x", "cdna3", "xgmi"),
-        ("AMD Instinct MI355X", "mi355x", "cdna4", "xgmi"),
         ("AMD Instinct MI250X", "mi250x", None, "xgmi"),
     ],
 )
@@ -60,11 +49,6 @@ def test_a_device_is_recognized_by_its_name(
     found = chip_of(device)
     assert found is not None
     assert (found.name, found.generation, found.links) == (chip, generation, links)
-
-
-@pytest.mark.parametrize("device", ["Some GPU", "H1000", "X4090", "AMD EPYC 9B14", ""])
-def test_another_device_is_not_recognized(device: str) -> None:
-    assert chip_of(device) is None
 
 
 def test_links_reach_as_far_as_the_board_joins_them() -> None:
@@ -143,14 +127,6 @@ def test_a_host_that_computes_has_its_ranks_memory() -> None:
     assert site.multiplies("fp8") is False
 
 
-def test_reference_machines_have_a_vendor_a_chip_and_their_links() -> None:
-    for path in bundled_profiles().values():
-        site = site_of(load_profile_file(path))
-        assert site.vendor is not None
-        assert site.chip is not None
-        assert site.nvlink_peers is not None
-
-
 @pytest.mark.parametrize(
     ("device", "dtype", "words"),
     [
@@ -164,10 +140,3 @@ def test_a_format_without_units_is_refused_by_name(device: str, dtype: str, word
         check_format(_profile(device), dtype)
     assert caught.value.what == f"{device} has no units that multiply {dtype}"
     assert words in caught.value.hint
-
-
-def test_a_format_that_may_be_there_is_not_refused() -> None:
-    check_format(_profile("NVIDIA B200"), "nvfp4")
-    check_format(_profile("Some GPU"), "fp8")
-    check_format(_profile("AMD EPYC 9B14", kind="cpu"), "fp8")
-    check_format(_profile("NVIDIA A100-SXM4-80GB"), "bfloat16")

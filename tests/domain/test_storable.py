@@ -20,8 +20,7 @@ from moetune.domain.profile import (
 )
 from moetune.domain.records import Observation, Settled
 from moetune.domain.reference import CollectiveTable, GemmTable, Network
-from moetune.domain.samples import GemmPoint, Sample
-from moetune.domain.step_errors import StepRecord
+from moetune.domain.samples import GemmPoint, Sample, StepRecord
 from moetune.domain.storable import (
     LONGEST_SECONDS,
     SHORTEST_SECONDS,
@@ -110,11 +109,6 @@ def rates(beta: float) -> list[Profile]:
         replace(PLAIN, rows=(rows,)),
         replace(PLAIN, network=network),
     ]
-
-
-@pytest.mark.parametrize("profile", rates(1e-12))
-def test_rates_of_machines_are_accepted(profile: Profile) -> None:
-    check_profile(profile)
 
 
 @pytest.mark.parametrize("profile", [*rates(1e-300), *rates(1e200)])

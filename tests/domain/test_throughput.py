@@ -20,7 +20,6 @@ from moetune.domain.throughput import (
     rate,
     throughput_of,
 )
-from moetune.domain.units import format_flops
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
@@ -92,12 +91,6 @@ def test_older_plans_are_counted_again_without_a_peak(profile: str, asked: dict[
     assert found.peak_flops_per_second is None
 
 
-def test_a_plan_on_a_2080_ti_has_its_share_of_the_tensor_cores() -> None:
-    predicted = plan_on("rtx2080ti-x64", model="gpt-xl", dtype="float16").predicted
-    assert predicted.model_flops_per_second_per_device is not None
-    assert predicted.mfu == predicted.model_flops_per_second_per_device / 53.8e12
-
-
 def test_a_faster_device_than_there_is_has_no_mfu() -> None:
     profile = load_profile_file(bundled_profiles()["h100-x8"])
     request = PlanRequest(model="gpt-xl", dtype="bfloat16")
@@ -135,11 +128,6 @@ def test_peaks_are_dense_and_of_one_device() -> None:
     assert peak_flops("AMD Instinct MI300X", "mxfp8") is None
     for path in bundled_profiles().values():
         assert peak_flops(load_profile_file(path).machine.device, "float16")
-
-
-def test_rates_are_written_with_three_digits() -> None:
-    assert format_flops(594.3e12) == "594 TFLOP/s"
-    assert format_flops(8.73e10) == "87.3 GFLOP/s"
 
 
 def test_an_observed_step_has_the_flops_of_its_own_tokens() -> None:

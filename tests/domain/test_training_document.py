@@ -57,24 +57,6 @@ def test_what_is_wrong_is_named(document: Any, words: str) -> None:
     assert words in str(caught.value).replace("plan.json: ", "")
 
 
-def test_a_plan_tells_its_throughput_and_whether_its_profile_is_suspect() -> None:
-    plan = training_plan()
-    assert plan.best.predicted.throughput.flops_per_second == 300e12
-    assert not plan.is_suspect
-    quality = {"label": "suspect", "suspect": []}
-    assert training_plan(profile_quality=quality).is_suspect
-
-
-@pytest.mark.parametrize("experts", [(), (1, 0, 3, 2)])
-def test_a_plan_tells_whether_its_experts_are_placed(experts: tuple[int, ...]) -> None:
-    layer = {"experts": [*experts], "natural_skew": 2.0, "placed_skew": 1.0, "least_skew": 1.0}
-    why = {"natural_step_seconds": 2.0, "placed_step_seconds": 1.0, "why": "a test"}
-    plan = training_plan(placement={"layers": [layer], **why})
-    assert plan.is_placed is bool(experts)
-    assert training_from_document(json.loads(json.dumps(plan.document)), "plan") == plan
-    assert not training_plan().is_placed
-
-
 def test_layouts_are_compared_by_parts_on_the_mean_of_their_ranks() -> None:
     piped = training_plan().best
     assert piped.layout.pp == 2

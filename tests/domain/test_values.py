@@ -1,27 +1,30 @@
 """Values of the domain: what they refuse, and what they derive, worked out by hand."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cluster import Machine
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.errors import InputError
 from moetune.domain.interference import CompSpeed
-from moetune.domain.layer import Activation, ExpertParallel, LayerShape, Workload
-from moetune.domain.layout import Layout, check_ranks, rank_rules
+from moetune.domain.layer import Activation, LayerShape, Workload
+from moetune.domain.layout import Layout, check_ranks
 from moetune.domain.model import Transformer, read_shape
-from moetune.domain.optimizers import OPTIMIZERS, optimizer_of
-from moetune.domain.plan import plan_from_json
+from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
+from moetune.domain.profile_keys import in_si
 from moetune.domain.records import Observation
+from moetune.domain.reference import CollectiveTable, DispatcherTable, Network, Rows
 from moetune.domain.request import PlanRequest
-from moetune.domain.samples import AttentionPoint, CollectivePoint, CopyPoint, Sample
+from moetune.domain.routing import ExpertLoads, LayerRouting
+from moetune.domain.routing_record import routing_record
+from moetune.domain.samples import AttentionPoint, CopyPoint, Sample, StepRecord
 from moetune.domain.spelling import AS_KEYS
-from moetune.domain.units import parse_bytes, parse_count
+from moetune.domain.training import Degrees
+from moetune.domain.units import parse_age, parse_bytes, parse_count
 
 SHAPE = LayerShape(d_model=8, d_hidden=32, num_experts=4, top_k=2)
 
@@ -57,6 +60,38 @@ def gemm_line(alpha_seconds: float, beta_seconds: float) -> GemmLine:
     return GemmLine(dtype="float32", alpha_seconds=alpha_seconds, beta_seconds_per_mac=beta_seconds)
 
 
+def table(
+    *, points: Rows = ((1.0, 1.0),), group_size: int = 2, spread: float = 0.0
+) -> CollectiveTable:
+    return CollectiveTable(
+        label="published", source="x", op="send", group_size=group_size, points=points,
+        spread=spread,
+    )  # fmt: skip
+
+
+def dispatcher(*, num_sms: int) -> DispatcherTable:
+    return DispatcherTable(
+        label="published", source="x", dispatcher="deepep", phase="dispatch", group_size=8,
+        num_sms=num_sms, points=((1.0, 1.0),),
+    )  # fmt: skip
+
+
+def step(*, degree: int = 1, seconds: float = 1.0) -> StepRecord:
+    return StepRecord(
+        workload=Workload(layer=SHAPE, world_size=2, tokens_per_rank=8), degree=degree,
+        chunks_seconds=1.0, overhead_seconds=0.0, measured_seconds=seconds,
+    )  # fmt: skip
+
+
+def operation_times(seconds: float) -> OperationTimes:
+    operation = Operation(name="experts", phase="forward", size=1, degree=1)
+    return OperationTimes(operation=operation, predicted_seconds=None, seconds=(seconds,))
+
+
+def no_ranks(world_size: int) -> None:
+    check_ranks(Layout(expert_parallel="all_to_all", dp=4, ep=0, tp=3, pp=1), world_size)
+
+
 def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sample:
     point = CopyPoint(direction="h2d", pinned=True, num_bytes=1)
     return Sample(point=point, seconds=seconds, error=error, marks=marks)
@@ -84,6 +119,34 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
         (lambda: sample(1.0, 0.0), "seconds must be positive and finite"),
         (lambda: sample(math.inf), "seconds must be positive and finite"),
         (sample, "seconds is empty and no error says why"),
+        (lambda: table(points=()), "points is empty"),
+        (lambda: table(points=((1.0, 2.0, 3.0),)), "a row of points must have 2 numbers, got 3"),
+        (lambda: table(points=((1.0, 0.0),)), "sizes and seconds must be positive"),
+        (lambda: table(group_size=1), "group_size must be at least 2, got 1"),
+        (lambda: table(spread=2.0), "spread must be from 0 to 1, got 2.0"),
+        (lambda: dispatcher(num_sms=-1), "group_size must be at least 2, and num_sms not negative"),
+        (lambda: Network(source="x", nic_bytes_per_second=0.0), "nic_bytes_per_second must be"),
+        (lambda: Network(source="x", nic_bytes_per_second=1.0, startup_seconds=-1.0), "a loss, a"),
+        (lambda: step(degree=0), "degree must be at least 1, got 0"),
+        (lambda: step(seconds=math.inf), "the times of a step must be positive and finite"),
+        (lambda: operation_times(0.0), "experts: seconds must be positive and finite"),
+        (lambda: LayerShape(d_model=8, d_hidden=True, num_experts=2), "d_hidden must be a whole"),
+        (lambda: Degrees(forward=1, backward=0), "backward must be at least 1, got 0"),
+        (lambda: no_ranks(8), "ep must be at least 1, got 0"),
+        (lambda: parse_count("1.3"), "count '1.3' is not a whole number"),
+        (lambda: parse_bytes("9" * 400 + "GB"), "size '999"),
+        (lambda: parse_age("3"), "duration '3' has no unit"),
+        (lambda: LayerRouting.of("uneven"), "routing 'uneven' is neither balanced nor natural"),
+        (lambda: LayerRouting.of("1 2 / 0.5"), "the spread of a routing must be 1 or more, got"),
+        (lambda: ExpertLoads(name="f", loads=(1.0,) * 4).check(8), "routing f has the loads of 4"),
+        (lambda: routing_record("{", "f"), "f is not valid JSON"),
+        (lambda: in_si({"network": {"nics": 4}}, devices_per_node=8), "profile.network lacks the"),
+        (lambda: in_si({"network": {"nics": 0, "nic_rate": "1GB/s"}}, devices_per_node=8),
+         "profile.network.nics must be a whole number of at least 1, got 0"),
+        (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=64, num_nodes=2, world_size=16),
+         "--nodes and --world-size both say how many ranks"),
+        (lambda: PlanRequest(layer=SHAPE, num_nodes=10**9, tokens_per_rank=64).check_sizes(),
+         "--nodes must be from 1 to"),
     ],
 )  # fmt: skip
 def test_values_that_mean_nothing_are_refused_by_name(
@@ -135,14 +198,6 @@ def test_a_ranks_work_is_that_of_its_tokens_and_their_choices() -> None:
     assert work.local_experts == 2
 
 
-def test_a_size_below_one_is_the_only_rule_that_is_named() -> None:
-    broken = Layout(expert_parallel="all_to_all", dp=4, ep=0, tp=3, pp=1)
-    assert [rule.what for rule in rank_rules(broken, 8)] == ["ep must be at least 1, got 0"]
-    with pytest.raises(InputError, match="ep must be at least 1, got 0"):
-        check_ranks(broken, 8)
-    check_ranks(Layout(expert_parallel="all_to_all", dp=4, ep=4, tp=1, pp=2), 8)
-
-
 def test_attention_has_two_products_forward_and_five_backward_halved_by_the_mask() -> None:
     forward = AttentionPoint(
         dtype="float32", num_sequences=3, length=10, num_heads=2, head_dim=4
@@ -150,11 +205,6 @@ def test_attention_has_two_products_forward_and_five_backward_halved_by_the_mask
     once = 3 * 2 * 10 * 10 * 4 / 2
     assert forward.macs == 2 * once
     assert replace(forward, backward=True).macs == 5 * once
-
-
-def test_a_collectives_group_is_its_ranks_and_their_nodes() -> None:
-    point = CollectivePoint(op="all_reduce", group_size=8, num_bytes=1, num_nodes=2)
-    assert point.group == (8, 2)
 
 
 def test_quality_follows_the_spread_of_four_blocks_and_any_mark_spoils_it() -> None:
@@ -168,15 +218,6 @@ def test_quality_follows_the_spread_of_four_blocks_and_any_mark_spoils_it() -> N
     assert sample(1.0, 9.0, 9.0).quality == "good"
     assert sample(1.0, marks=("drift",)).quality == "suspect"
     assert sample(1.0, error="out of memory").quality == "suspect"
-
-
-def test_sizes_are_read_with_their_units_and_counts_are_whole() -> None:
-    assert parse_bytes("1.5 GiB") == 3 * 2**29
-    assert parse_bytes("512 MB") == 512 * 10**6
-    assert parse_count("8k") == 8192
-    assert parse_count("1.5k") == 1536
-    with pytest.raises(InputError, match=r"count '1\.3' is not a whole number"):
-        parse_count("1.3")
 
 
 def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
@@ -202,65 +243,3 @@ def test_a_request_that_cannot_be_planned_is_refused_when_it_is_made(
     with pytest.raises(InputError) as caught:
         request_of()
     assert caught.value.what == what
-
-
-@pytest.mark.parametrize(
-    ("expert_parallel", "in_shards", "world_size", "gathers", "own_tokens"),
-    [
-        ("tensor", True, 4, True, 3),  # 10 tokens over 4 ranks: 3, 3, 2 and 2
-        ("tensor", True, 2, True, 5),
-        ("tensor", True, 1, False, 10),
-        ("tensor", False, 4, False, 10),
-        ("all_to_all", False, 4, False, 10),
-    ],
-)
-def test_shards_of_tokens_are_gathered_where_there_are_several(
-    expert_parallel: ExpertParallel,
-    in_shards: bool,  # noqa: FBT001 - a case
-    world_size: int,
-    gathers: bool,  # noqa: FBT001 - a case
-    own_tokens: int,
-) -> None:
-    work = Workload(
-        layer=SHAPE, world_size=world_size, tokens_per_rank=10, expert_parallel=expert_parallel,
-        sequence_parallel=in_shards,
-    )  # fmt: skip
-    assert (work.gathers, work.own_tokens) == (gathers, own_tokens)
-
-
-def test_software_facts_have_an_id_of_their_own() -> None:
-    old, new = (
-        Fingerprint(hardware={"device": "a"}, software={"torch": version})
-        for version in ("2.12", "2.13")
-    )
-    assert old.software_id != new.software_id
-    assert old.hardware_id == new.hardware_id
-
-
-def test_an_optimizer_keeps_remainders_instead_of_whole_masters() -> None:
-    kept = {name: optimizer_of(name).keeps_remainders for name in OPTIMIZERS}
-    assert kept["adam-remainders"]
-    assert not kept["adam"]
-
-
-def test_a_training_plan_is_no_layers_plan() -> None:
-    text = json.dumps({"schema": "moetune.training-plan/1"})
-    with pytest.raises(InputError, match=r"plan of a model.s training"):
-        plan_from_json(text, "plan.json")
-
-
-def test_too_many_nodes_are_a_mistake() -> None:
-    request = PlanRequest(layer=SHAPE, num_nodes=10**9, tokens_per_rank=64)
-    with pytest.raises(InputError, match="nodes must be from 1"):
-        request.check_sizes()
-
-
-def test_nodes_and_ranks_together_are_refused() -> None:
-    with pytest.raises(InputError, match="both say how many ranks"):
-        PlanRequest(layer=SHAPE, tokens_per_rank=64, num_nodes=2, world_size=16)
-
-
-@pytest.mark.parametrize("value", [0, -1, True])
-def test_sizes_of_a_layer_are_whole_numbers(value: int) -> None:
-    with pytest.raises(InputError, match="d_hidden must be a whole number of at least 1"):
-        replace(SHAPE, d_hidden=value)

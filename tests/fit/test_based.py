@@ -48,10 +48,6 @@ def test_a_group_that_does_not_fit_into_a_node_has_not_the_time_of_one() -> None
     assert exchange[1] > 2**26 / 2 / 50e9 > exchange[0]
 
 
-def test_larger_nodes_keep_groups_inside_one() -> None:
-    assert groups(on_nodes_of(H100, 16), CollectiveTable) == {2, 4, 8}
-
-
 def test_other_cards_take_the_times_between_nodes_away() -> None:
     between = {size for size in groups(H800, DispatcherTable) if size > 8}
     assert between
@@ -85,11 +81,6 @@ def test_own_lines_count_instead_of_the_bases_tables() -> None:
     other = prices.collective(found, op="all_reduce", group_size=8, num_bytes=10**6)
     before = prices.collective(costs_of(H100), op="all_reduce", group_size=8, num_bytes=10**6)
     assert other.seconds == before.seconds
-
-
-def test_own_tables_are_left_as_they_are() -> None:
-    profile = replace(H100, machine=replace(H100.machine, devices_per_node=2))
-    assert without_foreign(profile, H100, own=("machine", "tables")).tables == profile.tables
 
 
 def table(profile: Profile) -> dict[tuple[float, ...], float]:
@@ -149,16 +140,6 @@ def test_lines_are_scaled_too() -> None:
         factor = 2 if is_inside else 1
         assert after.beta_seconds_per_byte == before.beta_seconds_per_byte * factor
         assert after.alpha_seconds == before.alpha_seconds
-
-
-def test_equal_peaks_widen_and_change_nothing_else() -> None:
-    same = Peaks(here="900GB/s", base="900GB/s")
-    scaled = scaled_base(H100, BaseScaling(links=same))
-    assert [one.points for one in scaled.tables] == [
-        tuple((*sizes, pytest.approx(seconds)) for *sizes, seconds in one.points)
-        for one in H100.tables
-    ]
-    assert {one.spread for one in scaled.tables if isinstance(one, CollectiveTable)} == {0.3}
 
 
 @pytest.mark.parametrize("here", ["1GB/s", "0TFLOP/s", "0.1TFLOP/s", "989"])

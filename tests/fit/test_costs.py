@@ -22,12 +22,9 @@ from moetune.domain.samples import (
     CopyPoint,
     Direction,
     GemmPoint,
-    InterferencePoint,
-    RowsPoint,
     Sample,
 )
 from moetune.fit.costs import costs_of
-from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.profile import fit_profile
 from moetune.solve.layer.parallelism import layer_costs
 from tests import prices
@@ -128,19 +125,6 @@ def test_collective_labels_say_measured_interpolated_and_extrapolated() -> None:
     assert ask(2**11)[1] == ask(2**25)[1] == "extrapolated"
 
 
-def test_relative_error_is_the_leave_one_out_error_of_the_fit() -> None:
-    rng = np.random.default_rng(0)
-    samples = [comm(size, (1e-4 + size * 1e-9) * rng.uniform(0.9, 1.1)) for size in SIZES]
-    profile = measured(samples)
-
-    found = ProfileIndex(profile).basis(CollectiveKey("all_to_all", 2))
-
-    error = profile.collective[0].error
-    assert error is not None
-    assert found is not None
-    assert found.relative_error == error.median > 0
-
-
 def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
     costs = costs_of(
         measured(
@@ -164,18 +148,6 @@ def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
         )
         assert found.seconds == pytest.approx(rate * 2**14)
         assert found.trust == trust
-
-
-def test_several_in_flight_fall_back_on_one_alone_and_the_other_way_round() -> None:
-    alone = costs_of(measured([comm(size, 4e-9 * size) for size in SIZES]))
-    several = costs_of(measured([comm(size, 4e-9 * size, in_flight=8) for size in SIZES]))
-
-    for costs, in_flight in ((alone, 8), (several, 1)):
-        found = prices.collective(
-            costs, op="all_to_all", group_size=2, num_bytes=2**14, in_flight=in_flight
-        )
-        assert found.seconds == pytest.approx(4e-9 * 2**14)
-        assert found.trust == "extrapolated"
 
 
 def test_arrays_of_bytes_and_numbers_in_flight_are_those_of_each() -> None:
@@ -215,20 +187,6 @@ def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
     assert seen.value.exit_code == 5
 
 
-def test_missing_operation_offers_no_estimate_where_there_is_none() -> None:
-    profile = measured([comm(size, size * 1e-9) for size in SIZES])
-
-    with pytest.raises(ProfileError) as seen:
-        prices.collective(
-            costs_of(profile, allow_modelled=True), op="all_gather", group_size=4, num_bytes=1e6
-        )
-
-    assert seen.value.what == 'no all_gather measured for 4 ranks (profile "lab" has none)'
-    assert seen.value.hint == (
-        "measure it on the cluster:  moetune profile --nproc 4 --name lab --resume"
-    )
-
-
 def test_a_groups_place_has_times_of_its_own() -> None:
     costs = costs_of(
         measured(
@@ -250,57 +208,6 @@ def test_a_groups_place_has_times_of_its_own() -> None:
     assert seconds(2, 0) == seconds(2, 1) == 1e-9 * 2**14
     assert seconds(2, 2) == 1e-7 * 2**14
     assert seconds(16, 0) == seconds(16, 2) == 2e-7 * 2**14
-
-
-MEET = "--rdzv-backend c10d --rdzv-endpoint NODE0:29500"
-
-
-@pytest.mark.parametrize(
-    ("group", "command"),
-    [
-        (
-            (4, 4),
-            f"torchrun --nnodes 4 --nproc-per-node 8 {MEET} -m moetune profile --name lab --resume",
-        ),
-        (
-            (4, 2),
-            f"torchrun --nnodes 2 --nproc-per-node 8 {MEET} -m moetune profile --name lab --resume",
-        ),
-        (
-            (24, 0),
-            f"torchrun --nnodes 3 --nproc-per-node 8 {MEET} -m moetune profile --name lab --resume",
-        ),
-        ((8, 0), "moetune profile --nproc 8 --name lab --resume"),
-    ],
-)
-def test_missing_place_is_named_with_the_launch_that_measures_it(
-    group: tuple[int, int], command: str
-) -> None:
-    size, nodes = group
-    profile = measured([comm(at, 1e-9 * at) for at in SIZES])
-    with pytest.raises(ProfileError) as seen:
-        prices.collective(
-            costs_of(profile), op="all_to_all", group_size=size, num_nodes=nodes, num_bytes=1e6
-        )
-    spread = f" on {nodes} nodes" if nodes else ""
-    assert seen.value.what.startswith(f"no all_to_all measured for {size} ranks{spread} (")
-    assert f"  {command}\n" in f"{seen.value.hint}\n"
-
-
-@pytest.mark.parametrize(
-    ("num_devices", "command"),
-    [(2, "moetune profile --nproc 4 "), (4, f"torchrun --nnodes 2 --nproc-per-node 2 {MEET} -m ")],
-)
-def test_missing_group_of_cpu_ranks_is_started_here_or_on_the_nodes_there_are(
-    num_devices: int, command: str
-) -> None:
-    machine = Machine(
-        kind="cpu", device="cpu", num_devices=num_devices, devices_per_node=2, memory_bytes=2**30
-    )
-    profile = measured([comm(at, 1e-9 * at) for at in SIZES], machine)
-    with pytest.raises(ProfileError) as seen:
-        prices.collective(costs_of(profile), op="all_to_all", group_size=4, num_bytes=1e6)
-    assert command in str(seen.value)
 
 
 WIRES: tuple[tuple[CollectiveOp, int, int, int, int, float], ...] = (
@@ -362,33 +269,6 @@ def test_the_nearest_group_on_the_same_kind_of_wire_stands_in(
     assert round(math.log(found.seconds / (1e-9 * 2**14), 100)) == place
 
 
-def test_nearest_group_size_of_a_published_profile_has_its_line() -> None:
-    costs = costs_of(PUBLISHED, allow_modelled=True)
-
-    near = CollectiveKey("all_to_all", 8)
-    assert prices.line_of(costs, near).alpha_seconds == PUBLISHED.collective[0].alpha_seconds
-    with pytest.raises(ProfileError):
-        costs_of(PUBLISHED).seconds(near, 1.0)
-
-
-def test_missing_dtype_names_those_there() -> None:
-    profile = measured([gemm(64, 1e-3), gemm(64, 1e-3, dtype="float64")])
-
-    with pytest.raises(ProfileError) as seen:
-        prices.gemm(
-            costs_of(profile),
-            dtype="bfloat16",
-            product="forward",
-            num_experts=1,
-            rows=8,
-            d_in=8,
-            d_out=8,
-        )
-
-    assert seen.value.what == ('no GEMM measured in bfloat16 (profile "lab" has float32, float64)')
-    assert "--dtype bfloat16" in seen.value.hint
-
-
 def test_a_missing_narrow_format_names_a_profile_that_has_some() -> None:
     with pytest.raises(ProfileError, match="no GEMM measured in mxfp8") as seen:
         costs_of(measured([gemm(64, 1e-3)])).seconds(GemmKey("mxfp8", "forward", 1, 8, 8), 8)
@@ -401,23 +281,6 @@ def test_missing_copy_names_those_there() -> None:
 
     assert seen.value.what == 'no pageable d2h copy measured (profile "paper" has pinned h2d)'
     assert seen.value.hint == "measure it:  moetune profile --name NAME"
-
-
-def test_copies_are_those_that_run_alone() -> None:
-    def sample(size: int, seconds: float, *, both_ways: bool) -> Sample:
-        point = CopyPoint(direction="d2h", pinned=True, num_bytes=size, both_ways=both_ways)
-        return Sample(point=point, seconds=(seconds,))
-
-    costs = costs_of(
-        measured(
-            [sample(size, 1e-9 * size, both_ways=False) for size in SIZES]
-            + [sample(size, 3e-9 * size, both_ways=True) for size in SIZES]
-        )
-    )
-
-    found = prices.copy(costs, direction="d2h", pinned=True, num_bytes=2**14)
-    assert found.seconds == pytest.approx(2**14 * 1e-9)
-    assert found.trust == "measured"
 
 
 def gemm_seconds(rows: float, shape: tuple[int, int, int]) -> float:
@@ -494,29 +357,6 @@ def test_each_form_of_the_product_has_its_own_times() -> None:
     assert found.trust == "measured"
 
 
-def test_rows_operation_is_interpolated_over_elements() -> None:
-    samples = [
-        Sample(
-            point=RowsPoint(op="gelu", dtype="float32", rows=rows, width=512),
-            seconds=(1e-6 + rows * 512 * 1e-10,),
-        )
-        for rows in (16, 64, 256, 1024)
-    ]
-    costs = costs_of(measured(samples))
-
-    same = prices.rows_op(costs, op="gelu", dtype="float32", rows=32, width=1024)
-    between = prices.rows_op(costs, op="gelu", dtype="float32", rows=100.5, width=512)
-
-    assert same is not None
-    assert between is not None
-    assert same.seconds == pytest.approx(1e-6 + 32 * 1024 * 1e-10)
-    assert same.trust == "measured"
-    assert between.seconds == pytest.approx(1e-6 + 100.5 * 512 * 1e-10, rel=0.1)
-    assert between.trust == "interpolated"
-    assert prices.rows_op(costs, op="gelu", dtype="float64", rows=32, width=1024) is None
-    assert prices.rows_op(costs, op="gather", dtype="float32", rows=32, width=1024) is None
-
-
 def attend(
     sequences: int, seconds: float, *, length: int = 128, num_heads: int = 4, head_dim: int = 64
 ) -> Sample:
@@ -565,58 +405,6 @@ def test_attention_of_another_shape_takes_as_long_as_as_much_work(
     assert found.trust == "extrapolated"
 
 
-def test_attention_of_another_shape_takes_the_nearest_length_and_then_the_nearest_heads() -> None:
-    shapes = ((128, 4), (1024, 1), (1024, 8))
-    # Each shape has its own time for as much work.
-    samples = [
-        attend(1, 10.0**at * length**2 * heads, length=length, num_heads=heads)
-        for at, (length, heads) in enumerate(shapes)
-    ]
-    costs = costs_of(measured(samples))
-    for length, heads, place in ((256, 4, 0), (512, 6, 2), (900, 2, 1)):
-        found = attention_of(costs, 1000, length=length, num_heads=heads)
-        assert found is not None
-        assert found.seconds == pytest.approx(10.0**place * 1000 * length**2 * heads)
-
-
-def test_attention_that_was_not_measured_in_that_direction_or_dtype_is_unknown() -> None:
-    costs = costs_of(measured([attend(4, 1e-3)]))
-    assert attention_of(costs, 4, backward=True) is None
-    assert prices.attention(
-        costs, dtype="bfloat16", num_sequences=4, length=128, num_heads=4, head_dim=64,
-        backward=False,
-    ) is None  # fmt: skip
-
-
-def test_interference_is_the_profiles() -> None:
-    profile = measured(
-        [
-            Sample(point=InterferencePoint(victim="comm"), seconds=(1.0,)),
-            Sample(point=InterferencePoint(victim="comm", others=("comp",)), seconds=(2.0,)),
-        ]
-    )
-
-    assert costs_of(profile).interference.comm.comp == 0.5
-
-
-def test_samples_without_lines_are_enough_to_predict() -> None:
-    profile = Profile(
-        name="raw",
-        provenance="measured",
-        machine=MACHINE,
-        samples=(*(comm(size, size * 1e-9) for size in SIZES), *expert_products()),
-    )
-    costs = costs_of(profile)
-
-    assert (
-        prices.collective(costs, op="all_to_all", group_size=2, num_bytes=2**14).trust == "measured"
-    )
-    found = prices.gemm(
-        costs, dtype="float32", product="forward", num_experts=1, rows=128, d_in=512, d_out=2048
-    )
-    assert found.seconds == gemm_seconds(128, SHAPES[0])
-
-
 def copied(direction: Direction, *, pinned: bool, seconds: float = 1e-3) -> Sample:
     point = CopyPoint(direction=direction, pinned=pinned, num_bytes=2**20)
     return Sample(point=point, seconds=(seconds,))
@@ -653,9 +441,3 @@ def test_a_missing_spread_names_where_as_many_ranks_were_measured() -> None:
         prices.collective(costs, op="all_to_all", group_size=4, num_bytes=1, num_nodes=2)
     with pytest.raises(ProfileError, match=r"for 8 ranks .*has 8 on 2 nodes\)"):
         prices.collective(costs, op="all_to_all", group_size=8, num_bytes=1)
-
-
-def test_equal_profiles_share_one_index() -> None:
-    one, same = (Profile(name="lab", provenance="measured", machine=MACHINE) for _ in range(2))
-    assert index_of(one) is index_of(same)
-    assert index_of(replace(one, name="other")) is not index_of(one)

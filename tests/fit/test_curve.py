@@ -62,14 +62,6 @@ def test_a_measured_size_returns_its_median_where_times_rise(
         assert found.trust == "measured"
 
 
-def test_contradicting_points_meet_at_their_geometric_mean() -> None:
-    curve = through([(1, 1.0), (2, 8.0), (4, 2.0), (8, 16.0)])
-
-    assert [curve.predict(size).seconds for size in (1, 2, 4, 8)] == pytest.approx(
-        [1.0, 4.0, 4.0, 16.0]
-    )
-
-
 @given(points.filter(lambda given_points: len(given_points) > 2), st.floats(0, 1))
 def test_between_points_it_equals_the_monotone_cubic_of_scipy(
     given_points: list[tuple[int, float]], share: float
@@ -86,18 +78,6 @@ def test_between_points_it_equals_the_monotone_cubic_of_scipy(
         )
 
 
-@pytest.mark.parametrize(("spacing", "worst"), [(2, 0.002), (4, 0.01), (8, 0.03), (16, 0.075)])
-def test_start_up_and_rate_are_met_between_coarse_sizes(spacing: int, worst: float) -> None:
-    def truth(size: float) -> float:
-        return 1e-4 + size * 1e-9
-
-    sizes = [1024.0 * spacing**at for at in range(25) if 1024 * spacing**at <= 2**27]
-    curve = curve_through(sizes=sizes, seconds=[truth(size) for size in sizes])
-
-    for size in np.geomspace(sizes[0], sizes[-1], 301).tolist():
-        assert curve.predict(size).seconds == pytest.approx(truth(size), rel=worst)
-
-
 @pytest.mark.parametrize("spacing", [2, 16, 4096])
 def test_between_two_points_a_start_up_and_a_rate_are_met(spacing: int) -> None:
     def truth(size: float) -> float:
@@ -111,15 +91,6 @@ def test_between_two_points_a_start_up_and_a_rate_are_met(spacing: int) -> None:
         assert found.seconds == pytest.approx(truth(size))
         assert found.trust == "interpolated"
     assert curve.seconds_at(sizes)[0] == pytest.approx([truth(size) for size in sizes.tolist()])
-
-
-def test_beyond_the_largest_size_the_rate_is_held() -> None:
-    curve = through([(1024, 1e-3), (4096, 3e-3)])
-
-    found = curve.predict(4096 * 2.5)
-
-    assert found.seconds == pytest.approx(7.5e-3)
-    assert found.trust == "extrapolated"
 
 
 def test_below_the_smallest_size_the_line_of_the_first_two_points_goes_on() -> None:
@@ -143,23 +114,6 @@ def test_below_the_smallest_size_no_time_is_under_alpha(
     assert found <= first * (1 + 1e-12)
 
 
-def test_a_single_point_is_never_cheaper_than_measured() -> None:
-    curve = through([(1000, 1e-3)])
-
-    assert curve.predict(10).seconds == 1e-3
-    assert curve.predict(1000).seconds == 1e-3
-    assert curve.predict(3000).seconds == pytest.approx(3e-3)
-
-
-def test_scaled_curve_is_the_curve_times_the_factor_everywhere() -> None:
-    curve = through([(1000, 30e-6), (2000, 50e-6), (4000, 90e-6)])
-
-    sizes, factors = np.array([0, 500, 1000, 1500, 3000, 9000]), np.array([[1.7], [0.3]])
-    np.testing.assert_allclose(
-        curve.scaled(factors).seconds_at(sizes), factors * curve.seconds_at(sizes)
-    )
-
-
 def test_interpolation_errors_is_zero_on_a_power_law_and_shows_one_bad_point() -> None:
     sizes = [2.0**at for at in range(10)]
     seconds = [size**0.5 for size in sizes]
@@ -169,10 +123,6 @@ def test_interpolation_errors_is_zero_on_a_power_law_and_shows_one_bad_point() -
     errors = interpolation_errors(sizes=sizes, seconds=seconds)
     assert max(errors) == pytest.approx(SPACING_SHARE * (1 - 1 / 1.2))
     assert errors.index(max(errors)) == 4
-
-
-def test_interpolation_errors_has_nothing_to_say_of_one_point() -> None:
-    assert interpolation_errors(sizes=[1.0], seconds=[1.0]) == []
 
 
 def test_two_points_have_the_error_of_what_may_lie_between_them() -> None:

@@ -78,23 +78,6 @@ def test_draws_as_one_have_the_times_of_each(name: str) -> None:
                 )
 
 
-def test_what_stands_in_is_drawn() -> None:
-    every = resample_costs(PROFILES["samples"], num=NUM, seed=0)
-    together, times = costs_of_all(every), []
-    for costs in (together, *every):
-        pair = [
-            prices.rows_op(costs, op=op, dtype="float32", rows=100.0, width=512)
-            for op in ("silu", "gelu")
-        ]
-        assert None not in pair
-        times.append([one.seconds for one in pair if one is not None])
-    ratios = [stand_in / own for stand_in, own in times[1:]]
-    assert max(ratios) > min(ratios)
-    for at in range(2):
-        found = np.broadcast_to(times[0][at], NUM).tolist()
-        assert found == pytest.approx([one[at] for one in times[1:]], rel=1e-12)
-
-
 def test_draws_of_several_profiles_are_not_one() -> None:
     one, other = (resample_costs(PROFILES["samples"], num=2, seed=seed) for seed in (0, 1))
     with pytest.raises(TypeError, match="different profiles"):

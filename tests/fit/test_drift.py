@@ -60,13 +60,3 @@ def test_one_long_step_is_no_change_however_long() -> None:
     times = [SECONDS] * 3 * FIRST
     times[2 * FIRST] = 1e6
     assert drifts(watched(times)) == ()
-
-
-def test_nothing_is_compared_before_enough_steps_were_seen() -> None:
-    """Times that warm up are not compared with; a change among the first ones is none."""
-    first = [100 * SECONDS] * NUM_SKIPPED + [SECONDS] * NUM_FIRST
-    later = [SECONDS] * NUM_FIRST + [2 * SECONDS] * NUM_FIRST
-    assert drifts(enumerate(first)) == ()
-    (drift,) = drifts(enumerate([*first, *later]))
-    assert drift.before_seconds == pytest.approx(SECONDS)
-    assert drift.since_step == len(first) + NUM_FIRST

@@ -22,12 +22,7 @@ from moetune.domain.samples import (
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import curve_through
 from moetune.fit.extrapolation import (
-    INTERVAL_END,
     SPREAD_OF_FLIGHT,
-    SPREAD_OF_FORM,
-    Spread,
-    above_largest,
-    below_smallest,
 )
 from moetune.fit.profile import fit_profile
 from moetune.fit.variants import resample_costs
@@ -118,34 +113,6 @@ def test_the_interval_beyond_the_measured_sizes_covers_the_truth(
     assert naive < covered - 0.15
 
 
-def test_a_link_seen_in_its_rate_is_not_doubted_by_more_than_a_drift() -> None:
-    """Far above the start-up time the rate is known: an octave on, 90 % lie within 20 %."""
-    sizes = [2.0**at for at in (20, 22, 24)]
-    _, draws = costs_from({exchange(size): 1e-6 + 1e-9 * size for size in sizes})
-    drawn = [seconds_of(one, 2**25) for one in draws]
-    low, high = np.quantile(drawn, (0.05, 0.95)) / (1e-9 * 2**25)
-    assert 0.8 < low < 0.9
-    assert 1.1 < high < 1.25
-
-
-def test_draws_of_a_curve_are_off_the_same_way_at_all_sizes_and_more_and_more() -> None:
-    sizes = [2.0**at for at in range(12, 19)]
-    truth: Truth = lambda size: 1e-4 + 1e-9 * size  # noqa: E731 - a formula
-    exact, draws = costs_from({exchange(size): truth(size) for size in sizes}, noise=1e-6)
-    logs = {
-        octaves: np.log(
-            np.array([seconds_of(one, 2 ** (18 + octaves)) for one in draws])
-            / seconds_of(exact, 2 ** (18 + octaves))
-        )
-        for octaves in (1, 3, 5)
-    }
-    near, far = (np.argsort(np.argsort(logs[octaves])) for octaves in (1, 5))
-    assert np.corrcoef(near, far)[0, 1] > 0.97
-    assert logs[1].std() < 0.7 * logs[3].std() < 0.6 * logs[5].std()
-    below = np.log([seconds_of(one, 2**8) for one in draws])
-    assert abs(np.corrcoef(below, logs[3])[0, 1]) < 0.2
-
-
 @given(
     seconds=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=4),
     deviates=st.tuples(st.floats(-4, 4), st.floats(-4, 4)),
@@ -167,29 +134,6 @@ def test_no_draw_leaves_what_is_possible(
         assert curve.predict(size) == plain.predict(size)
 
 
-def test_the_bounds_of_a_single_point_are_the_ends_of_the_interval() -> None:
-    """One point tells no start-up time from a rate; the drift comes on top."""
-    small, large, seconds = np.array([1024.0]), np.array([2.0**14]), np.array([1e-3])
-    above = above_largest(sizes=small, seconds=seconds, size=large)
-    below = below_smallest(sizes=large, seconds=seconds, size=small, predicted_seconds=seconds)
-    for spread in (above, below):
-        assert spread.shorter == pytest.approx(math.hypot(math.log(16) / INTERVAL_END, 0.2))
-        assert spread.longer == pytest.approx(0.2)
-
-
-def test_a_line_down_to_nothing_is_no_error() -> None:
-    spread = below_smallest(
-        sizes=np.array([1024.0, 4096.0]), seconds=np.array([1e-3, 4e-3]), size=np.zeros(1),
-        predicted_seconds=np.zeros(1),
-    )  # fmt: skip
-    assert np.isfinite(spread.longer).all()
-    deviates = np.full((2, 1, 1), 2.0)
-    curve = curve_through(sizes=[1024.0, 4096.0], seconds=[1e-3, 4e-3], deviates=deviates)
-    assert curve.predict(0.0).seconds == 0.0
-    factors = Spread(shorter=np.array(0.3), longer=np.array(0.1)).factor(np.array([-1.0, 2.0]))
-    assert factors == pytest.approx(np.exp([-0.3, 0.2]))
-
-
 def spread_between(one: list[float], other: list[float]) -> float:
     return float(np.std(np.log(np.array(one) / np.array(other))))
 
@@ -208,17 +152,6 @@ def test_one_in_flight_stands_in_for_several_with_an_error_of_its_own() -> None:
     assert doubt.operation == "all_to_all of 2 ranks, 4 in flight"
     assert doubt.stand_in == "all_to_all of 2 ranks"
     assert (doubt.low, doubt.high) == (None, None)
-
-
-def test_several_in_flight_stand_in_for_more_of_them_without_a_doubt() -> None:
-    points: dict[Point, float] = {exchange(2**at, in_flight=4): 1e-9 * 2**at for at in (14, 16, 18)}
-    exact, draws = costs_from(points)
-    found = prices.collective(exact, op="all_to_all", group_size=2, num_bytes=2**16, in_flight=16)
-    assert (found.trust, found.doubts) == ("interpolated", ())
-    four, sixteen = (
-        [seconds_of(one, 2**16, in_flight=number) for one in draws] for number in (4, 16)
-    )
-    assert four == sixteen
 
 
 def test_another_group_stands_in_with_an_error_for_each_octave() -> None:
@@ -244,49 +177,6 @@ def products(forms: tuple[GemmForm, ...] = ("forward",)) -> dict[Point, float]:
         for rows in (8, 32, 128)
         for d_in in (256, 512)
     }
-
-
-def test_another_form_of_a_gemm_stands_in_with_an_error_of_its_own() -> None:
-    exact, draws = costs_from(products())
-
-    def gemm(costs: Costs, form: GemmForm, d_in: int = 512) -> float:
-        return prices.gemm(
-            costs, dtype="float32", product=form, num_experts=1, rows=32, d_in=d_in, d_out=512
-        ).seconds
-
-    forward = [gemm(one, "forward") for one in draws]
-    other = [gemm(one, "grad_input") for one in draws]
-    assert spread_between(other, forward) == pytest.approx(SPREAD_OF_FORM, rel=0.2)
-    found = prices.gemm(
-        exact, dtype="float32", product="grad_input", num_experts=1, rows=32, d_in=512, d_out=512
-    )
-    assert found.doubts[0].stand_in == "forward GEMM of 1 × 512 × 512 in float32"
-
-
-def test_a_gemm_far_from_all_measured_shapes_is_doubted_more_than_one_among_them() -> None:
-    exact, draws = costs_from(products())
-    spreads, doubts = [], []
-    for d_in in (384, 1024, 4096):
-        times = [
-            prices.gemm(
-                one,
-                dtype="float32",
-                product="forward",
-                num_experts=1,
-                rows=32,
-                d_in=d_in,
-                d_out=512,
-            ).seconds
-            for one in draws
-        ]
-        spreads.append(float(np.std(np.log(times))))
-        found = prices.gemm(
-            exact, dtype="float32", product="forward", num_experts=1, rows=32, d_in=d_in, d_out=512
-        )
-        doubts.append(len(found.doubts))
-    assert spreads == sorted(spreads)
-    assert spreads[2] > 1.2 * spreads[1]
-    assert doubts == [0, 1, 1]
 
 
 def test_a_doubt_names_the_operation_the_size_and_what_was_measured() -> None:

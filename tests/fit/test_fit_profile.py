@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.document import canonical_json, encode
+from moetune.domain.document import canonical_json
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import (
@@ -22,7 +22,7 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.fit.costs import costs_of
-from moetune.fit.profile import fit_profile, label
+from moetune.fit.profile import fit_profile
 from tests import prices
 
 MACHINE = Machine(
@@ -100,66 +100,6 @@ def test_profile_has_a_line_for_every_operation_that_was_measured() -> None:
     assert line.beta_seconds_per_byte == pytest.approx(1e-9)
 
 
-def test_gemm_line_counts_the_work_of_all_experts() -> None:
-    samples = [
-        Sample(
-            point=GemmPoint(dtype="float32", num_experts=num_experts, rows=rows, d_in=64, d_out=32),
-            seconds=(2e-5 + num_experts * rows * 64 * 32 * 3e-12,),
-        )
-        for num_experts in (1, 4)
-        for rows in (16, 256, 4096)
-    ]
-
-    (line,) = fit(samples).gemm
-
-    assert line.alpha_seconds == pytest.approx(2e-5)
-    assert line.beta_seconds_per_mac == pytest.approx(3e-12)
-    assert line.error is not None
-    assert (line.error.low, line.error.high) == (16 * 64 * 32, 4 * 4096 * 64 * 32)
-    assert line.error.num_points == 6
-
-
-def test_a_clean_curve_is_good_and_a_wild_one_suspect() -> None:
-    sizes = [2**at for at in range(10, 26)]
-    clean = fit(noisy(lambda size: 2e-5 + size * 1e-9, sizes)).collective[0]
-    rng = np.random.default_rng(3)
-    wild = fit(noisy(lambda size: (2e-5 + size * 1e-9) * rng.uniform(0.5, 2), sizes)).collective[0]
-
-    assert clean.error is not None
-    assert wild.error is not None
-    assert clean.error.quality == "good"
-    assert clean.error.median < 0.03
-    assert clean.error.num_points == 16
-    assert (clean.error.low, clean.error.high) == (2**10, 2**25)
-    assert clean.error.alpha_seconds[0] < clean.alpha_seconds < clean.error.alpha_seconds[1]
-    low, high = clean.error.beta_seconds
-    assert low < clean.beta_seconds_per_byte < high
-    assert wild.error.quality == "suspect"
-
-
-@pytest.mark.parametrize(
-    ("median", "p95", "wanted"),
-    [
-        (0.05, 0.15, "good"),
-        (0.051, 0.15, "usable"),
-        (0.05, 0.151, "usable"),
-        (0.10, 0.30, "usable"),
-        (0.101, 0.30, "suspect"),
-        (0.10, 0.301, "suspect"),
-    ],
-)
-def test_labels_follow_the_gate(median: float, p95: float, wanted: str) -> None:
-    assert label(median=median, p95=p95) == wanted
-
-
-def test_a_single_size_has_a_line_through_the_origin_and_no_error() -> None:
-    (line,) = fit([all_to_all(1000, 2e-3, 2e-3, 9e-3)]).collective
-
-    assert line.alpha_seconds == 0
-    assert line.beta_seconds_per_byte == pytest.approx(2e-6)
-    assert line.error is None
-
-
 def test_later_samples_of_a_point_join_the_earlier_ones() -> None:
     apart = fit([all_to_all(1000, 1.0, 5.0), all_to_all(2000, 8.0), all_to_all(1000, 3.0)])
     joined = fit([all_to_all(1000, 1.0, 5.0, 3.0), all_to_all(2000, 8.0)])
@@ -168,21 +108,6 @@ def test_later_samples_of_a_point_join_the_earlier_ones() -> None:
     assert len(apart.samples) == 3
     found = prices.collective(costs_of(apart), op="all_to_all", group_size=2, num_bytes=1000)
     assert found.seconds == 3.0
-
-
-def test_failed_samples_are_kept_but_not_fitted() -> None:
-    good = [all_to_all(1000, 1e-3), all_to_all(2000, 2e-3)]
-    point = CollectivePoint(op="all_to_all", group_size=2, num_bytes=4000)
-    failed = [
-        Sample(point=point, seconds=(77.0,), error="rank 1 died"),
-        Sample(point=GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1), seconds=(), error="oom"),
-    ]
-
-    profile = fit([*good, *failed])
-
-    assert profile.collective == fit(good).collective
-    assert profile.gemm == ()
-    assert profile.samples == (*good, *failed)
 
 
 def test_a_profile_without_any_time_is_refused_with_the_next_step() -> None:
@@ -225,13 +150,6 @@ def test_same_samples_and_seed_give_the_same_profile_and_order_does_not_matter()
     assert fit(samples, seed=4) == first
     assert fit(samples[::-1], seed=4).collective == first.collective
     assert fit(samples, seed=5).collective != first.collective
-
-
-def test_fitted_profile_survives_json() -> None:
-    profile = fit(noisy(lambda size: 2e-5 + size * 1e-9, [2**at for at in range(10, 20)]))
-
-    assert profile_from_document(json.loads(canonical_json(profile))) == profile
-    assert encode(profile)["collective"][0]["error"]["quality"] == "good"
 
 
 @given(

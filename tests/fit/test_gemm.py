@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,51 +44,6 @@ def surface(truth: Truth, shapes: tuple[Shape, ...] = SHAPES) -> Surface:
     return Surface(
         shapes={shape: series(shape) for shape in sorted(shapes)}, family="gemm", alpha_seconds=1e-6
     )
-
-
-def rate_of_nearest(truth: Truth, shape: Shape, rows: float) -> float:
-    """The simple way: the time that the nearest measured shape's rate gives."""
-
-    def apart(other: Shape) -> float:
-        return sum(math.log(one / two) ** 2 for one, two in zip(shape, other, strict=True))
-
-    near = min((one for one in SHAPES if one != shape), key=apart)
-    return truth(near, rows) * math.prod(shape) / math.prod(near)
-
-
-@pytest.mark.parametrize(("truth", "median", "p95"), [(saturating, 0.10, 0.2), (cliff, 0.12, 0.4)])
-def test_left_out_shapes_are_predicted_better_than_by_the_nearest_rate(
-    truth: Truth, median: float, p95: float
-) -> None:
-    simple = [
-        abs(rate_of_nearest(truth, shape, rows) / truth(shape, rows) - 1)
-        for shape in SHAPES
-        for rows in ROWS
-    ]
-
-    errors = surface(truth).shape_errors()
-
-    assert len(errors) == len(SHAPES) * len(ROWS)
-    assert np.median(errors) < median
-    assert np.percentile(errors, 95) < p95
-    assert np.mean(errors) < np.mean(simple)
-
-
-@pytest.mark.parametrize(("truth", "median", "p95"), [(saturating, 0.05, 0.15), (cliff, 0.10, 0.4)])
-def test_shapes_between_the_measured_ones_are_predicted(
-    truth: Truth, median: float, p95: float
-) -> None:
-    made = surface(truth)
-    errors = []
-    for shape in ((2, 768, 3072), (2, 3072, 768), (1, 1024, 2048), (3, 2048, 1024), (4, 768, 768)):
-        curve = made.blend(shape)
-        errors += [
-            abs(curve.predict(rows).seconds / truth(shape, rows) - 1)
-            for rows in (12, 40, 100.5, 300, 1000, 3000)
-        ]
-
-    assert np.median(errors) < median
-    assert np.percentile(errors, 95) < p95
 
 
 def test_an_additive_roofline_is_found_exactly_wherever_it_is_asked() -> None:
@@ -134,23 +88,6 @@ def test_a_left_out_shape_is_predicted_from_the_others_alone(truth: Truth) -> No
         expected += [abs(others.predict(rows).seconds / truth(shape, rows) - 1) for rows in ROWS]
 
     assert surface(truth).shape_errors() == pytest.approx(expected, rel=1e-6, abs=1e-9)
-
-
-def test_box_of_measured_shapes() -> None:
-    made = surface(cliff)
-
-    assert made.octaves_outside((2, 768, 3072)) == 0
-    assert made.octaves_outside((8, 768, 3072)) == pytest.approx(1)
-    assert made.octaves_outside((2, 256, 3072)) == pytest.approx(1)
-    assert made.octaves_outside((8, 256, 3072)) == pytest.approx(2)
-
-
-def test_error_of_a_blend_is_the_one_of_left_out_shapes() -> None:
-    made = surface(cliff)
-
-    assert made.blend((2, 768, 3072)).relative_error == pytest.approx(
-        max(np.median(made.shape_errors()), np.median(made.row_errors()))
-    )
 
 
 def test_one_shape_alone_carries_a_blend_with_a_large_error() -> None:

@@ -81,44 +81,11 @@ def test_speeds_stay_above_0_and_at_most_1_whatever_was_lost() -> None:
             assert 0 < loss.stretched_speed(num_bytes, seconds) <= 1
 
 
-def test_arrays_of_sizes_have_the_speeds_of_each() -> None:
-    found = costs(samples())
-    sizes = [0.0, SIZES[0] / 4, *map(float, SIZES), 4.0 * SIZES[-1]]
-    seconds = [wire(size) if size else 0.0 for size in sizes]
-    speeds = found.overlap_speeds(
-        exchange_bytes=array_of(np.array(sizes)), exchange_seconds=array_of(np.array(seconds))
-    )
-    each = [
-        found.overlap_speeds(exchange_bytes=size, exchange_seconds=time)
-        for size, time in zip(sizes, seconds, strict=True)
-    ]
-    assert floats_of(speeds.comm).tolist() == pytest.approx([one.comm for one in each], rel=1e-12)
-    assert floats_of(speeds.comp).tolist() == pytest.approx([one.comp for one in each], rel=1e-12)
-
-
 def test_one_size_tells_one_loss_for_all() -> None:
     loss = OverlapLoss(sizes=(1024.0,), seconds=(0.5,))
     many = array_of(np.array([1.0, 4.0]))
     assert floats_of(loss.stretched_speed(many, many)).tolist() == pytest.approx([1 / 1.5, 4 / 4.5])
     assert loss.stretched_speed(8.0, 1.0) == pytest.approx(1 / 1.5)
-
-
-def test_computation_beside_unmeasured_exchanges_has_the_tables_speed() -> None:
-    bare = [one for one in samples() if not isinstance(one.point, CollectivePoint)]
-    only = [one for one in bare if getattr(one.point, "victim", "") == "comp"]
-    speeds = costs(only).overlap_speeds(exchange_bytes=2**18, exchange_seconds=1e-2)
-    assert (speeds.comp, speeds.comm) == (1.0, 1.0)
-
-
-def test_other_sized_points_are_let_be() -> None:
-    stray = Sample(
-        point=InterferencePoint(victim="mem", others=("comm",), comm_bytes=2**14), seconds=(9.0,)
-    )
-    speeds = [
-        costs(found).overlap_speeds(exchange_bytes=2**18, exchange_seconds=wire(2**18))
-        for found in (samples(), [*samples(), stray])
-    ]
-    assert speeds[0] == speeds[1]
 
 
 def test_an_exchange_that_is_alone_is_held_against_exchanges_alone() -> None:

@@ -98,14 +98,6 @@ def test_a_host_and_its_cards_are_those_of_the_sources() -> None:
     assert site("gb200-nvl72").num_nics == 4
 
 
-def test_no_machine_has_times_of_what_its_devices_cannot() -> None:
-    for name in bundled_profiles():
-        profile, facts = read(name), site(name)
-        for table in profile.tables:
-            assert table.kind != "gemm" or facts.multiplies(table.dtype) is not False
-            assert table.kind != "dispatcher" or facts.nvlink_peers == 8
-
-
 def test_hosts_of_one_device_send_over_the_network_alone() -> None:
     # 50 GB/s at 92 %, of which an all-reduce of two ranks passes all of its bytes, and a send.
     for op in ("all_reduce", "send"):

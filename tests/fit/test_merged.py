@@ -1,16 +1,14 @@
 """A node's own measurements count, and a reference of its device for the rest."""
 
 import math
-import tomllib
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.errors import InputError
-from moetune.domain.profile import CopyLine, Profile, RowsLine, profile_from_document
+from moetune.domain.profile import CopyLine, Profile, RowsLine
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable, Network
 from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 from moetune.fit.costs import costs_of
@@ -130,20 +128,6 @@ def test_the_rest_is_the_reference_at_this_machines_speed(both: Profile) -> None
     assert "base × 1.2" in other.doubts[0].stand_in
 
 
-def test_what_has_no_common_point_stays_as_it_was(both: Profile, base: Profile) -> None:
-    sends = next(
-        one for one in both.tables if isinstance(one, CollectiveTable) and one.op == "send"
-    )
-    # No send was measured: the ratio of all collectives counts.
-    assert sends.points == ((1024.0, 2e-5),)
-    dispatcher = both.tables[-1]
-    assert (dispatcher.label, dispatcher.source) == ("published", "base: paper")
-    assert both.network == base.network
-    assert both.copy[-1] == base.copy[0]
-    assert both.rows == base.rows
-    assert both.citation == "base for the rest"
-
-
 def test_groups_of_more_nodes_follow_the_base(both: Profile) -> None:
     # Sixteen ranks are two nodes of the base's eight: half of a rank's bytes cross its 1 GB/s.
     assert (both.machine.num_devices, both.machine.devices_per_node) == (2, 8)
@@ -186,24 +170,6 @@ def test_another_device_or_larger_nodes_are_refused(base: Profile) -> None:
         merged(node(point, replace(NODE, device="NVIDIA L4")), base)
     with pytest.raises(InputError, match="8 devices in a node, and this machine 16"):
         merged(node(point, replace(NODE, num_devices=16, devices_per_node=16)), base)
-
-
-def test_a_shipped_reference_completes_a_node_of_its_device() -> None:
-    path = Path(__file__).parents[2] / "profiles" / "h100-x8.toml"
-    reference = profile_from_document(tomllib.loads(path.read_text()))
-    points: dict[Point, float] = {
-        GemmPoint(dtype="bfloat16", rows=4096, d_in=4096, d_out=4096): 200e-6,
-        GemmPoint(dtype="bfloat16", rows=8192, d_in=4096, d_out=4096): 400e-6,
-        # Outside the reference's shapes, and so no point of both.
-        GemmPoint(dtype="bfloat16", rows=64, d_in=64, d_out=64): 1.0,
-    }
-    machine = replace(reference.machine, num_devices=1, devices_per_node=1)
-    both = merged(node(points, machine), reference)
-    scaled = next(one for one in both.tables if isinstance(one, GemmTable))
-    # 174.3 and about 349 µs are published: this one is 1.15 times as slow.
-    assert scaled.source.startswith("h100-x8 × 1.15, over 2 common points: aiconfigurator")
-    exchanged = prices.collective(costs_of(both), op="all_to_all", group_size=64, num_bytes=2**26)
-    assert exchanged.trust == "modelled"
 
 
 def test_beside_the_samples_sizes_times_are_the_tables_and_their_own_error_is_drawn() -> None:

@@ -7,18 +7,14 @@ from pathlib import Path
 import pytest
 
 from moetune.domain.cost_keys import GemmKey
-from moetune.domain.errors import InputError, ProfileError
-from moetune.domain.profile import Profile, profile_from_document
+from moetune.domain.profile import Profile
 from moetune.domain.reference import (
     CollectiveTable,
-    DispatcherTable,
     GemmTable,
-    Network,
 )
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.fit.variants import resample_costs
 from moetune.workflows.files import load_profile_file
 from tests import prices
 
@@ -213,43 +209,6 @@ def test_an_h800_is_an_h100_with_less_nvlink() -> None:
     assert tables == {"modelled"}
 
 
-def test_what_follows_a_rule_says_so() -> None:
-    labels = {
-        (name, table.dtype): table.label
-        for name in ("a100-x8", "h100-x8", "b200-x8", "b300-x8", "gb300-nvl72")
-        for table in read(name).tables
-        if isinstance(table, GemmTable)
-    }
-    assert labels == {
-        ("a100-x8", "bfloat16"): "published",
-        ("h100-x8", "bfloat16"): "published",
-        ("h100-x8", "fp8_rowwise"): "modelled",
-        ("b200-x8", "bfloat16"): "published",
-        ("b200-x8", "fp8_rowwise"): "modelled",
-        ("b200-x8", "mxfp8"): "modelled",
-        ("b200-x8", "nvfp4"): "modelled",
-        ("b300-x8", "bfloat16"): "modelled",
-        ("b300-x8", "fp8_rowwise"): "modelled",
-        ("b300-x8", "mxfp8"): "modelled",
-        ("b300-x8", "nvfp4"): "modelled",
-        ("gb300-nvl72", "bfloat16"): "modelled",
-        ("gb300-nvl72", "fp8_rowwise"): "modelled",
-        ("gb300-nvl72", "mxfp8"): "modelled",
-        ("gb300-nvl72", "nvfp4"): "modelled",
-    }
-    # Published kernels of large products, which data sheets put at 2, 4 and 6.
-    for name, dtype, times in (
-        ("h100-x8", "fp8_rowwise", 1.75), ("b200-x8", "mxfp8", 1.9), ("b200-x8", "nvfp4", 3.5),
-        ("b300-x8", "nvfp4", 3.7),
-    ):  # fmt: skip
-        narrow = gemm(name, 8192, 4096, 7168, dtype)
-        assert gemm(name, 8192, 4096, 7168) / narrow == pytest.approx(times, rel=0.06)
-    for base, name, times in (("b200-x8", "b300-x8", 1.05), ("gb200-nvl72", "gb300-nvl72", 1.15)):
-        faster = gemm(base, 8192, 4096, 7168) / gemm(name, 8192, 4096, 7168)
-        assert faster == pytest.approx(times, rel=0.001)
-    assert all(table.source for table in read("h100-x8").tables)
-
-
 def test_predictions_from_tables_are_modelled_and_rules_are_named() -> None:
     costs = costs_of(read("h100-x8"))
     published = prices.collective(costs, op="all_to_all", group_size=8, num_bytes=64 * MIB)
@@ -263,22 +222,6 @@ def test_predictions_from_tables_are_modelled_and_rules_are_named() -> None:
         costs_of(read("h800-x8")), op="all_to_all", group_size=8, num_bytes=MIB
     )
     assert "× 900/400" in copied.doubts[0].stand_in
-
-
-def test_draws_of_a_rule_differ_and_those_in_flight_do_not() -> None:
-    profile = read("h100-x8")
-    draws = resample_costs(profile, num=20, seed=0)
-    times = [
-        prices.collective(one, op="all_to_all", group_size=64, num_bytes=64 * MIB).seconds
-        for one in draws
-    ]
-    assert 1.2 < max(times) / min(times) < 3
-    costs = costs_of(profile)
-    alone, four = (
-        prices.collective(costs, op="all_to_all", group_size=8, num_bytes=MIB, in_flight=several)
-        for several in (1, 4)
-    )
-    assert alone.seconds == four.seconds
 
 
 def test_whatif_speeds_scale_tables_and_the_rule() -> None:
@@ -296,34 +239,6 @@ def test_whatif_speeds_scale_tables_and_the_rule() -> None:
     assert plain.network is None
 
 
-def test_a_profile_without_a_rule_refuses_other_groups() -> None:
-    costs = costs_of(replace(read("h100-x8"), network=None))
-    with pytest.raises(ProfileError, match="no all_to_all measured for 16 ranks"):
-        prices.collective(costs, op="all_to_all", group_size=16, num_bytes=MIB)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"points": ()}, "points is empty"),
-        ({"points": ((1.0, 2.0, 3.0),)}, "must have 2 numbers, got 3"),
-        ({"points": ((1.0, 0.0),)}, "must be positive"),
-        ({"group_size": 1}, "group_size must be at least 2"),
-        ({"spread": 2.0}, "spread must be from 0 to 1"),
-    ],
-)
-def test_a_broken_table_is_refused(change: dict[str, object], words: str) -> None:
-    plain = {
-        "schema": 1, "name": "x", "provenance": "published",
-        "machine": {"kind": "cuda", "device": "x", "num_devices": 8, "devices_per_node": 8,
-                    "memory_bytes": 1},
-        "tables": [{"kind": "collective", "label": "published", "source": "x", "op": "send",
-                    "group_size": 2, "points": ((1.0, 1.0),), **change}],
-    }  # fmt: skip
-    with pytest.raises(InputError, match=words):
-        profile_from_document(plain)
-
-
 def test_a_table_of_one_shape_holds_its_rate_beyond_its_rows() -> None:
     points = tuple((rows, 512.0, 512.0, rows * 1e-8) for rows in (256.0, 1024.0, 4096.0))
     table = GemmTable(label="published", source="x", dtype="bfloat16", points=points)
@@ -332,18 +247,3 @@ def test_a_table_of_one_shape_holds_its_rate_beyond_its_rows() -> None:
         costs, dtype="bfloat16", product="forward", num_experts=1, rows=8192, d_in=512, d_out=512
     )
     assert found.seconds == pytest.approx(8192e-8)
-
-
-def test_a_broken_rule_is_refused() -> None:
-    for change, words in (
-        ({"nic_bytes_per_second": 0.0}, "must be above 0"),
-        ({"startup_seconds": -1.0}, "must be at least 0"),
-    ):
-        numbers = {"nic_bytes_per_second": 1.0, **change}
-        with pytest.raises(InputError, match=words):
-            Network(source="x", **numbers)  # type: ignore[arg-type] # all are numbers
-    with pytest.raises(InputError, match="num_sms not negative"):
-        DispatcherTable(
-            label="published", source="x", dispatcher="deepep", phase="dispatch", group_size=8,
-            num_sms=-1, points=((1.0, 1.0),),
-        )  # fmt: skip

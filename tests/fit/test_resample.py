@@ -8,7 +8,7 @@ import pytest
 
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.cost_keys import CollectiveKey, GemmKey
-from moetune.domain.costs import Costs, costs_of_all
+from moetune.domain.costs import Costs
 from moetune.domain.interference import CommSpeed, Interference
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.samples import (
@@ -130,18 +130,6 @@ def test_systematic_error_moves_a_whole_curve_together() -> None:
     assert error.median > 0.08 * SPACING_SHARE
 
 
-def test_no_noise_between_neighbours_is_invented() -> None:
-    """Without the common factor, far and near points are equally uncorrelated."""
-    drawn = resample_costs(profile(noise=0.05), num=400, seed=2)
-    logs = np.log([all_to_all(drawn, size) for size in SIZES])
-    own = logs - logs.mean(axis=0)
-
-    near = [np.corrcoef(own[at], own[at + 1])[0, 1] for at in range(len(SIZES) - 1)]
-    far = [np.corrcoef(own[at], own[at + 5])[0, 1] for at in range(len(SIZES) - 5)]
-
-    assert abs(np.mean(near) - np.mean(far)) < 0.1
-
-
 def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
     drawn = resample_costs(PUBLISHED, num=400, seed=3)
     lines = [prices.line_of(one, CollectiveKey("all_to_all", 2)) for one in drawn]
@@ -154,28 +142,6 @@ def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
         assert np.median(off, axis=0) == pytest.approx([0.05, 0.05], abs=0.012)
         assert abs(np.corrcoef(pairs.T)[0, 1]) < 0.15
         assert (pairs > 0).all()
-
-
-def test_products_of_unmeasured_shapes_are_drawn_too() -> None:
-    drawn = resample_costs(profile(noise=0.05), num=50, seed=1)
-
-    assert len({gemm(one, d_in=300) for one in drawn}) == 50
-    assert len({gemm(one, d_in=512) for one in drawn}) == 50
-
-
-def test_attention_is_drawn_with_its_noise_also_at_another_shape() -> None:
-    costs = resample_costs(profile(noise=0.1), num=200, seed=1)
-    for length, work in ((64, 1.0), (128, 4.0)):
-        drawn = []
-        for one in costs:
-            found = prices.attention(
-                one, dtype="float32", num_sequences=4, length=length, num_heads=2, head_dim=8,
-                backward=False,
-            )  # fmt: skip
-            assert found is not None
-            drawn.append(found.seconds)
-        assert np.median(drawn) == pytest.approx(4e-5 * work, rel=0.15)
-        assert np.std(drawn) > 0.01 * np.median(drawn)
 
 
 def test_draws_depend_on_the_seed_and_not_on_the_order_of_questions() -> None:
@@ -207,17 +173,6 @@ def test_interference_is_drawn_from_its_raw_times() -> None:
     assert len(speeds) > 3
 
 
-def test_speeds_of_all_draws_are_those_of_each() -> None:
-    every = resample_costs(disturbed((1.0, 1.1, 0.9), (1.0, 2.2, 1.8)), num=20, seed=0)
-    together = costs_of_all(every)
-
-    assert together is not None
-    speeds = np.broadcast_to(together.interference.comm.comp, 20).tolist()
-    assert speeds == [one.interference.comm.comp for one in every]
-    assert min(speeds) < max(speeds) == 1.0
-    assert np.all(together.interference.mem.comp == 1.0)
-
-
 def test_interference_that_somebody_set_is_left_as_it_is() -> None:
     made = disturbed((1.0, 1.1, 0.9), (2.0, 2.2, 1.8))
     edited = replace(made, interference=Interference(comm=CommSpeed(comp=0.7)))
@@ -225,44 +180,3 @@ def test_interference_that_somebody_set_is_left_as_it_is() -> None:
     drawn = resample_costs(edited, num=5, seed=0)
 
     assert {one.interference for one in drawn} == {edited.interference}
-
-
-def test_draws_are_costs_like_any_other() -> None:
-    made = profile(noise=0.05)
-    (drawn,) = resample_costs(made, num=1, seed=0, allow_modelled=True)
-    exact = costs_of(made, allow_modelled=True)
-
-    assert drawn.interference == exact.interference
-    assert drawn.is_measured("float32")
-    for size in (2**12, 5000, 2**30):
-        one = prices.collective(drawn, op="all_to_all", group_size=4, num_bytes=size)
-        other = prices.collective(exact, op="all_to_all", group_size=4, num_bytes=size)
-        assert one.trust == other.trust
-    rows = prices.rows_op(drawn, op="gelu", dtype="float32", rows=64, width=512)
-    assert rows is not None
-    assert rows.seconds == pytest.approx(64e-8, rel=0.3)
-
-
-def test_two_points_that_contradict_each_other_widen_the_draws_by_no_more_than_a_factor() -> None:
-    """A line that meets two points knows no start-up time: left out, one is missed by 900 times."""
-    samples = [
-        Sample(
-            point=CollectivePoint(op="all_to_all", group_size=2, num_bytes=size),
-            seconds=(seconds,) * 5,
-        )
-        for size, seconds in ((2**10, 0.9), (2**20, 1.0))
-    ]
-    made = fit_profile(name="busy", machine=MACHINE, fingerprint=Fingerprint(), samples=samples)
-    # What a start-up time of 0 beside the larger point makes of the smaller one, and back.
-    (line,) = made.collective
-    assert line.error is not None
-    wild = replace(made, collective=(replace(line, error=replace(line.error, median=900.0)),))
-
-    ratio = all_to_all(resample_costs(wild, num=400, seed=0), 2**15) / all_to_all(
-        [costs_of(wild)], 2**15
-    )
-
-    assert np.isfinite(ratio).all()
-    assert (ratio > 0).all()
-    assert np.std(np.log(ratio)) == pytest.approx(np.log(2), rel=0.1)
-    assert np.median(ratio) == pytest.approx(1, abs=0.1)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError
-from moetune.domain.interference import Interference
 from moetune.domain.profile import Profile, RowsLine
 from moetune.fit.costs import costs_of
 from moetune.fit.scaled import Speeds, scale_profile
@@ -79,11 +78,6 @@ def test_how_operations_disturb_each_other_stays_as_measured() -> None:
         # By the samples of that size, which a table changed by rounding would overrule.
         assert now.comm == pytest.approx(then.comm, rel=1e-9)
         assert now.comp == pytest.approx(then.comp, rel=1e-9)
-
-
-def test_a_table_that_somebody_set_stays_set() -> None:
-    free = replace(MEASURED, interference=Interference())
-    assert scale_profile(free, Speeds(computation=3.0)).interference == Interference()
 
 
 def test_a_scaled_profile_says_what_it_is() -> None:

@@ -3,12 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from moetune.domain.arrays import array_of
 from moetune.domain.constraints import Strategy
-from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import LayerShape, Workload
@@ -134,12 +131,3 @@ def test_measured_parts_together_are_a_machine_of_another_speed() -> None:
         plain = prices.collective(own, op=op, group_size=2, num_bytes=num_bytes).seconds
         assert more - plain == pytest.approx(least, rel=1e-9)
     assert slowed(own, Slowdown(part="gemm rate", factor=2.0)).is_measured("float32")
-
-
-@pytest.mark.parametrize("part", ["all_to_all start-up", "all_to_all bandwidth", "gemm rate"])
-def test_an_array_of_sizes_takes_what_each_of_them_does(part: str) -> None:
-    costs = slowed(costs_of(load_profile_file(LAB)), Slowdown(part=part, factor=2.0))
-    sizes = [0.25, 64.0, 1e4]
-    for key in (CollectiveKey("all_to_all", 2), GemmKey("float32", "forward", 2, 256, 1024)):
-        found = np.asarray(costs.seconds(key, array_of(sizes)).seconds).tolist()
-        assert found == pytest.approx([costs.seconds(key, size).seconds for size in sizes])

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.samples import GemmPoint, Sample
-from moetune.domain.step_errors import StepErrors, StepRecord
+from moetune.domain.samples import GemmPoint, Sample, StepRecord
+from moetune.domain.step_errors import StepErrors
 from moetune.fit.step_errors import (
     DRIFT,
     LARGEST_BUSY,
@@ -46,12 +45,6 @@ def covariance(found: StepErrors) -> np.ndarray[tuple[int, int], np.dtype[np.flo
     return made
 
 
-def test_without_measured_steps_predictions_stay_and_are_as_wide_as_the_record() -> None:
-    found = errors()
-    assert found.factor(1) == found.factor(64) == 1.0
-    assert np.diag(covariance(found)) == pytest.approx([OWN**2 + DRIFT**2] * NUM_OCTAVES)
-
-
 def test_the_distribution_is_the_joint_one_given_what_was_measured() -> None:
     """The oracle inverts the joint covariance of steps to predict and of measured ones."""
     other = replace(LAYER, activation="relu")
@@ -74,31 +67,12 @@ def test_the_distribution_is_the_joint_one_given_what_was_measured() -> None:
     assert covariance(found) == pytest.approx(wanted + DRIFT**2)
 
 
-def test_a_measured_step_is_believed_there_and_less_and_less_elsewhere() -> None:
-    found = errors(record(1, 0.2))
-    logs = [math.log(found.factor(degree)) for degree in (1, 2, 4, 8)]
-    assert logs[0] == pytest.approx(0.2, abs=0.01)
-    assert logs == sorted(logs, reverse=True)
-    assert logs[-1] == 0.0
-    far = math.log(errors(record(1, 0.2), tokens=64).factor(1))
-    assert 0 < far < 0.5 * logs[0]
-    spread = np.sqrt(np.diag(covariance(found)))
-    assert spread[0] == pytest.approx(math.hypot(NOISE, DRIFT), rel=0.02)
-
-
 def test_one_wild_step_was_disturbed_and_three_alike_are_the_machine() -> None:
     wild = math.log(errors(record(1, 0.01), record(4, 0.02), record(16, 0.9)).factor(16))
     assert wild < 0.2
     busy = errors(record(1, 0.88), record(4, 0.9), record(16, 0.93))
     for degree in (1, 4, 16):
         assert math.log(busy.factor(degree)) == pytest.approx(0.9, abs=0.06)
-
-
-def test_between_octaves_the_logarithm_is_linear_and_past_the_last_it_stays() -> None:
-    found = StepErrors(mean=np.array([0.0, 0.1]), roots=np.diag([1.0, 2.0]))
-    assert found.factor(2) == found.factor(1000) == pytest.approx(math.exp(0.1))
-    halfway = StepErrors(mean=np.array([0.0, 0.0, 0.2]), roots=found.roots)
-    assert halfway.factor(3) == pytest.approx(math.exp(0.2 * (math.log2(3) - 1)))
 
 
 def test_layers_whose_ranks_share_experts_otherwise_tell_nothing() -> None:
@@ -124,16 +98,6 @@ def test_a_residual_is_of_the_chunks_unless_the_overhead_is_most_of_the_step() -
     assert record(1, 0.25).residual == pytest.approx(0.25)
     odd = replace(record(1, 0.0), overhead_seconds=3.0, measured_seconds=4.0)
     assert odd.residual == pytest.approx(math.log(4.0 / 5.0))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"degree": 0}, {"measured_seconds": 0.0}, {"chunks_seconds": math.inf},
-     {"overhead_seconds": -1.0}],
-)  # fmt: skip
-def test_impossible_records_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InputError):
-        replace(record(1, 0.0), **wrong)  # type: ignore[arg-type]  # of the table above
 
 
 def visits(*factors: float) -> list[Sample]:
@@ -180,19 +144,3 @@ def test_a_machine_that_was_busy_most_of_the_time_stays_so() -> None:
 def test_the_drift_is_that_of_the_long_gemms() -> None:
     long, short = visits(1.0, 1.0, 1.02)[-6:], visits(1.0, 1.0, 1.0, 1.9)[:8]
     assert drift_of(long + short) == pytest.approx(_drift(math.log(1.02) / 1.645))
-
-
-def test_a_machine_that_drifts_has_wider_ranges() -> None:
-    calm, noisy = (
-        MachineErrors([record(1, 0.0)], own=OWN, drift=drift).of(LOAD.key, 512)
-        for drift in (0.02, 0.1)
-    )
-    found = [math.sqrt(covariance(one)[0, 0]) for one in (calm, noisy)]
-    assert found == pytest.approx([math.hypot(NOISE, 0.02), math.hypot(NOISE, 0.1)], rel=0.02)
-
-
-def test_a_wild_step_is_hardly_believed() -> None:
-    near, wild = errors(record(1, 0.19)), errors(record(1, 0.7))
-    assert math.log(near.factor(1)) == pytest.approx(0.19, rel=0.06)
-    assert 0 < math.log(wild.factor(1)) < 0.05
-    assert covariance(wild)[0, 0] > 0.9 * OWN**2

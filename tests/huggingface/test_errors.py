@@ -8,10 +8,8 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.huggingface.registry import (
-    model_names,
     named_model,
     read_model,
-    registered_models,
     resolve_name,
 )
 from tests.huggingface.configs import DEEPSEEK, NEMOTRON, QWEN3, decoder
@@ -250,26 +248,11 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path, content: bytes, words: 
     [
         ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
         ("qwen3-next", "qwen3-next-80b-a3b"),
-        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "qwen3-235b-a22b"),
-        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
-        ("moonshotai/Kimi-K2-Instruct-0905", "kimi-k2"),
-        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
         ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
-        ("deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-v2-lite"),
-        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout"),
         ("meta-llama/Meta-Llama-3.1-70B", "llama-3-70b"),
         ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", "nemotron-3-super"),
-        ("allenai/OLMoE-1B-7B-0924", "olmoe"),
-        ("moonshotai/Moonlight-16B-A3B-Instruct", "moonlight"),
-        ("baidu/ERNIE-4.5-21B-A3B-PT", "ernie-4.5-21b-a3b"),
         ("ernie-4.5", "ernie-4.5-300b-a47b"),
-        ("MiniMaxAI/MiniMax-M2", "minimax-m2"),
-        ("zai-org/GLM-4.5-Air", "glm-4.5-air"),
         ("gpt_oss_120b", "gpt-oss-120b"),
-        ("nvidia/Nemotron-4-340B-Base", "nemotron-4-340b"),
-        ("tencent/Hy3-preview", "hy3-295b-a21b"),
-        ("glm5-2", "glm-5.2"),
-        ("google/gemma-4-26b-a4b-it", "gemma-4-26b-a4b"),
         ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4", "nemotron-3.5-lightning"),
         ("deepseek-v3-16b", "deepseek-v2-lite"),
     ],
@@ -282,11 +265,3 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert resolve_name("qwen9") is None
     with pytest.raises(InputError, match="did you mean mixtral-8x7b"):
         named_model("mixtral-8x7")
-
-
-def test_names_and_aliases_lead_to_a_single_model() -> None:
-    for name in model_names():
-        assert resolve_name(name) == name
-    for model in registered_models():
-        assert model.title
-        assert model.source

@@ -114,12 +114,6 @@ def test_residual_experts_are_refused_whatever_the_type_says(kind: str) -> None:
     assert '"model_type"' not in caught.value.hint
 
 
-def test_keys_that_layers_share_are_refused() -> None:
-    """Hunyuan-Large has keys and values in every other layer alone."""
-    with pytest.raises(InputError, match="use_cla is true"):
-        read_decoder({**HUNYUAN, "use_cla": True}, name="x", where="config.json")
-
-
 @pytest.mark.parametrize(
     "changes", [{"use_mixed_mlp_moe": False}, {"moe_layer_num_skipped": 1}, {"norm_type": "layer"}]
 )

@@ -64,9 +64,3 @@ def test_a_machine_drifted_where_most_gemms_changed_by_more_than_three_percent()
     assert has_drifted(visited_twice(0.9, 0.95, 1.0))
     assert not has_drifted(visited_twice(1.02, 0.99, 1.02))
     assert not has_drifted(visited_twice(1.0, 1.0, 5.0))
-
-
-def test_nothing_tells_a_drift_without_a_gemm_that_was_measured_twice() -> None:
-    failed = Sample(point=GEMMS[0], seconds=(), error="out of memory")
-    assert not has_drifted([sample(1.0), sample(2.0)])
-    assert not has_drifted([sample(1.0, point=GEMMS[0]), failed])

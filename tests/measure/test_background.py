@@ -49,15 +49,6 @@ def test_work_without_a_pause_that_goes_on_is_a_proof(window: tuple[int, int], l
     assert proves(window, busy) == inside
 
 
-def test_one_operation_longer_than_the_window_shows_no_completed_work() -> None:
-    assert not proves((1.0, 2.0), [(0.0, 3.0)])
-
-
-def test_a_pause_in_the_middle_is_no_proof() -> None:
-    assert not proves((0.0, 10.0), [(-1.0, 4.0), (5.0, 11.0)])
-    assert proves((0.0, 10.0), [(-1.0, 4.0), (4.2, 11.0)])
-
-
 def short_sleep() -> None:
     time.sleep(2e-3)
 
@@ -94,13 +85,6 @@ def test_a_point_whose_aggressor_stops_by_itself_fails() -> None:
     effort = Effort(min_blocks=50, max_blocks=90, max_seconds=0.5, warmup_seconds=0.1)
     with pytest.raises(FailedPointError, match="the wire is gone"):
         measure(scene, device=Device(), ranks=MeasuringRanks(), effort=effort)
-
-
-def test_no_thread_is_left_behind() -> None:
-    before = threading.active_count()
-    with Background([local_operation(short_sleep)] * 2, device=Device(), ranks=MeasuringRanks()):
-        assert threading.active_count() == before + 2
-    assert threading.active_count() == before
 
 
 def test_an_operation_that_waits_for_the_load_beside_it_to_end_fails(

@@ -159,28 +159,3 @@ def test_a_model_of_hugging_face_has_its_shared_experts_and_latent_projections_m
     assert shared is not None
     assert {(2048, 2 * shared.d_hidden), (shared.d_hidden, 2048), (2048, 64)} <= shapes
     assert not [point for point in points if isinstance(point, AttentionPoint)]
-
-
-def test_widths_that_do_not_divide_the_heads_are_left_out() -> None:
-    three_heads = Transformer(
-        moe=LayerShape(d_model=96, d_hidden=384, num_experts=4),
-        num_layers=2, num_heads=3, length=64, vocab_size=100,
-    )  # fmt: skip
-    heads = {
-        point.num_heads for point in points_of(three_heads) if isinstance(point, AttentionPoint)
-    }
-    assert heads == {3}
-
-
-def test_a_sequence_longer_than_the_tokens_is_measured_whole() -> None:
-    found = {
-        (point.num_sequences, point.length)
-        for point in points_of(max_tokens=100)
-        if isinstance(point, AttentionPoint)
-    }
-    assert found == {(1, 128)}
-
-
-def test_a_models_points_come_before_the_grid() -> None:
-    kinds = [point.kind for point in points_of()]
-    assert "attention" not in kinds[kinds.index("interference") :]

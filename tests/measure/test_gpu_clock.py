@@ -1,15 +1,13 @@
 """Times of a GPU are its own: of kernels, not of launches, and of operands from memory."""
 
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from moetune.domain.samples import GemmPoint, RowsPoint
+from moetune.domain.samples import RowsPoint
 from moetune.hardware import detect
-from moetune.measure import expert_kernels
 from moetune.measure.device import CudaDevice, Device, open_device
 from moetune.measure.estimate import representatives
 from moetune.measure.grid import SUSTAINED
@@ -102,26 +100,6 @@ def test_what_ranks_do_together_is_done_once_before_the_clock_starts() -> None:
         assert timing.seconds == pytest.approx([1e-5] * 4)
 
 
-def test_threads_take_the_streams_that_earlier_ones_have_left() -> None:
-    with FakeCuda():
-        device = CudaDevice(1)
-        used = []
-
-        def take() -> None:
-            with device.use():
-                used.append(torch.cuda.current_stream(device.torch_device))
-
-        with device.use():
-            own = torch.cuda.current_stream(device.torch_device)
-            for _ in range(2):
-                thread = threading.Thread(target=take)
-                thread.start()
-                thread.join()
-        take()
-        assert used[0] is used[1] is not own
-        assert used[2] in {own, used[0]}
-
-
 def test_operands_take_turns_until_the_cache_has_been_filled_twice() -> None:
     with FakeCuda():
         device = CudaDevice(0)
@@ -141,29 +119,6 @@ def test_operands_take_turns_until_the_cache_has_been_filled_twice() -> None:
             run()
         assert ran == [0, 1, 2, 3, 0, 1]
     assert num_sets(1, Device()) == 1
-
-
-def test_a_products_runs_are_on_other_tensors_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = GemmPoint(dtype="float32", rows=64, d_in=64, d_out=64)
-    with FakeCuda() as cuda:
-        device = CudaDevice(0)
-        made = []
-        real = expert_kernels.gemm
-
-        def counted(one: GemmPoint, device: Device) -> Callable[[], None]:
-            made.append(one)
-            return real(one, device)
-
-        monkeypatch.setattr(expert_kernels, "gemm", counted)
-        experiment = prepare_experiment(
-            point,
-            Bench(
-                device=device, ranks=MeasuringRanks(), representatives=representatives(device, 1)
-            ),
-        )
-        experiment.victim.run()
-        assert cuda.operations
-    assert len(made) == -(-2 * device.cache_bytes // (3 * 64 * 64 * 4))
 
 
 def test_a_sustained_product_runs_before_anything_is_measured() -> None:

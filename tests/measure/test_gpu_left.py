@@ -11,7 +11,7 @@ from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import GemmPoint, Sample
-from moetune.measure.device import Device, open_device
+from moetune.measure.device import open_device
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, Estimates, News, run_session
 from moetune.store import open_store
@@ -53,10 +53,6 @@ def test_usable_memory_is_what_is_left_once_nccl_has_begun(monkeypatch: pytest.M
         assert estimates.usable_bytes == usable_bytes
 
 
-def test_a_cpus_memory_is_not_measured() -> None:
-    assert MeasuringRanks().usable_bytes(Device()) is None
-
-
 def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -> None:
     machine = Machine(
         kind="cuda", device="a GPU", num_devices=2, devices_per_node=2, memory_bytes=16 * GIB
@@ -72,12 +68,6 @@ def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -
         run.begin(recorder.machine)
         run.append(Sample(point=POINT, seconds=(1.0,)))
         assert [one.memory_bytes for one in store.machines()] == [13 * GIB]
-
-
-def test_plans_leave_the_last_of_a_gpus_memory() -> None:
-    sizes = {"device": "one", "num_devices": 1, "devices_per_node": 1, "memory_bytes": 1000}
-    assert Machine(kind="cuda", **sizes).plannable_bytes == 920  # type: ignore[arg-type] # by name
-    assert Machine(kind="cpu", **sizes).plannable_bytes == 1000  # type: ignore[arg-type] # as above
 
 
 def test_the_most_tokens_of_a_plan_are_those_that_leave_it() -> None:

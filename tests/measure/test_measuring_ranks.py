@@ -186,7 +186,3 @@ def test_ranks_that_share_cores_are_counted_on_their_own_machine() -> None:
 def test_ranks_have_disjoint_cores_that_use_all(num_ranks: int, num_cores: int) -> None:
     shares = [cores_of(rank, num_ranks, range(num_cores)) for rank in range(num_ranks)]
     assert sorted(core for share in shares for core in share) == list(range(num_cores))
-
-
-def test_more_ranks_than_cores_have_one_each() -> None:
-    assert [cores_of(rank, 5, (4, 7)) for rank in range(5)] == [(4,), (7,), (4,), (7,), (4,)]

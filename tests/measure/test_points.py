@@ -53,15 +53,6 @@ def choose(num_ranks: int = 2, preset: Preset = "quick", **more: object) -> tupl
     return choose_points(**arguments).all  # type: ignore[arg-type] # the keywords are the test's own
 
 
-@pytest.mark.parametrize(
-    ("world_size", "sizes"), [(1, (1,)), (2, (2,)), (6, (2, 3, 4, 6)), (8, (2, 4, 8))]
-)
-def test_default_groups_are_divisors_and_powers_of_two(
-    world_size: int, sizes: tuple[int, ...]
-) -> None:
-    assert default_group_sizes(world_size) == sizes
-
-
 @pytest.mark.parametrize("preset", ["quick", "full"])
 def test_a_layers_own_products_and_payloads_are_covered(preset: Preset) -> None:
     layer = LayerShape(d_model=96, d_hidden=384, num_experts=8, top_k=2, activation="swiglu")
@@ -103,13 +94,6 @@ def test_every_rank_can_take_part_in_the_exchanges_that_overlap_computation() ->
     assert alone == {max(sizes)}  # the chunks that are alone are the largest
 
 
-def test_a_layers_points_come_first() -> None:
-    layer = LayerShape(d_model=96, d_hidden=384, num_experts=4)
-    first = choose(layers=(layer,))[0]
-    assert isinstance(first, GemmPoint)
-    assert (first.d_in, first.d_out) == (96, 384)
-
-
 @pytest.mark.parametrize("preset", ["quick", "full"])
 def test_every_collective_is_measured_for_every_group_from_small_to_large(preset: Preset) -> None:
     points = choose(4, preset)
@@ -140,11 +124,6 @@ def test_under_several_nodes_ranks_of_different_nodes_are_measured_too(preset: P
     assert all(groups == everywhere for groups in found.values())
 
 
-def test_on_one_node_no_group_is_spread() -> None:
-    groups = {point.num_nodes for point in choose(4) if isinstance(point, CollectivePoint)}
-    assert groups == {0}
-
-
 def test_all_reduces_of_a_layers_tokens_are_measured_in_chunks() -> None:
     layer = LayerShape(d_model=64, d_hidden=128, num_experts=4)
     points = choose(4, layers=(layer,), max_tokens=512)
@@ -168,27 +147,6 @@ def test_gatherings_and_sums_of_a_layers_sequence_shards_are_measured() -> None:
         for op, num_bytes in [*wanted, ("all_gather", 512 * 64 * 4 // group_size)]:
             point = CollectivePoint(op=op, group_size=group_size, num_bytes=num_bytes)
             assert point in points
-
-
-def test_interference_has_each_class_alone_beside_each_other_and_beside_both() -> None:
-    found = {
-        (point.victim, point.others) for point in choose() if isinstance(point, InterferencePoint)
-    }
-    assert len(found) == 12
-    assert found >= {
-        ("comp", ()),
-        ("comp", ("comm",)),
-        ("comp", ("mem",)),
-        ("mem", ("comp", "comm")),
-    }
-
-
-def test_one_cpu_rank_has_nobody_to_talk_to() -> None:
-    points = choose(1)
-    assert not [point for point in points if isinstance(point, CollectivePoint)]
-    for point in points:
-        if isinstance(point, InterferencePoint):
-            assert "comm" not in (point.victim, *point.others)
 
 
 def test_one_gpu_talks_through_host_memory() -> None:
@@ -217,19 +175,6 @@ def test_a_gpus_layers_have_uneven_loads_gates_and_launches() -> None:
     assert added("cuda", "bfloat16") == (forms, {4}, launches)
     assert added("cuda", "float32") == (set(), {4}, launches)  # one GEMM for each expert
     assert added("cpu", "bfloat16") == (set(), set(), set())
-
-
-def test_adams_step_is_measured_which_tells_the_memorys_rate_and_on_a_gpu_the_hosts() -> None:
-    def sizes(kind: DeviceKind) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for point in choose(2, cluster=cluster_of(2, kind)):
-            if isinstance(point, RowsPoint) and point.op.endswith("adam"):
-                found.setdefault(point.op, []).append(point.elements)
-        return found
-
-    assert set(sizes("cpu")) == {"adam"}
-    assert set(sizes("cuda")) == {"adam", "host_adam"}
-    assert all(max(some) >= 16 * min(some) for some in sizes("cuda").values())
 
 
 def test_no_point_takes_the_memory_away() -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import Self
 
 import numpy as np
 
@@ -21,11 +21,13 @@ from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, T
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
 from moetune.domain.layer import LayerKey, LayerShape, Workload
+from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.plan import LayerProblem, SolvedPlan
 from moetune.solve.layer.times import StepTime
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
@@ -172,24 +174,6 @@ class _Together:
         return self._refits[0].step_errors(key, tokens=tokens)
 
 
-class _AsRefit:
-    """Costs of a profile as one of several refits."""
-
-    def __init__(self, costs: Costs) -> None:
-        self._costs = costs
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._costs, name)
-
-    def together(self, refits: Sequence[Costs]) -> Costs:
-        return _Together(refits)
-
-
-def as_refits(*costs: Costs) -> tuple[Costs, ...]:
-    """Return costs of several profiles, which can be asked as one."""
-    return tuple(cast("Costs", _AsRefit(one)) for one in costs)
-
-
 def plan_inputs(
     *,
     layer: LayerShape | None = None,
@@ -211,6 +195,22 @@ def plan_inputs(
         profile_fingerprint="0123",
         constraints=constraints or {},
     )
+
+
+def solution(
+    inputs: PlanInputs | None = None,
+    costs: Costs | None = None,
+    bounds: Bounds | None = None,
+    *,
+    resamples: Sequence[Costs] = (),
+    device_memory_bytes: int = 2**40,
+    provenance: Provenance = "measured",
+) -> SolvedPlan:
+    """Return the solution of a layer: the middle-sized one, with lines for costs."""
+    return LayerProblem(
+        inputs=inputs or plan_inputs(), costs=costs or LinearCosts(), resamples=resamples,
+        bounds=bounds or Bounds(), device_memory_bytes=device_memory_bytes, provenance=provenance,
+    ).solve()  # fmt: skip
 
 
 def event_by_event(

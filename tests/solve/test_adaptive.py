@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -95,19 +94,6 @@ def test_a_range_does_not_swallow_another_degrees_sizes() -> None:
     assert made.violations == 1
 
 
-def test_a_size_that_contradicts_its_range_splits_it() -> None:
-    made = ranges({10: chunks(2), 100: chunks(2)})
-    assert made.decide(50) == chunks(2)
-    split = made.settle(50, chunks(4))
-    assert split.decide(50) == chunks(4)
-    assert split.decide(30) is None
-    assert split.gap(30) == Gap(below=chunks(2), above=chunks(4))
-    assert made.gap(30) is None
-    assert made.decide(30) == chunks(2)
-    assert split.violations == 1
-    assert split.settle(50, chunks(2)).violations == 0
-
-
 def test_between_two_sizes_only_the_degrees_between_theirs_are_tried() -> None:
     made = ranges({10: chunks(2, 5), 100: chunks(4, 3)})
     between, above = made.gap(50), made.gap(101)
@@ -130,8 +116,3 @@ def test_few_sizes_of_any_stream_have_to_be_searched(sizes: list[int]) -> None:
     for one in searched:
         near = [other for other in searched if one < other <= one * (1 + REACH)]
         assert len(near) <= 1
-
-
-@pytest.mark.parametrize(("tokens", "near"), [(94, False), (95, True), (106, True), (107, False)])
-def test_near_sizes_belong_together(tokens: int, near: bool) -> None:  # noqa: FBT001 - a case
-    assert AdaptiveRanges().is_near(tokens, 100) is near

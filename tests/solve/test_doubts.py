@@ -7,11 +7,11 @@ import pytest
 
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Doubt
-from moetune.solve.layer.doubts import NUM_NAMED, doubt_warnings
+from moetune.solve.layer.doubts import doubt_warnings
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import LayerProblem, SolvedPlan
+from moetune.solve.layer.plan import SolvedPlan
 from moetune.solve.layer.times import step_time
-from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts, plan_inputs
+from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts, plan_inputs, solution
 
 FAR = Doubt(operation="all_to_all of 8 ranks", size=2.0**20, unit="bytes", low=2.0**8, high=2.0**12)
 LOSING = (1.0, 30.0, 60.0)
@@ -30,10 +30,7 @@ def with_start_up(*factors: float) -> tuple[Costs, ...]:
 
 
 def solve(costs: Costs, resamples: Sequence[Costs], bounds: Bounds | None = None) -> SolvedPlan:
-    return LayerProblem(
-        inputs=plan_inputs(), costs=costs, resamples=resamples, bounds=bounds or Bounds(),
-        device_memory_bytes=2**40, provenance="measured",
-    ).solve()  # fmt: skip
+    return solution(costs=costs, resamples=resamples, bounds=bounds)
 
 
 def degrees_of(solved: SolvedPlan) -> tuple[int, int]:
@@ -72,14 +69,6 @@ def test_doubtful_chunks_are_taken_only_where_they_are_expected_to_gain(
     assert degrees_of(solved) == ((1, 1) if loss >= loss_of_one else several)
 
 
-def test_the_cases_above_are_of_both_kinds() -> None:
-    kinds = [
-        solve(DOUBTED, with_start_up(*factors)).ranked.declined is not None
-        for factors in ((1.0, 10.0, 30.0), LOSING)
-    ]
-    assert kinds == [False, True]
-
-
 def test_one_chunk_as_the_safe_answer_holds_everywhere_in_the_plan() -> None:
     several = solve(DOUBTED, ())
     solved = solve(DOUBTED, with_start_up(*LOSING))
@@ -92,19 +81,6 @@ def test_one_chunk_as_the_safe_answer_holds_everywhere_in_the_plan() -> None:
     promised = [one for one in plan.alternatives if one.step_seconds < plan.predicted.step_seconds]
     assert degrees_of(several) in {(one.forward_degree, one.backward_degree) for one in promised}
     assert plan.decision.why != several.plan.decision.why
-
-
-def test_measured_chunks_are_not_declined() -> None:
-    measured = replace(DOUBTED, doubts=(), trust="measured")
-    solved = solve(measured, with_start_up(*LOSING))
-    assert not (solved.ranked.declined is not None)
-    assert degrees_of(solved) == degrees_of(solve(measured, ()))
-
-
-def test_pinned_chunks_are_not_declined() -> None:
-    pinned = Bounds(forward_degree=4, backward_degree=8)
-    solved = solve(DOUBTED, with_start_up(*LOSING), pinned)
-    assert degrees_of(solved) == (4, 8)
 
 
 def test_warnings_name_each_operation_with_all_its_sizes_and_what_measures_them() -> None:
@@ -122,15 +98,6 @@ def test_warnings_name_each_operation_with_all_its_sizes_and_what_measures_them(
     assert "7 elements" in gelu
     assert command.endswith("measure this")
     assert list(doubt_warnings((), command="measure this")) == []
-
-
-def test_of_many_operations_the_rest_is_counted() -> None:
-    doubts = [FAR._replace(operation=f"operation {at}") for at in range(NUM_NAMED + 3)]
-    *named, last = doubt_warnings(doubts, command="measure this")
-    assert len(named) == NUM_NAMED
-    assert last.startswith("3 ")
-    *_, last = doubt_warnings(doubts[: NUM_NAMED + 1], command="measure this")
-    assert last.startswith("1 ")
 
 
 def test_a_plan_names_what_its_times_and_those_of_one_chunk_rest_on() -> None:

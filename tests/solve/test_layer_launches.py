@@ -12,7 +12,6 @@ from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.samples import HOST_CHUNKS, LAUNCHES
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.times import step_time
 from tests.solve.costs_by_hand import LinearCosts
 
 WORKLOAD = Workload(
@@ -62,19 +61,3 @@ def test_large_chunks_take_their_own(phase: Phase) -> None:
     assert np.asarray(many).tolist() == pytest.approx(
         [EACH[phase], alone.compute(phase=phase, rows=rows).seconds]
     )
-
-
-def test_a_step_that_the_host_binds_grows_by_each_chunks_launches() -> None:
-    few, many = (
-        step_time(
-            costs=costs_of(LaunchingCosts()), tokens=64, strategy="none", forward_degree=degree,
-            backward_degree=degree,
-        ).seconds
-        for degree in (4, 8)
-    )  # fmt: skip
-    assert many - few == pytest.approx(4 * sum(EACH.values()), rel=0.05)
-    assert few > sum(ONCE.values()) + 4 * sum(EACH.values())
-
-
-def test_it_is_nothing_where_it_was_not_measured() -> None:
-    assert costs_of(LinearCosts()).launches("forward") is None

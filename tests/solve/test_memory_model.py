@@ -54,20 +54,6 @@ def test_states_take_sixteen_bytes_also_in_mixed_precision(
     assert memory.activation_bytes == element * 16384 * (4 * 2048 + 8192)
 
 
-def test_swiglu_has_a_third_weight() -> None:
-    workload = replace(_workload(), layer=replace(GPT_XL, activation="swiglu"))
-    memory = layer_memory(workload=workload, forward_degree=1, backward_degree=1)
-    assert memory.state_bytes == 16 * (64 * 2048 + 3 * 8192 * 2048)
-
-
-def test_one_pipelined_phase_is_enough_for_pipelined_buffers() -> None:
-    forward = layer_memory(workload=_workload(), forward_degree=2, backward_degree=1)
-    backward = layer_memory(workload=_workload(), forward_degree=1, backward_degree=2)
-    neither = layer_memory(workload=_workload(), forward_degree=1, backward_degree=1)
-    assert forward == backward
-    assert forward.buffer_bytes > neither.buffer_bytes
-
-
 def test_swiglu_keeps_two_middles_and_relu_one() -> None:
     gated = replace(_workload(), layer=replace(GPT_XL, activation="swiglu"))
     one, two = (
@@ -91,23 +77,6 @@ def test_reuse_saves_of_gpt_xl_what_the_paper_says(
     assert memory.saved_bytes == 2 * delta == total_bytes(kept) - total_bytes(memory)
     assert memory.saving_ratio == pytest.approx(ratio, abs=5e-3)
     assert memory.activation_bytes == kept.activation_bytes - delta
-
-
-def test_each_phase_saves_with_its_own_degree() -> None:
-    memory = layer_memory(workload=_workload(), forward_degree=2, backward_degree=8, strategy="S4")
-    m, h, tokens = 2048, 8192, 16384
-    whole = (4 * tokens * m + tokens * h) * 4
-    assert memory.activation_bytes == whole - tokens * h // 2 * 4
-    assert memory.buffer_bytes == whole - tokens * (2 * m * 6 + h * 7) // 8 * 4
-
-
-@pytest.mark.parametrize("strategy", ["S1", "S2", "S3", "S4"])
-def test_one_chunk_has_nothing_to_use_again(strategy: Strategy) -> None:
-    kept = layer_memory(workload=_workload(), forward_degree=1, backward_degree=1)
-    memory = layer_memory(
-        workload=_workload(), forward_degree=1, backward_degree=1, strategy=strategy
-    )
-    assert replace(memory, strategy="none") == kept
 
 
 @pytest.mark.parametrize(("tokens", "degree"), [(41, 1), (41, 3), (7, 2), (5, 5)])

@@ -72,16 +72,6 @@ def test_measured_row_operations_are_added_to_a_chunk(phase: Phase, elements: fl
     assert layer.compute(phase=phase, rows=ROWS).seconds == pytest.approx(elements * ROWS)
 
 
-@pytest.mark.parametrize(("num_experts", "world_size"), [(4, 4), (8, 1)])
-def test_rows_are_not_sorted_for_one_local_expert_or_on_one_rank(
-    num_experts: int, world_size: int
-) -> None:
-    free = LinearCost(alpha_seconds=0.0, beta_seconds=0.0)
-    costs = LinearCosts(gemm_cost=free, rows_seconds={"gather": 5.0})
-    layer = _layer(costs, num_experts=num_experts, world_size=world_size)
-    assert layer.compute(phase="forward", rows=ROWS).seconds == 0.0
-
-
 def test_a_transfer_costs_the_chunks_bytes_and_knows_how_many_are_in_flight() -> None:
     costs = LinearCosts(
         transfer_cost=LinearCost(alpha_seconds=1.0, beta_seconds=0.5), alone_factor=2.0
@@ -89,11 +79,6 @@ def test_a_transfer_costs_the_chunks_bytes_and_knows_how_many_are_in_flight() ->
     layer = _layer(costs)
     assert layer.transfer(rows=10.0, degree=4).seconds == pytest.approx(1 + 0.5 * 10 * 8 * 2)
     assert layer.transfer(rows=10.0, degree=1).seconds == pytest.approx(2 * (1 + 0.5 * 160))
-
-
-def test_one_rank_transfers_nothing_and_asks_for_no_collective() -> None:
-    layer = _layer(LinearCosts(group_size=99), world_size=1)
-    assert layer.transfer(rows=10.0, degree=1).seconds == 0.0
 
 
 def test_overhead_is_gate_and_permutation_there_and_back() -> None:
@@ -105,15 +90,3 @@ def test_overhead_is_gate_and_permutation_there_and_back() -> None:
     gate = 3 * (ALPHA + BETA * tokens * D_MODEL * experts) + (2.0 + 3.0) * tokens * experts
     permutation = 2 * (5.0 + 7.0) * tokens * top_k * D_MODEL
     assert _layer(costs).overhead(tokens=tokens).seconds == pytest.approx(gate + permutation)
-
-
-def test_overhead_is_zero_where_it_was_not_measured() -> None:
-    overhead = _layer(_gemms_only()).overhead(tokens=100).seconds
-    assert overhead == 0.0
-    assert isinstance(overhead, float)
-
-
-def test_the_least_trusted_part_decides_the_trust() -> None:
-    layer = _layer(LinearCosts(trust="extrapolated"))
-    assert layer.transfer(rows=1.0, degree=2).trust == "extrapolated"
-    assert layer.compute(phase="forward", rows=1.0).trust == "measured"

@@ -1,17 +1,13 @@
 """Phases of different numbers of chunks: as many GEMMs are priced as the layer multiplies."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moetune import MoELayer
-from moetune.domain.constraints import Bounds
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
@@ -70,28 +66,3 @@ def test_a_step_is_priced_with_as_many_gemms_as_the_layer_multiplies(
         costs=_layer(), tokens=NUM_TOKENS, forward_degree=forward, backward_degree=backward
     ).seconds
     assert counted.number == pytest.approx(NUM_EXPERTS * predicted)
-
-
-@pytest.mark.parametrize("degrees", PAIRS)
-def test_pinned_degrees_are_priced_the_same_by_the_chooser(degrees: tuple[int, int]) -> None:
-    costs = _layer()
-    bounds = Bounds(forward_degree=degrees[0], backward_degree=degrees[1], min_chunk_tokens=1)
-    found = DegreeChooser(costs=costs, bounds=bounds).times(NUM_TOKENS, degrees)
-    whole = step_time(
-        costs=costs, tokens=NUM_TOKENS, forward_degree=degrees[0], backward_degree=degrees[1]
-    )
-    assert found == (whole.forward, whole.backward)
-
-
-def test_equal_degrees_after_different_ones_are_whole_again() -> None:
-    costs = _layer()
-    assert costs.in_chunks(4, 3).in_chunks(2, 2).chunk_parts == (1.0, 1.0)
-    assert costs.in_chunks(2, 2) is costs
-
-
-def test_one_expert_and_lines_know_no_pieces() -> None:
-    costs = _layer()
-    alone = replace(costs, key=replace(costs.key, num_ranks=costs.layer.num_experts))
-    lines = replace(costs, costs=LinearCosts())
-    assert alone.in_chunks(4, 3) is alone
-    assert lines.in_chunks(4, 3) is lines

@@ -85,13 +85,6 @@ def test_a_placement_that_gains_little_is_not_taken() -> None:
     assert found.predicted == planned(little, rule="natural").predicted
 
 
-def test_no_placement_is_better_than_an_even_one() -> None:
-    choice = planned([5] * 64).placement
-    assert choice is not None
-    assert "no placement was found" in choice.why
-    assert choice.gain == 0
-
-
 def test_an_order_that_does_not_fit_is_placed() -> None:
     """A limit between the two peaks: only the placement is feasible."""
     pins = Bounds(strategy="none", forward_degree=2, backward_degree=2)
@@ -122,11 +115,6 @@ def test_nothing_is_placed_without_loads_or_on_one_rank() -> None:
     assert "placement" not in document
     with pytest.raises(InputError, match="natural needs --routing"):
         planned(rule="natural")
-
-
-def test_ids_are_of_what_was_asked() -> None:
-    assert planned(STEEP).id != planned(STEEP, rule="natural").id
-    assert planned(STEEP).inputs.constraints.keys() == {"routing", "allow-modelled"}
 
 
 def test_a_placement_has_each_expert_once() -> None:

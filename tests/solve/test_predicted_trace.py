@@ -13,11 +13,10 @@ from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.timeline import Span
 from moetune.solve.predict import overlap_share, plan_timelines
 from moetune.solve.trace import TraceSpan, layer_spans, process_events
-from tests.solve.costs_by_hand import LinearCosts, plan_inputs
+from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution
 
 COSTS = LinearCosts(interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.9)))
 WITH_COPIES = replace(
@@ -26,18 +25,8 @@ WITH_COPIES = replace(
 
 
 def _plan(degree: int | None = None, order: Order | None = None) -> Plan:
-    return (
-        LayerProblem(
-            inputs=plan_inputs(),
-            costs=COSTS,
-            resamples=(),
-            bounds=Bounds(forward_degree=degree, backward_degree=degree, order=order),
-            device_memory_bytes=2**40,
-            provenance="measured",
-        )
-        .solve()
-        .plan
-    )
+    bounds = Bounds(forward_degree=degree, backward_degree=degree, order=order)
+    return solution(costs=COSTS, bounds=bounds).plan
 
 
 def _span(resource: ResourceClass, start: float, end: float) -> Span:
@@ -58,18 +47,8 @@ def test_timelines_last_as_long_as_the_plan_predicts(degree: int | None, order: 
 def test_timelines_of_reused_memory_last_as_long_as_predicted(
     strategy: Strategy, degree: int
 ) -> None:
-    plan = (
-        LayerProblem(
-            inputs=plan_inputs(),
-            costs=WITH_COPIES,
-            resamples=(),
-            bounds=Bounds(forward_degree=degree, backward_degree=degree, strategy=strategy),
-            device_memory_bytes=2**40,
-            provenance="measured",
-        )
-        .solve()
-        .plan
-    )
+    bounds = Bounds(forward_degree=degree, backward_degree=degree, strategy=strategy)
+    plan = solution(costs=WITH_COPIES, bounds=bounds).plan
     forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
     assert forward.makespan_seconds == pytest.approx(plan.predicted.forward_seconds, rel=1e-9)
     assert backward.makespan_seconds == pytest.approx(plan.predicted.backward_seconds, rel=1e-9)
@@ -114,10 +93,8 @@ def test_chunks_have_their_tokens_and_transfers_their_bytes() -> None:
 
 
 def test_copies_to_the_host_and_back_have_their_bytes() -> None:
-    plan = LayerProblem(
-        inputs=plan_inputs(), costs=WITH_COPIES, resamples=(), device_memory_bytes=2**40,
-        bounds=Bounds(forward_degree=2, backward_degree=2, strategy="S1"), provenance="measured",
-    ).solve().plan  # fmt: skip
+    bounds = Bounds(forward_degree=2, backward_degree=2, strategy="S1")
+    plan = solution(costs=WITH_COPIES, bounds=bounds).plan
     forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
     spans = layer_spans(plan=plan, costs=WITH_COPIES, forward=forward, backward=backward)
     workload = plan.workload
@@ -161,36 +138,10 @@ def test_overlap_share_is_the_part_of_communication_beside_computation() -> None
     assert overlap_share(spans) == pytest.approx((1.0 + 1.0) / 4.0)
 
 
-def test_overlap_share_counts_concurrent_transfers_once() -> None:
-    spans = [_span("comm", 0.0, 2.0), _span("comm", 1.0, 4.0), _span("comp", 1.5, 2.5)]
-    assert overlap_share(spans) == pytest.approx(1.0 / 4.0)
-
-
-def test_overlap_share_is_zero_without_communication_and_in_one_chunk() -> None:
-    assert overlap_share([_span("comp", 0.0, 1.0)]) == 0.0
-    forward, _ = plan_timelines(plan=_plan(1), costs=COSTS)
-    assert overlap_share(forward.spans) == 0.0
-
-
-def test_overlap_share_of_a_pipeline_is_what_its_closed_form_hides() -> None:
-    undisturbed = LinearCosts()
-    plan = _plan(4)
-    forward, _ = plan_timelines(plan=plan, costs=undisturbed)
-    rows = 4096 * 2 / 4
-    t_d = undisturbed.transfer_cost.seconds(rows * 1024 * 2)
-    t_e = 2 * undisturbed.gemm_cost.seconds(rows * 1024 * 4096)
-    hidden = 2 * 4 * t_d + 4 * t_e - max(2 * 4 * t_d, 2 * t_d + 4 * t_e)
-    assert hidden > 0
-    assert overlap_share(forward.spans) == pytest.approx(hidden / (2 * 4 * t_d))
-
-
 def test_gathering_sends_a_ranks_own_tokens() -> None:
     inputs = plan_inputs(
         world_size=4, constraints={"expert-parallel": "tensor", "sequence-parallel": "true"}
     )
-    plan = LayerProblem(
-        inputs=inputs, costs=COSTS, resamples=(), bounds=Bounds(), device_memory_bytes=2**40,
-        provenance="measured",
-    ).solve().plan  # fmt: skip
+    plan = solution(inputs, COSTS).plan
     sent = {event["args"]["bytes"] for event in _events(plan) if "gather" in event["name"]}
     assert sent == {4096 // 4 * 1024 * 2}

@@ -120,13 +120,6 @@ def test_a_wrong_answer_far_away_is_left_in_few_trials() -> None:
     assert len(tried) <= 10
 
 
-def test_from_the_largest_degree_the_search_goes_down_and_from_the_smallest_up() -> None:
-    for seed, best in ((8, 5), (1, 4)):
-        space = space_of(seed, seed, largest=8)
-        tried = search(space, lambda d, best=best: (curve(best)(d.forward_degree), 1.0))  # type: ignore[misc]
-        assert best_tried(space=space, tried=tried).decision.forward_degree == best
-
-
 def test_the_plans_answer_is_kept_for_a_gain_that_is_too_small() -> None:
     space = space_of(4, 4)
     tried = search(space, lambda d: (1.0 - 0.004 * (d.forward_degree == 5), 1.0))
@@ -178,19 +171,6 @@ def memory_of(plan: Plan, decision: Decision, tokens: int) -> int:
     ).device_bytes
 
 
-def test_what_the_caller_pinned_is_not_searched() -> None:
-    pins = {"forward-degree": "3", "max-degree": "8", "min-chunk-tokens": "10"}
-    plan = with_inputs(small_plan(layer=SHAPE), constraints=pins)
-    space = search_space(plan=plan, tokens_per_rank=50, gap=FREE, memory_reuse="S3")
-    assert (space.forward, space.backward) == ((3, 3), (1, 5))
-    assert space.strategies == ("S3",)
-    assert (space.seed.forward_degree, space.seed.strategy) == (3, "S3")
-    both = with_inputs(plan, constraints={**pins, "backward-degree": "2"})
-    assert search_space(
-        plan=both, tokens_per_rank=50, gap=FREE, memory_reuse="none"
-    ).is_single  # fmt: skip
-
-
 def test_strategies_are_tried_only_where_keeping_everything_does_not_fit() -> None:
     plan = small_plan(layer=SHAPE)
     limit_bytes = memory_of(plan, REUSED, 425)
@@ -225,26 +205,3 @@ def test_a_search_ends_after_its_most_trials_whatever_they_found() -> None:
     tried = [trial(degree) for degree in range(1, MAX_TRIALS + 1)]
     assert next_decision(space=space, tried=tried[:-1]) is not None
     assert next_decision(space=space, tried=tried) is None
-
-
-def test_between_two_settled_sizes_only_their_strategies_and_the_plans_are_tried() -> None:
-    plan = small_plan(layer=SHAPE)
-    tight = with_inputs(plan, memory_limit_bytes=memory_of(plan, REUSED, 425))
-    below = Decision(forward_degree=4, backward_degree=4, strategy="S3")
-    gap = Gap(below=below, above=replace(below, forward_degree=9, strategy="S1"))
-    space = search_space(plan=tight, tokens_per_rank=400, gap=gap, memory_reuse=None)
-    assert space.strategies == ("none", "S1", "S3")
-    assert (space.forward, space.backward) == ((4, 9), (4, 4))
-
-
-def test_a_tensor_parallel_layer_reuses_no_memory_however_tight_it_is() -> None:
-    plan = with_inputs(small_plan(layer=SHAPE, expert_parallel="tensor"), memory_limit_bytes=1)
-    space = search_space(plan=plan, tokens_per_rank=40, gap=FREE, memory_reuse=None)
-    assert space.strategies == ("none",)
-
-
-def test_a_layers_own_limit_holds_less_what_the_rest_of_the_model_takes() -> None:
-    limits = {"memory_limit_bytes": 2**30, "constraints": {"memory-taken": "24"}}
-    plan = with_inputs(small_plan(layer=SHAPE), **limits)
-    space = search_space(plan=plan, tokens_per_rank=40, gap=FREE, memory_reuse=None)
-    assert space.limit_bytes == 2**30 - 24

@@ -158,16 +158,6 @@ def test_ranges_keep_a_pinned_degree_wherever_there_are_tokens_enough() -> None:
     assert ranges == ((1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (4, 2**20, 4, 4))
 
 
-def test_ranges_respect_the_largest_degree_and_the_smallest_chunk() -> None:
-    slow = LinearCost(alpha_seconds=1e-6, beta_seconds=1e-8)
-    chooser = _chooser(LinearCosts(transfer_cost=slow), Bounds(max_degree=5, min_chunk_tokens=100))
-    ranges = _solve(chooser)
-    assert max(max(row[2:]) for row in ranges) <= 5
-    for low, high, forward, backward in ranges:
-        assert max(forward, backward) * 100 <= low or max(forward, backward) == 1, (low, high)
-    assert max(max(row[2:]) for row in ranges) > 1
-
-
 def _assert_ranges_fit(ranges: tuple[Range, ...], limit_bytes: int, largest: int) -> None:
     """Each range fits up to its last token, as long as as many chunks in both phases do."""
     for low, high, forward, backward in ranges:
@@ -195,13 +185,6 @@ def test_ranges_fit_up_to_their_last_token_as_long_as_any_degree_does(
     assert max(max(row[2:]) for row in ranges) > 1
 
 
-def test_ranges_on_one_rank_are_one_range_of_one_chunk() -> None:
-    workload = Workload(layer=LAYER, world_size=1, tokens_per_rank=TOKENS, dtype="bfloat16")
-    costs = layer_costs(workload=workload, costs=LinearCosts())
-    ranges = _solve(DegreeChooser(costs=costs, bounds=Bounds()))
-    assert ranges == ((1, 2**20, 1, 1),)
-
-
 MEASURED = LinearCosts(has_points=True, alone_factor=1.5, interference=DISTURBED)
 
 
@@ -213,14 +196,3 @@ def test_measured_ranges_respect_the_bounds_and_the_memory(tokens_that_fit: int)
     bounds = Bounds(max_degree=6, min_chunk_tokens=50, backward_degree=3)
     ranges = _solve(_chooser(MEASURED, bounds, limit_bytes=limit))
     assert [row[2:] for row in ranges] == [(1, 1), (2, 2), (3, 3)]
-
-
-@pytest.mark.parametrize("is_measured", [False, True])
-def test_a_pinned_degree_is_kept_at_every_size_that_has_as_many_tokens(
-    *, is_measured: bool
-) -> None:
-    chooser = _chooser(LinearCosts(has_points=is_measured), Bounds(forward_degree=50))
-    ranges = _solve(chooser)
-    for low, _, forward, _ in ranges:
-        assert forward <= low
-        assert forward == 50 or low < 50

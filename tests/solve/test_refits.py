@@ -3,7 +3,7 @@
 import pytest
 
 from moetune.domain.costs import LinearCost
-from moetune.domain.step_errors import StepRecord
+from moetune.domain.samples import StepRecord
 from moetune.fit.step_errors import MachineErrors
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.refits import Refits, of_each, refits_of
@@ -65,13 +65,3 @@ def test_refits_that_a_measured_step_contradicts_are_left_out() -> None:
     near, far = slower(1.02), slower(20.0)
     assert refits(1.0, near, near, far).num == 2
     assert refits(1.0, far, far, near).num == 3
-
-
-def test_without_refits_costs_are_as_they_were_measured() -> None:
-    assert taken(refits(1.1)) == [seconds(measured(1.1))]
-
-
-def test_without_measured_steps_a_refit_is_only_other_costs() -> None:
-    nominal = layer_costs(workload=WORKLOAD, costs=LinearCosts())
-    other = LinearCosts(gemm_cost=slower(1.2))
-    assert taken(refits_of(nominal, [other], tokens=TOKENS)) == [seconds(other)]

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import Order, Strategy
+from moetune.domain.constraints import Strategy
 from moetune.domain.costs import CopyMode, Estimate, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.memory import paper_seconds
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
@@ -27,7 +26,6 @@ DEAR_COPY = LinearCost(alpha_seconds=1e-5, beta_seconds=3e-9)
 """Ten times a byte on the link: the engine that copies is the busiest stream."""
 REUSE: tuple[Strategy, ...] = ("S1", "S2", "S3", "S4")
 PHASES: tuple[Phase, ...] = ("forward", "backward")
-ORDERS: tuple[Order, Order] = ("dispatch_first", "interleaved")
 DISTURBED = Interference(
     comp=CompSpeed(comm=0.9, mem=0.95, all=0.85),
     comm=CommSpeed(comp=0.8, mem=0.7, all=0.6),
@@ -100,24 +98,6 @@ def test_undisturbed_tasks_last_as_long_as_a_naive_machine(
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-@given(degree=st.integers(2, 16), tokens=st.integers(64, 20_000))
-def test_s4_forward_lies_between_the_orders_of_the_pipeline(degree: int, tokens: int) -> None:
-    costs = costs_of()
-    time = phase_time(costs=costs, phase="forward", strategy="S4", tokens=tokens, degree=degree)
-    least, most = (
-        makespan(
-            degree=degree,
-            transfer_seconds=time.transfer.seconds,
-            compute_seconds=time.compute.seconds,
-            order=order,
-        )
-        for order in ORDERS
-    )
-    assert least * (1 - 1e-9) <= time.seconds <= most * (1 + 1e-9)
-    if time.transfer.seconds * 4 / 3 <= time.compute.seconds:  # C₁ returns within 1 1/2 experts
-        assert time.seconds == pytest.approx(least, rel=1e-9)
-
-
 @pytest.mark.parametrize("strategy", REUSE)
 @pytest.mark.parametrize("mode", ["pinned", "inline", "pageable"])
 @pytest.mark.parametrize("copy", [COPY, DEAR_COPY])
@@ -147,30 +127,6 @@ def test_work_of_each_strategy_is_that_of_table_2() -> None:
         assert time.device_seconds == pytest.approx(gemms * gemm)
         parts = [one * rows * 256 * 4 for one in copies[strategy] if one]
         assert time.copy_seconds == pytest.approx(sum(1e-5 + 1e-10 * part for part in parts))
-
-
-def test_copies_that_no_engine_makes_take_the_time_of_the_experts() -> None:
-    beside = phase_time(
-        costs=costs_of("pinned"), phase="forward", strategy="S1", tokens=4096, degree=8
-    )
-    inline = phase_time(
-        costs=costs_of("inline"), phase="forward", strategy="S1", tokens=4096, degree=8
-    )
-    assert inline.copy_seconds == beside.copy_seconds
-    assert inline.seconds > beside.seconds
-    assert inline.seconds >= inline.device_seconds + inline.copy_seconds
-
-
-def test_offload_without_pinned_memory_is_modelled() -> None:
-    for mode, trust in (("pinned", "measured"), ("pageable", "modelled")):
-        time = phase_time(
-            costs=costs_of(mode),  # type: ignore[arg-type]  # one of the modes
-            phase="forward",
-            strategy="S3",
-            tokens=4096,
-            degree=4,
-        )
-        assert time.copies.trust == trust
 
 
 def test_the_papers_rule_is_equation_10_with_table_2() -> None:

@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.arrays import array_of
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
 from moetune.solve.layer.reuse_times import ReusedPhases, reused_seconds
 from moetune.solve.layer.timeline import simulate
-from tests.solve.test_reuse import DISTURBED
 
 Case = tuple[ReusedChunk, Phase, Interference, int]
 
@@ -65,21 +63,6 @@ def all_chunks(chunk: ReusedChunk, phase: Phase, table: Interference, degree: in
 def test_phases_take_as_long_as_all_their_chunks(wanted: list[Case]) -> None:
     each = [all_chunks(*case) for case in wanted]
     assert together(wanted) == pytest.approx(each, rel=1e-11, abs=1e-300)
-
-
-def test_arrays_of_seconds_and_speeds_are_as_many_phases() -> None:
-    degrees, factors = np.array([3, 12, 40]), np.array([1.0, 1.5, 3.0])
-    many = replace(CHUNK, transfer=Estimate(seconds=array_of(factors), trust="measured"))
-    table = replace(DISTURBED, comm=replace(DISTURBED.comm, comp=array_of(0.9 / factors)))
-    (found,) = reused_seconds([ReusedPhases(many, "forward", degrees, table)])
-    alone = [
-        (
-            replace(CHUNK, transfer=Estimate(seconds=factor, trust="measured")), "forward",
-            replace(DISTURBED, comm=replace(DISTURBED.comm, comp=0.9 / factor)), degree,
-        )
-        for factor, degree in zip(factors.tolist(), degrees.tolist(), strict=True)
-    ]  # fmt: skip
-    assert found.tolist() == together(alone)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.search_space import Space, search_space
 from moetune.solve.layer.settled_ranges import REACH, Gap
-from tests.solve.costs_by_hand import LinearCosts, plan_inputs
+from tests.runtime.plans import small_plan
+from tests.solve.costs_by_hand import plan_inputs, solution
 
 WORKLOAD = Workload(
     layer=LayerShape(d_model=64, d_hidden=256, num_experts=8), world_size=4, tokens_per_rank=512
@@ -119,10 +119,7 @@ def plan_for(
         layer=LayerShape(d_model=256, d_hidden=1024, num_experts=8), world_size=4,
         tokens_per_rank=4096, memory_limit_bytes=limit_bytes, constraints=constraints,
     )  # fmt: skip
-    return LayerProblem(
-        inputs=inputs, costs=LinearCosts(), resamples=(), bounds=bounds or Bounds(),
-        device_memory_bytes=2**34, provenance="measured",
-    ).solve().plan  # fmt: skip
+    return solution(inputs, bounds=bounds).plan
 
 
 def space_of(plan: Plan, *, gap: Gap | None = None, reuse: Strategy | None = None) -> Space:
@@ -159,6 +156,12 @@ def test_between_settled_sizes_only_their_strategies_and_the_plans_are_tried() -
     assert space_of(tight, gap=Gap(below=below)).strategies == STRATEGIES
 
 
+def test_a_tensor_parallel_layer_reuses_no_memory_however_tight_it_is() -> None:
+    plan = small_plan(layer=WORKLOAD.layer, expert_parallel="tensor")
+    inputs = replace(plan.inputs, memory_limit_bytes=1)
+    assert space_of(replace(plan, inputs=inputs, id=inputs.plan_id)).strategies == ("none",)
+
+
 def test_what_the_rest_of_a_model_takes_is_not_the_layers() -> None:
     assert space_of(plan_for(limit_bytes=2**30, taken=2**20)).limit_bytes == 2**30 - 2**20
 
@@ -177,11 +180,7 @@ def test_pinned_degrees_are_the_only_ones_and_the_seed_has_them() -> None:
     inputs = plan_inputs(
         world_size=8, tokens_per_rank=4096, constraints={"forward-degree": "3", "max-degree": "8"}
     )
-    plan = LayerProblem(
-        inputs=inputs, costs=LinearCosts(), resamples=(),
-        bounds=Bounds(forward_degree=3, max_degree=8), device_memory_bytes=2**34,
-        provenance="measured",
-    ).solve().plan  # fmt: skip
+    plan = solution(inputs, bounds=Bounds(forward_degree=3, max_degree=8)).plan
     found = space_of(plan)
     assert (found.forward, found.backward) == ((3, 3), (1, 8))
     assert found.seed.forward_degree == 3

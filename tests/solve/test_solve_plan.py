@@ -3,30 +3,23 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from moetune.domain.constraints import Bounds
 from moetune.domain.cost_keys import CostKey, GemmKey
-from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.costs import Estimate, LinearCost
 from moetune.domain.document import canonical_json, encode
-from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
+from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.domain.profile import Provenance
-from moetune.domain.request import PlanInputs
-from moetune.domain.units import format_bytes, format_seconds
-from moetune.solve.layer.choose import NOISE
-from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import LayerProblem
-from moetune.solve.layer.times import phase_time
-from tests.solve.costs_by_hand import LinearCosts, plan_inputs
+from moetune.domain.units import format_bytes
+from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution
 
 KEEP_ALL = Bounds(strategy="none")
-GIB = 2**30
 MIB = 2**20
 DISTURBED = Interference(comm=CommSpeed(comp=0.5), comp=CompSpeed(comm=0.5))
 MEASURED = LinearCosts(
@@ -56,27 +49,8 @@ class _FarGate(LinearCosts):
         return found._replace(trust="extrapolated") if is_gate else found
 
 
-def _solve(
-    inputs: PlanInputs | None = None,
-    costs: Costs | None = None,
-    bounds: Bounds | None = None,
-    *,
-    resamples: Sequence[Costs] = (),
-    device_memory_bytes: int = 80 * GIB,
-    provenance: Provenance = "measured",
-) -> Plan:
-    return (
-        LayerProblem(
-            inputs=inputs or plan_inputs(),
-            costs=costs or LinearCosts(),
-            resamples=resamples,
-            bounds=bounds or Bounds(),
-            device_memory_bytes=device_memory_bytes,
-            provenance=provenance,
-        )
-        .solve()
-        .plan
-    )
+def _solve(*inputs: Any, **options: Any) -> Plan:
+    return solution(*inputs, **options).plan
 
 
 @pytest.mark.parametrize("costs", [LinearCosts(), MEASURED])
@@ -121,14 +95,6 @@ def test_the_degrees_are_those_of_brute_force_over_the_formula_of_the_design() -
     assert plan.predicted.sequential_backward_seconds == pytest.approx(backward_one)
     assert plan.predicted.step_seconds == pytest.approx(forward_seconds + backward_seconds)
     assert plan.predicted.overhead_seconds == 0.0
-
-
-def test_the_step_is_the_sum_of_its_parts() -> None:
-    predicted = _solve(costs=MEASURED).predicted
-    assert predicted.overhead_seconds > 0
-    assert predicted.step_seconds == pytest.approx(
-        predicted.forward_seconds + predicted.backward_seconds + predicted.overhead_seconds
-    )
 
 
 def test_layout_and_memory_are_those_of_one_layer_with_experts_spread_over_all_ranks() -> None:
@@ -186,37 +152,6 @@ def test_where_overlap_cannot_pay_one_chunk_is_chosen_and_the_plan_says_why() ->
     assert plan.alternatives[0].step_seconds > plan.predicted.step_seconds
 
 
-def test_a_pipelined_plan_says_what_it_hides_and_what_binds() -> None:
-    plan = _solve(bounds=KEEP_ALL)
-    sequential = plan.alternatives[-1]
-    assert (sequential.forward_degree, sequential.backward_degree) == (1, 1)
-    predicted = plan.predicted
-    one = predicted.sequential_forward_seconds + predicted.sequential_backward_seconds
-    assert f"In one chunk the step would take {format_seconds(one)}" in plan.decision.why
-    assert "2 chunks forward and 3 backward hide" in plan.decision.why
-    assert plan.decision.binding == "communication"
-    assert "Communication binds" in plan.decision.why
-
-
-def test_a_plan_that_loses_by_overlapping_says_so_without_a_negative_time() -> None:
-    # Together they run slower than apart, but a transfer alone in flight is three times as dear.
-    slow = Interference(comm=CommSpeed(comp=0.45), comp=CompSpeed(comm=0.45))
-    plan = _solve(costs=LinearCosts(has_points=True, alone_factor=3.0, interference=slow))
-    assert max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) > 1
-    assert "hide none of it and lose" in plan.decision.why
-    assert "but smaller chunks save" in plan.decision.why
-    assert " -" not in plan.decision.why
-
-
-def test_a_pinned_loss_is_told_without_a_negative_time() -> None:
-    slow = Interference(comm=CommSpeed(comp=0.45), comp=CompSpeed(comm=0.45))
-    bounds = Bounds(forward_degree=8, backward_degree=8)
-    why = _solve(costs=LinearCosts(interference=slow), bounds=bounds).decision.why
-    assert "hide none of it and lose" in why
-    assert "by overlapping at a cost of" in why
-    assert " -" not in why
-
-
 @pytest.mark.parametrize(("gate_seconds", "trust"), [(1e-13, "measured"), (1e-7, "extrapolated")])
 def test_what_lies_around_the_pipeline_decides_the_trust_only_where_it_is_long(
     gate_seconds: float, trust: str
@@ -228,15 +163,6 @@ def test_what_lies_around_the_pipeline_decides_the_trust_only_where_it_is_long(
     assert (share > 0.05) == (trust == "extrapolated")
     assert share > 0
     assert plan.predicted.trust == trust
-
-
-@pytest.mark.parametrize(
-    ("beta_seconds", "binding"), [(3e-9, "communication"), (3e-12, "computation")]
-)
-def test_binding_is_what_the_critical_path_consists_of(beta_seconds: float, binding: str) -> None:
-    transfer = LinearCost(alpha_seconds=1e-5, beta_seconds=beta_seconds)
-    plan = _solve(costs=LinearCosts(transfer_cost=transfer))
-    assert plan.decision.binding == binding
 
 
 def test_alternatives_are_the_next_best_and_one_chunk_each_with_its_reason() -> None:
@@ -278,12 +204,6 @@ def test_a_tie_goes_to_fewer_chunks_and_is_called_one() -> None:
             "nearest: --forward-degree 8, or 16 tokens",
         ),
         (
-            Bounds(backward_degree=4, min_chunk_tokens=512),
-            1024,
-            "1024 tokens per rank in chunks of at least 512 make at most 2",
-            "nearest: --backward-degree 2, or 2048 tokens",
-        ),
-        (
             Bounds(forward_degree=128),
             4096,
             "max_degree is 64",
@@ -304,11 +224,6 @@ def _pin(bounds: Bounds) -> int | None:
     return bounds.forward_degree or bounds.backward_degree
 
 
-def test_bounds_below_one_are_refused() -> None:
-    with pytest.raises(InputError, match=r"min_chunk_tokens .*1.*0"):
-        Bounds(min_chunk_tokens=0)
-
-
 def _peak_bytes(plan: Plan) -> int:
     assert plan.memory.peak_bytes is not None
     return plan.memory.peak_bytes
@@ -324,15 +239,6 @@ def test_a_limit_below_the_peak_of_the_fastest_choice_forces_another_and_binds()
     assert format_bytes(_peak_bytes(free)) in plan.decision.why
     assert _peak_bytes(plan) <= limit
     assert _peak_bytes(plan) > plan.memory.state_bytes + plan.memory.activation_bytes
-
-
-def test_one_chunk_by_choice_is_not_blamed_on_memory() -> None:
-    free = _solve(costs=LinearCosts(interference=DISTURBED))
-    plan = _solve(
-        plan_inputs(memory_limit_bytes=_peak_bytes(free)),
-        costs=LinearCosts(interference=DISTURBED),
-    )
-    assert plan.decision.binding != "memory"
 
 
 def test_the_devices_memory_is_the_limit_where_none_is_set() -> None:
@@ -383,42 +289,20 @@ def test_states_that_do_not_fit_alone_name_the_ranks_that_do() -> None:
     layer = LayerShape(d_model=1024, d_hidden=4096, num_experts=64, top_k=1)
     limit = 600 * MIB
 
-    def solved(ranks: int) -> Plan:
+    def solved_on(ranks: int) -> Plan:
         inputs = plan_inputs(
             layer=layer, world_size=ranks, tokens_per_rank=64, memory_limit_bytes=limit
         )
         return _solve(inputs, costs=LinearCosts(group_size=ranks))
 
     with pytest.raises(InfeasiblePlanError) as caught:
-        solved(8)
+        solved_on(8)
     found = re.search(r"on (\d+) ranks \(--world-size \1\)$", caught.value.hint)
     assert found is not None
     ranks = int(found[1])
-    assert _peak_bytes(solved(ranks)) <= limit
+    assert _peak_bytes(solved_on(ranks)) <= limit
     with pytest.raises(InfeasiblePlanError):
-        solved(ranks // 2)
-
-
-def test_a_pinned_degree_that_does_not_fit_is_sent_to_those_that_do() -> None:
-    most = Bounds(forward_degree=64, backward_degree=64, strategy="none")
-    inputs = plan_inputs(memory_limit_bytes=_peak_bytes(_solve(bounds=most)))
-    with pytest.raises(InfeasiblePlanError, match=r"2 and \d+ chunks") as caught:
-        _solve(inputs, bounds=Bounds(forward_degree=2, strategy="none"))
-    assert caught.value.hint == "nearest: 64 and 64 chunks with strategy none"
-
-
-def test_measured_phases_that_are_pinned_apart_are_named_as_pinned() -> None:
-    """Both phases have as many chunks where costs are measured, and so has the smallest plan."""
-    inputs = plan_inputs(memory_limit_bytes=280 * MIB)
-    with pytest.raises(InfeasiblePlanError, match="3 and 3 chunks"):
-        _solve(inputs, costs=MEASURED, bounds=Bounds(backward_degree=3))
-    with pytest.raises(InfeasiblePlanError, match="2 and 3 chunks"):
-        _solve(inputs, costs=MEASURED, bounds=Bounds(forward_degree=2, backward_degree=3))
-
-
-def test_an_operation_that_was_not_measured_is_the_profiles_error() -> None:
-    with pytest.raises(ProfileError, match=r"all_to_all .*8 ranks"):
-        _solve(costs=LinearCosts(group_size=4))
+        solved_on(ranks // 2)
 
 
 def test_a_published_profile_is_modelled_and_says_that_it_is_not_this_machine() -> None:
@@ -436,60 +320,3 @@ def test_trust_is_that_of_the_worst_number_and_is_warned_of() -> None:
     assert any("extrapolated: run `moetune profile --preset full`" in w for w in far.warnings)
     near = _solve(costs=replace(MEASURED, trust="modelled"))
     assert any("modelled from similar operations" in warning for warning in near.warnings)
-
-
-def test_one_token_per_rank_has_one_chunk() -> None:
-    plan = _solve(plan_inputs(tokens_per_rank=1))
-    assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (1, 1)
-    assert plan.decision.why == "One chunk each way is the only choice that the bounds leave."
-
-
-def test_swiglu_has_more_work_to_hide_behind() -> None:
-    layer = LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2)
-    gelu = _solve(plan_inputs(layer=layer))
-    swiglu = _solve(plan_inputs(layer=replace(layer, activation="swiglu")))
-    difference = swiglu.predicted.sequential_forward_seconds
-    difference -= gelu.predicted.sequential_forward_seconds
-    assert difference == pytest.approx(5e-5 + 4e-14 * 4096 * 2 * 1024 * 4096)
-    difference = swiglu.predicted.sequential_backward_seconds
-    difference -= gelu.predicted.sequential_backward_seconds
-    assert difference == pytest.approx(2 * (5e-5 + 4e-14 * 4096 * 2 * 1024 * 4096))
-
-
-@pytest.mark.parametrize(
-    ("costs", "resamples", "assumed"),
-    [(LinearCosts(), (), False), (LinearCosts(), (LinearCosts(),), True), (MEASURED, (), False),
-     (MEASURED, (MEASURED,), False)],
-)  # fmt: skip
-def test_an_assumed_error_is_warned_of_where_refits_assume_one(
-    costs: LinearCosts,
-    resamples: tuple[LinearCosts, ...],
-    assumed: bool,  # noqa: FBT001 - a case
-) -> None:
-    plan = _solve(costs=costs, resamples=resamples, provenance="published")
-    assert any("5 %" in warning for warning in plan.warnings) is assumed
-    assert len(plan.warnings) == 1 + assumed
-
-
-def test_the_price_of_a_pin_is_against_the_choice_without_it_where_memory_is_reused() -> None:
-    costs = replace(
-        MEASURED,
-        power=0.9,
-        copy_mode="pinned",
-        copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=1e-10),
-    )
-    inputs = plan_inputs(tokens_per_rank=65536)
-    plan = _solve(inputs, costs=costs, bounds=Bounds(forward_degree=2, strategy="S4"))
-    (found,) = (re.search(r"([\d.]+) % slower than (\d+)", text) for text in plan.warnings)
-    assert found is not None
-    layer = layer_costs(workload=plan.workload, costs=costs)
-    times = {
-        degree: phase_time(
-            costs=layer, phase="forward", tokens=65536, degree=degree, strategy="S4"
-        ).seconds
-        for degree in range(1, 65)
-    }
-    fastest = min(times.values())
-    free = times[int(found[2])]
-    assert free == pytest.approx(fastest, rel=2 * NOISE)
-    assert float(found[1]) == pytest.approx(100 * (times[2] / free - 1), abs=0.1)

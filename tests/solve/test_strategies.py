@@ -16,9 +16,8 @@ from moetune.domain.plan import Plan
 from moetune.solve.layer.choose import WORTH
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.strategies import choose_strategy
-from tests.solve.costs_by_hand import LinearCosts, plan_inputs
+from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution
 from tests.solve.reuse_by_hand import LayerByHand
 
 MIB = 2**20
@@ -41,18 +40,8 @@ def solve(
     bounds: Bounds = SMALL,
     layer: LayerShape | None = None,
 ) -> Plan:
-    return (
-        LayerProblem(
-            inputs=plan_inputs(memory_limit_bytes=limit_bytes, layer=layer),
-            costs=costs,
-            resamples=(costs,),
-            bounds=bounds,
-            device_memory_bytes=2**40,
-            provenance="measured",
-        )
-        .solve()
-        .plan
-    )
+    inputs = plan_inputs(memory_limit_bytes=limit_bytes, layer=layer)
+    return solution(inputs, costs, bounds, resamples=(costs,)).plan
 
 
 def workload() -> Workload:
@@ -163,20 +152,6 @@ def test_measured_choices_are_within_noise_of_brute_force_over_as_many_chunks_in
     assert choices[key] <= min(choices.values()) / (1 - WORTH) * (1 + 1e-9)
 
 
-def test_without_a_limit_that_binds_everything_is_kept_and_each_strategy_has_its_reason() -> None:
-    plan = solve()
-    assert plan.memory.strategy == "none"
-    others = {one.strategy: one for one in plan.alternatives if one.strategy != "none"}
-    assert set(others) == {"S1", "S2", "S3", "S4"}
-    for one in others.values():
-        assert one.step_seconds > plan.predicted.step_seconds
-        assert one.order == "interleaved"
-        assert one.lost_because.startswith("+")
-    assert "copies" in others["S1"].lost_because
-    assert "sends" in others["S4"].lost_because
-    assert "computes" in others["S4"].lost_because
-
-
 def test_what_does_not_fit_lost_for_that_and_memory_binds() -> None:
     plan = solve(limit_bytes=420 * MIB)
     assert plan.memory.strategy != "none"
@@ -190,31 +165,6 @@ def test_what_does_not_fit_lost_for_that_and_memory_binds() -> None:
     assert runner_up is not None
     assert runner_up.step_seconds >= plan.predicted.step_seconds
     assert plan.decide(4096).strategy == plan.memory.strategy
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_pinned_strategy_is_kept(strategy: Strategy) -> None:
-    undisturbed = replace(COSTS, interference=Interference())
-    plan = solve(undisturbed, bounds=replace(SMALL, strategy=strategy), layer=ONE_EXPERT_A_RANK)
-    assert plan.memory.strategy == strategy
-    assert all(one.strategy == strategy for one in plan.alternatives)
-    choices = every_choice(BY_HAND, 2**40)
-    best = min(
-        seconds
-        for (name, forward, backward), seconds in choices.items()
-        if name == strategy and (strategy == "none" or max(forward, backward) > 1)
-    )
-    assert plan.predicted.step_seconds == pytest.approx(best, rel=1e-9)
-
-
-def test_a_strategy_forced_on_one_chunk_has_nothing_to_reuse() -> None:
-    plan = solve(bounds=Bounds(forward_degree=1, backward_degree=1, strategy="S4"))
-    assert plan.memory.strategy == "S4"
-    assert plan.memory.saved_bytes == 0
-    one = solve(bounds=Bounds(forward_degree=1, backward_degree=1, strategy="none"))
-    assert plan.predicted.step_seconds == one.predicted.step_seconds
-    two = solve(bounds=Bounds(forward_degree=2, backward_degree=2, strategy="S4"))
-    assert two.memory.saved_bytes > 0
 
 
 def test_strategies_that_copy_need_measured_copies() -> None:
@@ -240,30 +190,6 @@ def test_pageable_memory_lowers_the_trust_and_is_warned_of() -> None:
     assert not any("pageable memory" in warning for warning in pinned.warnings)
 
 
-def test_measured_reuse_must_be_worth_it_where_one_chunk_fits() -> None:
-    def chosen(wire_beta: float) -> Strategy:
-        costs = replace(
-            COSTS,
-            has_points=True,
-            transfer_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=wire_beta),
-        )
-        found = choose_strategy(
-            workload=workload(),
-            costs=layer_costs(workload=workload(), costs=costs),
-            bounds=Bounds(max_degree=2),
-            limit_bytes=peak_of("none", 1, 1),  # two take more: sums of gradients in float32
-        )
-        times = {one.strategy: one.step.seconds for one in found.contenders}
-        assert found.contenders[0].step.degrees == (1, 1)
-        saved = 1 - min(times.values()) / times["none"]
-        assert saved > 0
-        assert (found.best.strategy == "none") == (saved <= WORTH)
-        return found.best.strategy
-
-    assert chosen(7e-11) == "none"
-    assert chosen(3e-10) != "none"
-
-
 def test_of_measured_strategies_that_noise_cannot_tell_apart_the_first_is_taken() -> None:
     """Where what is kept does not fit, and none of the others is a tenth of a percent behind."""
     surprises = 0
@@ -285,34 +211,3 @@ def test_of_measured_strategies_that_noise_cannot_tell_apart_the_first_is_taken(
         assert found.best.strategy == near[0]
         surprises += times[near[0]] > min(times.values()) * (1 + 1e-6)
     assert surprises
-
-
-def test_ranges_of_a_reusing_plan_fit_as_far_as_any_degree_does() -> None:
-    limit = 420 * MIB
-    plan = solve(limit_bytes=limit)
-    for low, high, forward, backward in plan.pipeline.ranges:
-        for tokens in {low, min(high, 2 * low)}:
-            if tokens == 4096 or max(forward, backward) == 8:
-                continue
-            peak = peak_bytes(
-                workload=replace(workload(), tokens_per_rank=tokens),
-                forward_degree=forward,
-                backward_degree=backward,
-                strategy=plan.memory.strategy,
-            )
-            assert peak.device_bytes <= limit, (tokens, forward, backward)
-
-
-def test_copies_bind_where_they_take_longer_than_all_else() -> None:
-    slow = replace(COSTS, copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=5e-8))
-    pinned = Bounds(strategy="S1", forward_degree=2, backward_degree=2)
-    assert solve(slow, bounds=pinned).decision.binding == "copies"
-    fast = replace(COSTS, copy_cost=LinearCost(alpha_seconds=1e-9, beta_seconds=1e-15))
-    assert solve(fast, bounds=pinned).decision.binding == "communication"
-
-
-def test_one_chunk_each_way_is_no_alternative_to_several_that_reuse_memory() -> None:
-    plan = solve(bounds=Bounds(max_degree=2, strategy="S4"))
-    found = {(one.forward_degree, one.backward_degree) for one in plan.alternatives}
-    chosen = plan.pipeline.forward_degree, plan.pipeline.backward_degree
-    assert found | {chosen} == {(1, 2), (2, 1), (2, 2)}

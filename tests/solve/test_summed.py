@@ -205,9 +205,3 @@ def test_no_row_is_sorted_by_its_sender_where_every_rank_has_all_rows() -> None:
     exchanged = layer_costs(workload=replace(WORKLOAD, expert_parallel="all_to_all"), costs=GATED)
     assert exchanged.sorting(rows).seconds == pytest.approx(1e-11 * rows * LAYER.d_model)
     assert layer_costs(workload=WORKLOAD, costs=GATED).sorting(rows).seconds == 0
-
-
-def test_tasks_of_a_phase_have_one_sum_for_each_chunk() -> None:
-    for compute, reduce in (([1.0], [1.0, 2.0]), ([], [])):
-        with pytest.raises(ValueError, match="one entry for each chunk"):
-            tensor_parallel_tasks(compute_seconds=compute, reduce_seconds=reduce)

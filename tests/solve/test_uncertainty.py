@@ -95,21 +95,6 @@ def test_percentiles_are_of_the_chosen_step_over_the_refits() -> None:
     assert confidence.p05_step_seconds < confidence.p95_step_seconds
 
 
-def test_a_pinned_degree_has_no_contender() -> None:
-    confidence = _judge(_with_start_up(9.0), bounds=Bounds(forward_degree=8, backward_degree=8))
-    assert confidence.probability_best == 1.0
-    assert confidence.expected_regret == 0.0
-
-
-def test_contenders_are_searched_where_refits_can_move_the_best_degree() -> None:
-    # Every refit up to half or twice the start-up finds its own best degree on the shortlist.
-    for factor in (0.6, 0.8, 1.2, 1.6, 2.0):
-        refit = _with_start_up(factor)
-        best = _step_seconds(refit, _best_degrees(refit))
-        regret = _step_seconds(refit, _best_degrees(NOMINAL)) / best - 1
-        assert _judge(refit).expected_regret == pytest.approx(regret, abs=1e-4)
-
-
 def test_another_strategy_is_timed_anew_under_each_refit() -> None:
     """Four chunks each way, inputs and middles copied (S1) against both made again (S4)."""
     by_hand = LayerByHand(

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,15 +76,6 @@ def test_forward_by_tiles_and_gradients_of_weights_by_the_most_loaded(
     for form in ("forward", "grad_input"):
         found = unevenness(form, shares, rows=rows)
         assert found == pytest.approx(min(max(wanted, -1), 1.5))
-
-
-def test_many_sizes_at_once_are_each_of_them() -> None:
-    shares = [0.5, 0.3, 0.15, 0.05]
-    sizes = [100.0, 1000.0, 4096.0]
-    for form in FORMS:
-        found = unevenness(form, shares, rows=np.array(sizes))  # type: ignore[arg-type]  # arrays
-        wanted = [unevenness(form, shares, rows=size) for size in sizes]
-        assert np.broadcast_to(found, 3).tolist() == wanted
 
 
 class UnevenCosts(LinearCosts):

@@ -18,8 +18,9 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.store import check, upgrade
+from moetune.store import check, open_store, upgrade
 from moetune.workflows.explain import explain_plan
+from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.library import read_plans
 from moetune.workflows.open_planner import ServicePlanner, open_planner
 from moetune.workflows.plan import make_plan
@@ -43,6 +44,10 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServicePlanner]:
     upgrade(str(path))
     found = check(str(path))
     assert sorted(one.split()[1][:6] for one in found) == sorted(WHOLE)
+    with open_store(str(path)) as store:  # before that machine's file counted what a process has
+        profile = load_profile_file(bundled_profiles()["a100-x4"])
+        machine = replace(profile.machine, memory_bytes=80 * 2**30)
+        store.save_profile(replace(profile, machine=machine))
     with open_planner(Settings(db=str(path))) as opened:
         yield opened
 

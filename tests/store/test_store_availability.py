@@ -11,11 +11,9 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
-from sqlalchemy import URL, Connection, event, text
+from sqlalchemy import URL, text
 
 from moetune.domain.errors import (
-    BadStoreError,
-    InputError,
     SchemaMismatchError,
     StoreUnavailableError,
 )
@@ -47,17 +45,6 @@ def pair(url: str) -> Iterator[tuple[SqlStore, SqlStore]]:
 def execute(url: str, statement: str) -> None:
     with closing(Database.connect(parse_address(url))) as opened:
         opened.write(lambda connection: connection.execute(text(statement)))
-
-
-def test_a_sound_database_is_ready_and_stays_as_it_is(
-    pair: tuple[SqlStore, SqlStore], make_plan: PlanMaker
-) -> None:
-    store, reading = pair
-    store.save_plan(make_plan())
-    for _ in range(3):
-        store.check_ready()
-        reading.check_ready()
-    assert len(reading.plans()) == 1
 
 
 def test_a_file_that_is_gone_is_said_not_made_again_and_taken_up_when_it_is_back(
@@ -103,37 +90,6 @@ def test_a_file_that_is_put_in_its_place_is_read_and_written_instead(
         assert [one.tokens_per_rank for one in store.plans()] == [8, 7]
 
 
-def test_a_folder_that_is_gone_is_no_bad_question(file: Path, make_plan: PlanMaker) -> None:
-    with open_store(str(file)) as store:
-        shutil.rmtree(file.parent)
-        with pytest.raises(StoreUnavailableError) as caught:
-            store.save_plan(make_plan())
-        assert isinstance(caught.value, BadStoreError)
-        assert caught.value.exit_code == InputError.exit_code
-
-
-def test_a_database_that_others_hold_is_given_up_soon_while_reading_goes_on(
-    file: Path, make_plan: PlanMaker
-) -> None:
-    with (
-        open_store(str(file), patience_seconds=0.1) as store,
-        open_store(str(file), read_only=True, patience_seconds=0.1) as reading,
-        closing(sqlite3.connect(file)) as other,
-    ):
-        store.save_plan(make_plan(1))
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreUnavailableError, match="stayed locked"):
-            store.save_plan(make_plan(2))
-        with pytest.raises(StoreUnavailableError, match="stayed locked"):
-            store.check_ready()
-        assert len(reading.plans()) == 1
-        reading.check_ready()
-        other.rollback()
-        store.check_ready()
-        store.save_plan(make_plan(2))
-        assert len(reading.plans()) == 2
-
-
 def test_a_postgresql_table_that_others_hold_is_given_up_soon(
     socket_url: str, make_plan: PlanMaker
 ) -> None:
@@ -171,28 +127,6 @@ def test_many_threads_write_in_turn_and_none_is_locked_out(
             thread.join()
         assert errors == []
         assert len(store.plans()) == 160
-
-
-def test_a_full_database_is_unavailable_and_takes_rows_again_when_there_is_space(
-    file: Path, make_plan: PlanMaker
-) -> None:
-    pages = {"most": 1}
-    with open_store(str(file)) as store:
-
-        @event.listens_for(store._database.engine, "begin")
-        def limit(connection: Connection) -> None:
-            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages['most']}")
-
-        def fill() -> None:
-            for tokens in range(1, 100):
-                store.save_plan(make_plan(tokens))
-
-        with pytest.raises(StoreUnavailableError, match="disk is full"):
-            fill()
-        stored = len(store.plans())
-        pages["most"] = 2**30
-        store.save_plan(make_plan(1000))
-        assert len(store.plans()) == stored + 1
 
 
 def test_a_full_disk_is_not_ready(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,14 +62,6 @@ def test_a_backup_taken_while_others_write_is_whole(
     assert kept == measured * (len(kept) // BATCH)
 
 
-def test_a_backup_is_one_file_and_nothing_else_is_left(tmp_path: Path) -> None:
-    (tmp_path / "copies").mkdir()
-    open_store(str(tmp_path / "moetune.db")).close()
-    backup(str(tmp_path / "moetune.db"), tmp_path / "copies" / "copy.db")
-    names = sorted(path.name for path in (tmp_path / "copies").iterdir())
-    assert names == ["copy.db"]
-
-
 def test_a_backup_is_taken_from_a_file_that_another_process_holds_locked(tmp_path: Path) -> None:
     path = tmp_path / "moetune.db"
     open_store(str(path)).close()
@@ -195,10 +187,6 @@ def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind:
     assert file_system(Path(path), mounts=MOUNTS) == kind
 
 
-def test_without_a_list_of_mounts_the_file_system_is_unknown() -> None:
-    assert file_system(Path("/var"), mounts="") == ""
-
-
 def journal_of(path: Path) -> str:
     with closing(sqlite3.connect(path)) as connection:
         return str(connection.execute("PRAGMA journal_mode").fetchone()[0])
@@ -221,25 +209,3 @@ def test_a_network_file_system_gets_the_journal_that_works_there(
     assert journal_of(path) == journal
     upgrade(str(path))
     assert check(str(path)) == ()
-
-
-def test_several_writers_lose_nothing_with_the_journal_of_a_network_file_system(
-    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "file_system", lambda _path, *, mounts: "nfs" if mounts else "")
-    url = str(tmp_path / "moetune.db")
-
-    def work() -> None:
-        with open_store(url) as store:
-            for _ in range(10):
-                store.start_run(name="h200", cluster=cluster, preset="quick")
-                store.runs()
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    with open_store(url) as store:
-        assert len(store.runs()) == 40
-    assert journal_of(tmp_path / "moetune.db") == "delete"

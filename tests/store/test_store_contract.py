@@ -24,7 +24,7 @@ from moetune.store import SqlStore, check, open_store
 from moetune.store.address import parse_address
 from moetune.store.database import Database
 from moetune.store.rows import utc_now
-from tests.training_plans import TRAINING, training_plan
+from tests.training_plans import training_plan
 
 ProfileMaker = Callable[..., Profile]
 PlanMaker = Callable[..., Plan]
@@ -49,31 +49,6 @@ def settled(plan_id: str, *seconds: float, tokens: int = 2**33) -> Settled:
 
 
 class TestStore:
-    def test_a_new_store_is_empty(self, store: SqlStore) -> None:
-        assert store.runs() == ()
-        assert store.plans() == ()
-        assert store.profile("nobody") is None
-        assert store.plan("ab") is None
-        assert store.observations("ab" * 32) == ()
-        assert store.settled("ab" * 32) == ()
-
-    def test_samples_come_back_exactly_in_the_order_they_were_measured(
-        self, store: SqlStore, cluster: Cluster, measured: tuple[Sample, ...]
-    ) -> None:
-        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
-        store.add_samples(run_id, measured[2:])
-        store.add_samples(run_id, [])
-        store.add_samples(run_id, measured[:2])
-        assert store.samples(run_id) == measured[2:] + measured[:2]
-
-    def test_the_same_sample_twice_is_kept_twice(
-        self, store: SqlStore, cluster: Cluster, measured: tuple[Sample, ...]
-    ) -> None:
-        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
-        store.add_samples(run_id, measured)
-        store.add_samples(run_id, measured)
-        assert store.samples(run_id) == measured + measured
-
     def test_runs_are_listed_newest_first_with_what_they_hold(
         self, store: SqlStore, cluster: Cluster, measured: tuple[Sample, ...]
     ) -> None:
@@ -108,22 +83,6 @@ class TestStore:
         updated = replace(cluster.fingerprint, software={"torch": "99.0"})
         assert store.open_run(name="h200", fingerprint=updated) is None
 
-    def test_open_run_ignores_other_names_and_other_hardware(
-        self, store: SqlStore, cluster: Cluster
-    ) -> None:
-        other = replace(cluster, fingerprint=Fingerprint(hardware={"gpu": "another"}))
-        store.start_run(name="h200", cluster=other, preset="quick")
-        store.start_run(name="else", cluster=cluster, preset="quick")
-        assert store.open_run(name="h200", fingerprint=cluster.fingerprint) is None
-
-    def test_one_host_with_several_numbers_of_devices_keeps_each(
-        self, store: SqlStore, cluster: Cluster
-    ) -> None:
-        half = replace(cluster, machine=replace(cluster.machine, num_devices=4))
-        store.start_run(name="x8", cluster=cluster, preset="quick")
-        store.start_run(name="x4", cluster=half, preset="quick")
-        assert [run.num_devices for run in store.runs()] == [4, 8]
-
     def test_a_run_that_is_not_there_is_named(
         self, store: SqlStore, measured: tuple[Sample, ...], make_profile: ProfileMaker
     ) -> None:
@@ -135,20 +94,6 @@ class TestStore:
         ):
             with pytest.raises(InputError, match="17"):
                 call()
-
-    def test_a_fitted_profile_comes_back_with_the_samples_of_its_run(
-        self,
-        store: SqlStore,
-        cluster: Cluster,
-        measured: tuple[Sample, ...],
-        make_profile: ProfileMaker,
-    ) -> None:
-        run_id = store.start_run(name="h200-x8", cluster=cluster, preset="quick")
-        store.add_samples(run_id, measured)
-        profile = make_profile(samples=measured)
-        store.save_profile(profile, run_id=run_id)
-        assert store.profile("h200-x8") == profile
-        assert len(store.runs()) == 1
 
     def test_samples_added_after_a_fit_do_not_change_it(
         self,
@@ -270,42 +215,6 @@ class TestStore:
         assert same[1][:8] in str(caught.value)
         assert store.plan(same[1]) is not None
 
-    def test_an_equal_plan_is_stored_once(self, store: SqlStore, make_plan: PlanMaker) -> None:
-        store.save_plan(make_plan())
-        (before,) = store.plans()
-        store.save_plan(make_plan())
-        assert store.plans() == (before,)
-
-    def test_a_newer_answer_to_the_same_question_takes_the_place_of_the_older(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        store.save_plan(make_plan())
-        newer = make_plan(step_seconds=0.25)
-        store.save_plan(newer)
-        assert store.plan(newer.id) == newer
-        assert len(store.plans()) == 1
-
-    def test_plans_are_listed_newest_first(self, store: SqlStore, make_plan: PlanMaker) -> None:
-        for tokens in (512, 128, 256):
-            store.save_plan(make_plan(tokens))
-        assert [plan.tokens_per_rank for plan in store.plans()] == [256, 128, 512]
-        newest = store.plans()[0]
-        assert (newest.id, newest.model) == (make_plan(256).id, "gpt-s")
-        assert (newest.profile, newest.world_size) == ("h200-x8", 8)
-
-    def test_observations_come_back_exactly_oldest_first(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        for tokens in (1, 2):
-            store.save_plan(make_plan(tokens))
-        one, two = make_plan(1).id, make_plan(2).id
-        made = [observation(one, 1 / 3, 1e-9), observation(one), observation(one, 1 / 3, 1e-9)]
-        store.add_observation(made[0])
-        store.add_observation(observation(two, 1.0))
-        store.add_observation(made[1])
-        store.add_observation(made[2])
-        assert store.observations(one) == tuple(made)
-
     def test_operations_of_observed_steps_come_back_exactly(
         self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
@@ -416,10 +325,6 @@ class TestStore:
         for rows in (store.samples(run_id), store.observation_page(None), store.fits()):
             assert rows == ()
 
-    def test_an_observation_of_an_unknown_plan_is_refused(self, store: SqlStore) -> None:
-        with pytest.raises(InputError, match="'abababababab'"):
-            store.add_observation(observation("ab" * 32, 1.0))
-
     def test_what_searches_decided_comes_back_exactly_and_every_time(
         self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
@@ -442,10 +347,6 @@ class TestStore:
         assert store.settled(one) == tuple(made)
         assert store.settled(two) == (settled(two, tokens=7),)
 
-    def test_a_decision_for_an_unknown_plan_is_refused(self, store: SqlStore) -> None:
-        with pytest.raises(InputError, match="'abababababab'"):
-            store.add_settled(settled("ab" * 32))
-
     def test_a_decision_that_another_program_changed_is_named(
         self, store: SqlStore, url: str, make_plan: PlanMaker
     ) -> None:
@@ -456,31 +357,6 @@ class TestStore:
         with pytest.raises(InputError, match=r"settled size 1.*S9"):
             store.settled(make_plan().id)
         assert any("settled size 1" in problem for problem in check(url))
-
-    def test_everything_is_there_after_it_is_opened_again(
-        self,
-        url: str,
-        measured: tuple[Sample, ...],
-        make_profile: ProfileMaker,
-        make_plan: PlanMaker,
-    ) -> None:
-        with open_store(url) as store:
-            store.save_profile(make_profile(samples=measured))
-            store.save_plan(make_plan())
-            store.add_observation(observation(make_plan().id, 0.5))
-            store.add_settled(settled(make_plan().id))
-        with open_store(url, read_only=True) as store:
-            assert store.profile("h200-x8") == make_profile(samples=measured)
-            assert store.plan(make_plan().id) == make_plan()
-            assert store.observations(make_plan().id) == (observation(make_plan().id, 0.5),)
-            assert store.settled(make_plan().id) == (settled(make_plan().id),)
-
-    @pytest.mark.parametrize("seconds", [math.inf, math.nan, 0.0, -1.0])
-    def test_a_time_that_is_no_time_makes_no_sample(
-        self, measured: tuple[Sample, ...], seconds: float
-    ) -> None:
-        with pytest.raises(InputError, match="positive and finite"):
-            replace(measured[1], seconds=(1.0, seconds))
 
     def test_values_that_no_column_holds_are_refused(
         self, store: SqlStore, cluster: Cluster
@@ -544,11 +420,3 @@ class TestStore:
         assert store.training_plan(plan.id) == later
         assert store.remove_plans([plan.id]).plans == 1
         assert store.training_plan(plan.id) is None
-
-    def test_a_training_plan_with_a_time_that_no_step_takes_is_refused(
-        self, store: SqlStore
-    ) -> None:
-        predicted = TRAINING["predicted"] | {"step_seconds": 0.0}
-        with pytest.raises(InputError, match=r"plan\.predicted: step_seconds must be above 0"):
-            store.save_training_plan(training_plan(predicted=predicted))
-        assert store.plans() == ()

@@ -21,7 +21,6 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.store import (
-    SqlStore,
     backup,
     check,
     current,
@@ -103,10 +102,6 @@ def test_a_file_is_named_by_its_path_or_by_a_url(
         with open_store(address) as store:
             assert store.location == str(tmp_path / path)
         assert (tmp_path / path).read_bytes().startswith(b"SQLite format 3\0")
-
-
-def test_no_journal_stays_beside_a_closed_file(file: Path) -> None:
-    assert [path.name for path in file.parent.iterdir()] == ["moetune.db"]
 
 
 @pytest.mark.parametrize(
@@ -282,14 +277,6 @@ def test_a_row_that_another_program_changed_is_named(file: Path) -> None:
             store.profile("h200-x8")
 
 
-def test_check_names_orphans_that_another_program_left(file: Path) -> None:
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("DELETE FROM runs WHERE id = 20")
-        connection.commit()
-    problems = check(str(file))
-    assert any("of fits refers to a missing row of runs" in problem for problem in problems)
-
-
 def test_a_full_database_says_so_and_keeps_the_rows_whole(
     file: Path, cluster: Cluster, measured: tuple[Sample, ...]
 ) -> None:
@@ -305,31 +292,6 @@ def test_a_full_database_says_so_and_keeps_the_rows_whole(
     assert store.samples(run_id) == ()
     store.close()
     assert check(str(file)) == ()
-
-
-def test_a_file_size_limit_says_so_and_keeps_the_rows_whole(
-    file: Path, cluster: Cluster, measured: tuple[Sample, ...]
-) -> None:
-    import resource
-
-    with open_store(str(file)) as store:
-        run_id = store.start_run(name="full", cluster=cluster, preset="quick")
-
-    def write_too_much() -> str:
-        limit = file.stat().st_size + 50_000
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-        def write() -> None:
-            with open_store(str(file)) as store:
-                store.add_samples(run_id, measured * 2000)
-
-        return _failure(write)
-
-    said = _in_child(write_too_much, as_nobody=False)
-    assert "nothing was written" in said
-    assert check(str(file)) == ()
-    with open_store(str(file)) as store:
-        assert store.samples(run_id) == ()
 
 
 @pytest.fixture
@@ -379,19 +341,6 @@ def test_a_lock_that_goes_away_is_waited_for(file: Path, cluster: Cluster) -> No
         assert store.start_run(name="h200", cluster=cluster, preset="quick") == 21
     releaser.join()
     other.close()
-
-
-def test_many_threads_share_one_store(store: SqlStore, cluster: Cluster) -> None:
-    def work() -> None:
-        for _ in range(5):
-            store.start_run(name="threads", cluster=cluster, preset="quick")
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(store.runs()) == 40
 
 
 def test_errors_survive_pickling_between_ranks(tmp_path: Path) -> None:

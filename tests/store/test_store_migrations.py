@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -91,18 +92,6 @@ def test_the_comparison_with_the_schema_sees_a_changed_table(url: str) -> None:
     assert any("ix_samples_run_id" in problem for problem in problems)
 
 
-def test_current_makes_nothing(tmp_path: Path) -> None:
-    state = current(f"{tmp_path}/folder/new.db")
-    assert (state.found, state.head, state.up_to_date) == (None, HEAD, False)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_upgrade_twice_changes_nothing(url: str) -> None:
-    assert upgrade(url) == (None, HEAD)
-    assert upgrade(url) == (HEAD, HEAD)
-    assert current(url).up_to_date
-
-
 def test_an_older_file_is_refused_untouched_until_it_is_upgraded_with_its_rows(
     old_file: str, make_plan: Callable[..., Plan]
 ) -> None:
@@ -140,20 +129,6 @@ def test_an_older_file_is_refused_untouched_until_it_is_upgraded_with_its_rows(
         assert len(store.plans()) == 1
 
 
-def test_an_older_postgresql_is_upgraded_too(url: str) -> None:
-    def to_first(connection: Connection) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(migrate.migrations_folder()))
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-
-    run(url, to_first)
-    with pytest.raises(SchemaMismatchError, match="0001"):
-        open_store(url)
-    assert upgrade(url) == ("0001", HEAD)
-    assert check(url) == ()
-
-
 def upgrade_to(connection: Connection, revision: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(migrate.migrations_folder()))
@@ -161,72 +136,80 @@ def upgrade_to(connection: Connection, revision: str) -> None:
     command.upgrade(config, revision)
 
 
-def test_what_was_measured_of_the_hierarchical_exchange_goes_and_the_rest_stays(url: str) -> None:
+def insert(connection: Connection, into: str, **row: object) -> None:
+    connection.execute(sa.table(into, *map(sa.column, row)).insert().values(row))
+
+
+def test_an_older_postgresql_is_upgraded_too(url: str) -> None:
+    run(url, lambda connection: upgrade_to(connection, "0001"))
+    with pytest.raises(SchemaMismatchError, match="0001"):
+        open_store(url)
+    assert upgrade(url) == ("0001", HEAD)
+    assert check(url) == ()
+
+
+PLAN: dict[str, object] = {
+    "id": "ab", "model": None, "profile": "lab", "world_size": 2, "tokens_per_rank": 40,
+    "document": "{}", "created_at": "2026",
+}  # fmt: skip
+SETTLED: dict[str, object] = {
+    "plan_id": "ab", "hardware_id": "f", "forward_degree": 4, "backward_degree": 3,
+    "issue_order": "dispatch_first", "strategy": "none", "median_seconds": 0.5,
+    "planned_seconds": 0.5, "seconds": "[0.5]", "num_steps": 9, "created_at": "2026",
+}  # fmt: skip
+OBSERVED: dict[str, object] = {
+    "plan_id": "ab", "forward_degree": 1, "backward_degree": 1, "predicted_seconds": 0.5,
+    "seconds": "[0.5]", "source": "search", "created_at": "2026",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "stay", "go"), [("dispatcher", (None, "flat"), "hierarchical"),
+                               ("overlap", (None,), "both")],
+)  # fmt: skip
+def test_what_was_measured_of_withdrawn_things_goes_and_the_rest_stays(
+    url: str, column: str, stay: tuple[str | None, ...], go: str
+) -> None:
     def as_0007(connection: Connection) -> None:
         upgrade_to(connection, "0007")
-        connection.execute(
-            text("INSERT INTO plans VALUES ('ab', NULL, 'lab', 2, 40, '{}', '2026')")
-        )
-        for tokens, dispatcher in ((40, "flat"), (41, "hierarchical")):
-            row = {"tokens": tokens, "dispatcher": dispatcher}
-            connection.execute(
-                text(
-                    "INSERT INTO settled (plan_id, hardware_id, tokens_per_rank, forward_degree, "
-                    "backward_degree, issue_order, strategy, median_seconds, planned_seconds, "
-                    "seconds, num_steps, created_at, dispatcher) VALUES ('ab', 'f', :tokens, 4, 3, "
-                    "'dispatch_first', 'none', 0.5, 0.5, '[0.5]', 9, '2026', :dispatcher)"
-                ),
-                row,
-            )
-        for tokens, other in ((40, None), (41, "hierarchical"), (42, "flat")):
-            row = {"tokens": tokens, "dispatcher": other}
-            connection.execute(
-                text(
-                    "INSERT INTO observations (plan_id, forward_degree, backward_degree, "
-                    "tokens_per_rank, predicted_seconds, seconds, source, created_at, dispatcher) "
-                    "VALUES ('ab', 1, 1, :tokens, 0, '[0.5]', 'search', '2026', :dispatcher)"
-                ),
-                row,
-            )
+        insert(connection, "plans", **PLAN)
+        for tokens, value in enumerate((*stay, go), start=40):
+            for table, row in (("settled", SETTLED), ("observations", OBSERVED)):
+                kept = "flat" if column == "dispatcher" and table == "settled" else None
+                own = {"tokens_per_rank": tokens, column: value or kept}
+                insert(connection, table, **row, **own)
 
     run(url, as_0007)
     with_samples(url, ("all_to_all", "all_to_all_2d"))
     assert upgrade(url) == ("0007", HEAD)
+    left = [*range(40, 40 + len(stay))]
     with open_store(url) as store:
-        assert [one.tokens_per_rank for one in store.settled("ab")] == [40]
-        assert [one.tokens_per_rank for one in store.observations("ab")] == [40, 42]
-        (left,) = store.samples(1)
-        assert isinstance(left.point, CollectivePoint)
-        assert left.point.op == "all_to_all"
+        assert [one.tokens_per_rank for one in store.settled("ab")] == left
+        assert [one.tokens_per_rank for one in store.observations("ab")] == left
+        (sample,) = store.samples(1)
+        assert isinstance(sample.point, CollectivePoint)
+        assert sample.point.op == "all_to_all"
 
 
 def with_samples(url: str, ops: tuple[str, ...]) -> None:
     """Store a run with a sample of each operation, as an older version did."""
 
     def work(connection: Connection) -> None:
-        connection.execute(
-            text(
-                "INSERT INTO machines (fingerprint, hardware_id, facts, kind, device, num_devices, "
-                "devices_per_node, memory_bytes, created_at) "
-                "VALUES ('f', 'f', '{}', 'cpu', 'test', 2, 1, 1, '2026')"
-            )
-        )
-        connection.execute(
-            text(
-                "INSERT INTO runs (machine_id, name, provenance, preset, software, status, "
-                "created_at) VALUES (1, 'lab', 'measured', 'quick', '{}', 'complete', '2026')"
-            )
-        )
+        insert(
+            connection, "machines", fingerprint="f", hardware_id="f", facts="{}", kind="cpu",
+            device="test", num_devices=2, devices_per_node=1, memory_bytes=1, created_at="2026",
+        )  # fmt: skip
+        insert(
+            connection, "runs", machine_id=1, name="lab", provenance="measured", preset="quick",
+            software="{}", status="complete", created_at="2026",
+        )  # fmt: skip
         for op in ops:
             point = {"kind": "collective", "op": op, "group_size": 2, "num_bytes": 8,
                      "in_flight": 1, "num_nodes": 0}  # fmt: skip
-            connection.execute(
-                text(
-                    "INSERT INTO samples (run_id, kind, point, seconds, num_iterations, marks, "
-                    "error) VALUES (1, 'collective', :point, '[0.5]', 1, '[]', '')"
-                ),
-                {"point": json.dumps(point)},
-            )
+            insert(
+                connection, "samples", run_id=1, kind="collective", point=json.dumps(point),
+                seconds="[0.5]", num_iterations=1, marks="[]", error="",
+            )  # fmt: skip
 
     run(url, work)
 
@@ -234,16 +217,8 @@ def with_samples(url: str, ops: tuple[str, ...]) -> None:
 def test_observations_of_steps_alone_are_kept_when_those_of_operations_come(url: str) -> None:
     def as_0004(connection: Connection) -> None:
         upgrade_to(connection, "0004")
-        connection.execute(
-            text("INSERT INTO plans VALUES ('ab', NULL, 'lab', 2, 40, '{}', '2026-11-20')")
-        )
-        connection.execute(
-            text(
-                "INSERT INTO observations (plan_id, forward_degree, backward_degree, "
-                "tokens_per_rank, predicted_seconds, seconds, source, created_at) "
-                "VALUES ('ab', 4, 3, 40, 0.5, '[0.25, 0.75]', 'verify', '2026-11-20')"
-            )
-        )
+        insert(connection, "plans", **PLAN)
+        insert(connection, "observations", **OBSERVED, tokens_per_rank=40)
 
     run(url, as_0004)
     assert upgrade(url) == ("0004", HEAD)
@@ -251,7 +226,7 @@ def test_observations_of_steps_alone_are_kept_when_those_of_operations_come(url:
     with open_store(url) as store:
         (kept,) = store.observations("ab")
         (page,) = store.observation_page(None)
-    assert (kept.seconds, kept.operations, kept.device_id) == ((0.25, 0.75), (), "")
+    assert (kept.seconds, kept.operations, kept.device_id) == ((0.5,), (), "")
     assert page.value == kept
 
 
@@ -275,13 +250,6 @@ def test_corrected_profiles_are_as_measured_after_the_upgrade(
     assert upgrade(url) == ("0007", HEAD)
     with open_store(url) as store:
         assert store.profile(profile.name) == profile
-
-
-def test_an_older_database_can_be_backed_up_before_the_upgrade(
-    old_file: str, tmp_path: Path
-) -> None:
-    copy = backup(old_file, tmp_path / "copy.db")
-    assert current(str(copy)).found == "0001"
 
 
 def test_a_newer_database_asks_for_the_newer_moetune(url: str) -> None:
@@ -392,10 +360,6 @@ def test_the_migrations_are_found_in_the_package_first_and_then_in_the_checkout(
     assert migrate.migrations_folder(package) == checkout
 
 
-def test_this_moetune_finds_its_migrations() -> None:
-    assert (migrate.migrations_folder() / "versions").is_dir()
-
-
 @pytest.mark.parametrize("moetune_first", [True, False])
 def test_optuna_keeps_its_studies_in_the_same_file(
     tmp_path: Path,
@@ -418,35 +382,3 @@ def test_optuna_keeps_its_studies_in_the_same_file(
     assert upgrade(url) == (HEAD, HEAD)
     assert check(url) == ()
     assert "alembic_version" in tables(url)
-
-
-def test_what_batches_in_turns_left_goes_and_the_rest_stays(url: str) -> None:
-    def as_0007(connection: Connection) -> None:
-        upgrade_to(connection, "0007")
-        connection.execute(
-            text("INSERT INTO plans VALUES ('ab', NULL, 'lab', 2, 40, '{}', '2026')")
-        )
-        for overlap in (None, "both"):
-            connection.execute(
-                text(
-                    "INSERT INTO settled (plan_id, hardware_id, tokens_per_rank, forward_degree, "
-                    "backward_degree, issue_order, strategy, median_seconds, planned_seconds, "
-                    "seconds, num_steps, created_at, overlap) VALUES ('ab', 'f', 40, 4, 3, "
-                    "'dispatch_first', 'none', 0.5, 0.5, '[0.5]', 9, '2026', :overlap)"
-                ),
-                {"overlap": overlap},
-            )
-            connection.execute(
-                text(
-                    "INSERT INTO observations (plan_id, forward_degree, backward_degree, "
-                    "tokens_per_rank, predicted_seconds, seconds, source, created_at, overlap) "
-                    "VALUES ('ab', 4, 3, 40, 0.5, '[0.5]', 'search', '2026', :overlap)"
-                ),
-                {"overlap": overlap},
-            )
-
-    run(url, as_0007)
-    assert upgrade(url) == ("0007", HEAD)
-    with open_store(url) as store:
-        assert [one.forward_degree for one in store.observations("ab")] == [4]
-        assert [one.decision.backward_degree for one in store.settled("ab")] == [3]

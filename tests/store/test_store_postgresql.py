@@ -3,7 +3,6 @@
 import socket
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
@@ -65,19 +64,10 @@ def test_a_password_among_the_options_is_shown_nowhere(network_url: URL) -> None
     assert "guess-word" not in str(caught.value)
 
 
-def test_the_short_name_of_postgresql_means_the_same_driver(network_url: URL) -> None:
-    with open_store(shown(network_url.set(drivername="postgresql"))) as store:
-        assert store.location.startswith("postgresql+psycopg://")
-
-
 def test_a_wrong_password_is_said(network_url: URL) -> None:
     error = refusal(network_url.set(password="guess-word"))  # noqa: S106 - a wrong one
     assert "refuses this user or password" in error.what
     assert error.exit_code == 1
-
-
-def test_a_missing_password_is_said(network_url: URL) -> None:
-    assert "refuses this user or password" in refusal(without_password(network_url)).what
 
 
 def test_a_database_that_does_not_exist_is_bad_input(network_url: URL) -> None:
@@ -94,11 +84,6 @@ def test_a_server_that_does_not_run_is_said_with_its_place(network_url: URL) -> 
         error = refusal(network_url.set(port=port))
     assert f"127.0.0.1:{port}" in error.what
     assert "cannot be reached" in error.what
-
-
-def test_an_option_that_libpq_does_not_know_is_an_error_of_ours(network_url: URL) -> None:
-    with pytest.raises(MoetuneError, match="nonsense"):
-        open_store(shown(network_url.update_query_dict({"nonsense": "1"})))
 
 
 def test_a_user_without_rights_is_told(network_url: URL, socket_url: str) -> None:
@@ -208,17 +193,3 @@ def test_errors_of_the_server_are_translated_and_not_tried_again(
             opened.write(work)
         assert caught.value.hint
     assert len(attempts) == 1
-
-
-def test_errors_of_sqlalchemy_itself_do_not_leave_the_store(url: str) -> None:
-    misuses: tuple[Callable[[Connection], object], ...] = (
-        lambda connection: connection.execute(text("nonsense")),
-        lambda connection: connection.execute(text("SELECT :one")),
-        lambda connection: connection.execute(text("SELECT 1 WHERE 1 = 0")).one(),
-        lambda connection: connection.begin(),
-    )
-    with closing(Database.connect(parse_address(url))) as opened:
-        for misuse in misuses:
-            with pytest.raises(MoetuneError) as caught:
-                opened.write(misuse)
-            assert caught.value.what

@@ -15,7 +15,8 @@ from typing import cast
 import numpy as np
 
 from moetune.domain.costs import Costs, costs_of_all
-from moetune.domain.step_errors import NO_STEP_ERRORS, StepRecord
+from moetune.domain.samples import StepRecord
+from moetune.domain.step_errors import NO_STEP_ERRORS
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import Profile
-from moetune.domain.step_errors import StepRecord
+from moetune.domain.samples import StepRecord
 from moetune.report.section import Cell, Section, Table
 
 

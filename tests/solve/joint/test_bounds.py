@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetune.domain.pipeline import V_SCHEDULES
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
@@ -69,21 +68,6 @@ def test_what_no_search_looks_at_breaks_a_rule(target: str) -> None:
                 or not table.ranked(replace(layout, recompute=modules))
             ):
                 assert not space.is_allowed(replace(layout, recompute=modules))
-
-
-@pytest.mark.parametrize("target", [*TARGETS])
-def test_other_stages_and_shards_break_a_rule(target: str) -> None:
-    """V schedules with another number of stages, and ZeRO stages of the target's own."""
-    job = TrainingJob(decoder=OLMOE, world_size=4, global_batch=16, length=1024)
-    space, pins = search_of(job, target=target).space, LayoutRequest(micro_batch=1)
-    for sizes in space.sizes(pins):
-        kept = [*space.pipelines(sizes, pins)]
-        for one in kept:
-            for schedule in {*space.target.schedules} & V_SCHEDULES:
-                other = replace(one, schedule=schedule)
-                assert other in kept or not space.is_allowed(other)
-            for zero in {*space.target.zero} - {0, *space.zeros(pins, one.pp, one.tp)}:
-                assert not space.is_allowed(replace(one, zero=zero))
 
 
 @pytest.mark.parametrize("num_kinds", [1, 2, 3, 5])

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, RefusedLayoutError
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.ties import NOISE
@@ -42,5 +42,6 @@ def test_for_no_memory_is_a_layout_faster_than_the_front(target: str, pins: Layo
 
 
 def test_pins_that_nothing_obeys_are_refused() -> None:
-    with pytest.raises(InputError):
-        memory_front(search_of(JOB), LayoutRequest(tp=3))
+    for pins in (LayoutRequest(tp=3), LayoutRequest(pp=2, vpp=1, ep=4, overlap="batch")):
+        with pytest.raises((InputError, RefusedLayoutError)):
+            memory_front(search_of(JOB), pins)

@@ -5,10 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from moetune.domain.placement import check_order
 from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.targets import find_target
@@ -22,7 +19,6 @@ from moetune.solve.joint.table import LayoutTable
 from moetune.solve.joint.ties import NOISE
 from tests.solve.joint.brute_force import every_layout
 from tests.solve.joint.test_search import OLMOE, search_of
-from tests.solve.test_expert_groups import WORST, fullest, partitions
 
 EXPERTS, TOP_K = 64, 8
 SMALL = replace(OLMOE, blocks=OLMOE.blocks[:4])
@@ -47,50 +43,13 @@ def uneven(seed: int, spread: float = 1.0) -> tuple[float, ...]:
 LOADS = tuple(uneven(seed, 0.4 + 0.4 * seed) for seed in range(4))
 
 
-@st.composite
-def small_layers(draw: st.DrawFn) -> tuple[list[list[float]], int]:
-    ranks = draw(st.sampled_from([1, 2, 3, 4]))
-    size = ranks * draw(st.integers(1, 8 // ranks))
-    load = st.one_of(st.floats(0.05, 1.0), st.sampled_from([1.0, 2.0, 5.0]))
-    return draw(st.lists(st.lists(load, min_size=size, max_size=size), min_size=1, max_size=3)), (
-        ranks
-    )
-
-
-@given(case=small_layers())
-@settings(deadline=None, max_examples=120)
-def test_each_layer_is_placed_as_well_as_any_partition(
-    case: tuple[list[list[float]], int],
-) -> None:
-    loads, ranks = case
-    layers = PlacedLayers.of(recorded(*map(tuple, loads)))
-    for number, (found, own) in enumerate(zip(layers.placements(ranks), loads, strict=True)):
-        each, experts = len(own) // ranks, tuple(range(len(own)))
-        shares = [load / sum(own) for load in own]
-        least = ranks * min(fullest(shares, groups) for groups in partitions(experts, each))
-        natural = ranks * fullest(
-            shares, tuple(experts[at : at + each] for at in range(0, len(own), each))
-        )
-        assert found.natural_skew == pytest.approx(natural)
-        assert found.placed_skew <= least * WORST + 1e-6
-        assert found.least_skew <= least + 1e-6
-        assert layers.fullest_at_least(number, ranks) <= found.placed_skew + 1e-6
-        assert layers.skew(number, ranks).mean == found.placed_skew
-        order = found.experts or experts
-        check_order(order, len(own))
-        rows = [
-            sum(shares[one] for one in order[at : at + each]) for at in range(0, len(own), each)
-        ]
-        assert max(rows) * ranks == pytest.approx(found.placed_skew)
-        assert bool(found.experts) == (found.placed_skew < natural * (1 - SAME))
-
-
 def test_what_no_placement_betters_keeps_its_order() -> None:
     layers = PlacedLayers.of(recorded((1.0,) * 4, (1.0, 4.0, 2.0, 3.0), (4.0, 1.0, 2.0, 3.0)))
     assert [one.experts for one in layers.placements(2)] == [(), (), ()]
     assert [one.experts for one in layers.placements(4)] == [(), (), ()]
     assert [one.experts for one in layers.placements(1)] == [(), (), ()]
-    assert layers.placement(1, 2) is layers.placement(1, 2)
+    odd = PlacedLayers.of(recorded((3.0, 3.0, 2.0, 3.0, 2.0, 2.0)))  # 8 of 15 rows at least
+    assert [one.experts for one in odd.placements(2)] == [()]
 
 
 def job_of(layers: RecordedLayers, *, ranks: int = 4, batch: int = 8) -> TrainingJob:
@@ -108,31 +67,6 @@ def apart_search(job: TrainingJob, *, gib: float = 70.0) -> FoldedSearch:
         for one in (search_of(each, target="moetune", gib=gib) for each in (job.alike, job))
     )
     return replace(mean, apart=(own.prices, own.memory))
-
-
-@pytest.mark.parametrize("kind", [RecordedLayers, PlacedLayers])
-def test_a_step_has_each_layers_own_fullest_rank(kind: type[RecordedLayers]) -> None:
-    """A step of four layers, and what they keep, are a fourth of four models of each alone.
-
-    All but what shows of parameters, which have half of the link while layers exchange: of that
-    each model has its share.
-    """
-    layout = FoldedLayout(dp=4, ep=4, micro_batch=2)
-    skews, seconds, shown, kept_bytes = [], [], [], []
-    for loads in [LOADS, *((one,) * 4 for one in LOADS)]:
-        plain = recorded(*loads, top_k=TOP_K, spread=1.25)
-        layers = plain if kind is RecordedLayers else PlacedLayers.of(plain)
-        prices, memory = apart_search(job_of(layers)).of_wholes
-        skews.append([layers.skew(one, 4).mean for one in range(4)])
-        step = prices.step(layout)
-        shown.append(step.parts["gradients"])
-        seconds.append(step.seconds - shown[-1])
-        kept_bytes.append(memory.peak(layout).activations["experts"])
-    assert skews[0] == [one[0] for one in skews[1:]]
-    assert len({*skews[0]}) == 4 or kind is PlacedLayers
-    assert seconds[0] == pytest.approx(sum(seconds[1:]) / 4, rel=1e-9)
-    assert min(shown[1:]) <= shown[0] <= max(shown[1:])
-    assert kept_bytes[0] == pytest.approx(sum(kept_bytes[1:]) / 4, rel=1e-9)
 
 
 def test_memory_is_that_of_the_steps_that_are_fullest() -> None:

@@ -104,8 +104,3 @@ def test_what_hides_more_collectives_is_named_where_memory_alone_forbids_it(sequ
         assert BestLayouts(roomy, pins).best().step.seconds <= saving.step.seconds * 1.01
     pinned = savings_of(search, LayoutRequest(zero=3, micro_batch=1))
     assert not {one.change for one in pinned.of_flags()} & {*changes}
-
-
-def test_a_step_that_hides_its_collectives_is_told_of_none(search: FoldedSearch) -> None:
-    found = savings_of(search, LayoutRequest(zero=3, micro_batch=8, pp=1))
-    assert found.best.step.bound_by_replicas == 0

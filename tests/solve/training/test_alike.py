@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.arrays import split
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
@@ -14,9 +13,6 @@ from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import Slowdown, slowed
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.alike import alike_layers
-from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.chunks import Hidden, hidden_beside
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
@@ -86,39 +82,3 @@ def test_each_layer_has_the_seconds_that_it_has_by_itself(
         assert one.parts == pytest.approx(own.parts)
     skews = {one.times.passes("experts").forward for one in found}
     assert len(skews) > 5
-
-
-def test_layers_priced_at_once_are_trusted_no_more_than_each_by_itself() -> None:
-    job = recorded_job("qwen3-30b-a3b")
-    layout = FoldedLayout(dp=64, ep=8)
-    every = prices_of(job, H100)
-    every.blocks.seconds(layout)
-    trusts = every.device.trusts
-    for kind in job.decoder.kinds[:3]:
-        alone = replace(job, decoder=replace(job.decoder, blocks=(kind,)))
-        one = prices_of(alone, H100)
-        one.blocks.seconds(layout)
-        assert trusts.least == one.device.trusts.least
-        operations = {doubt.operation for doubt in one.device.trusts.doubts}
-        assert operations <= {doubt.operation for doubt in trusts.doubts}
-
-
-def test_layers_with_the_same_record_are_one() -> None:
-    job = recorded_job("qwen3-30b-a3b")
-    parts = [block.routed for block in job.decoder.blocks]
-    [alike] = alike_layers([None, *parts])
-    assert alike.places == tuple(range(1, len(parts) + 1))
-    assert alike.records[:3] == (0, 0, 2)
-    [same] = alike_layers(parts[:2])
-    assert same.records == ()
-    assert alike_layers([None]) == ()
-
-
-def test_what_shared_experts_hide_is_nothing_without_an_exchange() -> None:
-    job = recorded_job("deepseek-v3")
-    prices = BlockPrices(
-        job=job, layout=FoldedLayout(dp=64), device=prices_of(job, H100).device, shared_beside=True
-    )
-    part = job.decoder.blocks[-1].routed
-    assert part is not None
-    assert split(hidden_beside(prices, part), 2) == [Hidden(), Hidden()]

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.errors import InputError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.profile import Profile
-from moetune.domain.target_rules import target_rules
-from moetune.domain.targets import TARGETS, Target, find_target
+from moetune.domain.targets import Target, find_target
 from moetune.domain.training import Degrees, FoldedLayout, Recompute, TrainingJob
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
@@ -142,65 +140,6 @@ def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap
     assert min(chosen.parts.values()) > -1e-12
 
 
-@pytest.mark.parametrize("interference", [Interference(), DISTURBED], ids=["alone", "disturbed"])
-@pytest.mark.parametrize("recompute", [(), ("full",)])
-@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
-def test_no_degree_saves_more_than_the_most(
-    name: str, recompute: tuple[Recompute, ...], interference: Interference
-) -> None:
-    prices = prices_of(name, replace(H100, interference=interference))
-    for ep, micro_batch in itertools.product((2, 8, 16, 64), (1, 4)):
-        layout = replace(CHUNKED, ep=ep, micro_batch=micro_batch, recompute=recompute)
-        least = prices.micro_batch_at_least(layout)
-        for degree in (None, *EVERY[:: MOST_CHUNKS + 1]):
-            one = prices.micro_batch_seconds(replace(layout, degree=degree))
-            assert least <= one * (1 + 1e-12)
-
-
-def test_a_pipeline_is_no_slower_with_chunks() -> None:
-    prices = prices_of("deepseek-v3", H800)
-    for pp in (2, 4):
-        layout = replace(CHUNKED, dp=64 // pp, pp=pp, ep=16)
-        plain = replace(layout, overlap="none")
-        assert prices.step(layout).seconds < prices.step(plain).seconds
-        least = prices.least(layout)
-        assert prices.floor(layout) <= least <= prices.step(layout).seconds * (1 + 1e-12)
-
-
-def test_pinned_degrees_are_kept_and_unequal_ones_priced_apart() -> None:
-    prices, pinned = prices_of("qwen3-30b-a3b"), Degrees(forward=3, backward=2)
-    layout = replace(CHUNKED, degree=pinned)
-    assert prices.blocks.degree(layout) == pinned
-    assert prices.blocks.degree(replace(CHUNKED, overlap="none")) is None
-    assert prices.step(layout).seconds != prices.step(CHUNKED).seconds
-
-
-def test_from_lines_each_pass_gets_its_own_degree() -> None:
-    """α–β lines have GEMMs whose pieces cost nothing, as in the layer's solver."""
-    prices, layout = prices_of("qwen3-30b-a3b"), replace(CHUNKED, micro_batch=4)
-    costs = prices.device.costs
-    assert costs.is_measured("bfloat16")
-
-    class Lines:
-        def __getattr__(self, name: str) -> object:
-            return getattr(costs, name)
-
-        def is_measured(self, dtype: str) -> bool:
-            assert dtype == "bfloat16"
-            return False
-
-    device = replace(prices.device, costs=Lines())  # type: ignore[arg-type] # has the rest
-    lines = replace(prices, device=device)
-    chosen = lines.blocks.degree(layout)
-    steps = {
-        one: lines.step(replace(layout, degree=one)).seconds
-        for one in EVERY if max(one.forward, one.backward) <= 6
-    }  # fmt: skip
-    assert chosen is not None
-    assert chosen.forward != chosen.backward
-    assert steps[chosen] == pytest.approx(min(steps.values()), rel=1e-9)
-
-
 def test_the_best_degrees_of_blocks_are_those_of_all_pairs() -> None:
     fast = block_of((1.0, 0.8, 0.7), (2.0, 1.5))
     other = block_of((3.0, 2.9, 2.95), (2.0, 1.8, 1.4))
@@ -223,12 +162,6 @@ def test_the_best_degrees_of_blocks_are_those_of_all_pairs() -> None:
     assert best_degrees([]) == Degrees(forward=1, backward=1)
 
 
-def test_no_kind_of_block_is_slower_for_the_sake_of_another() -> None:
-    many, few = block_of((1.0, 0.5), (1.0,)), block_of((1.0, 1.1), (1.0,))
-    assert best_degrees([(10, many)]).forward == 2
-    assert best_degrees([(10, many), (1, few)]) == Degrees(forward=1, backward=1)
-
-
 def test_more_launches_cost_time_where_the_host_is_slow() -> None:
     """A chunk more saves 100 µs forward, and 8 kernels take the host 96 µs."""
     seconds = (1e-3, 0.9e-3, 0.8e-3, 0.7e-3, 0.6e-3)
@@ -246,22 +179,3 @@ def test_nothing_is_cut_without_an_exchange() -> None:
     cut = replace(layout, overlap="chunks")
     assert prices.blocks.degree(cut) == Degrees(forward=1, backward=1)
     assert prices.step(cut).seconds == prices.step(layout).seconds
-
-
-def test_only_moetune_cuts_exchanges_and_only_where_there_are_some() -> None:
-    job = prices_of("qwen3-30b-a3b").job
-    for name in TARGETS:
-        target = find_target(name)
-        layout = replace(CHUNKED, zero=target.zero[-1])
-        broken = [rule.what for rule in target_rules(layout, target, job)]
-        assert broken == ([] if name == "moetune" else [
-            f"{name} ({target.version}) cannot run overlap chunks"
-        ])  # fmt: skip
-    target = find_target("moetune")
-    [rule] = target_rules(replace(CHUNKED, ep=1), target, job)
-    assert "overlap chunks with ep 1" in rule.what
-
-
-def test_fewer_than_one_chunk_is_refused() -> None:
-    with pytest.raises(InputError, match="backward"):
-        Degrees(forward=1, backward=0)

@@ -7,13 +7,10 @@ import pytest
 from moetune.domain.errors import (
     InputError,
     LayoutTooLargeError,
-    ProfileError,
     RefusedLayoutError,
 )
-from moetune.domain.target_rules import target_rules
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
-from moetune.domain.training_rules import check_layout
 from moetune.domain.units import format_bytes
 from moetune.huggingface.registry import named_model
 from moetune.solve.joint.best import best_layouts
@@ -63,12 +60,6 @@ def test_the_search_offloads_as_few_blocks_as_fit_and_only_where_nothing_else_do
     assert recomputed.step.seconds <= found.step.seconds
 
 
-def test_a_host_without_room_takes_none() -> None:
-    whole = search_of(JOB).priced(PLAIN).memory.peak_bytes / 2**30
-    search = replace(search_of(JOB, gib=whole - 4), host_bytes=2**30)
-    assert best_layouts(search, PINS)[0].memory.peak_bytes > search.limit_bytes
-
-
 def test_a_pinned_share_that_the_host_has_no_room_for_is_priced_and_refused() -> None:
     hardware = {**H100.fingerprint.hardware, "host_memory_bytes": str(2**30)}
     machine = replace(H100, fingerprint=replace(H100.fingerprint, hardware=hardware))
@@ -81,17 +72,6 @@ def test_a_pinned_share_that_the_host_has_no_room_for_is_priced_and_refused() ->
     plan = plan_training(request, H100)
     assert plan.best.layout.offload_activations == 0.5
     assert plan.fits
-
-
-def test_a_profile_without_copies_is_refused() -> None:
-    with pytest.raises(ProfileError, match="cop"):
-        plan_training(
-            TrainingRequest(
-                job=JOB, pins=replace(PINS, offload_activations=0.5),
-                target=find_target("megatron"),
-            ),
-            replace(H100, copy=()),
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -111,20 +91,6 @@ def test_what_a_runtime_cannot_offload_beside_is_refused_by_name(
     wanted = LayoutRequest(offload_activations=0.5, **pins)  # type: ignore[arg-type]
     with pytest.raises((InputError, RefusedLayoutError), match=what):
         best_layouts(search_of(JOB, target=target), wanted)
-
-
-def test_a_runtime_without_offload_says_so_once() -> None:
-    layout = replace(
-        PLAIN, zero=2, dispatcher="deepep", recompute=("full",), offload_activations=0.5
-    )
-    (broken,) = target_rules(layout, find_target("torchtitan"), JOB)
-    assert "offloaded activations" in broken.what
-
-
-@pytest.mark.parametrize("share", [-0.1, 0.95, 1.0])
-def test_shares_that_leave_no_block_are_refused(share: float) -> None:
-    with pytest.raises(InputError, match="share below all of 16 layers"):
-        check_layout(replace(PLAIN, offload_activations=share), JOB)
 
 
 def test_a_share_of_the_optimizer_moves_its_bytes_and_its_time_to_the_host() -> None:
@@ -202,17 +168,6 @@ def test_what_no_host_can_do_is_refused_by_name(
     job = replace(JOB, **changes)  # type: ignore[arg-type] # fields by name, of several types
     with pytest.raises((InputError, RefusedLayoutError), match=what):
         best_layouts(search_of(job, target=target), wanted)
-
-
-def test_the_optimizer_goes_to_the_host_where_activations_cannot() -> None:
-    """Offloaded activations do not go with CUDA graphs."""
-    layout = replace(PLAIN, cuda_graphs="partial")
-    priced = search_of(JOB).priced(layout)
-    states = priced.memory.parts["optimizer"] / 2**30
-    search = search_of(JOB, gib=priced.memory.peak_bytes / 2**30 - states * 0.3)
-    (found,) = best_layouts(search, replace(PINS, cuda_graphs="partial"))
-    assert found.layout.offload_optimizer == 0.5
-    assert found.layout.offload_activations == 0
 
 
 def test_a_host_whose_memory_nobody_knows_is_asked_for() -> None:

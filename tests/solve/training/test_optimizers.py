@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
+from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.huggingface.registry import named_model
@@ -67,18 +67,6 @@ def test_recomputation_frees_no_more_than_the_step_needs() -> None:
     whole, less = (memory_of("adam-bf16", layout) for layout in (few, most))
     assert less.allocated_bytes < whole.allocated_bytes
     assert less.parts["optimizer step"] == 0
-
-
-def test_narrower_optimizers_take_less() -> None:
-    peaks = [memory_of(name).peak_bytes for name in ("adam", "adam-remainders", "adam-bf16")]
-    assert peaks == sorted(peaks, reverse=True)
-
-
-def test_only_megatron_has_other_optimizers() -> None:
-    assert find_target("bridge").optimizers == OPTIMIZERS
-    assert "adam-bf16-moments" not in find_target("megatron").optimizers
-    for name in ("moetune", "torchtitan", "transformers", "deepspeed"):
-        assert find_target(name).optimizers == ("adam",)
 
 
 def test_published_savings_of_nano_and_its_verdicts() -> None:

@@ -120,16 +120,6 @@ def test_equal_stages_of_1f1b_take_what_no_order_beats(pp: int, vpp: int, num: i
     assert least_seconds(pipeline) == pytest.approx(play(pipeline))
 
 
-def test_zero_bubble_idles_a_third_of_1f1b_where_the_passes_take_equally_long() -> None:
-    for pp in (2, 4, 8):
-        cases: tuple[tuple[Schedule, int | None, int], ...] = (
-            ("1f1b", None, 3), ("zero_bubble", 1, 1), ("zero_bubble_v", None, 1),
-        )  # fmt: skip
-        for schedule, vpp, waits in cases:
-            pipeline = equal(schedule, pp, 4 * pp, vpp=vpp)
-            assert play(pipeline) - min(pipeline.busy) == waits * (pp - 1)
-
-
 @pytest.mark.parametrize("spread", [0.0, 0.3])
 def test_1f1b_with_sends_takes_as_long_as_torchs_stages_that_meet(spread: float) -> None:
     rng = random.Random(3)

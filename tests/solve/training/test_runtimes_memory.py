@@ -13,7 +13,6 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from moetune.domain.routing import NATURAL
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
-from moetune.domain.training_rules import broken_rules
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.activations import block_modules, exchange_bytes
 from moetune.solve.training.memory import MemoryModel, RankMemory
@@ -91,13 +90,6 @@ def test_a_parameter_takes_the_bytes_of_its_runtime(
         assert parts[part] == pytest.approx(each * count, rel=0.01)
 
 
-def test_a_pipeline_of_fsdp_adds_gradients_up_whole() -> None:
-    job = replace(JOB, decoder=named_model("llama-3-8b").decoder)
-    alone = memory_of("torchtitan", FoldedLayout(dp=8, zero=2), job).parts["gradients"]
-    piped = memory_of("torchtitan", FoldedLayout(dp=4, pp=2, zero=2), job).parts["gradients"]
-    assert piped > 3 * alone
-
-
 @pytest.mark.parametrize(
     ("dtype", "each"), [("fp8", 1.0), ("mxfp8", 1 + 1 / 32), ("nvfp4", 0.5 + 1 / 16)]
 )
@@ -128,17 +120,6 @@ def test_heads_that_gather_their_logits_have_all_of_them(name: str) -> None:
     assert memory_of(name, layout).parts["logits"] == pytest.approx(whole, rel=0.01)
 
 
-def test_tensor_ranks_without_sequence_parallelism_keep_every_token() -> None:
-    block = named_model("llama-3-8b").decoder.blocks[0]
-    job, layout = replace(JOB, decoder=named_model("llama-3-8b").decoder), FoldedLayout(dp=2, tp=4)
-    target = find_target("megatron")
-    split = block_modules(block, job, layout, target)
-    whole = block_modules(block, job, layout, replace(target, splits_sequence=False))
-    assert whole["inputs"] == 4 * split["inputs"]
-    assert whole["norms"] == 4 * split["norms"]
-    assert whole["mlp"] == split["mlp"]
-
-
 @pytest.mark.parametrize(("name", "extra"), [("megatron", 2), ("torchtitan", 1)])
 def test_plain_activations_keep_their_factors(name: str, extra: int) -> None:
     """Of SwiGLU in plain torch: the gate's result, and the product where rows are weighted."""
@@ -165,14 +146,6 @@ def test_plain_activations_keep_their_factors(name: str, extra: int) -> None:
     assert part is not None
     plain, one = (block_modules(block, JOB, LAYOUT, each)["experts"] for each in (target, fused))
     assert plain - one == pytest.approx(extra * 4096 * part.top_k * part.d_hidden * 2)
-
-
-def test_selective_recomputation_keeps_between_none_and_full() -> None:
-    none, selective, full = (
-        memory_of("torchtitan", replace(LAYOUT, zero=3, recompute=one)).parts["activations"]
-        for one in ((), ("selective",), ("full",))
-    )
-    assert full < selective < none
 
 
 def test_hybrid_ep_has_buffers_of_all_its_ranks_rows() -> None:
@@ -284,19 +257,6 @@ def test_latent_attention_and_tensor_ranks_keep_their_own_under_selective_recomp
     assert two["latent attention"] == one["latent attention"] / 2 + reduced
 
 
-def test_shared_experts_keep_results_of_their_own_under_selective_recomputation() -> None:
-    decoder = named_model("deepseek-v2-lite").decoder
-    job, layout = replace(JOB, decoder=decoder), FoldedLayout(recompute=("selective",))
-    block = decoder.blocks[-1]
-    assert block.routed is not None
-    alone = replace(block, parts=(*block.parts[:-1], replace(block.routed, shared=None)))
-    with_shared, without = (
-        block_modules(each, job, layout, find_target("torchtitan"))["experts"]
-        for each in (block, alone)
-    )
-    assert with_shared > without
-
-
 def test_blocks_have_at_least_what_even_rows_keep() -> None:
     layout, plain = FoldedLayout(dp=8, ep=8), JOB
     natural, even = (
@@ -304,9 +264,3 @@ def test_blocks_have_at_least_what_even_rows_keep() -> None:
         for job in (replace(plain, routing=NATURAL, leaves_room=True), plain)
     )
     assert natural.sizes_of_blocks(layout, [()]) == even.sizes_of_blocks(layout, [()])
-
-
-def test_selective_recomputation_goes_with_no_other() -> None:
-    layout = FoldedLayout(dp=8, ep=8, recompute=("norm", "selective"))
-    broken = [one.what for one in broken_rules(layout, JOB)]
-    assert broken == ["selective recomputation goes with no other"]

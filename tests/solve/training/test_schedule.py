@@ -110,10 +110,3 @@ def test_live_micro_batches_are_those_of_torchs_order(
                 kept.append(kept[-1] + {"F": 1, "B": -1, "I": 0, "W": -1}[kind])
             most.append(max(kept) / vpp)
         assert most_live(schedule, pp, vpp, count) == tuple(most)
-
-
-def test_1f1b_keeps_fewer_micro_batches_on_later_ranks_and_zero_bubble_as_many_on_all() -> None:
-    assert most_live("1f1b", 4, 1, 32) == (4, 3, 2, 1)
-    assert most_live("1f1b", 4, 1, 2) == (2, 2, 2, 1)
-    assert most_live("zero_bubble", 4, 1, 32) == (4, 4, 4, 4)
-    assert most_live("zero_bubble_v", 4, 2, 32) == (4, 4, 4, 4)

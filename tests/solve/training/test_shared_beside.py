@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.interference import CommSpeed, CompSpeed, Interference
+from moetune.domain.interference import Interference
 from moetune.domain.samples import ResourceClass
-from moetune.domain.targets import TARGETS, find_target
 from moetune.domain.training import Degrees, FoldedLayout, Overlap, Recompute
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.degree import makespan, makespan_beside
@@ -138,28 +137,6 @@ def test_a_step_is_shorter_by_what_shared_experts_hide(
             assert before.seconds - found.seconds == pytest.approx(hidden - exposed - added)
 
 
-def test_chunks_gain_less_beside_shared_experts_and_are_never_slower() -> None:
-    prices = prices_of("deepseek-v3", H800)
-    for ep in (8, 16, 64):
-        plain = replace(EXCHANGED, ep=ep)
-        cut = replace(plain, overlap="chunks")
-        step = prices.step(cut)
-        assert step.seconds <= prices.step(plain).seconds
-        assert step.seconds <= without(prices).step(cut).seconds
-        assert step.beside == prices.step(plain).beside
-
-
-def test_only_exchanges_of_moetunes_own_layer_are_hidden_and_no_cut_shared_experts() -> None:
-    prices = prices_of("deepseek-v3")
-    for layout in (
-        replace(EXCHANGED, ep=1), replace(EXCHANGED, dp=32, tp=2), FoldedLayout(dp=64, ep=1),
-    ):  # fmt: skip
-        assert prices.step(layout) == without(prices).step(layout)
-    dense = prices_of("qwen3-30b-a3b")  # has no shared experts
-    assert dense.step(EXCHANGED) == without(dense).step(EXCHANGED)
-    assert [name for name in TARGETS if find_target(name).shared_beside] == ["moetune"]
-
-
 def test_a_block_draws_what_its_shared_experts_hide_beside_them() -> None:
     ways: tuple[tuple[Overlap, Degrees | None], ...] = (
         ("none", None), ("chunks", Degrees(forward=2, backward=3)),
@@ -182,13 +159,3 @@ def test_a_block_draws_what_its_shared_experts_hide_beside_them() -> None:
         ]
         last = backward["shared_experts" if overlap == "none" else "experts"]
         assert hidden == [forward["shared_experts"], last]
-
-
-def test_interference_can_make_hiding_longer_than_waiting() -> None:
-    slow = Interference(comp=CompSpeed(comm=0.4), comm=CommSpeed(comp=0.4))
-    found = makespan_beside(
-        degree=1, transfer_seconds=1.0, compute_seconds=1.0, beside_seconds=1.0,
-        comm_speed=0.4, comp_speed=0.4,
-    )  # fmt: skip
-    assert (found, found) == pytest.approx(simulated(1, 1.0, 1.0, 1.0, slow))
-    assert found > 4.0

@@ -4,39 +4,13 @@ import math
 
 import pytest
 
-from moetune.domain.costs import Doubt
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.solve.joint.uncertainty import P05_RATIO, P95_RATIO, confidence_of
-from moetune.solve.training.stand_ins import stand_in_words
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
-
-
-def doubt(operation: str, stand_in: str, size: float = 1.0) -> Doubt:
-    return Doubt(operation=operation, size=size, unit="bytes", stand_in=stand_in)
-
-
-def test_collectives_are_named_by_what_stands_in_and_gemms_are_counted() -> None:
-    groups = [doubt(f"all_gather of {size} ranks", "the rule") for size in (8, 16, 32, 64)]
-    gemms = [doubt(f"forward GEMM of 1 × {width} × 8", "a blend") for width in (8, 16)]
-    measured = Doubt(operation="copy", size=1.0, unit="bytes", low=1.0, high=2.0)
-    found = list(stand_in_words([*groups, doubt("send", "another"), *gemms, measured]))
-    assert found == [
-        (
-            "not in the profile: all_gather of 8 ranks, all_gather of 16 ranks, all_gather of 32 "
-            "ranks and 1 more; the rule stands in"
-        ),
-        "not in the profile: send; another stands in",
-        (
-            "not in the profile: 2 shapes of GEMMs of this layout, such as forward GEMM of 1 × 8 × "
-            "8; other shapes or passes stand in"
-        ),
-    ]
-    assert list(stand_in_words([measured])) == []
-    assert "1 shape of GEMMs" in next(stand_in_words(gemms[:1]))
 
 
 def test_ranges_of_independent_errors_add_up_in_squares() -> None:
