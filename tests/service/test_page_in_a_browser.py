@@ -106,7 +106,7 @@ def test_tables_sort_and_filter(page: Page) -> None:
 
 def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[Plan, Plan]) -> None:
     page.goto("/")
-    page.get_by_role("link", name=plans[0].id[:12]).click()
+    page.get_by_role("link", name=plans[0].id[:8]).click()
     assert draw_all(page) == 4
     timeline = page.locator("[data-figure=timeline]")
     degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
@@ -216,7 +216,7 @@ def test_everything_is_reached_with_the_keyboard_alone(
     tab_to(page, "tokens per rank")
     page.keyboard.press("Enter")
     assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
-    tab_to(page, plans[0].id[:12])
+    tab_to(page, plans[0].id[:8])
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     page.keyboard.press("Enter")
