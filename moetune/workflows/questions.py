@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from moetune.config import Settings
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
-from moetune.domain.model import MODELS
+from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.profile import Profile
 from moetune.domain.request import LARGEST_BYTES
 from moetune.domain.spelling import check_range
@@ -58,10 +58,14 @@ class Question:
 
 
 def asks_for_model(arguments: Mapping[str, object]) -> bool:
-    """Return whether arguments are for the plan of a Hugging Face model."""
+    """Return whether arguments are for the plan of a whole model."""
     name = arguments.get("model")
-    is_named = isinstance(name, str) and name not in MODELS and resolve_name(name) is not None
-    return is_named or "config" in arguments
+    is_named = isinstance(name, str) and name not in MODELS and _is_whole(name)
+    return is_named or "config" in arguments or "num_layers" in arguments
+
+
+def _is_whole(name: str) -> bool:
+    return name in WHOLE_MODELS or resolve_name(name) is not None
 
 
 def read_question(arguments: Mapping[str, object]) -> Question:
@@ -77,7 +81,7 @@ def read_question(arguments: Mapping[str, object]) -> Question:
             raise InputError(f"{name} is longer than {LONGEST_NAME} characters")
     if profile is not None:
         profile = _profile_name(profile)
-    if isinstance(model, str) and ("/" in model or not (model in MODELS or resolve_name(model))):
+    if isinstance(model, str) and ("/" in model or not (model in MODELS or _is_whole(model))):
         raise InputError(
             f"model must be a name of the list, got {shown(model)}",
             "GET /models lists them; or send the values of a config.json as config",

@@ -33,6 +33,22 @@ def test_resolve_answers_with_the_document_of_the_command_line(
     assert answer.text == wanted
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "ppmoe-6.7b"},
+        {"num_layers": 4, "num_heads": 8, "seq": 512, "vocab": 1000, "d_model": 512,
+         "d_hidden": 2048, "num_experts": 8, "global_batch": 64},
+    ],
+)  # fmt: skip
+def test_whole_models_of_papers_and_sizes_are_planned_for(
+    client: Client, asked: dict[str, Any]
+) -> None:
+    made = client.post("/v1/plans:resolve", {**asked, "profile": "v100-x256", "world_size": 8})
+    assert made.status_code == 200
+    assert made.json()["predicted"]["step_seconds"] > 0
+
+
 def test_a_layer_with_its_sizes_is_planned_for(client: Client) -> None:
     layer = {"d_model": 512, "d_hidden": 2048, "num_experts": 64, "top_k": 2, "activation": "relu"}
     asked = {

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
-from moetune.domain.model import MODELS
+from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.records import FitInfo, PlanInfo
 from moetune.domain.training_document import AnyPlan
 from moetune.huggingface.registry import resolve_name
@@ -115,7 +115,7 @@ class Library:
     def model_name(self, plan: AnyPlan) -> str | None:
         """Return the name of a plan's model where it has a page."""
         model = plan.inputs.model
-        return model if model is None or model in MODELS else resolve_name(model)
+        return model if model is None or model in {*MODELS, *WHOLE_MODELS} else resolve_name(model)
 
     def plan_field(self, name: str, label: str) -> Field:
         """Return a field for a plan's id, which suggests the newest 50."""
