@@ -51,7 +51,7 @@ class GemmKey(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Of its sizes."""
+        """Unit of the sizes."""
         return "rows"
 
 
@@ -73,7 +73,7 @@ class RowsKey(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Of its sizes."""
+        """Unit of the sizes."""
         return "elements"
 
 
@@ -109,7 +109,7 @@ class CollectiveKey(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Of its sizes."""
+        """Unit of the sizes."""
         return "bytes"
 
 
@@ -137,7 +137,7 @@ class CopyKey(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Of its sizes."""
+        """Unit of the sizes."""
         return "bytes"
 
 
@@ -167,7 +167,7 @@ class AttentionKey(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Of its sizes."""
+        """Unit of the sizes."""
         return "sequences"
 
 

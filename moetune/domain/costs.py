@@ -75,19 +75,6 @@ class Estimate(NamedTuple):
         return Estimate(seconds=self.seconds * factor, trust=self.trust, doubts=self.doubts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelError:
-    """Error of predicted steps besides that of their costs: standard deviations of the logarithm.
-
-    Args:
-        common: of all choices for a layer or model on a machine alike.
-        own: of each choice.
-    """
-
-    common: float = 0.0
-    own: float = 0.0
-
-
 class Costs(Protocol):
     """Times of a machine's operations.
 

@@ -16,10 +16,9 @@ from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of
 from moetune.fit.left_out import interpolation_errors
-from moetune.fit.model_error import OF_LAYERS
 from moetune.fit.pool import Key, Pool, Series, pool
 from moetune.fit.reference import Origin, Tables, with_tables
-from moetune.fit.step_errors import MachineErrors, drift_of
+from moetune.fit.step_errors import RECORDED_SPREAD, MachineErrors, drift_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,7 @@ class ProfileIndex:
     def step_errors(self) -> MachineErrors:
         """Errors of layers' steps on this machine."""
         return MachineErrors(
-            self.profile.steps, own=OF_LAYERS.own, drift=drift_of(self.profile.samples)
+            self.profile.steps, own=RECORDED_SPREAD, drift=drift_of(self.profile.samples)
         )
 
     @cached_property

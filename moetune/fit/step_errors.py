@@ -1,7 +1,7 @@
 """Error of predicted steps of layers, from whole steps that were measured beside their operations.
 
 The logarithm of measured over predicted is taken as a Gaussian process. Its prior is the record of
-the network lab (`model_error.OF_LAYERS`), wide and without a bias; steps measured on the machine
+the network lab (`RECORDED_SPREAD`), wide and without a bias; steps measured on the machine
 itself move and narrow it, most for the same layer, tokens and number of chunks.
 """
 
@@ -17,6 +17,9 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.samples import GemmPoint, Point, Sample, StepRecord, undisturbed
 from moetune.domain.step_errors import SHARED_OCTAVES, StepErrors
 
+RECORDED_SPREAD = 0.068
+"""Standard deviation of the network lab's steps, measured over predicted as sums of operations: 12
+cells of five numbers of chunks (`docs/results/netlab-sums.json`), whose cells share no error."""
 NUM_OCTAVES = 11
 """Of numbers of chunks, from 1 to 1024; more have the error of those."""
 TOKEN_OCTAVES = 3.0

@@ -4,7 +4,8 @@ Optuna stores the trials, so that a killed search resumes with them, and calls o
 pruner (`solve.layer.online`): its own need more trials to learn a curve than there are degrees.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from moetune.domain.constraints import STRATEGIES
 from moetune.domain.plan import Decision
-from moetune.search.quiet import quiet
 from moetune.solve.layer.online import REPEATS, Tried, best_tried, is_clearly_worse, next_decision
 from moetune.solve.layer.search_space import Space
 
@@ -49,7 +49,7 @@ class TuningStudy:
     def __init__(self, *, file: Path, name: str, space: Space) -> None:
         self._space = space
         file.parent.mkdir(parents=True, exist_ok=True)
-        with quiet():
+        with _quiet():
             self._study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(file))),
                 study_name=name,
@@ -163,3 +163,14 @@ def _one_tried(trial: FrozenTrial) -> Tried:
         forward_seconds=tuple(trial.user_attrs[_FORWARD]),
         backward_seconds=tuple(trial.user_attrs[_BACKWARD]),
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna from announcing a study."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)

@@ -1,12 +1,12 @@
 """Prices of a decoder's training on a profile's machine, and what the profile lacks of them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from moetune.domain.costs import Costs
+from moetune.domain.costs import Costs, Doubt
 from moetune.domain.profile import Profile
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
@@ -15,7 +15,6 @@ from moetune.fit.variants import RESAMPLING_SEED, resample_costs
 from moetune.solve.joint.ties import PricedLayout
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.stages import DecoderStages
-from moetune.solve.training.stand_ins import stand_in_words
 from moetune.solve.training.step import StepPrices
 
 _SUSTAINED, _GAP_SECONDS = 0.85, 15e-6
@@ -26,6 +25,7 @@ aiconfigurator's GEMMs of GB200 that ran long enough for their power to be read 
 _SHARDS_ALL = 3
 _NUM_DRAWS = 20
 _ENDS = (0.05, 0.95)
+_NUM_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def stand_ins_of(
     prices.step(chosen.layout)
     words = (
         *_unpublished(chosen.layout, target),
-        *_no_network(job, profile), *stand_in_words(prices.device.trusts.doubts),
+        *_no_network(job, profile), *_stand_in_words(prices.device.trusts.doubts),
     )  # fmt: skip
     if profile.network is not None and profile.provenance == "published":
         return StandIns(words=words)
@@ -122,3 +122,23 @@ def _no_network(job: TrainingJob, profile: Profile) -> Iterator[str]:
             f"profile {profile.name!r} describes one node and no network: between the {nodes} "
             "nodes of this plan its own wires stand in"
         )
+
+
+def _stand_in_words(doubts: Iterable[Doubt]) -> Iterator[str]:
+    """Yield a sentence for the collectives, and one for the GEMMs, that other ones stand in for."""
+    names = {one.operation: one.stand_in for one in doubts if one.stand_in}
+    gemms = {name: other for name, other in names.items() if " GEMM of " in name}
+    others = {name: other for name, other in names.items() if name not in gemms}
+    for stand_in in dict.fromkeys(others.values()):
+        found = [name for name, other in others.items() if other == stand_in]
+        yield f"not in the profile: {_listed(found)}; {stand_in} stands in"
+    if gemms:
+        yield (
+            f"not in the profile: {len(gemms)} {'shape' if len(gemms) == 1 else 'shapes'} of GEMMs "
+            f"of this layout, such as {next(iter(gemms))}; other shapes or passes stand in"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - _NUM_NAMED
+    return ", ".join(names[:_NUM_NAMED]) + (f" and {rest} more" if rest > 0 else "")

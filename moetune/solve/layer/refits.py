@@ -23,7 +23,7 @@ from moetune.solve.layer.times import step_time
 
 IMPLAUSIBLE = 0.2
 """A residual that no refit may have: three standard deviations of those in the network lab's
-record (`fit.model_error.OF_LAYERS`)."""
+record (`fit.step_errors.RECORDED_SPREAD`)."""
 LEAST_SHARE = 0.5
 """Of the refits that are kept, whatever their residuals."""
 
