@@ -4,7 +4,6 @@ World size = dp·cp·tp·pp for everything but the experts, and edp·ep·etp·pp
 dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from operator import attrgetter
@@ -155,6 +154,10 @@ class FoldedLayout:
         """Return the blocks whose activations wait in host memory, rounded up."""
         return ceil(self.offload_activations * decoder.num_layers - _ROUNDING)
 
+    def offloaded_share(self, decoder: Decoder) -> float:
+        """Return the share of the blocks that these are."""
+        return self.offloaded_layers(decoder) / decoder.num_layers
+
     def even_stages(self, decoder: Decoder) -> StageLetters:
         """Return as many stages, with as equal numbers of blocks as there can be."""
         return even_stages(decoder.num_layers, len(decoder.predictions), self.num_stages)
@@ -250,12 +253,6 @@ class TrainingJob:
         if self.routing == NATURAL:
             return RankSkew(mean=1 + _MEAN_OF_NATURAL * (fullest - 1), p99=fullest)
         return RankSkew(mean=fullest, p99=fullest)
-
-    def mean_skews(self, records: Sequence[int | None], ep: int) -> list[float]:
-        """Return how full the fullest of ep ranks is on the mean, in each recorded layer."""
-        routing = self.routing
-        assert isinstance(routing, RecordedLayers)  # noqa: S101 - else no layer has a record
-        return [routing.skew(one, ep).mean for one in records]
 
     @property
     def tokens(self) -> int:

@@ -10,8 +10,7 @@ from moetune.domain.cluster import HEADROOM
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.solve.joint.space import LayoutSpace
 from moetune.solve.joint.ties import on_host
-from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.offload import OPTIMIZER_SHARES
+from moetune.solve.training.memory import OPTIMIZER_SHARES, MemoryModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
