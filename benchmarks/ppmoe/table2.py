@@ -20,7 +20,7 @@ from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.targets import find_target
 from moetune.domain.training import TOKEN_DISPATCHERS, LayoutRequest, TrainingJob, ZeroStage
-from moetune.solve.joint.ties import PricedLayout
+from moetune.solve.joint.search import PricedLayout
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_plan import TrainingRequest
 

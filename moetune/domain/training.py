@@ -138,6 +138,11 @@ class FoldedLayout:
         """The schedule by its name."""
         return self.schedule or usual_schedule(self.vpp)
 
+    @property
+    def on_host(self) -> float:
+        """Shares of activations and the optimizer that are in host memory."""
+        return self.offload_activations + self.offload_optimizer
+
     def changed(self, **values: object) -> "FoldedLayout":
         """Return a copy with other values, which are not checked.
 

@@ -6,7 +6,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
-from moetune.solve.joint.graphs import as_graphed
+from moetune.solve.joint.best import as_graphed
 from moetune.solve.joint.placement import placed_job, placing
 from moetune.workflows.models import find_planned_model
 from moetune.workflows.routing_files import read_routing

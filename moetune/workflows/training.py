@@ -1,7 +1,6 @@
 """The fastest layout to train a decoder in: its job, the search, and why nothing fits."""
 
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from math import inf
 
 from moetune.domain.architecture import Decoder
@@ -32,8 +31,8 @@ from moetune.domain.training import (
 )
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
+from moetune.solve.joint.best import with_graphs
 from moetune.solve.joint.front import memory_front
-from moetune.solve.joint.graphs import with_and_without_graphs, with_graphs
 from moetune.solve.joint.placement import solve_placed
 from moetune.solve.joint.savings import Savings
 from moetune.solve.joint.search import FoldedSearch
@@ -66,8 +65,8 @@ def search_of(
         asks_runtime: whether layouts that the runtime would refuse are left out.
     """
     site = site_of(profile)
-    return FoldedSearch.of(
-        prices, limit_bytes=limit_bytes, site=site, asks_runtime=asks_runtime,
+    return FoldedSearch(
+        wholes=prices, limit_bytes=limit_bytes, site=site, asks_runtime=asks_runtime,
         host_bytes=site.host_bytes_per_rank(prices.job.world_size) or inf,
     )  # fmt: skip
 
@@ -98,8 +97,8 @@ def plan_training(
     plan, pins = solved.plan, _of_layouts(request.pins)
     with sound_numbers(profile.name):
         if with_front and plan.fits:
-            best, front = plan.best.layout, partial(memory_front, solved.search)
-            plan = replace(plan, front=with_and_without_graphs(pins, best, front))
+            graphs = plan.best.layout.cuda_graphs
+            plan = replace(plan, front=memory_front(solved.search, pins, graphs))
         if with_savings and plan.fits:
             plan = add_savings(plan, solved.search)
     if not plan.fits:
@@ -216,7 +215,7 @@ def _searched(
             quality=quality_of(profile), device=profile.machine.device,
             provenance=profile.provenance,
             stand_ins=stand_ins_of(
-                search.of_wholes[0].job, search.target, profile, found[0], known
+                search.wholes.job, search.target, profile, found[0], known
             ),
             natural_bytes=_natural_bytes(request, found[0].layout),
         )  # fmt: skip

@@ -31,7 +31,7 @@ from moetune.domain.training_document import (
 from moetune.domain.units import format_bytes
 from moetune.solve.chunks.choose import chunks_of
 from moetune.solve.joint.savings import FoundSaving
-from moetune.solve.joint.ties import PricedLayout
+from moetune.solve.joint.search import PricedLayout
 from moetune.solve.joint.uncertainty import confidence_of, public_ratios
 from moetune.workflows.training_prices import StandIns
 

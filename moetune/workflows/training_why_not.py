@@ -29,7 +29,7 @@ from moetune.domain.training_document import (
 )
 from moetune.domain.units import format_seconds, format_share
 from moetune.solve.joint.pins import pin_flag, pinned, without
-from moetune.solve.joint.ties import NOISE
+from moetune.solve.joint.search import NOISE
 from moetune.solve.joint.uncertainty import confidence_of
 from moetune.solve.training.chunks import MOST_CHUNKS
 from moetune.workflows.compared import (
