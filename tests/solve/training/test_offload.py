@@ -186,7 +186,7 @@ def test_a_host_whose_memory_nobody_knows_is_asked_for() -> None:
     )
     plan = plan_training(request, machine)
     each = plan.best.memory.host_bytes
-    needed = format_bytes(round(each) * min(8, JOB.world_size))
+    needed = format_bytes(each * min(8, JOB.world_size))
     words = f"each host needs {needed} more than its system's"
-    assert any(words in warning for warning in plan.stored.warnings)
-    assert plan_training(request, H100).warnings == plan_training(request, H100).stand_ins.words
+    assert any(words in warning for warning in plan.warnings)
+    assert not any("each host" in warning for warning in plan_training(request, H100).warnings)
