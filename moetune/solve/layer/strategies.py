@@ -16,7 +16,7 @@ from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.doubts import Declined, decline_chunks
-from moetune.solve.layer.memory import device_bytes, limit_of, paper_seconds, total_bytes
+from moetune.solve.layer.memory import device_bytes, limit_of, total_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import PhaseTime, StepTime
@@ -210,34 +210,14 @@ def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
     """Return one row for each memory strategy whose operations were measured.
 
     None in tensor parallelism, where no memory is reused.
-
-    Raises:
-        ProfileError: the profile lacks an operation of the layer.
     """
     best = ranked.best
     if best.budget.workload.expert_parallel == "tensor":
         return ()
-    contenders = ranked.contenders
-    paper = {
-        one.strategy: paper_seconds(costs=best.costs, strategy=one.strategy, tokens=best.tokens)
-        for one in contenders
-    }
-    reusing = [one for one in paper if one != "none"]
-    paper_choice = min(reusing, key=lambda one: paper[one], default=None)
-    return tuple(
-        _row(
-            ranked,
-            one,
-            paper_seconds=paper[one.strategy],
-            is_paper_choice=one.strategy == paper_choice,
-        )
-        for one in contenders
-    )
+    return tuple(_row(ranked, contender) for contender in ranked.contenders)
 
 
-def _row(
-    ranked: RankedLayer, one: Ranking, *, paper_seconds: float, is_paper_choice: bool
-) -> StrategyTerms:
+def _row(ranked: RankedLayer, one: Ranking) -> StrategyTerms:
     budget = ranked.best.budget
     forward_degree, backward_degree = one.degrees
     peak = budget.peak(strategy=one.strategy, degrees=one.degrees)
@@ -261,7 +241,5 @@ def _row(
         saving_ratio=one.memory.saving_ratio,
         fits=one.fits,
         is_chosen=is_chosen,
-        paper_seconds=paper_seconds,
-        is_paper_choice=is_paper_choice,
         lost_because="" if is_chosen else lost,
     )
