@@ -11,8 +11,8 @@ from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
+from moetune.solve.layer.online import Space, search_space
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.search_space import Space, search_space
 from moetune.solve.layer.settled_ranges import REACH, Gap
 from tests.runtime.plans import small_plan
 from tests.solve.costs_by_hand import plan_inputs, solution

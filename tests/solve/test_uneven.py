@@ -16,8 +16,8 @@ from moetune.domain.costs import Estimate
 from moetune.domain.gemm_forms import GemmForm, even_form, hottest_share, uneven_form
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.samples import GemmPoint
+from moetune.solve.layer.operations import unevenness
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.uneven import unevenness
 from tests.solve.costs_by_hand import LinearCosts
 
 FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")

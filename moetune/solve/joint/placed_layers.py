@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from moetune.domain.once import once
 from moetune.domain.placement import LayerPlacement
 from moetune.domain.recorded_layers import RecordedLayers
-from moetune.solve.layer.expert_groups import least_fullest
-from moetune.solve.layer.placed import place_experts
+from moetune.solve.layer.placed import least_fullest, place_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

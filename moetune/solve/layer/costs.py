@@ -22,8 +22,7 @@ from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.step_errors import StepErrors
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS, LayerOperations
-from moetune.solve.layer.totals import at_least, total
+from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS, LayerOperations, at_least, total
 
 _Key = float | bytes
 Kept = TypeVar("Kept")

@@ -15,10 +15,9 @@ from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import pinned_bytes
-from moetune.solve.layer.budget import Degrees
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.doubts import PROFILE, plan_warnings
-from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layer.memory import Degrees, total_bytes
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import RankedLayer, choose_safely, rank_layer
 from moetune.solve.layer.times import PhaseTime

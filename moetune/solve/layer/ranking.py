@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from moetune.domain.constraints import Bounds, Order, Strategy
 from moetune.domain.layer import PHASES
 from moetune.domain.plan import Memory
-from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.choose import DegreeChooser, DegreeTable, rounded
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.memory import Degrees, MemoryBudget
 from moetune.solve.layer.times import StepTime, step_time
 
 NUM_ALTERNATIVES = 5

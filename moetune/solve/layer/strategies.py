@@ -18,16 +18,15 @@ from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout, divisors
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes
-from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.memory import limit_of
+from moetune.solve.layer.memory import Degrees, MemoryBudget, limit_of
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import Peak
 from moetune.solve.layer.ranking import Ranking, rank_degrees
-from moetune.solve.layer.refits import refits_of
 from moetune.solve.layer.times import StepTime, step_time
+from moetune.solve.layer.uncertainty import refits_of
 
 UNLIMITED = 2**62
 NO_REUSE: tuple[Strategy, ...] = ("none",)
