@@ -12,12 +12,10 @@ from moetune.domain.costs import Trust
 from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import FitError, OperationLine, Profile
 from moetune.domain.samples import CollectiveOp
-from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line
+from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line, interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of
-from moetune.fit.left_out import interpolation_errors
-from moetune.fit.pool import Key, Pool, Series, pool
-from moetune.fit.reference import Origin, Tables, with_tables
+from moetune.fit.pool import Key, Origin, Pool, Series, Tables, pool, with_tables
 from moetune.fit.step_errors import RECORDED_SPREAD, MachineErrors, drift_of
 
 

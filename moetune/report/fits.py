@@ -8,9 +8,9 @@ from typing import cast
 import numpy as np
 
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.fit.curve import left_out_errors
 from moetune.fit.index import Points
-from moetune.fit.left_out import left_out_errors
-from moetune.fit.predictor import Curves
+from moetune.fit.operations import Curves
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_seconds
 from moetune.report.operations import OperationCurve
 from moetune.report.section import Figure, Value
