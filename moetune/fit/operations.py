@@ -18,11 +18,12 @@ from moetune.domain.cost_keys import (
     CostKey,
     GemmKey,
     RowsKey,
+    unit_of,
 )
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
-from moetune.domain.gemm_forms import GemmForm, even_form
 from moetune.domain.interference import Interference
 from moetune.domain.layer import ACTIVATIONS
+from moetune.domain.samples import GemmForm, even_form
 from moetune.fit.collectives import nearest_collective, rule_of
 from moetune.fit.curve import Curve, Line, Times, curve_through
 from moetune.fit.extrapolation import (
@@ -120,8 +121,10 @@ class Predictor:
 
     def _doubt(self, key: CostKey, size: float) -> Doubt:
         if self.stand_in:
-            return Doubt(operation=key.words, size=size, unit=key.unit, stand_in=self.stand_in)
-        return Doubt(operation=key.words, size=size, unit=key.unit, low=self.low, high=self.high)
+            return Doubt(operation=key.words, size=size, unit=unit_of(key), stand_in=self.stand_in)
+        return Doubt(
+            operation=key.words, size=size, unit=unit_of(key), low=self.low, high=self.high
+        )
 
 
 _BACKWARD = "_backward"

@@ -9,11 +9,10 @@ from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.placement import ModelPlacement, PlacementChoice
-from moetune.domain.plan import Alternative, Plan, plan_from_document
+from moetune.domain.plan import Alternative, Plan, StrategyTerms, plan_from_document
 from moetune.domain.profile import CollectiveLine, Profile, profile_from_document
 from moetune.domain.records import Observation
 from moetune.domain.samples import CollectivePoint, GemmPoint, RowsPoint, Sample, StepPoint
-from moetune.domain.terms import StrategyTerms
 from moetune.domain.training import LayoutRequest
 from moetune.domain.training_document import TrainingInputs, TrainingLayout
 from moetune.domain.withdrawn import without_unread_points

@@ -20,9 +20,16 @@ import numpy as np
 from moetune.domain.arrays import Floats, array_of, floats_of, is_many, longer
 from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Doubt, Estimate, least_trust, seconds_if_known
-from moetune.domain.gemm_forms import GemmForm, even_form, hottest_share, uneven_form
 from moetune.domain.layer import PHASES, LayerKey, LayerShape, Phase
-from moetune.domain.samples import HOST_CHUNKS, LAUNCHES, CollectiveOp
+from moetune.domain.samples import (
+    HOST_CHUNKS,
+    LAUNCHES,
+    CollectiveOp,
+    GemmForm,
+    even_form,
+    hottest_share,
+    uneven_form,
+)
 
 _SECONDS, _TRUST, _DOUBTS = map(attrgetter, Estimate._fields)  # a plan sums thousands
 

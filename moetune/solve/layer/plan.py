@@ -10,10 +10,17 @@ from moetune.domain.layer import PHASES
 from moetune.domain.layout import Layout
 from moetune.domain.model_plan import Confidence
 from moetune.domain.placement import PlacementChoice
-from moetune.domain.plan import Pipeline, Plan, Predicted, Range
+from moetune.domain.plan import (
+    LayerTerms,
+    PhaseTerms,
+    Pipeline,
+    Plan,
+    Predicted,
+    Range,
+    StrategyTerms,
+)
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import pinned_bytes
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.doubts import PROFILE, plan_warnings

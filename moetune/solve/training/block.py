@@ -13,7 +13,6 @@ from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.arrays import array_of
 from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.kernels import (
     ALL_SHOWN,
     BIASED_ACTIVATION,
@@ -23,6 +22,7 @@ from moetune.domain.kernels import (
     TensorComm,
 )
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
+from moetune.domain.samples import GemmForm
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes

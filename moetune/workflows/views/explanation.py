@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from moetune.domain.constraint_texts import constraint_words
-from moetune.domain.plan import Plan
-from moetune.domain.terms import PhaseTerms, StrategyTerms
+from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
 from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_seconds
 from moetune.fit.costs import costs_of
