@@ -112,7 +112,7 @@ def test_a_failure_to_issue_names_the_exchange_and_where_torch_says_more() -> No
 
 def test_groups_say_what_they_are_for() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, says=experts_say) as world:
-        train_sharded(dtype=torch.float32, offload=False, in_backward=False, num_steps=1)
+        train_sharded(dtype=torch.float32, offload=False, num_steps=1)
         assert {one.desc for one in world.groups} == {
             "the world", "moetune: experts of the world", "moetune: a model's chunks",
         }  # fmt: skip
@@ -157,12 +157,9 @@ def test_layers_without_a_group_share_one_of_high_priority() -> None:
 
 
 @pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("in_backward", [False, True])
-def test_chunks_and_tokens_travel_in_the_same_order_on_every_rank(
-    *, offload: bool, in_backward: bool
-) -> None:
+def test_chunks_and_tokens_travel_in_the_same_order_on_every_rank(*, offload: bool) -> None:
     def program(cuda: FakeCuda) -> None:
-        train_sharded(dtype=torch.float32, offload=offload, in_backward=in_backward)
+        train_sharded(dtype=torch.float32, offload=offload)
         kinds = {one.lane.name.partition(" on ")[0] for one in cuda.operations}
         assert len([kind for kind in kinds if kind.startswith("NCCL")]) == 2
 
