@@ -10,8 +10,8 @@ from moetune.comm.agree import first_text
 from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
 from moetune.domain.errors import InputError, RankMismatchError
-from moetune.runtime.moe.all_to_all import AllToAllLayer
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.sharded.options import ShardOptions
 from moetune.runtime.sharded.replicas import replica_group
 
@@ -40,12 +40,13 @@ def find_units(model: nn.Module) -> tuple[Unit, ...]:
     return tuple(_units(model, "", names, set()))
 
 
-def expert_layers(model: nn.Module) -> dict[str, AllToAllLayer]:
+def expert_layers(model: nn.Module) -> dict[str, PlannedLayer]:
     """Return the MoE layer of each parameter that expert-parallel ranks do not replicate."""
-    owners: dict[int, AllToAllLayer] = {
+    owners: dict[int, PlannedLayer] = {
         id(parameter): module
         for module in model.modules()
-        if isinstance(module, AllToAllLayer) and module.communicator.num_ranks > 1
+        if isinstance(module, PlannedLayer) and module.expert_parallel == "all_to_all"
+        if module.communicator.num_ranks > 1
         for parameter in module.experts.parameters()
     }
     return {
@@ -109,7 +110,7 @@ def replica_groups(
     return replicas_of, labels
 
 
-def _check_natural(layers: Mapping[str, AllToAllLayer], replicas: Communicator) -> None:
+def _check_natural(layers: Mapping[str, PlannedLayer], replicas: Communicator) -> None:
     placed = sorted(name for name, layer in layers.items() if layer.experts.placement.order)
     name = first_text(replicas, next(iter(placed), ""), "the experts' places")
     if name:
