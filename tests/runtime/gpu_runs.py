@@ -9,9 +9,7 @@ from torch import nn
 import moetune
 from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from tests.cuda_kit import FakeCuda, MirrorWorld, check_orders
 
 GPU = torch.device("cuda", 1)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer
 
 _HARMLESS = frozenset(
     {

@@ -19,8 +19,8 @@ from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.plan import Plan
-from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.hooks import find_units
 from moetune.runtime.sharded.model_chunks import ModelChunks
@@ -137,12 +137,13 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
                 module._buffers[name] = buffer.to(device)  # noqa: SLF001
 
 
-def expert_layers(model: nn.Module) -> dict[str, AllToAllLayer]:
+def expert_layers(model: nn.Module) -> dict[str, PlannedLayer]:
     """Return the MoE layer of each parameter that expert-parallel ranks do not replicate."""
-    owners: dict[int, AllToAllLayer] = {
+    owners: dict[int, PlannedLayer] = {
         id(parameter): module
         for module in model.modules()
-        if isinstance(module, AllToAllLayer) and module.communicator.num_ranks > 1
+        if isinstance(module, PlannedLayer) and module.expert_parallel == "all_to_all"
+        if module.communicator.num_ranks > 1
         for parameter in module.experts.parameters()
     }
     return {
@@ -192,7 +193,7 @@ def _replica_groups(
     return replicas_of, labels
 
 
-def _check_natural(layers: Mapping[str, AllToAllLayer], replicas: Communicator) -> None:
+def _check_natural(layers: Mapping[str, PlannedLayer], replicas: Communicator) -> None:
     placed = sorted(name for name, layer in layers.items() if layer.experts.placement.order)
     name = first_text(replicas, next(iter(placed), ""), "the experts' places")
     if name:
