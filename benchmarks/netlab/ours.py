@@ -21,7 +21,7 @@ def plain_step(cell: Cell) -> Step:
 
 
 def planned_step(cell: Cell, plan: Path) -> Step:
-    """Return the step of our layer with the plan in that file, without its trial of one chunk."""
+    """Return the step of our layer with the plan in that file."""
     (made,) = read_plans([plan])
     return _step(cell, pipeline=True, plan=plan, decision=made.decide(made.tokens_per_rank))
 
