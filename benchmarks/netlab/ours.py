@@ -4,8 +4,6 @@ from pathlib import Path
 
 from benchmarks.netlab.cell import Cell, Step, module_step
 from moetune import MoELayer
-from moetune.comm.group import Communicator
-from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.plan import Decision
 from moetune.runtime.plans.shared import read_plans
 
@@ -13,11 +11,6 @@ from moetune.runtime.plans.shared import read_plans
 def degree_step(cell: Cell, degree: int) -> Step:
     """Return the step of our layer in `degree` chunks, forward and backward."""
     return _step(cell, pipeline=degree, plan=None)
-
-
-def plain_step(cell: Cell) -> Step:
-    """Return the step of our layer in one chunk over gloo's own all-to-all."""
-    return _step(cell, pipeline=1, plan=None, communicator=GroupCommunicator(None))
 
 
 def planned_step(cell: Cell, plan: Path) -> Step:
@@ -31,7 +24,6 @@ def _step(
     *,
     pipeline: bool | int,
     plan: Path | None,
-    communicator: Communicator | None = None,
     decision: Decision | None = None,
 ) -> Step:
     shape = cell.layer
@@ -43,7 +35,6 @@ def _step(
         activation=shape.activation,
         pipeline=pipeline,
         plan=plan,
-        communicator=communicator,
     )
     layer.load_state_dict(cell.all_weights())
     if decision is not None:

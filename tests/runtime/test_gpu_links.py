@@ -46,13 +46,6 @@ def test_a_layer_made_on_the_cpu_exchanges_by_collectives_on_the_gpu(
         assert {label.partition(" ")[0] for label in exchanges} == {"all_to_all", "all_gather"}
 
 
-def test_a_lone_exchange_on_the_cpu_still_posts_its_receives_first() -> None:
-    with FakeCuda() as cuda, MirrorWorld(cuda) as world:
-        rows, output = torch.ones(4, 2), torch.empty(4, 2)
-        communicator_of(None).all_to_all(output, rows, [2, 2], [2, 2], "it", is_alone=True).wait()
-        assert [one.kind.partition(" ")[0] for one in world.log] == ["recv", "send"]
-
-
 @pytest.mark.parametrize(
     ("backends", "device"), [(BOTH, torch.device("cpu")), (NCCL, GPU), ({"cpu": "gloo"}, "cpu")]
 )
