@@ -26,7 +26,7 @@ from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.pipeline import stage_sizes
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_rules import check_layout
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.own_layers import with_loss
 from moetune.runtime.parallel.stages import Shapes, Stages

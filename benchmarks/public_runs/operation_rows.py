@@ -18,9 +18,8 @@ from typing import get_args
 
 from benchmarks.public_runs.decoders import decoder_named
 from moetune.domain.experts import DenseFfn, RoutedExperts, Router
-from moetune.domain.gemm_forms import EvenForm
 from moetune.domain.reference import TransferPhase
-from moetune.domain.samples import CollectiveOp
+from moetune.domain.samples import CollectiveOp, EvenForm
 from moetune.domain.training import FoldedLayout, TokenDispatcher, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import BlockPrices

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from moetune.domain.amounts import Amounts, add_up
 from moetune.domain.attention import (
     CompressedAttention,
     GroupedQueryAttention,
     LatentAttention,
 )
 from moetune.domain.errors import check_positive
-from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts, add_up
 from moetune.domain.layer import LayerShape
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, ShortConvolution, StateSpace
 

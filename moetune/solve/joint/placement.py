@@ -12,8 +12,7 @@ from moetune.domain.training import LayoutRequest, TrainingJob, ZeroStage
 from moetune.domain.units import format_share
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.search import FoldedSearch, PricedLayout
-from moetune.solve.layer.expert_groups import least_fullest
-from moetune.solve.layer.placed import WORTH_PLACING, place_experts
+from moetune.solve.layer.placed import WORTH_PLACING, least_fullest, place_experts
 from moetune.solve.training.machine import Trusts
 
 

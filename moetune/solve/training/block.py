@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.kernels import (
     BIASED_ACTIVATION,
     BIASED_RESULTS,
 )
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
+from moetune.domain.samples import GemmForm
 from moetune.domain.targets import Target
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
 from moetune.solve.training.activations import AS_MEGATRON, ELEMENT

@@ -14,8 +14,7 @@ from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmK
 from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust, seconds_if_known
 from moetune.domain.data_sheets import memory_bytes_per_second
 from moetune.domain.errors import ProfileError
-from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.samples import CollectiveOp, Direction
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 
 _ADAM_BYTES = 30
 """Of one parameter's step: gradient, master copy and two moments read, all but the first written,
