@@ -32,7 +32,6 @@ from moetune.domain.training import (
 from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
-from moetune.solve.chunks.choose import chunks_of
 from moetune.solve.joint.best import with_graphs
 from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.placement import solve_placed
@@ -40,6 +39,7 @@ from moetune.solve.joint.savings import Savings
 from moetune.solve.joint.search import FoldedSearch, PricedLayout
 from moetune.solve.joint.uncertainty import confidence_of, public_ratios
 from moetune.solve.training.memory import MemoryModel, fillable_bytes
+from moetune.solve.training.model_chunks import chunks_of
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.plan import sound_numbers
