@@ -128,7 +128,9 @@ class Planner:
             missing = f"profile {plan.inputs.profile!r} was not found, name it with --profile"
             return subject_of(plan, missing=missing, model=model)
         if found.digest != plan.inputs.profile_fingerprint:
-            return subject_of(plan, missing=_is_another(found.profile.name), model=model)
+            name = f"profile {found.profile.name!r}"
+            missing = f"{name} is not the one that the plan was made with, or has changed since"
+            return subject_of(plan, missing=missing, model=model)
         return subject_of(plan, profile=found.profile, model=model)
 
     def trace(self, plan: AnyPlan, *, model: str | None = None) -> Trace:
@@ -188,10 +190,10 @@ class Planner:
             ProfileError: the plan has not kept such a candidate, and its profile is missing or has
                 changed.
         """
-        if self.profile_if_known(plan) is None:
-            answer = answer_why_not(subject_of(plan, model=model), question)
-        else:
+        if self.profile_if_known(plan) is not None:
             answer = self._priced(plan, model, answer_why_not, question)
+        else:
+            answer = answer_why_not(self.explain(plan, model=model), question)
         if answer is None:
             self.profile_behind(plan)  # which says that it is missing
         assert answer is not None  # noqa: S101 - with a profile there is always one
@@ -224,13 +226,13 @@ class Planner:
         Raises:
             ProfileError: it is missing, or has changed.
         """
-        found = self.sources.profile_of(plan)
-        if found.digest == plan.inputs.profile_fingerprint:
-            return found.profile
-        raise ProfileError(
-            f"{_is_another(found.profile.name)}: plan {plan.id[:6]}",
-            "make the plan again, or name its own profile",
-        )
+        subject = self.explain(plan)
+        if subject.profile is None:
+            raise ProfileError(
+                f"{subject.missing}: plan {plan.id[:6]}",
+                "make the plan again, or name its own profile",
+            )
+        return subject.profile
 
     def profile_if_known(self, plan: AnyPlan) -> Profile | None:
         """Return the profile that a plan was made with; None where it is missing or has changed.
@@ -238,12 +240,7 @@ class Planner:
         Raises:
             ProfileError: `--profile` names another profile.
         """
-        try:
-            return self.profile_behind(plan)
-        except ProfileError:
-            if self.sources.must_match:
-                raise
-            return None
+        return self.profile_behind(plan) if self.sources.must_match else self.explain(plan).profile
 
     def _read(self, inputs: Mapping[str, object]) -> CompleteRequest:
         document = read_inputs(inputs)
@@ -290,7 +287,3 @@ def _soundly(profile: str, work: Callable[[], T]) -> T:
 
 def _training(request: TrainingRequest, profile: Profile) -> TrainingDocument:
     return plan_training(request, profile).stored
-
-
-def _is_another(profile: str) -> str:
-    return f"profile {profile!r} is not the one that the plan was made with, or has changed since"

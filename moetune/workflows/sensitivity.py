@@ -14,7 +14,8 @@ from moetune.domain.errors import InputError
 from moetune.domain.units import format_seconds
 from moetune.fit.slowed import BANDWIDTH, INTERFERENCE, START, Slowdown
 from moetune.workflows.compared import is_same_step
-from moetune.workflows.subjects.protocol import Neighbour, Subject
+from moetune.workflows.subjects import Subject
+from moetune.workflows.subjects.values import Neighbour
 
 SENSITIVITY_SCHEMA = "moetune.sensitivity/1"
 PERCENT = 0.01

@@ -10,7 +10,8 @@ from moetune.solve.layer.timeline import COMPUTE, LINK, Span
 from moetune.solve.predict import overlap_share
 from moetune.solve.trace import PREDICTED, chunk_span, process_events
 from moetune.workflows.sensitivity import check_same
-from moetune.workflows.subjects.protocol import RunStep, Subject
+from moetune.workflows.subjects import Subject
+from moetune.workflows.subjects.values import RunStep
 
 if TYPE_CHECKING:
     from moetune.runtime.trace import RecordedSpan

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from moetune.domain.units import format_seconds
 from moetune.workflows.compared import ComparedChoice, WhyNot, WhyNotAnswer, is_same_step
-from moetune.workflows.subjects.protocol import Subject
+from moetune.workflows.subjects import Subject
 
 
 def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer | None:
@@ -28,16 +28,12 @@ def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer | None:
     answer = replace(answer, source="solved", notes=_drift_notes(subject))
     if asked.texts.items() <= choice.decision.items():
         return replace(answer, other=choice)
-    instead = subject.instead(asked)
-    return replace(
-        answer,
-        other=instead.choice,
-        refused=instead.refused,
-        probability_faster=instead.probability_faster,
-        kept_because=_lost_because(subject, instead.choice) if instead.choice else "",
-        rule="" if instead.refused else subject.rule,
-        notes=(*answer.notes, *instead.notes),
-    )
+    answer = subject.instead(asked, answer)
+    if answer.refused is None:
+        answer = replace(answer, rule=subject.rule)
+    if answer.other is None:
+        return answer
+    return replace(answer, kept_because=_lost_because(subject, answer.other))
 
 
 def _from_plan(subject: Subject, answer: WhyNotAnswer) -> WhyNotAnswer | None:

@@ -1,6 +1,9 @@
-"""The subject of a question: a plan of either kind that can be priced again with its profile."""
+"""The subject of a question: a plan of either kind that is priced again with its profile.
 
-from typing import overload
+Both kinds have the same methods, and each question is written once over them.
+"""
+
+from typing import TypeAlias, overload
 
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
@@ -8,9 +11,10 @@ from moetune.domain.profile import Profile
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows.subjects.layer import LayerSubject
 from moetune.workflows.subjects.model import ModelSubject
-from moetune.workflows.subjects.protocol import Subject
 
 __all__ = ["LayerSubject", "ModelSubject", "Subject", "refuse_model", "subject_of"]
+
+Subject: TypeAlias = LayerSubject | ModelSubject
 
 
 @overload
@@ -39,7 +43,7 @@ def subject_of(
         InputError: a model is named for the plan of a layer.
     """
     if isinstance(plan, TrainingDocument):
-        return ModelSubject(plan=plan, profile=profile, model=model)
+        return ModelSubject(plan=plan, profile=profile, missing=missing, model=model)
     refuse_model(model)
     return LayerSubject(plan=plan, profile=profile, missing=missing)
 

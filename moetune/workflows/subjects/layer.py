@@ -22,16 +22,9 @@ from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.uncertainty import LayerChoice, chance_of_faster
 from moetune.solve.predict import overlap_share, plan_step, plan_timelines
 from moetune.solve.trace import layer_spans
-from moetune.workflows.compared import Asked, ComparedChoice, Refusal, WhyNot
+from moetune.workflows.compared import Asked, ComparedChoice, Refusal, WhyNot, WhyNotAnswer
 from moetune.workflows.plan import drawn_costs
-from moetune.workflows.subjects.protocol import (
-    GIB,
-    Instead,
-    LostChoice,
-    Neighbour,
-    RunStep,
-    Timelines,
-)
+from moetune.workflows.subjects.values import GIB, LostChoice, Neighbour, RunStep, Timelines
 from moetune.workflows.whatif import WhatIf, change_plan, check_changes
 
 EXPLANATION_SCHEMA = "moetune.explanation/1"
@@ -44,7 +37,7 @@ _RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSubject:
-    """A layer's plan (`subjects.protocol.Subject`).
+    """A layer's plan that is priced again.
 
     Args:
         profile: the one that the plan was made with; None where it was not found.
@@ -148,23 +141,22 @@ class LayerSubject:
         check_changes(self.plan, _whatif(asked))
         return asked
 
-    def instead(self, asked: Asked) -> Instead:
-        """Return the plan with these pins, and what it would be if memory had no limit."""
+    def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
+        """Return the answer with these pins' plan, or what it would be if memory had no limit."""
         try:
             plan = self._changed(_whatif(asked))
         except (InputError, InfeasiblePlanError) as error:
-            refused = Refusal(what=error.what, hint=error.hint)
+            refused = replace(answer, refused=Refusal(what=error.what, hint=error.hint))
             try:
                 roomy = self._changed(_whatif(asked, LARGEST_BYTES))
             except (InputError, InfeasiblePlanError):
-                return Instead(refused=refused)
-            return Instead(choice=_choice_of(roomy), refused=refused)
+                return refused
+            return replace(refused, other=_choice_of(roomy))
         notes = [warning for warning in plan.warnings if warning not in self.plan.warnings]
-        return Instead(
-            choice=_choice_of(plan),
-            probability_faster=self._chance(plan),
-            notes=(*_placed_otherwise(self.plan, plan), *notes),
-        )
+        return replace(
+            answer, other=_choice_of(plan), probability_faster=self._chance(plan),
+            notes=(*answer.notes, *_placed_otherwise(self.plan, plan), *notes),
+        )  # fmt: skip
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -180,16 +172,11 @@ class LayerSubject:
         yield from self._degrees()
         for row in self.strategies:
             if row.strategy != self.plan.memory.strategy:
-                yield Neighbour(
-                    knob="strategy", choice=degrees_name(row), step_seconds=row.step_seconds,
-                    note="" if row.fits else "does not fit",
-                )  # fmt: skip
+                note = "" if row.fits else "does not fit"
+                yield Neighbour("strategy", degrees_name(row), row.step_seconds, note)
         limit = (self.memory_limit_bytes or 0) + self.plan.inputs.pinned.memory_taken_bytes + GIB
         roomy = _choice_of(self._changed(WhatIf(changes={"memory_limit_bytes": limit})))
-        yield Neighbour(
-            knob="memory-limit", choice=f"1 GiB more memory: {roomy.name}",
-            step_seconds=roomy.step_seconds,
-        )  # fmt: skip
+        yield Neighbour("memory-limit", f"1 GiB more memory: {roomy.name}", roomy.step_seconds)
 
     def timelines(self) -> Timelines:
         """Return the streams of both phases."""
@@ -226,19 +213,15 @@ class LayerSubject:
         )
         phases = ("forward_degree", "backward_degree")
         is_paired = DegreeChooser(costs=costs, bounds=bounds).is_paired
+        largest = bounds.largest(inputs.tokens_per_rank)
         for names in [phases] if is_paired else [(name,) for name in phases]:
+            knob = "degree" if is_paired else names[0].replace("_", "-")
             for change in (-1, 1):
                 moved = {name: getattr(decision, name) + change for name in names}
-                if all(
-                    1 <= degree <= bounds.largest(inputs.tokens_per_rank)
-                    for degree in moved.values()
-                ):
+                if all(1 <= degree <= largest for degree in moved.values()):
                     choice = replace(decision, **moved)
                     step = plan_step(plan=self.plan, costs=self._costs, decision=choice)
-                    yield Neighbour(
-                        knob="degree" if is_paired else names[0].replace("_", "-"),
-                        choice=degrees_name(choice), step_seconds=step.seconds,
-                    )  # fmt: skip
+                    yield Neighbour(knob, degrees_name(choice), step.seconds)
 
     def _changed(self, question: WhatIf) -> Plan:
         return change_plan(self.plan, profile=self._machine, question=question).after
@@ -279,13 +262,11 @@ def _choice_of(plan: Plan) -> ComparedChoice:
 
 
 def _lost(choice: Alternative, peak_bytes: int | None = None) -> LostChoice:
-    return LostChoice(
-        choice=ComparedChoice(
-            name=degrees_name(choice), decision=_decision_texts(choice),
-            step_seconds=choice.step_seconds, needed_bytes=peak_bytes,
-        ),
-        lost_because=choice.lost_because,
+    kept = ComparedChoice(
+        name=degrees_name(choice), decision=_decision_texts(choice),
+        step_seconds=choice.step_seconds, needed_bytes=peak_bytes,
     )  # fmt: skip
+    return LostChoice(kept, choice.lost_because)
 
 
 def _decision_texts(choice: Decision | Alternative) -> dict[str, str]:

@@ -33,18 +33,18 @@ from moetune.solve.joint.ties import NOISE
 from moetune.solve.joint.uncertainty import confidence_of
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.step import StepPrices
-from moetune.workflows.compared import Asked, ComparedChoice, Refusal, WhyNot, difference_of
+from moetune.workflows.compared import (
+    Asked,
+    ComparedChoice,
+    Refusal,
+    WhyNot,
+    WhyNotAnswer,
+    difference_of,
+)
 from moetune.workflows.subjects.model_pins import asked_of_training, degree_texts, layout_texts
 from moetune.workflows.subjects.model_request import planned_request
 from moetune.workflows.subjects.model_timeline import model_timelines
-from moetune.workflows.subjects.protocol import (
-    GIB,
-    Instead,
-    LostChoice,
-    Neighbour,
-    RunStep,
-    Timelines,
-)
+from moetune.workflows.subjects.values import GIB, LostChoice, Neighbour, RunStep, Timelines
 from moetune.workflows.training import plan_training, search_of
 from moetune.workflows.training_files import folded_layout
 from moetune.workflows.training_plan import TrainingRequest, layout_words
@@ -64,15 +64,17 @@ _RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSubject:
-    """A training plan (`subjects.protocol.Subject`).
+    """A training plan that is priced again.
 
     Args:
         profile: the one that the plan was made with; None where it was not found.
+        missing: why it was not found.
         model: the configuration that the plan was made for; None for the model of its name.
     """
 
     plan: TrainingDocument
     profile: Profile | None = None
+    missing: str = ""
     model: str | None = None
 
     @property
@@ -131,7 +133,7 @@ class ModelSubject:
     @property
     def alternatives(self) -> Sequence[LostChoice]:
         """The layouts that it was compared with."""
-        return [LostChoice(choice=_choice(row)) for row in self.plan.alternatives]
+        return [LostChoice(_choice(row)) for row in self.plan.alternatives]
 
     @property
     def rule(self) -> str:
@@ -146,32 +148,30 @@ class ModelSubject:
         """
         return asked_of_training(question, self.plan)
 
-    def instead(self, asked: Asked) -> Instead:
-        """Return the best layout with these pins; one that does not fit is priced all the same.
+    def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
+        """Return the answer with these pins' plan; one that does not fit is priced all the same.
 
         Raises:
             InputError: chunks are asked of a layout without them.
         """
         if "degree" in asked.pins:
-            return self._in_chunks(asked)
+            return self._in_chunks(asked, answer)
         try:
             plan = self._planned(asked)
         except LayoutTooLargeError as error:
             refused = self._blocking(asked) or Refusal(what=error.what, hint=error.hint)
             smallest = training_from_document(encode(error.plan), "the priced plan")
-            return Instead(choice=_choice_of(smallest), refused=refused)
+            return replace(answer, other=_choice_of(smallest), refused=refused)
         except (InputError, InfeasiblePlanError) as error:
-            return Instead(refused=Refusal(what=error.what, hint=error.hint))
+            return replace(answer, refused=Refusal(what=error.what, hint=error.hint))
         choice = _choice_of(plan)
         is_piped = max(plan.layout.pp, self.plan.layout.pp) > 1
-        return Instead(
-            choice=choice,
-            probability_faster=self._chance(choice),
-            notes=(
-                *(("Parts are on the mean of the pipeline ranks",) if is_piped else ()),
-                *(warning for warning in plan.warnings if warning not in self.plan.warnings),
-            ),
-        )
+        notes = [warning for warning in plan.warnings if warning not in self.plan.warnings]
+        mean = ("Parts are on the mean of the pipeline ranks",) if is_piped else ()
+        return replace(
+            answer, other=choice, probability_faster=self._chance(choice),
+            notes=(*answer.notes, *mean, *notes),
+        )  # fmt: skip
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -190,10 +190,8 @@ class ModelSubject:
             yield from (self._moved(name, moved_size) for moved_size in moved)
         search = self._search(self.memory_limit_bytes + GIB)
         roomy = BestLayouts(search, self._priced.pins).best()
-        yield Neighbour(
-            knob="memory-limit", choice=f"1 GiB more memory: {layout_words(roomy.layout)}",
-            step_seconds=roomy.step.seconds,
-        )  # fmt: skip
+        words = f"1 GiB more memory: {layout_words(roomy.layout)}"
+        yield Neighbour("memory-limit", words, roomy.step.seconds)
 
     def timelines(self) -> Timelines:
         """Return the passes of every pipeline rank, then one block of the model."""
@@ -259,7 +257,7 @@ class ModelSubject:
             )
         return None
 
-    def _in_chunks(self, asked: Asked) -> Instead:
+    def _in_chunks(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
         """Return the chosen layout with its exchanges in so many chunks."""
         if self._layout.overlap != "chunks":
             layout_flag = asked.spelling("layout")
@@ -277,7 +275,7 @@ class ModelSubject:
             step_seconds=self._prices.step(layout).seconds,
             parts=self._prices.mean_parts(layout),
         )
-        return Instead(choice=choice, probability_faster=self._chance(choice))
+        return replace(answer, other=choice, probability_faster=self._chance(choice))
 
     def _chance(self, choice: ComparedChoice) -> float:
         """Return the chance that another layout is faster, by the record of public runs."""
@@ -293,12 +291,10 @@ class ModelSubject:
         try:
             best = BestLayouts(search, replace(self._priced.pins, **sizes)).best()
         except (InputError, InfeasiblePlanError, ProfileError) as error:
-            return Neighbour(knob=knob, choice=f"{knob} {size}", note=error.what)
-        return Neighbour(
-            knob=knob, choice=f"{knob} {size}: {layout_words(best.layout)}",
-            step_seconds=best.step.seconds,
-            note="" if search.fits(best.layout) else "does not fit",
-        )  # fmt: skip
+            return Neighbour(knob, f"{knob} {size}", None, error.what)
+        words = f"{knob} {size}: {layout_words(best.layout)}"
+        note = "" if search.fits(best.layout) else "does not fit"
+        return Neighbour(knob, words, best.step.seconds, note)
 
     def _search(self, limit_bytes: int) -> FoldedSearch:
         return search_of(self._prices, self._machine, limit_bytes=limit_bytes or inf)

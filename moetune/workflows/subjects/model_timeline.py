@@ -12,7 +12,7 @@ from moetune.solve.training.block_timeline import block_timeline
 from moetune.solve.training.pipeline import PassSpan, pass_spans
 from moetune.solve.training.schedule import PASS_WORDS
 from moetune.solve.training.step import StepPrices
-from moetune.workflows.subjects.protocol import Timelines
+from moetune.workflows.subjects.values import Timelines
 
 _MOST_PASSES = 20_000
 """Perfetto opens that many at once."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
 
 from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span, sentence
 from moetune.workflows.compared import ComparedChoice, difference_of
-from moetune.workflows.subjects.protocol import Kind, Subject
-from moetune.workflows.views.layer_reasons import LayerReasons
-from moetune.workflows.views.model_reasons import ModelReasons
+from moetune.workflows.subjects import Subject
+from moetune.workflows.views.layer_reasons import layer_reasons
+from moetune.workflows.views.model_reasons import model_reasons
+from moetune.workflows.views.reasons import Reasons
 from moetune.workflows.views.words import plan_speed, speed_words, suspect_words, trust_words
 
 _RANGE = "the range that nine of ten such steps should lie in"
@@ -16,64 +16,21 @@ _NAMED = 3
 """Parts of a difference that are said."""
 
 
-class Reasons(Protocol):
-    """What an explanation shows of one kind of plan; sections that it does not have are omitted."""
-
-    @property
-    def title(self) -> str:
-        """The plan's name."""
-        ...
-
-    @property
-    def scope(self) -> str:
-        """What it is for."""
-        ...
-
-    @property
-    def sure(self) -> str:
-        """How sure the choice is."""
-        ...
-
-    def words(self) -> Iterator[str]:
-        """Yield sentences on the routing and the experts' places."""
-        ...
-
-    def why(self) -> Iterator[str]:
-        """Yield sentences on why it is this choice."""
-        ...
-
-    def pins(self) -> Iterator[tuple[str, str]]:
-        """Yield the pins by their flags."""
-        ...
-
-    def terms(self, *, is_drawn: bool) -> Iterator[Section]:
-        """Yield what time and memory consist of."""
-        ...
-
-    def ranges(self, *, is_drawn: bool) -> Iterator[Section]:
-        """Yield the choice for other sizes."""
-        ...
-
-    def notes(self) -> Iterator[str]:
-        """Yield remarks on the alternatives."""
-        ...
-
-
-_OF_KIND: Mapping[Kind, Callable[[Any], Reasons]] = MappingProxyType(
-    {"layer": LayerReasons, "model": ModelReasons}
+_OF_KIND: Mapping[str, Callable[..., Reasons]] = MappingProxyType(
+    {"layer": layer_reasons, "model": model_reasons}
 )
 
 
 def explanation_sections(subject: Subject) -> tuple[Section, ...]:
     """Return the plan's name, the reasons, and how far to trust it, for a screen."""
-    plan, of_kind = subject.plan, _OF_KIND[subject.kind](subject)
+    plan, of_kind = subject.plan, _OF_KIND[subject.kind](subject, is_drawn=False)
     head = Section(
         name="plan",
         title=of_kind.title,
         scope=of_kind.scope,
         doubts=tuple(suspect_words(plan.inputs.profile, plan.profile_quality)),
         paragraphs=(
-            f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.", *of_kind.words(),
+            f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.", *of_kind.words,
         ),
     )  # fmt: skip
     return head, *reasons(subject), _trust(subject, of_kind.sure)
@@ -85,17 +42,17 @@ def reasons(subject: Subject, *, is_drawn: bool = False) -> Iterator[Section]:
     Args:
         is_drawn: add figures, for a page.
     """
-    of_kind = _OF_KIND[subject.kind](subject)
-    yield Section(name="why", title="Why", paragraphs=tuple(of_kind.why()))
-    if pins := [*of_kind.pins()]:
-        table = facts("constraints", pins)
+    of_kind = _OF_KIND[subject.kind](subject, is_drawn=is_drawn)
+    yield Section(name="why", title="Why", paragraphs=of_kind.why)
+    if of_kind.pins:
+        table = facts("constraints", of_kind.pins)
         yield Section(name="pins", title="Pinned or bounded", tables=(table,))
-    yield from of_kind.terms(is_drawn=is_drawn)
+    yield from of_kind.terms
     yield Section(
         name="alternatives", title="Alternatives that lost", tables=(_alternatives(subject),),
-        notes=tuple(of_kind.notes()),
+        notes=of_kind.notes,
     )  # fmt: skip
-    yield from of_kind.ranges(is_drawn=is_drawn)
+    yield from of_kind.ranges
 
 
 def _alternatives(subject: Subject) -> Table:

@@ -1,7 +1,6 @@
 """Reasons of a layer's plan: its terms, memory strategies, and degrees for other tokens."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.plan import Plan
@@ -14,6 +13,7 @@ from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.subjects.layer import LayerSubject
 from moetune.workflows.views.decision import how_sure, is_one_chunk
 from moetune.workflows.views.figures import layer_figures, memory_figures
+from moetune.workflows.views.reasons import Reasons
 from moetune.workflows.views.words import (
     is_tensor,
     plan_name,
@@ -35,52 +35,24 @@ _PAPER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LayerReasons:
-    """What an subject shows of a layer's plan (`views.subject.Reasons`)."""
+def layer_reasons(subject: LayerSubject, *, is_drawn: bool) -> Reasons:
+    """Return what an explanation shows of a layer's plan.
 
-    subject: LayerSubject
-
-    @property
-    def title(self) -> str:
-        """The layer's name."""
-        return plan_name(self.subject.plan)
-
-    @property
-    def scope(self) -> str:
-        """Experts, devices and tokens."""
-        return plan_scope(self.subject.plan, profile=self.subject.profile)
-
-    @property
-    def sure(self) -> str:
-        """How sure the choice is, and the next best one."""
-        return how_sure(self.subject.plan)
-
-    def words(self) -> Iterator[str]:
-        """Yield how uneven the routing is, and where experts are."""
-        return routing_words(self.subject.plan)
-
-    def why(self) -> Iterator[str]:
-        """Yield the solver's reason."""
-        yield self.subject.plan.decision.why
-
-    def pins(self) -> Iterator[tuple[str, str]]:
-        """Yield the constraints by their flags."""
-        for flag, value in sorted(self.subject.plan.inputs.constraints.items()):
-            yield f"--{flag}", constraint_words(flag, value)
-
-    def terms(self, *, is_drawn: bool) -> Iterator[Section]:
-        """Yield the phases' terms, then time and memory of each strategy."""
-        yield _terms(self.subject, is_drawn=is_drawn)
-        yield from _strategies(self.subject, is_drawn=is_drawn)
-
-    def ranges(self, *, is_drawn: bool) -> Iterator[Section]:
-        """Yield the degrees for other numbers of tokens."""
-        yield _ranges(self.subject.plan, is_drawn=is_drawn)
-
-    def notes(self) -> Iterator[str]:
-        """Yield nothing: each alternative has its reason."""
-        yield from ()
+    Args:
+        is_drawn: add figures, for a page.
+    """
+    plan = subject.plan
+    pins = sorted(plan.inputs.constraints.items())
+    return Reasons(
+        title=plan_name(plan),
+        scope=plan_scope(plan, profile=subject.profile),
+        words=tuple(routing_words(plan)),
+        why=(plan.decision.why,),
+        sure=how_sure(plan),
+        pins=tuple((f"--{flag}", constraint_words(flag, value)) for flag, value in pins),
+        terms=(_terms(subject, is_drawn=is_drawn), *_strategies(subject, is_drawn=is_drawn)),
+        ranges=(_ranges(plan, is_drawn=is_drawn),),
+    )
 
 
 def _terms(subject: LayerSubject, *, is_drawn: bool) -> Section:

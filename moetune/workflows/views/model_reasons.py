@@ -4,7 +4,6 @@ Everything is in the plan's own document, so that no profile is needed.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from moetune.domain.placement import LayerPlacement
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
@@ -14,6 +13,7 @@ from moetune.solve.joint.ties import NOISE
 from moetune.workflows.subjects.model import ModelSubject
 from moetune.workflows.views.decision import how_sure_of_training
 from moetune.workflows.views.first_words import binding_words, saving_words
+from moetune.workflows.views.reasons import Reasons
 from moetune.workflows.views.training import time_table
 from moetune.workflows.views.words import largest_first, model_placement_words
 
@@ -21,88 +21,52 @@ _TIES = f"Of steps within {percent(NOISE, digits=0)} of each other the simpler l
 _MEAN = "Parts are compared on the mean of the pipeline ranks."
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReasons:
-    """What an explanation shows of a training plan (`views.explanation.Reasons`)."""
-
-    subject: ModelSubject
-
-    @property
-    def title(self) -> str:
-        """The model and its layout."""
-        return f"{self._plan.inputs.model}: {self._plan.best.words}"
-
-    @property
-    def scope(self) -> str:
-        """Ranks and work of a step."""
-        inputs = self._plan.inputs
-        return (
+def model_reasons(subject: ModelSubject, *, is_drawn: bool) -> Reasons:  # noqa: ARG001 - its page has its own
+    """Return what an explanation shows of a training plan."""
+    plan, best, inputs = subject.plan, subject.plan.best, subject.plan.inputs
+    flags = (pin_flag(inputs.pins, name).partition(" ") for name in pinned(inputs.pins))
+    layouts = (best, *plan.alternatives)
+    is_piped = any(row.layout.pp > 1 for row in layouts)
+    is_tied = any(row.predicted.step_seconds < best.predicted.step_seconds for row in layouts)
+    return Reasons(
+        title=f"{inputs.model}: {best.words}",
+        scope=(
             f"{inputs.world_size:,} ranks · {inputs.global_batch:,} sequences of {inputs.seq:,} "
             f"tokens · {inputs.dtype}"
-        )
+        ),
+        words=tuple(model_placement_words(plan)),
+        why=(binding_words(best), *_saved(best), *_beside(best), *saving_words(plan)),
+        sure=how_sure_of_training(plan),
+        pins=tuple((flag, value) for flag, _, value in flags),
+        terms=(_time(subject), _memory(subject), *_placement(plan)),
+        notes=(*((_MEAN,) if is_piped else ()), *((_TIES,) if is_tied else ())),
+    )
 
-    @property
-    def sure(self) -> str:
-        """How sure the layout is among those that its pins leave."""
-        return how_sure_of_training(self._plan)
 
-    def words(self) -> Iterator[str]:
-        """Yield where the experts of its layers are, and why."""
-        return model_placement_words(self._plan)
+def _time(subject: ModelSubject) -> Section:
+    best = subject.plan.best
+    step = best.predicted.step_seconds
+    kinds = (f"{name} {percent(seconds / step)}" for name, seconds in subject.kinds.items())
+    return Section(
+        name="terms", title="What the time consists of",
+        paragraphs=(f"Of the step: {', '.join(kinds)}.",), tables=(time_table(best),),
+    )  # fmt: skip
 
-    def why(self) -> Iterator[str]:
-        """Yield what binds, what overlap hides, and what pins cost."""
-        yield binding_words(self._plan.best)
-        yield from _saved(self._plan.best)
-        yield from _beside(self._plan.best)
-        yield from saving_words(self._plan)
 
-    def pins(self) -> Iterator[tuple[str, str]]:
-        """Yield the pins by their flags."""
-        pins = self._plan.inputs.pins
-        for name in pinned(pins):
-            flag, _, value = pin_flag(pins, name).partition(" ")
-            yield flag, value
-
-    def terms(self, *, is_drawn: bool) -> Iterator[Section]:  # noqa: ARG002 - its page has its own
-        """Yield the parts of the step, of the memory, and how full the fullest ranks are."""
-        best, limit = self._plan.best, self.subject.memory_limit_bytes
-        step = best.predicted.step_seconds
-        kinds = (f"{name} {percent(of / step)}" for name, of in self.subject.kinds.items())
-        yield Section(
-            name="terms", title="What the time consists of",
-            paragraphs=(f"Of the step: {', '.join(kinds)}.",), tables=(time_table(best),),
-        )  # fmt: skip
-        peak = Cell.size(best.memory.peak_bytes).text
-        rows = largest_first(best.memory.parts)
-        yield Section(
-            name="memory",
-            title=f"Memory of a device: {peak} of {Cell.size(limit).text}",
-            tables=(
-                Table(
-                    name="memory",
-                    header=("part", "memory"),
-                    rows=tuple((Cell.words(name), Cell.size(round(size))) for name, size in rows),
-                ),
+def _memory(subject: ModelSubject) -> Section:
+    memory, limit = subject.plan.memory, subject.memory_limit_bytes
+    rows = largest_first(memory.parts)
+    return Section(
+        name="memory",
+        title=f"Memory of a device: {Cell.size(memory.peak_bytes).text} of {Cell.size(limit).text}",
+        tables=(
+            Table(
+                name="memory",
+                header=("part", "memory"),
+                rows=tuple((Cell.words(name), Cell.size(round(size))) for name, size in rows),
             ),
-        )
-        yield from _placement(self._plan)
-
-    def ranges(self, *, is_drawn: bool) -> Iterator[Section]:  # noqa: ARG002 - there are none
-        """Yield nothing: a layout is for one batch."""
-        yield from ()
-
-    def notes(self) -> Iterator[str]:
-        """Yield how layouts are compared."""
-        best, layouts = self._plan.best, self._plan.alternatives
-        if any(row.layout.pp > 1 for row in (best, *layouts)):
-            yield _MEAN
-        if any(row.predicted.step_seconds < best.predicted.step_seconds for row in layouts):
-            yield _TIES
-
-    @property
-    def _plan(self) -> TrainingDocument:
-        return self.subject.plan
+        ),
+    )
 
 
 def _placement(plan: TrainingDocument) -> Iterator[Section]:
