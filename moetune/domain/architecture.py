@@ -262,11 +262,6 @@ class Decoder:
         )
 
     @cached_property
-    def has_latent_attention(self) -> bool:
-        """Whether any block uses latent attention."""
-        return any(isinstance(mixer, LatentAttention) for mixer in self.mixers)
-
-    @cached_property
     def has_mamba(self) -> bool:
         """Whether any block is a state space: the model is Mamba, or a hybrid with attention."""
         return any(isinstance(mixer, StateSpace) for mixer in self.mixers)

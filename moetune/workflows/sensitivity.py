@@ -14,7 +14,7 @@ from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.units import format_seconds
 from moetune.fit.slowed import BANDWIDTH, INTERFERENCE, START, Slowdown
-from moetune.solve.sensitivity import PERCENT, seconds_per_percent
+from moetune.solve.predict import PERCENT, seconds_per_percent
 from moetune.workflows.compared import is_same_step
 
 SENSITIVITY_SCHEMA = "moetune.sensitivity/1"
