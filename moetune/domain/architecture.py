@@ -224,6 +224,11 @@ class Decoder:
         return tuple(kind.routed for kind in self.kinds)
 
     @cached_property
+    def kinds_and_predictions(self) -> tuple[Block, ...]:
+        """Its kinds of blocks, and then each block of multi-token prediction."""
+        return *self.kinds, *(block for one in self.predictions for block in one.blocks)
+
+    @cached_property
     def head_counts(self) -> tuple[int, ...]:
         """Distinct numbers of heads of its mixers."""
         parts = (part for kind in self.kinds for part in kind.parts)
