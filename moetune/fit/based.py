@@ -8,6 +8,7 @@ The rule for more ranks (`fit.collectives`) has the other groups.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
+from typing import TypeVar
 
 from moetune.domain.cluster import (
     HOST_MEMORY,
@@ -19,7 +20,11 @@ from moetune.domain.cluster import (
 )
 from moetune.domain.errors import InputError
 from moetune.domain.profile import (
+    CollectiveLine,
+    CopyLine,
+    GemmLine,
     Profile,
+    RowsLine,
     changed_line,
 )
 from moetune.domain.reference import GemmTable, Rows, Table
@@ -27,6 +32,7 @@ from moetune.domain.samples import LAUNCHES
 from moetune.domain.site import site_of
 from moetune.domain.units import parse_flops, parse_rate
 
+_Line = TypeVar("_Line", GemmLine, CollectiveLine, CopyLine, RowsLine)
 _GEMM_SPREAD, _LINK_SPREAD = 0.2, 0.3
 """Of times scaled by data sheets: root mean squares over the published references, each predicted
 from each other (docs/decisions/machines.md#0094)."""
@@ -89,20 +95,24 @@ def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
 
     return replace(
         base,
-        gemm=tuple(changed_line(line, rate=scaled.factor("computation")) for line in base.gemm),
+        gemm=tuple(_slower_line(line, scaled.factor("computation")) for line in base.gemm),
         collective=tuple(
-            changed_line(line, rate=scaled.factor("links"))
+            _slower_line(line, scaled.factor("links"))
             if _is_inside(line.key.group, base.machine)
             else line
             for line in base.collective
         ),
         tables=tuple(map(of_table, base.tables)),
         rows=tuple(
-            line if line.op in LAUNCHES else changed_line(line, rate=scaled.factor("memory"))
+            line if line.op in LAUNCHES else _slower_line(line, scaled.factor("memory"))
             for line in base.rows
         ),
-        copy=tuple(changed_line(line, rate=scaled.factor("host")) for line in base.copy),
+        copy=tuple(_slower_line(line, scaled.factor("host")) for line in base.copy),
     )
+
+
+def _slower_line(line: _Line, factor: float) -> _Line:
+    return changed_line(line, start=lambda seconds: seconds, rate=lambda seconds: seconds * factor)
 
 
 def _scaled_table(table: Table, base: Profile, factor: float, spread: float) -> Table:

@@ -98,7 +98,10 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
 
 
 def _lines(lines: tuple[_Line, ...], factor: float) -> tuple[_Line, ...]:
-    return tuple(changed_line(line, start=1 / factor, rate=1 / factor) for line in lines)
+    def faster(seconds: float) -> float:
+        return seconds / factor
+
+    return tuple(changed_line(line, start=faster, rate=faster) for line in lines)
 
 
 def _machine(machine: Machine, factor: float) -> Machine:
