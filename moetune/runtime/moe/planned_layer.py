@@ -149,7 +149,7 @@ class PlannedLayer(nn.Module):
                 work = None
             watch.begin()
             with torch.autocast(x.device.type, enabled=False):
-                y_TD: torch.Tensor = self.experts(x_TD, routing.weights_TK, policy, work)
+                y_TD = self.experts(x_TD, routing.weights_TK, policy, work)
             watch.end_forward(y_TD)
         # Not a view: an in-place operation on one would drop the hooks that FSDP2 sets on it.
         y: torch.Tensor = torch.ops.aten._unsafe_view(y_TD.to(x.dtype), x.shape)  # noqa: SLF001
@@ -270,10 +270,10 @@ class PlannedLayer(nn.Module):
     ) -> MemoryPolicy:
         """Return the memory policy of a step, now that the rows' numbers are known."""
         grouped = None
-        if has_grouped(x_TD, self.experts.w1):
+        if has_grouped(x_TD, self.experts.up):
             grouped = GroupedRows.of(
                 counts.receive_PCL.sum(0), sum(map(sum, counts.rows_CL)),
-                like=x_TD, bias=self.experts.b1 is not None,
+                like=x_TD, bias=bool(self.experts.names.up_bias),
             )  # fmt: skip
         dispatch = cells.dispatch(counts, grouped=grouped)
         self._num_dropped = dispatch.num_dropped
@@ -354,7 +354,7 @@ def _input_problem(
     """
     if not x.dim() or x.shape[-1] != shape.d_model:
         return f"x has shape {tuple(x.shape)}, its last size must be {shape.d_model}"
-    weight = experts.w1
+    weight = experts.up
     # FSDP2 moves what it gathers from the host.
     if x.device.type != weight.device.type and not is_dtensor(weight):
         return f"x is on {x.device}, the experts are on {weight.device}"

@@ -49,7 +49,7 @@ class RoutedLayer(PlannedLayer):
         planbook: PlanBook | None = None,
     ) -> None:
         key = LayerKey(
-            layer=shape, num_ranks=communicator.num_ranks, dtype=dtype_name(experts.w1.dtype),
+            layer=shape, num_ranks=communicator.num_ranks, dtype=dtype_name(experts.up.dtype),
         )  # fmt: skip
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
