@@ -18,7 +18,6 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
-from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import PhaseOrder
@@ -224,10 +223,8 @@ class Executor:
         take: tuple[int, ...],
     ) -> Transfer:
         exchange = self._context.communicator.all_to_all
-        # Receives first are faster up to this many chunks, and slower above it: see comm/gloo.py.
-        is_alone = self._degree <= ALONE_CHUNKS
         return self.start(
             step, chunk,
-            lambda name: exchange(into, rows, take, give, name, is_alone=is_alone),
+            lambda name: exchange(into, rows, take, give, name),
             num_bytes=rows.nbytes,
         )  # fmt: skip

@@ -137,7 +137,6 @@ class PlannedLayer(nn.Module):
         opening = Opening(
             num_tokens=x.numel() // width if width else 0, signature=self._signature(x, dtype),
             problem=problem or _input_problem(x, dtype, self.shape, self.experts),
-            note=self._decisions.pending_change(dtype),
         )  # fmt: skip
         with self._tracker.explain("a forward pass"):
             num_tokens, routing, cells, counts = self._prepare(x, opening, dtype, route)
@@ -246,16 +245,16 @@ class PlannedLayer(nn.Module):
             if routing is not None:
                 cells = dispatcher.cells(routing, (opening.num_tokens,), degrees)
             rows, counts = dispatcher.open(opening, cells, degrees, x.device)
-            num_tokens, note = opening.agree(rows, self.communicator)
-            planned = self._decide(num_tokens, note, dtype)
+            num_tokens = opening.agree(rows, self.communicator)
+            planned = self._decide(num_tokens, dtype)
             assert routing is not None  # noqa: S101 - a problem on any rank has raised on all
             if degrees != self._degrees:
                 counts = None
             self._expect_degrees(opening.num_tokens)
         else:
-            num_tokens, note = agree_on_tokens(self.communicator, opening, x.device)
+            num_tokens = agree_on_tokens(self.communicator, opening, x.device)
             dispatcher.meet()
-            planned = self._decide(num_tokens, note, dtype)
+            planned = self._decide(num_tokens, dtype)
             routing = route()
         if counts is None:
             cells = dispatcher.cells(routing, num_tokens, self._degrees)
@@ -280,14 +279,12 @@ class PlannedLayer(nn.Module):
         self._tracker.add(*dispatch.tensors)
         return self.dispatcher.policy(dispatch, context, x_TD, self.decision, self.shape)
 
-    def _decide(self, num_tokens: tuple[int, ...], note: int, dtype: torch.dtype) -> int:
+    def _decide(self, num_tokens: tuple[int, ...], dtype: torch.dtype) -> int:
         """Set this step's decision, once the ranks agree; return the tokens that it is for.
 
         Args:
             num_tokens: of every rank.
-            note: code of the first rank's `PlanChange`.
         """
-        self._decisions.apply_change(note, dtype)
         tokens = self.dispatcher.planned_tokens(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         return tokens
