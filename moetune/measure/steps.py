@@ -15,8 +15,7 @@ from moetune.comm.group import Communicator
 from moetune.domain.layer import Workload
 from moetune.domain.operations import Operation, operations_of
 from moetune.domain.plan import SAFE_DECISION, Decision
-from moetune.measure.loads import expert_shares
-from moetune.measure.routed_tokens import drawn_experts, steer
+from moetune.measure.routed_tokens import drawn_experts, expert_shares, steer
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.trace import NoRecorder, RecordedSpan, TimelineRecorder
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moetune.domain.samples import GemmPoint
-from moetune.measure import expert_kernels
+from moetune.measure import kernels
 from moetune.measure.device import open_device
 from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows
 from moetune.runtime.moe.products import has_grouped
@@ -68,7 +68,7 @@ POINT = GemmPoint(
 
 
 def test_a_cpus_gradients_are_those_of_the_layer() -> None:
-    measured = listed(expert_kernels.gemm(POINT, open_device()))
+    measured = listed(kernels.gemm(POINT, open_device()))
     assert measured == listed(gradient_of_the_layer(torch.device("cpu"), torch.float32))
     assert len(measured) == EXPERTS
 
@@ -88,7 +88,7 @@ def test_experts_of_a_measured_product_have_all_its_rows_between_them(
 def test_a_gpus_gradients_are_those_of_the_layer() -> None:
     with FakeCuda(1):
         point = replace(POINT, dtype="bfloat16")
-        measured = listed(expert_kernels.gemm(point, open_device()))
+        measured = listed(kernels.gemm(point, open_device()))
         ran = listed(gradient_of_the_layer(torch.device("cuda", 0), torch.bfloat16))
     assert measured == ran
     assert [name for name, _ in ran] == ["aten::_grouped_mm"]

@@ -1,25 +1,44 @@
-"""Operations of an expert layer: its GEMMs, by the layer's own functions, and those around them.
+"""Operations of layers and models as functions that run them once, on tensors that are filled.
 
-E experts, N rows of all of them together, about equally many of each.
+The GEMMs, activations and whole chunked layers are the runtime's own functions. Operands take
+turns: a layer's weights and rows come from memory, as between two uses of a matrix a whole model
+runs, and a block that repeats one operation on the same tensors finds up to a cache's size of them
+there.
+
+E experts, N rows of all of them together; B sequences of S tokens, A heads of width D.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import accumulate, cycle
+from types import MappingProxyType
 
 import torch
+from torch.nn import functional
 
+from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, Activation
-from moetune.domain.samples import GemmPoint, RowsPoint, even_form
+from moetune.domain.samples import (
+    HOST_CHUNKS,
+    HOST_WIDTH,
+    AttentionPoint,
+    GemmPoint,
+    RowsPoint,
+    even_form,
+)
 from moetune.domain.units import dtype_bytes
-from moetune.measure import model_kernels
-from moetune.measure.device import Device, drop, tensor_maker
-from moetune.runtime.moe.activations import activate
+from moetune.measure.device import Device, drop, tensor_maker, torch_dtype
+from moetune.runtime.moe.activations import activate, derive
+from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.products import RowPart, add_product, blocks_of, has_grouped, multiply
 
 _TOP_K = 2
 _ROWS_BYTES, _MOST_ROWS = 2**26, 8
 _WEIGHTS_BYTES = 2**28
+_CACHES = 2
+_MOST_SETS = 64
+_LAUNCH_EXPERTS = 2
 
 
 def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
@@ -34,7 +53,6 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     weights = [make(point.num_experts, point.d_in, point.d_out) for _ in range(num_weights)]
     rows = [(make(total_rows, point.d_in), make(total_rows, point.d_out)) for _ in range(num_rows)]
     turns = cycle([(weight, *pair) for pair in rows for weight in weights])
-
     product, part = even_form(point.product), _part(point, rows[0][0], weights[0], device)
 
     def run() -> None:
@@ -92,38 +110,17 @@ def memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
     Raises:
         InputError: the operation is unknown.
     """
+    make = _MAKERS.get(point.op)
+    if make is None:
+        raise InputError(
+            f"memory-bound operation {point.op!r} is unknown", f"known: {', '.join(_MAKERS)}"
+        )
     row_bytes = 2 * point.elements * dtype_bytes(point.dtype)
     num_sets = min(max(_ROWS_BYTES // row_bytes, 1), _MOST_ROWS) if device.kind == "cpu" else 1
-    runs = cycle([_memory_bound_op(point, device) for _ in range(num_sets)])
-
-    def run() -> None:
-        next(runs)()
-
-    return run
+    return _cycled([make(point, device) for _ in range(num_sets)])
 
 
-def _memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
-    name = point.op.removesuffix("_backward")
-    for activation in ACTIVATIONS:
-        if name == activation:
-            make = _activation if point.op == name else _activation_grad
-            return make(point, device, activation)
-    known = {
-        "gather": _gather,
-        "scatter_add": _scatter_add,
-        "gate": _gate,
-        "gate_backward": _gate_backward,
-        "adam": model_kernels.adam,
-        "host_adam": model_kernels.host_adam,
-    }
-    if point.op not in known:
-        raise InputError(
-            f"memory-bound operation {point.op!r} is unknown", f"known: {', '.join(known)}"
-        )
-    return known[point.op](point, device)
-
-
-def _activation(point: RowsPoint, device: Device, name: Activation) -> Callable[[], None]:
+def _activation(name: Activation, point: RowsPoint, device: Device) -> Callable[[], None]:
     """act(x + b), or silu(x)·y for swiglu, which has no bias.
 
     On a CPU the bias is copied to every row first, for a GEMM to be added to it, as `addmm` does.
@@ -140,7 +137,7 @@ def _activation(point: RowsPoint, device: Device, name: Activation) -> Callable[
     return run
 
 
-def _activation_grad(point: RowsPoint, device: Device, name: Activation) -> Callable[[], None]:
+def _activation_grad(name: Activation, point: RowsPoint, device: Device) -> Callable[[], None]:
     """grad·act'(x) and the bias's gradient; for swiglu both factors' gradients."""
     make = tensor_maker(device, point.dtype)
     x, grad, y = (make(point.rows, point.width) for _ in range(3))
@@ -149,17 +146,12 @@ def _activation_grad(point: RowsPoint, device: Device, name: Activation) -> Call
 
     def run() -> None:
         if name == "swiglu":
-            torch.ops.aten.silu.out(x, out=out).mul_(grad)
+            activate(x, grad, name, out)
             torch.mul(grad, y, out=out)
-            torch.ops.aten.silu_backward.grad_input(out, x, grad_input=out)
-            return
-        if name == "relu":
-            torch.ops.aten.threshold_backward.grad_input(grad, x, 0, grad_input=out)
-        elif name == "gelu":
-            torch.ops.aten.gelu_backward.grad_input(grad, x, grad_input=out)
+            derive("silu", out, x, out)
         else:
-            torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=out)
-        torch.mm(ones, out, out=total)
+            derive(name, grad, x, out)
+            torch.mm(ones, out, out=total)
 
     return run
 
@@ -208,3 +200,118 @@ def _rows_and_order(point: RowsPoint, device: Device) -> tuple[torch.Tensor, tor
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(point.rows, generator=generator)
     return x, order.to(device.torch_device)
+
+
+def attention(point: AttentionPoint, device: Device) -> Callable[[], None]:
+    """Return a function that runs attention once, or its three gradients.
+
+    Query, key and value lie in one tensor, as one projection leaves them.
+    """
+    make = tensor_maker(device, point.dtype)
+    heads_BS3AD = make(point.num_sequences, point.length, 3, point.num_heads, point.head_dim)
+    inputs = [one.transpose(1, 2) for one in heads_BS3AD.unbind(2)]
+    if not point.backward:
+        return lambda: drop(_attend(inputs))
+    for one in inputs:
+        one.requires_grad_()
+    result_BASD = _attend(inputs)
+    grad_BASD = torch.ones_like(result_BASD)
+    return lambda: _gradients(result_BASD, inputs, grad_BASD)
+
+
+def _attend(inputs: list[torch.Tensor]) -> torch.Tensor:
+    query, key, value = inputs
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def _adam(point: RowsPoint, device: Device) -> Callable[[], None]:
+    """Return a function that runs a step of AdamW on one tensor, in one kernel."""
+    make = tensor_maker(device, point.dtype)
+    parameter = make(point.rows, point.width).requires_grad_()
+    parameter.grad = make(point.rows, point.width)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    return lambda: drop(optimizer.step())
+
+
+def _host_adam(point: RowsPoint, device: Device) -> Callable[[], None]:  # noqa: ARG001
+    """Return a function that runs AdamW on the host's copy of a tensor, and casts the result.
+
+    Of 2-byte parameters the copy and the optimizer states are in float32.
+    """
+    dtype = torch_dtype(point.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    shape = point.rows, point.width
+    master = torch.rand(shape, dtype=wide).sub_(0.5).requires_grad_()
+    master.grad = torch.rand(shape, dtype=wide).sub_(0.5)
+    values = torch.zeros(shape, dtype=dtype)
+    optimizer = torch.optim.AdamW([master], fused=True)
+
+    def run() -> None:
+        optimizer.step()
+        if wide != dtype:
+            values.copy_(master.detach())
+
+    return run
+
+
+def _gradients(result: torch.Tensor, inputs: list[torch.Tensor], grad: torch.Tensor) -> None:
+    torch.autograd.grad(result, inputs, grad, retain_graph=True)
+
+
+def chunked_layer(point: RowsPoint, device: Device) -> Callable[[], None]:
+    """Return a function that runs a layer forward, or also backward in a "…_step".
+
+    Args:
+        point: its `rows` are the number of chunks.
+    """
+    dtype = torch_dtype(point.dtype)
+    layer = MoELayer(
+        HOST_WIDTH, HOST_WIDTH, _LAUNCH_EXPERTS, pipeline=point.rows, communicator=OneRank(),
+        device=device.torch_device, dtype=dtype,
+    )  # fmt: skip
+    size = HOST_CHUNKS[-1], HOST_WIDTH  # as small a batch as has the most chunks
+    x_TD = torch.ones(size, dtype=dtype, device=device.torch_device, requires_grad=True)
+    if not point.op.endswith("_step"):
+        return lambda: drop(layer(x_TD))
+    grad_TD = torch.ones_like(x_TD)
+    return lambda: drop(layer(x_TD).backward(grad_TD))
+
+
+def num_sets(num_bytes: int, device: Device) -> int:
+    """Return how many sets of tensors fill the device's cache twice: 1 if one does, or no cache.
+
+    Args:
+        num_bytes: of one set.
+    """
+    return min(max(-(-_CACHES * device.cache_bytes // max(num_bytes, 1)), 1), _MOST_SETS)
+
+
+def in_turns(
+    make: Callable[[], Callable[[], None]], *, num_bytes: int, device: Device
+) -> Callable[[], None]:
+    """Return a function that runs an operation on the next set of tensors each time.
+
+    Args:
+        make: allocates a set and returns the function that runs on it.
+        num_bytes: of one set.
+    """
+    return _cycled([make() for _ in range(num_sets(num_bytes, device))])
+
+
+def _cycled(sets: list[Callable[[], None]]) -> Callable[[], None]:
+    """Return a function that runs the next of several each time."""
+    runs = cycle(sets)
+
+    def run() -> None:
+        next(runs)()
+
+    return run
+
+
+_MAKERS: Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]] = MappingProxyType({
+    **{name: partial(_activation, name) for name in ACTIVATIONS},
+    **{f"{name}_backward": partial(_activation_grad, name) for name in ACTIVATIONS},
+    "gather": _gather, "scatter_add": _scatter_add, "gate": _gate, "gate_backward": _gate_backward,
+    "adam": _adam, "host_adam": _host_adam,
+})  # fmt: skip
+"""Memory-bound operations, by their names in points."""
