@@ -31,9 +31,12 @@ from moetune.domain.units import dtype_bytes
 from moetune.measure.device import Device, drop, tensor_maker, torch_dtype
 from moetune.runtime.moe.activations import activate, derive
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.products import RowPart, add_product, blocks_of, has_grouped, multiply
+from moetune.runtime.moe.products import RowPart, blocks_of, has_grouped, multiply
+from moetune.runtime.moe.weight_grads import GradientSum
+from moetune.runtime.moe.workspace import MemoryTracker
 
 _TOP_K = 2
+_PARTS = 2
 _ROWS_BYTES, _MOST_ROWS = 2**26, 8
 _WEIGHTS_BYTES = 2**28
 _CACHES = 2
@@ -52,20 +55,23 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     total_rows = point.rows * point.num_experts
     weights = [make(point.num_experts, point.d_in, point.d_out) for _ in range(num_weights)]
     rows = [(make(total_rows, point.d_in), make(total_rows, point.d_out)) for _ in range(num_rows)]
-    turns = cycle([(weight, *pair) for pair in rows for weight in weights])
     product, part = even_form(point.product), _part(point, rows[0][0], weights[0], device)
+    is_grouped, tracker = part.ends_E is not None, MemoryTracker("device")
+    sums = [
+        GradientSum(weight, _PARTS, tracker, dtype=weight.dtype, is_grouped=is_grouped)
+        for weight in weights if product == "grad_weight"
+    ]  # fmt: skip
+    operands = [(weight, *pair) for pair in rows for weight in sums or weights]
+    turns = cycle(operands)
 
     def run() -> None:
         weight, x, y = next(turns)
-        if product == "forward":
-            multiply(x, weight, part, y if part.ends_E is None else None)
-        elif product == "grad_input":
-            multiply(y, weight.transpose(1, 2), part, x if part.ends_E is None else None)
-        elif part.ends_E is not None:
-            torch._grouped_mm(x.T, y, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
+        if isinstance(weight, GradientSum):
+            weight.add_gemm(x, y, part)
+        elif product == "forward":
+            multiply(x, weight, part, None if is_grouped else y)
         else:
-            for expert, low, high in part.blocks:
-                add_product(weight[expert], x[low:high].T, y[low:high], is_first=False)
+            multiply(y, weight.transpose(1, 2), part, None if is_grouped else x)
 
     return run
 
