@@ -91,4 +91,4 @@ def routed_layer(
     """
     placement = ExpertPlacement.of(communicator, shape.num_experts)
     own = BorrowedExperts(experts, names, form, placement, are_wrapped=are_wrapped)
-    return RoutedLayer.of_any_plan(shape, own, communicator, plan, mesh=mesh), own
+    return RoutedLayer(shape, own, communicator, plan=plan, mesh=mesh), own

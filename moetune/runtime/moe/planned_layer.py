@@ -37,7 +37,7 @@ from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import CallWatch
 from moetune.runtime.selective import unseen_by_selective_checkpoints
-from moetune.runtime.trace import NoRecorder, SpanRecorder
+from moetune.runtime.trace import SpanRecorder
 
 _MOST_EXPECTED = 4096
 """Numbers of tokens whose degrees a layer remembers."""
@@ -84,7 +84,7 @@ class PlannedLayer(nn.Module):
         self.sequence_parallel = sequence_parallel
         self.communicator, self.mesh = communicator, mesh
         self._tracker, self._host_tracker = tracker, MemoryTracker("host")
-        self.recorder: SpanRecorder = NoRecorder()
+        self.recorder = SpanRecorder()
         self.decision = SAFE_DECISION
         self._num_dropped = 0
         self._expected: dict[int, tuple[int, int]] = {}
@@ -305,7 +305,7 @@ class PlannedLayer(nn.Module):
 
     def _context(self, recorder: SpanRecorder | None) -> PipelineContext:
         """Return the step's context, with the layer's own recorder if the user set one."""
-        if recorder is None or not isinstance(self.recorder, NoRecorder):
+        if recorder is None or type(self.recorder) is not SpanRecorder:
             recorder = self.recorder
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation, recorder=recorder,

@@ -27,7 +27,7 @@ from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy, PhaseInputs
 from moetune.runtime.moe.offload import Copy, Offload
 from moetune.runtime.moe.regroup import WeightExchange, by_expert
-from moetune.runtime.moe.rings import Ring, RingShape, TokenExchange, make_rings
+from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
 
 _AT_EXPERTS = 2
 """Buffers at the experts: one chunk's rows arrive, or leave, while another's are computed."""
@@ -85,19 +85,11 @@ class _ReusePhase(PhaseRun):
         most_sent, most = max(map(sum, self._order.send_counts)), max(self._num_received)
         hidden = {name: (most, wide) for name, wide in self._experts.saved_widths.items()}
         hidden |= self._experts.hidden_shapes(most, backward="grads" in at_experts)
-        shapes = {
-            "travelling": RingShape(num_buffers=num_travelling, rows=most_sent, width=width),
-            **{
-                name: RingShape(num_buffers=min(number, degree), rows=most, width=width)
-                for name, number in at_experts.items()
-            },
-            **{
-                name: RingShape(num_buffers=1, rows=rows, width=wide)
-                for name, (rows, wide) in hidden.items()
-            },
-        }
+        shapes = {"travelling": (num_travelling, most_sent, width)}
+        shapes |= {name: (min(num, degree), most, width) for name, num in at_experts.items()}
+        shapes |= {name: (1, *shape) for name, shape in hidden.items()}
         if self._places_R is not None:
-            shapes["grouped"] = RingShape(num_buffers=1, rows=most, width=width)
+            shapes["grouped"] = (1, most, width)
         rings = make_rings(self._context.workspace, shapes, self._values_TD)
         self._buffers = {name: rings[name].whole for name in hidden}
         self._hidden_rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
