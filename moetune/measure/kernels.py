@@ -31,7 +31,7 @@ from moetune.domain.units import dtype_bytes
 from moetune.measure.device import Device, drop, tensor_maker, torch_dtype
 from moetune.runtime.moe.activations import activate, derive
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.products import RowPart, blocks_of, has_grouped, multiply
+from moetune.runtime.moe.products import RowPart, has_grouped, multiply
 from moetune.runtime.moe.weight_grads import GradientSum
 from moetune.runtime.moe.workspace import MemoryTracker
 
@@ -78,11 +78,11 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
 
 def _part(point: GemmPoint, x: torch.Tensor, weights: torch.Tensor, device: Device) -> RowPart:
     """Return the experts' rows as the layer has them, with offsets for a grouped kernel."""
-    blocks, ends_E = blocks_of([point.expert_rows]), None
+    ends_E = None
     if has_grouped(x, weights):
         ends = torch.tensor(list(accumulate(point.expert_rows)), dtype=torch.int32)
         ends_E = ends.to(device.torch_device)
-    return RowPart(rows=slice(0, len(x)), blocks=blocks, ends_E=ends_E)
+    return RowPart(rows=slice(0, len(x)), rows_CL=[point.expert_rows], ends_E=ends_E)
 
 
 def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:

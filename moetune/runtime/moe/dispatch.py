@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from moetune.runtime.moe.counts import RowCounts
-from moetune.runtime.moe.products import RowPart, blocks_of
+from moetune.runtime.moe.products import RowPart
 
 
 def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
@@ -97,14 +97,14 @@ class ChunkLayout:
         rows = slices_of(sum(map(sum, rows_CL[low:high])) for low, high in chunks)
         if grouped is None:
             parts = (
-                (RowPart(rows=mine, blocks=blocks_of(rows_CL[low:high])),)
+                (RowPart(rows=mine, rows_CL=rows_CL[low:high]),)
                 for mine, (low, high) in zip(rows, chunks, strict=True)
             )
             return cls(rows=rows, parts=tuple(parts))
         hot_RL, places = grouped.one_hot_RL, slices_of(map(sum, rows_CL))
         pieces = [
             RowPart(
-                rows=rows_of, blocks=blocks_of([rows_CL[piece]]), piece=piece,
+                rows=rows_of, rows_CL=rows_CL[piece : piece + 1], piece=piece,
                 ends_E=grouped.ends_CL[piece],
                 experts_RE=None if hot_RL is None else hot_RL[rows_of],
             )
@@ -134,6 +134,7 @@ class PhaseOrder:
         rows_TK: the row of every pair; N or more for dropped pairs.
         chunk_pieces: bounds of the chunks, in pieces.
         send_counts, receive_counts: [chunk][rank] rows.
+        layout: places of the chunks among the received rows.
     """
 
     pairs_N: torch.Tensor
@@ -142,6 +143,7 @@ class PhaseOrder:
     chunk_pieces: tuple[int, ...]
     send_counts: tuple[tuple[int, ...], ...]
     receive_counts: tuple[tuple[int, ...], ...]
+    layout: ChunkLayout
 
     @property
     def drops(self) -> bool:
@@ -210,10 +212,6 @@ class Dispatch:
         """Rows that this rank's experts see in the step."""
         return sum(map(sum, self.counts.rows_CL))
 
-    def layout(self, order: PhaseOrder) -> ChunkLayout:
-        """Return the places of a phase's chunks among the received rows."""
-        return ChunkLayout.cut(self.counts.rows_CL, order.chunk_pieces, self.grouped)
-
     def whole_part(self, by_expert: Callable[[torch.Tensor], torch.Tensor]) -> RowPart:
         """Return all received rows of the step by expert.
 
@@ -225,6 +223,6 @@ class Dispatch:
         if grouped is not None and grouped.one_hot_RL is not None:
             hot_RL = by_expert(grouped.one_hot_RL)
         return RowPart(
-            rows=slice(0, sum(rows_L)), blocks=blocks_of([rows_L]), experts_RE=hot_RL,
+            rows=slice(0, sum(rows_L)), rows_CL=[rows_L], experts_RE=hot_RL,
             ends_E=self.counts.receive_PCL.sum((0, 1)).cumsum(0, dtype=torch.int32),
         )  # fmt: skip

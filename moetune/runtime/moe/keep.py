@@ -54,7 +54,7 @@ class _KeepPhase(PhaseRun):
     ) -> None:
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
         self._order: PhaseOrder = getattr(dispatch, phase)
-        self._layout = dispatch.layout(self._order)
+        self._layout = self._order.layout
         self._is_grouped = dispatch.grouped is not None
         self._waits = context.weight_gradients is not None
         self._places_R = by_expert(dispatch, self._order.chunk_pieces)

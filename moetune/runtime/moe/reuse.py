@@ -67,7 +67,7 @@ class _ReusePhase(PhaseRun):
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
         self._experts, self._offload = inputs.experts, offload
         self._order: PhaseOrder = getattr(dispatch, phase)
-        self._layout = dispatch.layout(self._order)
+        self._layout = self._order.layout
         self._places_R = by_expert(dispatch, self._order.chunk_pieces)
         self._num_received = [sum(counts) for counts in self._order.receive_counts]
         self._weight_exchange = partial(WeightExchange, dispatch, context.communicator)
