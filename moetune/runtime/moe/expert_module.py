@@ -18,11 +18,10 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.executor import GradientMean
-from moetune.runtime.moe.function import MemoryPolicy
+from moetune.runtime.moe.function import MemoryPolicy, Work, run_experts
 from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.shared_work import Work, run_experts
 from moetune.runtime.moe.wrappers import (
     SpreadExperts,
     WrapperCheck,

@@ -27,12 +27,12 @@ from moetune.runtime.moe.dispatch import GroupedRows
 from moetune.runtime.moe.dispatcher import AllGather, AllToAll
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
-from moetune.runtime.moe.function import MemoryPolicy
+from moetune.runtime.moe.function import MemoryPolicy, Work
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.products import has_grouped
-from moetune.runtime.moe.shared_work import CallersWork, SharedWork, Work
+from moetune.runtime.moe.shared_work import CallersWork, SharedWork
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import CallWatch
