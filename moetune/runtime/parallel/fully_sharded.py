@@ -33,7 +33,7 @@ def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[nn.Module]:
         InputError: an expert's sizes do not divide by its replicas.
         CollectiveError: a rank left.
     """
-    again = ranks.zero == _SHARDS_PARAMETERS
+    again = ranks.layout.zero == _SHARDS_PARAMETERS
     mesh = DeviceMesh.from_group(ranks.whole, ranks.mesh.device_type, mesh_dim_names=("stage",))
     for part in parts:
         shard_experts(part, mesh, {"reshard_after_forward": again}, keeps_placed=not again)
@@ -52,7 +52,7 @@ def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[nn.Module]:
 
 def is_sharded(ranks: ParallelGroups) -> bool:
     """Return whether a stage's parameters are sharded: over several ranks, with a ZeRO stage."""
-    return ranks.zero > 0 and dist.get_world_size(ranks.whole) > 1
+    return ranks.layout.zero > 0 and dist.get_world_size(ranks.whole) > 1
 
 
 def sharded_modules(parts: nn.Module) -> Iterator[FSDPModule]:

@@ -1,6 +1,7 @@
 """Groups of a layout as rows of ranks, and which ranks share experts.
 
-Rank r of a stage's ranks has, of the group r // ep, the experts of place r mod ep.
+Rank r of a stage's ranks has, of the group r // ep, the experts of place r mod ep. Tensor-parallel
+ranks have the same tokens: gradients of experts are summed over the others alone.
 """
 
 import datetime as dt
@@ -8,7 +9,6 @@ import datetime as dt
 import torch
 import torch.distributed as dist
 
-from moetune.domain.layout import Layout
 from moetune.domain.training import FoldedLayout
 
 
@@ -37,11 +37,11 @@ class GroupsByRows:
         return found
 
 
-def expert_rows(
-    layout: Layout | FoldedLayout, ranks: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ranks that share experts, in rows, and those with the same ones."""
-    if isinstance(layout, Layout) and layout.expert_parallel == "tensor":
-        return ranks.flatten(0, -2), ranks.movedim(1, -1).flatten(0, 1)
-    cut = ranks.reshape(layout.pp, -1, layout.ep)
-    return cut.flatten(0, 1), cut.movedim(1, -1).flatten(0, 1)
+def expert_rows(layout: FoldedLayout, ranks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ranks that share experts, in rows, and those with the same ones.
+
+    Args:
+        ranks: (pp, dp, tp).
+    """
+    cut = ranks if layout.tp > 1 else ranks.reshape(layout.pp, -1, layout.ep)
+    return ranks.reshape(-1, layout.ep), cut.movedim(1, -1).flatten(0, 1)

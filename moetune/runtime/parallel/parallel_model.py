@@ -120,7 +120,6 @@ def parallel_model(
     """Cut a model by a layout; all ranks call this together.
 
     Args:
-        ranks: of a folded layout.
         num_sequences: of a data-parallel rank in one step.
         length: of a sequence.
         blocks: of the model.
@@ -131,7 +130,6 @@ def parallel_model(
         CollectiveError: a rank left.
     """
     layout = ranks.layout
-    assert isinstance(layout, FoldedLayout)  # noqa: S101 - `check_generic`
     inputs = torch.empty((layout.micro_batch, length), dtype=torch.int64, device="meta")
     check_layers(model, blocks)
     chain = trace_chain(model, blocks, inputs)
