@@ -138,7 +138,7 @@ def __getattr__(name: str) -> object:
     """Import a public name (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from moetune.domain.extras import needed_by
+    from moetune.domain.errors import needed_by
 
     with needed_by(f"moetune.{name}"):
         value: object = getattr(importlib.import_module(_HOMES.get(name, _ERRORS)), name)

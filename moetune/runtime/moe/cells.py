@@ -14,7 +14,7 @@ import torch
 
 from moetune.runtime.moe.counts import RowCounts
 from moetune.runtime.moe.dispatch import Dispatch, GroupedRows, PhaseOrder
-from moetune.runtime.moe.gate_function import counts_of
+from moetune.runtime.moe.gate import counts_of
 
 
 class Cells:

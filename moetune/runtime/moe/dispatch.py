@@ -13,7 +13,7 @@ of an expert's rows in a run of pieces.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -213,3 +213,18 @@ class Dispatch:
     def layout(self, order: PhaseOrder) -> ChunkLayout:
         """Return the places of a phase's chunks among the received rows."""
         return ChunkLayout.cut(self.counts.rows_CL, order.chunk_pieces, self.grouped)
+
+    def whole_part(self, by_expert: Callable[[torch.Tensor], torch.Tensor]) -> RowPart:
+        """Return all received rows of the step by expert.
+
+        Args:
+            by_expert: orders values of rows by (piece, expert).
+        """
+        rows_L = [sum(cells) for cells in zip(*self.counts.rows_CL, strict=True)]
+        grouped, hot_RL = self.grouped, None
+        if grouped is not None and grouped.one_hot_RL is not None:
+            hot_RL = by_expert(grouped.one_hot_RL)
+        return RowPart(
+            rows=slice(0, sum(rows_L)), blocks=blocks_of([rows_L]), experts_RE=hot_RL,
+            ends_E=self.counts.receive_PCL.sum((0, 1)).cumsum(0, dtype=torch.int32),
+        )  # fmt: skip

@@ -28,11 +28,11 @@ from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
-from moetune.runtime.moe.keep import KeepActivations
+from moetune.runtime.moe.keep import keep_activations
 from moetune.runtime.moe.offload import DeviceCopies, HostPool, Offload
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.reuse import ReuseBuffers
-from moetune.runtime.moe.tensor import TensorParallelPolicy, TokenSharing
+from moetune.runtime.moe.reuse import reuse_buffers
+from moetune.runtime.moe.tensor import TokenSharing, sum_over_ranks
 from moetune.runtime.moe.workspace import MemoryTracker
 
 
@@ -118,7 +118,7 @@ class AllToAll:
             AllocationError: there is no host memory for activations.
         """
         if dispatch.is_single_chunk or decision.strategy == "none":
-            return KeepActivations(context=context, dispatch=dispatch, order=decision.order)
+            return keep_activations(context, dispatch, decision.order)
         if context.weight_gradients is not None:
             raise InputError(
                 f"strategy {decision.strategy!r} reuses memory that gradients of weights wait in",
@@ -128,7 +128,7 @@ class AllToAll:
             decision.strategy, self.host_pool, num_rows=dispatch.num_received, layer=layer,
             like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=context.form is not None,
         )  # fmt: skip
-        return ReuseBuffers(context=context, dispatch=dispatch, offload=offload)
+        return reuse_buffers(context, dispatch, offload)
 
     def planned_tokens(self, num_tokens: Sequence[int]) -> int:
         """Return the number of tokens to look plans up by, from those of every rank."""
@@ -208,8 +208,7 @@ class AllGather(AllToAll):
 
     def policy(self, dispatch: Dispatch, context: PipelineContext, *_: object) -> MemoryPolicy:
         """Return the policy that sums outputs over the ranks."""
-        sharing = self._share(dispatch.shards)
-        return TensorParallelPolicy(context=context, sharing=sharing, dispatch=dispatch)
+        return sum_over_ranks(context, dispatch, self._share(dispatch.shards))
 
     def planned_tokens(self, num_tokens: Sequence[int]) -> int:
         """Return the number of all ranks' tokens, of which replicas count once."""

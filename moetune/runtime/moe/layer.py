@@ -26,7 +26,6 @@ from moetune.domain.layer import (
     check_sequence_parallel,
 )
 from moetune.domain.plan import Plan
-from moetune.runtime.moe.balance import LastLoss
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.gate import Gate, Routing
@@ -36,6 +35,38 @@ from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
 
 _SEED_LIMIT = 2**62
+
+
+class LastLoss:
+    """The balance loss of a layer's last forward pass."""
+
+    def __init__(self) -> None:
+        self._loss: torch.Tensor | None = None
+        self._lacks_gradients = False
+
+    def __reduce__(self) -> tuple[type["LastLoss"], tuple[()]]:
+        """Copies of a layer have no loss: torch copies no tensor of a graph."""
+        return LastLoss, ()
+
+    def put(self, loss: torch.Tensor, *, trains: bool = False) -> None:
+        """Keep a loss; where it trains, it is to have gradients."""
+        self._loss, self._lacks_gradients = loss, trains and not torch.is_grad_enabled()
+
+    def get(self) -> torch.Tensor | None:
+        """Return the loss; None before any.
+
+        Raises:
+            InputError: the training pass ran without gradients, and the loss is asked for with
+                them.
+        """
+        if self._lacks_gradients and torch.is_grad_enabled():
+            raise InputError(
+                "the balance loss of the last training pass has no gradient: the layer ran under "
+                "no_grad, as torch's checkpoint with use_reentrant=True does",
+                "checkpoint with use_reentrant=False; or read aux_loss inside of the checkpointed "
+                "function, or under torch.no_grad() for its value alone",
+            )
+        return self._loss
 
 
 class ExpertLayer(PlannedLayer):

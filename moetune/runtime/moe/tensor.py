@@ -10,6 +10,7 @@ T tokens of the group, S of this rank, K choices, R pairs of this rank's experts
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -17,10 +18,10 @@ from moetune.comm.group import Communicator
 from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
-from moetune.runtime.moe.executor import Executor, PipelineContext, local_schedule
+from moetune.runtime.moe.executor import Executor, PhaseRun, PipelineContext, local_schedule
 from moetune.runtime.moe.expert_grads import CombineWeights, ExpertGrads
 from moetune.runtime.moe.experts import ExpertWeights, SavedActivations
-from moetune.runtime.moe.function import PhaseInputs, Saved
+from moetune.runtime.moe.function import MemoryPolicy, PhaseInputs
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
@@ -86,59 +87,58 @@ class TokenSharing:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorParallelPolicy:
-    """The policy that computes the pairs of this rank's experts, and sums outputs over the ranks.
+def sum_over_ranks(
+    context: PipelineContext, dispatch: Dispatch, sharing: TokenSharing
+) -> MemoryPolicy:
+    """Return the policy that computes the pairs of this rank's experts, and sums over the ranks.
 
     Saved for the backward pass: x and the experts' pre-activations. Rows are gathered from x again.
     """
-
-    context: PipelineContext
-    sharing: TokenSharing
-    dispatch: Dispatch
-
-    def forward(self, inputs: PhaseInputs) -> "_TensorForward":
-        """Gather x and make the buffers of the forward phase."""
-        return _TensorForward(self, inputs)
-
-    def backward(self, inputs: PhaseInputs) -> "_TensorBackward":
-        """Gather the gradient and make the buffers of the backward phase."""
-        return _TensorBackward(self, inputs)
-
-    def release(self) -> None:
-        """Do nothing: the policy borrows no memory."""
-
-    def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Return (T, …) from this rank's part of it."""
-        whole = self.sharing.gather(values, name)
-        if self.sharing.in_shards:
-            self.context.tracker.add(whole)
-        return whole
-
-    def gather_tokens(self, phase: Phase, values_SD: torch.Tensor) -> torch.Tensor:
-        """Return (T, D), x or the gradient of y; the phase's first chunk waits for it."""
-        if not self.sharing.in_shards:
-            return values_SD
-        name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
-        with self.context.recorder.exchange(phase, "gather", 0, values_SD.nbytes):
-            return self.gather(values_SD, name)
+    return MemoryPolicy(
+        context=context,
+        forward=partial(_TensorForward, context, dispatch, sharing),
+        backward=partial(_TensorBackward, context, dispatch, sharing),
+    )
 
 
-class _TensorPhase:
+def _gather(
+    context: PipelineContext, sharing: TokenSharing, values: torch.Tensor, name: str
+) -> torch.Tensor:
+    """Return (T, …) from this rank's part of it."""
+    whole = sharing.gather(values, name)
+    if sharing.in_shards:
+        context.tracker.add(whole)
+    return whole
+
+
+def _gather_tokens(
+    context: PipelineContext, sharing: TokenSharing, phase: Phase, values_SD: torch.Tensor
+) -> torch.Tensor:
+    """Return (T, D), x or the gradient of y; the phase's first chunk waits for it."""
+    if not sharing.in_shards:
+        return values_SD
+    name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
+    with context.recorder.exchange(phase, "gather", 0, values_SD.nbytes):
+        return _gather(context, sharing, values_SD, name)
+
+
+class _TensorPhase(PhaseRun):
     """The common part of both phases: sum a chunk's rows by token, then over the ranks."""
 
     def __init__(
         self,
-        policy: TensorParallelPolicy,
         phase: Phase,
+        context: PipelineContext,
+        dispatch: Dispatch,
+        sharing: TokenSharing,
         like_TD: torch.Tensor,
         experts: ExpertWeights,
     ) -> None:
-        self._sharing, self._tracker = policy.sharing, policy.context.tracker
-        self._order: PhaseOrder = getattr(policy.dispatch, phase)
-        self._layout, degree = policy.dispatch.layout(self._order), self._order.degree
-        self._chunks = policy.sharing.chunks(degree)
-        self.executor = Executor(policy.context, phase, degree)
+        self._sharing, self._tracker = sharing, context.tracker
+        self._order: PhaseOrder = getattr(dispatch, phase)
+        self._layout, degree = dispatch.layout(self._order), self._order.degree
+        self._chunks = sharing.chunks(degree)
+        self.executor = Executor(context, phase, degree)
         self.schedule = local_schedule(degree)
         self._reductions: list[Transfer] = []
         most_addends = min(self._order.rows_TK.shape[1], len(experts.w1))
@@ -147,10 +147,7 @@ class _TensorPhase:
         names = ("rows", "grads" if is_backward else "results")
         shapes: dict[str, Shape] = dict.fromkeys(names, (most, like_TD.shape[1]))
         shapes |= experts.hidden_shapes(most, backward=is_backward)
-        self._buffers = policy.context.workspace.buffers(shapes, like_TD)
-
-    def dispatch(self, chunk: int) -> None:
-        """Send nothing: the schedule has no such step."""
+        self._buffers = context.workspace.buffers(shapes, like_TD)
 
     def combine(self, chunk: int) -> None:
         """Start summing the chunk's tokens over the ranks."""
@@ -179,6 +176,11 @@ class _TensorPhase:
             rows_TK = self._order.rows_TK[part]
             sum_pairs(rows, rows_TK - first if first else rows_TK, self._sums_TD[part], drops=True)
 
+    def _take(self, buffer: str, values_TD: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' rows in a buffer."""
+        out = self._buffers[buffer][: len(tokens)]
+        return torch.index_select(values_TD, 0, tokens, out=out)
+
     def _tokens(self, chunk: int) -> torch.Tensor:
         """Return the tokens of the chunk's rows."""
         return self._order.tokens_N[self._layout.rows[chunk]]
@@ -197,18 +199,24 @@ class _TensorPhase:
 class _TensorForward(_TensorPhase):
     """The forward phase."""
 
-    def __init__(self, policy: TensorParallelPolicy, inputs: PhaseInputs) -> None:
-        self._x_TD = x_TD = policy.gather_tokens("forward", inputs.values_TD)
-        weights_TK = policy.gather(inputs.weights_TK, "the gathering of weights")
-        weights_R1 = policy.dispatch.forward.weights_of_rows(weights_TK).to(x_TD.dtype)
+    def __init__(
+        self,
+        context: PipelineContext,
+        dispatch: Dispatch,
+        sharing: TokenSharing,
+        inputs: PhaseInputs,
+    ) -> None:
+        self._x_TD = x_TD = _gather_tokens(context, sharing, "forward", inputs.values_TD)
+        weights_TK = _gather(context, sharing, inputs.weights_TK, "the gathering of weights")
+        weights_R1 = dispatch.forward.weights_of_rows(weights_TK).to(x_TD.dtype)
         weights_R1 = weights_R1.unsqueeze(1)
-        tracker, experts = policy.context.tracker, inputs.experts
+        tracker, experts = context.tracker, inputs.experts
         self._activations = experts.save_activations(len(weights_R1), x_TD, tracker)
         tracker.add(weights_R1)
-        super().__init__(policy, "forward", x_TD, experts)
+        super().__init__("forward", context, dispatch, sharing, x_TD, experts)
         self._weights_R1, self._experts = weights_R1, experts
         activations = self._activations
-        self.saved: Saved = x_TD, weights_R1, activations.pre_RH, activations.gate_RH
+        self.saved = x_TD, weights_R1, activations.pre_RH, activations.gate_RH
 
     def begin(self) -> None:
         """Allocate the sums by token."""
@@ -223,7 +231,7 @@ class _TensorForward(_TensorPhase):
         """Sum the experts' weighted results at their tokens."""
         layout, experts, tokens = self._layout, self._experts, self._tokens(chunk)
         mine = layout.rows[chunk]
-        rows = _gather(self._x_TD, tokens, self._buffers["rows"])
+        rows = self._take("rows", self._x_TD, tokens)
         results = self._buffers["results"][: len(rows)]
         for part in layout.parts[chunk]:
             some = part.within(mine)
@@ -236,11 +244,17 @@ class _TensorForward(_TensorPhase):
 class _TensorBackward(_TensorPhase):
     """The backward phase."""
 
-    def __init__(self, policy: TensorParallelPolicy, inputs: PhaseInputs) -> None:
+    def __init__(
+        self,
+        context: PipelineContext,
+        dispatch: Dispatch,
+        sharing: TokenSharing,
+        inputs: PhaseInputs,
+    ) -> None:
         self._x_TD, self._weights_R1, pre_RH, gate_RH = inputs.saved
         self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
-        self._grad_TD = policy.gather_tokens("backward", inputs.values_TD.contiguous())
-        super().__init__(policy, "backward", self._grad_TD, inputs.experts)
+        self._grad_TD = _gather_tokens(context, sharing, "backward", inputs.values_TD.contiguous())
+        super().__init__("backward", context, dispatch, sharing, self._grad_TD, inputs.experts)
         self._weights_SK, self._b2 = inputs.weights_TK, inputs.experts.b2
         self.grads = ExpertGrads(
             inputs.experts,
@@ -274,8 +288,8 @@ class _TensorBackward(_TensorPhase):
     def compute(self, chunk: int) -> None:
         """Sum the gradients of the experts' rows at their tokens."""
         mine, tokens = self._layout.rows[chunk], self._tokens(chunk)
-        rows = _gather(self._x_TD, tokens, self._buffers["rows"])
-        grads = _gather(self._grad_TD, tokens, self._buffers["grads"])
+        rows = self._take("rows", self._x_TD, tokens)
+        grads = self._take("grads", self._grad_TD, tokens)
         for part in self._layout.parts[chunk]:
             some, places = part.within(mine), part.rows
             weights = self._weights_R1[places], self._grad_weights_R1[places]
@@ -288,7 +302,3 @@ class _TensorBackward(_TensorPhase):
                 combine_weights=CombineWeights(*weights, self._b2),
             )
         self._sum(chunk, grads)
-
-
-def _gather(values_TD: torch.Tensor, tokens: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    return torch.index_select(values_TD, 0, tokens, out=into[: len(tokens)])
