@@ -20,7 +20,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.pipeline import Schedule
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_rules import micro_batch_rules
-from moetune.runtime.parallel.fully_sharded import Hidden
+from moetune.runtime.parallel.fsdp import Hidden
 
 _OfSeveral = (
     ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble | ScheduleZBVZeroBubble

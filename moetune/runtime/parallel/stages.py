@@ -26,14 +26,14 @@ from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.clip import clip_gradients
-from moetune.runtime.parallel.fully_sharded import (
+from moetune.runtime.parallel.fsdp import (
     forget_failed_passes,
     is_sharded,
     shard_fully,
     sharded_modules,
 )
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.parallel.optimizer import MakeOptimizer, MasterOptimizer
+from moetune.runtime.parallel.optimizer import MakeOptimizer, MasterOptimizer, SummedGradients
 from moetune.runtime.parallel.schedules import (
     HiddenStage,
     TorchSchedule,
@@ -41,7 +41,6 @@ from moetune.runtime.parallel.schedules import (
     micro_batches_of,
     torch_schedule,
 )
-from moetune.runtime.parallel.summed_gradients import SummedGradients
 
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The mean loss over the tokens of a micro-batch, from the last part's output and the targets."""
