@@ -8,9 +8,9 @@ from types import MappingProxyType
 import numpy as np
 
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.fit.curve import left_out_errors
 from moetune.fit.index import Points as Measured
-from moetune.fit.left_out import left_out_errors
-from moetune.fit.predictor import Curves
+from moetune.fit.operations import Curves
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_seconds
 from moetune.report.axes import Axis, log_seconds, log_sizes
 from moetune.report.marks import SERIES, Band, Line, Mark, Outline, Panel, Points

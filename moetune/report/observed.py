@@ -4,8 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moetune.domain.prediction_error import prediction_error
-from moetune.domain.records import Observation, Stored
+from moetune.domain.records import Observation, Stored, prediction_error
 from moetune.domain.storable import is_sound
 from moetune.domain.units import format_seconds
 from moetune.report.axes import Axis, seconds_unit

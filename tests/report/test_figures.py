@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from moetune.domain.plan import Plan
 from moetune.domain.records import Stored
 from moetune.fit.costs import costs_of
-from moetune.fit.left_out import SPACING_SHARE, interpolation_errors
+from moetune.fit.curve import SPACING_SHARE, interpolation_errors
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.report.fits import (
     fit_figure,
