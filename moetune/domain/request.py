@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from moetune.domain.ask import LARGEST_BYTES, LARGEST_RANKS, LARGEST_TOKENS, LARGEST_WIDTH
 from moetune.domain.constraint_texts import (
     check_constraint_sizes,
     encode_constraints,
@@ -16,16 +17,15 @@ from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import find_model
 from moetune.domain.profile import Profile
-from moetune.domain.request_rules import check_pins
-from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
+from moetune.domain.spelling import check_range, flag_of
 from moetune.domain.units import DTYPE_BYTES
 from moetune.domain.withdrawn import withdrawn_key
 
-LARGEST_RANKS = 2**20
-LARGEST_TOKENS = 2**31
-LARGEST_BYTES = 2**50
-LARGEST_WIDTH = 2**20
-"""Of a layer: its widths and its experts."""
+LAYER_SIZES = ("d_model", "d_hidden", "num_experts", "top_k")
+_FIELDS = {
+    "num_nodes": "nodes", "tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit",
+}  # fmt: skip
+"""Fields of a `Question` by the names of a request that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,6 @@ class PlanRequest:
         tokens_per_rank: default, the model's; a layer needs it.
         dtype: default, what the profile is for: see `default_dtype`.
         memory_limit_bytes: default, the device's memory.
-        spelling: how the caller writes these names, for errors.
 
     Raises:
         InputError: it is incomplete, contradicts itself, or names no known model.
@@ -54,34 +53,33 @@ class PlanRequest:
     dtype: str | None = None
     memory_limit_bytes: int | None = None
     constraints: Constraints = field(default_factory=Constraints)
-    spelling: Spelling = field(default=AS_FLAGS, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_subject(self)
         if self.world_size is not None and self.num_nodes is not None:
             raise InputError(
-                f"{self.spelling('num_nodes')} and {self.spelling('world_size')} both say how many "
-                "ranks there are",
+                "--nodes and --world-size both say how many ranks there are",
                 "give one of them",
             )
         for name in ("world_size", "num_nodes", "tokens_per_rank", "memory_limit_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"{self.spelling(name)} must be at least 1, got {value}")
-        check_pins(self)
+                field_name = _FIELDS.get(name, name)
+                what = f"{flag_of(field_name)} must be at least 1, got {value}"
+                raise InputError(what, field=field_name)
+        _check_pins(self.constraints)
 
     def check_sizes(self) -> None:
         """Raise InputError where a size is so large that it is a mistake.
 
         For new requests: a recorded one may hold what an older moetune allowed.
         """
-        check_sizes(self, self.spelling)
+        check_sizes(self)
         if self.num_nodes is not None:
-            check_range(self.spelling("num_nodes"), self.num_nodes, 1, LARGEST_RANKS)
-        for size in ("d_model", "d_hidden", "num_experts", "top_k") if self.layer else ():
-            name = self.spelling(f"layer.{size}")
-            check_range(name, getattr(self.layer, size), 1, LARGEST_WIDTH)
-        check_constraint_sizes(self.constraints, self.spelling)
+            check_range("nodes", self.num_nodes, 1, LARGEST_RANKS)
+        for size in LAYER_SIZES if self.layer else ():
+            check_range(size, getattr(self.layer, size), 1, LARGEST_WIDTH)
+        check_constraint_sizes(self.constraints)
 
     def inputs_for(self, profile: Profile, *, fingerprint: str | None = None) -> "PlanInputs":
         """Return the request with every default filled in.
@@ -183,7 +181,6 @@ class PlanInputs:
             dtype=self.dtype,
             memory_limit_bytes=self.memory_limit_bytes,
             constraints=self.pinned,
-            spelling=AS_KEYS,
         )
 
     @property
@@ -228,7 +225,7 @@ class Sizes(Protocol):
         ...
 
 
-def check_sizes(sizes: Sizes, spelling: Spelling) -> None:
+def check_sizes(sizes: Sizes) -> None:
     """Raise InputError where a number is so large that it is a mistake."""
     largest = {
         "world_size": LARGEST_RANKS,
@@ -237,7 +234,7 @@ def check_sizes(sizes: Sizes, spelling: Spelling) -> None:
     }
     for name, most in largest.items():
         if (value := getattr(sizes, name)) is not None:
-            check_range(spelling(name), value, 1, most)
+            check_range(_FIELDS.get(name, name), value, 1, most)
 
 
 def gemm_dtypes(profile: Profile) -> tuple[str, ...]:
@@ -256,15 +253,46 @@ def default_dtype(profile: Profile) -> str:
 
 
 def _check_subject(request: PlanRequest) -> None:
-    spelling = request.spelling
     if (request.model is None) == (request.layer is None):
         is_nothing = request.model is None
         raise InputError(
             "there is nothing to plan for" if is_nothing else "a model and a layer are given",
-            f"name a model with {spelling('model')} (see `moetune models list`), "
-            f"or give a layer with {spelling('layer')}",
+            "name a model with --model (see `moetune models list`), "
+            "or give a layer with --d-model, --d-hidden and --num-experts",
         )
     if request.model is not None:
         find_model(request.model)
     elif request.tokens_per_rank is None:
-        raise InputError("the number of tokens is missing", f"give {spelling('tokens_per_rank')}")
+        raise InputError("the number of tokens is missing", "give --tokens")
+
+
+def _check_pins(constraints: Constraints) -> None:
+    """Raise InputError where no plan has what is pinned."""
+    is_tensor = constraints.expert_parallel == "tensor"
+    if constraints.sequence_parallel and not is_tensor:
+        raise InputError(
+            "--sequence-parallel needs --expert-parallel tensor: with all_to_all every rank has "
+            "tokens of its own anyway",
+            "add --expert-parallel tensor, or omit --sequence-parallel",
+        )
+    rule = constraints.expert_placement
+    if rule != "planned" and not constraints.routing:
+        raise InputError(
+            f"--expert-placement {rule} needs --routing: without loads of experts none is placed",
+            "omit --expert-placement, or give the record of a layer's routing with --routing",
+        )
+    bounds = constraints.bounds
+    excluded = {
+        "--routing": (constraints.routing, "whose ranks all have every token"),
+        f"--strategy {bounds.strategy}": (
+            bounds.strategy not in {None, "none"},
+            "where nothing is dispatched and no memory reused",
+        ),
+        f"--order {bounds.order}": (bounds.order, "where a chunk has one transfer"),
+    }  # fmt: skip
+    for flag, (is_pinned, reason) in excluded.items():
+        if is_tensor and is_pinned:
+            raise InputError(
+                f"{flag} excludes --expert-parallel tensor, {reason}",
+                f"omit {flag.partition(' ')[0]}, or take --expert-parallel all_to_all",
+            )

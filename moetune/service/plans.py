@@ -12,15 +12,14 @@ from starlette.responses import Response
 from moetune.domain.document import canonical_json, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
-from moetune.domain.spelling import Spelling
+from moetune.domain.spelling import AS_ARGUMENTS, Spelling, spelled
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.service import describe
 from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
-from moetune.workflows.arguments import named_as_arguments
 from moetune.workflows.plan import InputsDocument
-from moetune.workflows.questions import Question, asks_for_model, read_question
+from moetune.workflows.questions import ServedQuestion, asks_for_model, read_question
 from moetune.workflows.training_whatif import TrainingWhatIf, whatif_training
 from moetune.workflows.views.training_explanation import TrainingExplanation
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf, WhatIfAnswer
@@ -91,7 +90,7 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
         """
         inputs = await read_document(request, pools, schema=INPUTS_SCHEMA)
         if asks_for_model(inputs):
-            with named_as_arguments():
+            with spelled(AS_ARGUMENTS):
                 question = await pools.read(read_question, inputs)
                 plan: AnyPlan = await kept_answer(request, pools, question)
         else:
@@ -110,7 +109,7 @@ async def _resolved(request: Request, pools: WorkerPools, inputs: Mapping[str, o
     return plan
 
 
-async def kept_answer(request: Request, pools: WorkerPools, question: Question) -> AnyPlan:
+async def kept_answer(request: Request, pools: WorkerPools, question: ServedQuestion) -> AnyPlan:
     """Return the answer of a question, which is stored and counted if it is new.
 
     Raises:
@@ -202,7 +201,7 @@ async def _changed(pools: WorkerPools, question: WhatIf) -> WhatIfAnswer | Train
         await _require(pools, question.plan_id)
         training = await pools.read(planner.reading.training_plan, question.plan_id)
     elif question.plan_id is None and asks_for_model(question.inputs):
-        with named_as_arguments():
+        with spelled(AS_ARGUMENTS):
             asked = await pools.read(read_question, question.inputs)
             training = await pools.solve(asked.answer, planner)
     if isinstance(training, TrainingDocument):

@@ -17,11 +17,10 @@ from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.site import site_of
-from moetune.domain.spelling import nearest_then
+from moetune.domain.spelling import flag_of, nearest_then, read_flag
 from moetune.domain.units import format_bytes, format_rate, parse_bytes, parse_flops, parse_rate
 from moetune.report.section import plural
 from moetune.workflows.files import bundled_profiles, toml_value
-from moetune.workflows.flags import read_flag
 from moetune.workflows.profile_toml import parse_toml, profile_in_toml, reference_profile
 
 _NODES_OF = re.compile(r"(\w+)-(?:x4|x8|nvl72)")
@@ -93,10 +92,6 @@ _EXAMPLES = {
 """Values of the fields without which no machine is described; cards where it has a network."""
 
 
-def _flag(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
-
-
 def description_of(flags: Mapping[str, Any]) -> Description:
     """Return the description that the values of flags make.
 
@@ -108,13 +103,13 @@ def description_of(flags: Mapping[str, Any]) -> Description:
     """
     given = {name: value for name, value in flags.items() if value is not None}
     for name in given.keys() & _READERS.keys():
-        read_flag(given[name], _READERS[name], _flag(name))
+        read_flag(given[name], _READERS[name], name)
     has_network = given.get("nodes", 1) > 1 or "nics" in given or "nic_rate" in given
     wanted = [name for name in _EXAMPLES if has_network or not name.startswith("nic")]
     if missing := [name for name in wanted if name not in given]:
         raise InputError(
-            f"the description lacks {', '.join(map(_flag, missing))}",
-            f"such as {', '.join(f'{_flag(name)} {_EXAMPLES[name]}' for name in missing)}",
+            f"the description lacks {', '.join(map(flag_of, missing))}",
+            f"such as {', '.join(f'{flag_of(name)} {_EXAMPLES[name]}' for name in missing)}",
         )
     return Description(**given)
 

@@ -13,6 +13,7 @@ from moetune.domain.errors import (
 )
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.profile import Profile
+from moetune.domain.question import modules_of
 from moetune.domain.spelling import Spelling
 from moetune.domain.training import (
     CUDA_GRAPHS,
@@ -39,7 +40,6 @@ from moetune.workflows.compared import (
     drift_notes,
     only_kept_note,
 )
-from moetune.workflows.flags import modules_of
 from moetune.workflows.layout_text import LayoutText, read_layout
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
 from moetune.workflows.training import plan_training

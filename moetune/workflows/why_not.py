@@ -8,12 +8,12 @@ one of the candidates that the plan has kept.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from moetune.domain.ask import LARGEST_BYTES
 from moetune.domain.constraint_texts import check_constraint_sizes, decode_constraints
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.request import LARGEST_BYTES
-from moetune.domain.spelling import AS_FIELDS, Spelling
+from moetune.domain.spelling import AS_FIELDS, Spelling, spelled
 from moetune.domain.units import format_share
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import NOISE, WORTH
@@ -105,7 +105,8 @@ class WhyNot:
                 "layer",
                 f"ask with {' or '.join(names)}",
             )
-        check_constraint_sizes(decode_constraints(texts, self.pin_spelling), self.pin_spelling)
+        with spelled(self.pin_spelling):
+            check_constraint_sizes(decode_constraints(texts))
         return texts
 
 

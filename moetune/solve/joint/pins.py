@@ -37,10 +37,13 @@ def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | Refus
     """Return why no layout obeys the pins, with the nearest that some layout obeys.
 
     It is a `RefusedLayoutError` where the rules of the job allow them and the runtime does not.
+    Its field is the first pin to change.
     """
     error = _contradiction(space, pins)
     if space.asks_runtime and _is_possible(replace(space, asks_runtime=False), pins):
-        return RefusedLayoutError(error.what, error.hint)
+        refused = RefusedLayoutError(error.what, error.hint)
+        refused.field = error.field
+        return refused
     return error
 
 
@@ -50,7 +53,8 @@ def _contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError:
     what = "; ".join(dict.fromkeys(rule.what for rule in broken)) or "no layout has all pins"
     if near is None:
         return InputError(what, broken[0].hint if broken else "pin less of it")
-    return InputError(what, _advice(pins, near.pins))
+    changed = next(name for name in pinned(pins) if getattr(pins, name) != getattr(near.pins, name))
+    return InputError(what, _advice(pins, near.pins), field=changed)
 
 
 def _fewest_broken(
