@@ -16,8 +16,7 @@ from moetune.cli import completion
 from moetune.cli.help import Commands, GroupedCommand
 from moetune.cli.session import Session, session_of
 from moetune.config import environment
-from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.extras import needed_by
+from moetune.domain.errors import InputError, MoetuneError, needed_by
 
 INTERRUPTED = 130
 _LONG = frozenset({"profile", "verify", "serve"})

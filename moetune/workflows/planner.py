@@ -313,7 +313,7 @@ def _sensitivity(plan: Plan, profile: Profile) -> Sensitivity:
 
 
 def _training(request: TrainingRequest, profile: Profile) -> TrainingDocument:
-    return plan_training(request, profile).stored
+    return plan_training(request, profile)
 
 
 def _is_another(profile: str) -> str:

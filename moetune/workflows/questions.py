@@ -106,4 +106,4 @@ def _profile_name(profile: object) -> str:
 
 def _plan_model(question: Question, profile: Profile) -> TrainingDocument:
     request = training_request(question, profile)
-    return plan_training(request, profile, with_front=question.front, with_savings=True).stored
+    return plan_training(request, profile, with_front=question.front, with_savings=True)

@@ -226,5 +226,5 @@ def plan_model(
     plan = plan_training(request, found.profile, with_front=question.front, with_savings=True)
     if save:
         with wiring.open_store(settings) as store:
-            store.save_training_plan(plan.stored)
-    return plan.stored
+            store.save_training_plan(plan)
+    return plan

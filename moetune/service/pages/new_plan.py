@@ -24,7 +24,7 @@ from moetune.huggingface.pasted import NAME, PastedConfig, pasted_config, unpack
 from moetune.huggingface.registry import model_names
 from moetune.report.section import Section
 from moetune.service.access import Access
-from moetune.service.bodies import FORM, read_form
+from moetune.service.bodies import read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
 from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
@@ -41,7 +41,6 @@ _EXAMPLE = {
     "seq": "4096",
 }  # fmt: skip
 """What an address without fields shows, before it is asked for."""
-_MOST_FIELDS = 100
 _NO_FILE = {"routing": "balanced or natural"}
 """Hints of fields that name files on a command line, which a service does not read."""
 
@@ -163,7 +162,7 @@ def new_plan_router(
 
     @router.post("/new")
     async def asked(request: Request) -> Response:
-        form = _Form.of(await _fields(request))
+        form = _Form.of(await read_form(request))
         try:
             there = form.address()
         except MoetuneError:
@@ -174,7 +173,7 @@ def new_plan_router(
 
     @router.post(KEEP_PATH)
     async def keep(request: Request) -> Response:
-        fields = await _fields(request)
+        fields = await read_form(request)
         if not may_write(request.scope, access, fields.get("token", "").strip()):
             raise ForbiddenError(
                 "keeping a plan needs the write token, and this is not it",
@@ -188,11 +187,6 @@ def new_plan_router(
         return RedirectResponse(address("plans", plan.id), HTTPStatus.SEE_OTHER)
 
     return router
-
-
-async def _fields(request: Request) -> dict[str, str]:
-    form = await read_form(request, kind=FORM, max_fields=_MOST_FIELDS)
-    return {name: value.decode() for name, value in form.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
