@@ -8,24 +8,29 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from moetune.cli.completers import model_names
+from moetune.cli.completers import gpu_names, model_names
 from moetune.domain.ask import Ask
 from moetune.domain.question import ASKS
+from moetune.domain.units import parse_bytes
 
 T = TypeVar("T")
 Texts = Mapping[str, str]
 """Texts of the fields that were given, by name: `domain.question.read_texts` reads them."""
 _FORMS: Mapping[type, str] = MappingProxyType({int: "N", float: "SHARE", str: "NAME"})
+_NAMES = MappingProxyType({"model": model_names, "gpu": gpu_names})
 _TEXTS = MappingProxyType({True: "yes", False: "no"})
 
 
 def with_fields(
-    *names: str, defaults: Mapping[str, str] = MappingProxyType({})
+    *names: str,
+    table: Mapping[str, Ask] = ASKS,
+    defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Return a decorator that gives a command the options of fields, as texts in `asked`.
 
     Args:
-        names: of fields of the question, in the order of help.
+        names: of fields, in the order of help.
+        table: that has them.
         defaults: that help shows; the function fills them in.
     """
 
@@ -42,7 +47,7 @@ def with_fields(
             for one in parameters.values() if one.name != "asked"
         ]  # fmt: skip
         first = next((at for at, one in enumerate(own) if one.default is not one.empty), len(own))
-        made = [_parameter(ASKS[name], defaults.get(name)) for name in names]
+        made = [_parameter(table[name], defaults.get(name)) for name in names]
         signature = inspect.Signature([*own[:first], *made, *own[first:]])
         command.__signature__ = signature  # type: ignore[attr-defined] # typer reads it
         return command
@@ -70,12 +75,12 @@ def _form(ask: Ask) -> str:
         return ask.form
     if ask.choices:
         return f"[{'|'.join(map(str, ask.choices))}]"
-    return "SIZE" if ask.unit == "bytes" else _FORMS[ask.kind]
+    return "SIZE" if ask.parse is parse_bytes else _FORMS[ask.kind]
 
 
 def _completer(ask: Ask) -> Callable[[str], list[str]] | None:
-    if ask.name == "model":
-        return model_names
+    if ask.name in _NAMES:
+        return _NAMES[ask.name]
     if not ask.choices:
         return None
 

@@ -1,12 +1,14 @@
 """How one field of a question is asked for: its words, its choices, and the range of its value."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import about, flag_of
-from moetune.domain.units import parse_bytes, parse_count
+from moetune.domain.units import parse_count
 
 LARGEST_RANKS = 2**20
 LARGEST_TOKENS = 2**31
@@ -16,7 +18,6 @@ LARGEST_WIDTH = 2**20
 LARGEST_DEGREE = 256
 Scope = Literal["any", "layer", "model"]
 """Plans that a field is for: all, those of a layer alone, or those of a whole model."""
-Unit = Literal["", "bytes"]
 _YES, _NO = ("yes", "true"), ("no", "false")
 
 
@@ -42,6 +43,7 @@ class Ask:
 
     Args:
         kind: of its value: int, float, bool or str.
+        parse: reads a text; of a text with a unit that stays one, checks it.
         label: of a form.
         words: its help.
         form: of a flag's value, in help; "" for its choices.
@@ -58,7 +60,7 @@ class Ask:
     form: str
     choices: tuple[Any, ...]
     is_choice: bool
-    unit: Unit
+    parse: Callable[[str], Any]
     smallest: int
     largest: int | None
     is_switch: bool
@@ -84,14 +86,8 @@ class Ask:
                 if text not in (*_YES, *_NO):
                     raise InputError(f"{self.flag} must be yes or no, got {shown(text)}")
                 return text in _YES
-            if self.kind is float:
-                try:
-                    return float(text)
-                except ValueError:
-                    raise InputError(f"{shown(text)} is no number", "such as 0.5") from None
-            if self.kind is int:
-                return (parse_bytes if self.unit == "bytes" else parse_count)(text)
-            return text
+            value = self.parse(text)
+            return text if self.kind is str else value
 
     def check(self, value: Any) -> None:  # noqa: ANN401 - of any kind
         """Raise InputError where a number is out of its range, or a choice is none."""
@@ -119,7 +115,7 @@ def described(
     *,
     form: str = "",
     choices: tuple[Any, ...] = (),
-    unit: Unit = "",
+    parse: Callable[[str], Any] | None = None,
     smallest: int = 1,
     largest: int | None = None,
     default: object = None,
@@ -127,6 +123,40 @@ def described(
     """Return a field of a dataclass that an `Ask` describes: the name and kind are the field's."""
     metadata = {
         "group": group, "label": label, "words": words, "form": form, "choices": choices,
-        "unit": unit, "smallest": smallest, "largest": largest,
+        "parse": parse, "smallest": smallest, "largest": largest,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
+
+
+def asks_of(kind: type) -> Mapping[str, Ask]:
+    """Return how each described field of a dataclass is asked for, in their order."""
+    hints = get_type_hints(kind)
+    return MappingProxyType(
+        {
+            item.name: _ask_of(item.name, hints[item.name], item.default, item.metadata)
+            for item in fields(kind) if item.metadata
+        }
+    )  # fmt: skip
+
+
+def _ask_of(name: str, hint: object, default: object, metadata: Mapping[str, Any]) -> Ask:
+    about_it = dict(metadata)
+    one = next(one for one in (*get_args(hint), hint) if one is not type(None))
+    is_choice = get_origin(one) is Literal
+    if is_choice:
+        about_it["choices"] = get_args(one)
+    value_kind: Any = type(about_it["choices"][0]) if is_choice else one
+    about_it["parse"] = about_it["parse"] or _PARSERS.get(value_kind, str)
+    return Ask(
+        name=name, kind=value_kind, is_choice=is_choice, is_switch=default is False, **about_it
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{shown(text)} is no number", "such as 0.5") from None
+
+
+_PARSERS: Mapping[type, Callable[[str], Any]] = MappingProxyType({int: parse_count, float: _number})

@@ -4,9 +4,9 @@ Flags of `moetune plan`, arguments of `moetune.plan`, JSON and the form of a pag
 """
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, cast, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, cast, get_type_hints
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.ask import (
@@ -21,6 +21,7 @@ from moetune.domain.ask import (
     SIZES,
     TRAINING,
     Ask,
+    asks_of,
     described,
 )
 from moetune.domain.constraints import Order, Strategy
@@ -41,6 +42,7 @@ from moetune.domain.training import (
     TokenDispatcher,
     ZeroStage,
 )
+from moetune.domain.units import parse_bytes
 
 _LAYER_SIZES = ("d_model", "d_hidden", "num_experts")
 
@@ -75,7 +77,7 @@ class Question:
     )
     memory_limit: int | None = described(
         PLANNED, "Memory of a GPU", "Of one device: 40GiB. Default: all, of a GPU 92 %.",
-        unit="bytes", largest=LARGEST_BYTES,
+        parse=parse_bytes, largest=LARGEST_BYTES,
     )  # fmt: skip
     dtype: str | None = described(
         PLANNED, "Element type", "Default: bfloat16 where measured, else float32.",
@@ -171,7 +173,7 @@ class Question:
     batch: int | None = described(LAYER, "Sequences a GPU", "With --seq: sequences per rank.")
     memory_taken: int | None = described(
         LAYER, "Memory for the rest", "Part of the limit for the rest. Default: 0.",
-        unit="bytes", smallest=0, largest=LARGEST_BYTES,
+        parse=parse_bytes, smallest=0, largest=LARGEST_BYTES,
     )  # fmt: skip
     allow_modelled: bool | None = described(
         LAYER, "Estimate group sizes not measured",
@@ -312,24 +314,7 @@ class Question:
 
 
 _HINTS: Mapping[str, Any] = MappingProxyType(get_type_hints(Question))
-
-
-def _asked_as(item: "Field[Any]") -> Ask:
-    hint = next(one for one in (*get_args(_HINTS[item.name]), _HINTS[item.name])
-                if one is not type(None))  # fmt: skip
-    is_choice = get_origin(hint) is Literal
-    about_it = dict(item.metadata)
-    if is_choice:
-        about_it["choices"] = get_args(hint)
-    kind = type(about_it["choices"][0]) if is_choice else hint
-    return Ask(
-        name=item.name, kind=kind, is_choice=is_choice, is_switch=item.default is False, **about_it
-    )
-
-
-ASKS: Mapping[str, Ask] = MappingProxyType(
-    {item.name: _asked_as(item) for item in fields(Question) if item.metadata}
-)
+ASKS = asks_of(Question)
 """Every field of the question but `config`, in the order of help."""
 
 
