@@ -17,7 +17,6 @@ from moetune.domain.question import MEMORY_FIELDS, Question
 from moetune.domain.spelling import AS_ARGUMENTS, nearest_or, spelled
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows import wiring
-from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import is_plan_path
 from moetune.workflows.memory import fit_memory
 from moetune.workflows.open_planner import local_planner
@@ -30,6 +29,7 @@ from moetune.workflows.requests import (
     plan_model,
 )
 from moetune.workflows.staleness import stale_note
+from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.training_files import find_any_plan
 
 _LOGGER = logging.getLogger("moetune")
@@ -76,7 +76,7 @@ def plan(
         machine = planned.found.profile
         if note := stale_note(machine):
             _LOGGER.warning(note)
-        return PlanView.of(explain_plan(planned.plan, profile=machine))
+        return PlanView.of(LayerSubject(plan=planned.plan, profile=machine))
 
 
 def memory(
@@ -131,7 +131,7 @@ def load_plan(
         if isinstance(found, TrainingDocument):
             return TrainingPlanView(plan=found, db=_text(db))
         with local_planner(settings) as planner:
-            return PlanView.of(planner.explain_plan(found))
+            return PlanView.of(planner.explain(found))
 
 
 def _text(value: str | os.PathLike[str] | None) -> str | None:
