@@ -12,7 +12,7 @@ from starlette.responses import Response
 from moetune.domain.document import canonical_json, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
-from moetune.domain.spelling import AS_ARGUMENTS, Spelling, spelled
+from moetune.domain.spelling import AS_ARGUMENTS, spelled
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.service import describe
 from moetune.service.bodies import document, page, read_document, tagged
@@ -27,11 +27,6 @@ from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf, WhatIfAnswer
 INPUTS_SCHEMA = "moetune.inputs/1"
 _ID = re.compile(r"[0-9a-f]{64}")
 _CHOICES = ("degree", "forward_degree", "backward_degree", "strategy", "layout")
-_QUERY = Spelling(
-    key="{}", constraint="{}",
-    names={name.replace("_", "-"): name for name in _CHOICES},
-)  # fmt: skip
-"""Spelling of a query's parameters."""
 
 
 class PlainRoute(APIRoute):
@@ -143,10 +138,11 @@ def _add_explain(app: FastAPI, pools: WorkerPools) -> None:
         """
         question = WhyNot(
             degree=degree, forward_degree=forward_degree, backward_degree=backward_degree,
-            strategy=strategy, layout=layout, spelling=_QUERY,
+            strategy=strategy, layout=layout,
         )  # fmt: skip
         _check_query(request)
-        return document(await _explained(pools, plan_id, question))
+        with spelled(AS_ARGUMENTS):
+            return document(await _explained(pools, plan_id, question))
 
 
 async def _explained(pools: WorkerPools, plan_id: str, question: WhyNot) -> Mapping[str, object]:

@@ -254,11 +254,8 @@ class TrainingPlanView(Drawn):
             return ExplanationView(
                 plan_id=self.id, sections=explanation_sections(why), document=why.document
             )
-        spelling = replace(AS_FIELDS, names={"layout": "layout"})
         with spelled(AS_ARGUMENTS), self._planner() as planner:
-            answer = planner.why_not(
-                self.plan, WhyNot(layout=layout, spelling=spelling), model=model
-            )
+            answer = planner.why_not(self.plan, WhyNot(layout=layout), model=model)
         return ExplanationView(
             plan_id=self.id, sections=why_not_sections(answer), document=answer.document
         )
