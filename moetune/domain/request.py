@@ -1,10 +1,8 @@
 """A request for a plan, checked once for every caller, and the inputs that a plan records of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from moetune.domain.ask import LARGEST_BYTES, LARGEST_RANKS, LARGEST_TOKENS, LARGEST_WIDTH
 from moetune.domain.constraint_texts import (
     check_constraint_sizes,
     encode_constraints,
@@ -17,11 +15,12 @@ from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import find_model
 from moetune.domain.profile import Profile
-from moetune.domain.spelling import check_range, flag_of
+from moetune.domain.question import ASKS
+from moetune.domain.spelling import flag_of
 from moetune.domain.units import DTYPE_BYTES
 from moetune.domain.withdrawn import withdrawn_key
 
-LAYER_SIZES = ("d_model", "d_hidden", "num_experts", "top_k")
+INPUT_SIZES = ("world_size", "tokens_per_rank", "memory_limit_bytes")
 _FIELDS = {
     "num_nodes": "nodes", "tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit",
 }  # fmt: skip
@@ -61,7 +60,7 @@ class PlanRequest:
                 "--nodes and --world-size both say how many ranks there are",
                 "give one of them",
             )
-        for name in ("world_size", "num_nodes", "tokens_per_rank", "memory_limit_bytes"):
+        for name in (*INPUT_SIZES, "num_nodes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 field_name = _FIELDS.get(name, name)
@@ -74,11 +73,9 @@ class PlanRequest:
 
         For new requests: a recorded one may hold what an older moetune allowed.
         """
-        check_sizes(self)
-        if self.num_nodes is not None:
-            check_range("nodes", self.num_nodes, 1, LARGEST_RANKS)
-        for size in LAYER_SIZES if self.layer else ():
-            check_range(size, getattr(self.layer, size), 1, LARGEST_WIDTH)
+        check_sizes(self, (*INPUT_SIZES, "num_nodes"))
+        if self.layer is not None:
+            check_sizes(self.layer, ("d_model", "d_hidden", "num_experts", "top_k"))
         check_constraint_sizes(self.constraints)
 
     def inputs_for(self, profile: Profile, *, fingerprint: str | None = None) -> "PlanInputs":
@@ -206,35 +203,11 @@ class PlanInputs:
         )
 
 
-class Sizes(Protocol):
-    """The numbers of a request; None for the default."""
-
-    @property
-    def world_size(self) -> int | None:
-        """Ranks."""
-        ...
-
-    @property
-    def tokens_per_rank(self) -> int | None:
-        """Tokens of one step on each of them."""
-        ...
-
-    @property
-    def memory_limit_bytes(self) -> int | None:
-        """Of one device."""
-        ...
-
-
-def check_sizes(sizes: Sizes) -> None:
-    """Raise InputError where a number is so large that it is a mistake."""
-    largest = {
-        "world_size": LARGEST_RANKS,
-        "tokens_per_rank": LARGEST_TOKENS,
-        "memory_limit_bytes": LARGEST_BYTES,
-    }
-    for name, most in largest.items():
+def check_sizes(sizes: object, names: Iterable[str] = INPUT_SIZES) -> None:
+    """Raise InputError where a number is so large that it is a mistake; None passes."""
+    for name in names:
         if (value := getattr(sizes, name)) is not None:
-            check_range(_FIELDS.get(name, name), value, 1, most)
+            ASKS[_FIELDS.get(name, name)].check(value)
 
 
 def gemm_dtypes(profile: Profile) -> tuple[str, ...]:
