@@ -317,10 +317,16 @@ def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerNam
     """
     if dtype not in TRAINING_DTYPES:
         raise InputError(
-            f"dtype {dtype!r} is not for whole models", f"use {', '.join(TRAINING_DTYPES)}"
+            f"--dtype {dtype!r} is not for whole models",
+            f"use {', '.join(TRAINING_DTYPES)}",
+            field="dtype",
         )
     if optimizer not in OPTIMIZERS:
-        raise InputError(f"optimizer {optimizer!r} is unknown", f"use {', '.join(OPTIMIZERS)}")
+        raise InputError(
+            f"--optimizer {optimizer!r} is unknown",
+            f"use {', '.join(OPTIMIZERS)}",
+            field="optimizer",
+        )
     return dtype, optimizer
 
 
