@@ -165,7 +165,7 @@ class LayerSubject:
 
     def seconds(self, slowdown: Slowdown | None = None) -> float:
         """Return the step of the plan's own choice, of the machine or of a slower one."""
-        return plan_step(plan=self.plan, costs=slowed(self._costs, slowdown)).seconds
+        return plan_step(plan=self.plan, costs=slowed(self.costs, slowdown)).seconds
 
     def neighbours(self) -> Iterator[Neighbour]:
         """Yield one chunk more and less of each phase, other strategies, and more memory."""
@@ -180,8 +180,8 @@ class LayerSubject:
 
     def timelines(self) -> Timelines:
         """Return the streams of both phases."""
-        forward, backward = plan_timelines(plan=self.plan, costs=self._costs)
-        spans = layer_spans(plan=self.plan, costs=self._costs, forward=forward, backward=backward)
+        forward, backward = plan_timelines(plan=self.plan, costs=self.costs)
+        spans = layer_spans(plan=self.plan, costs=self.costs, forward=forward, backward=backward)
         return Timelines(
             processes=(("predicted", spans),),
             overlap=(overlap_share(forward.spans), overlap_share(backward.spans)),
@@ -193,7 +193,8 @@ class LayerSubject:
         return RunStep(workload=self.plan.workload, decision=self._decision)
 
     @cached_property
-    def _costs(self) -> Costs:
+    def costs(self) -> Costs:
+        """The costs that the plan was solved with."""
         return costs_of(self._machine, allow_modelled=self.plan.inputs.pinned.allow_modelled)
 
     @property
@@ -209,7 +210,7 @@ class LayerSubject:
         inputs, decision = self.plan.inputs, self._decision
         bounds, costs = (
             inputs.pinned.bounds,
-            layer_costs(workload=self.plan.workload, costs=self._costs),
+            layer_costs(workload=self.plan.workload, costs=self.costs),
         )
         phases = ("forward_degree", "backward_degree")
         is_paired = DegreeChooser(costs=costs, bounds=bounds).is_paired
@@ -220,7 +221,7 @@ class LayerSubject:
                 moved = {name: getattr(decision, name) + change for name in names}
                 if all(1 <= degree <= largest for degree in moved.values()):
                     choice = replace(decision, **moved)
-                    step = plan_step(plan=self.plan, costs=self._costs, decision=choice)
+                    step = plan_step(plan=self.plan, costs=self.costs, decision=choice)
                     yield Neighbour(knob, degrees_name(choice), step.seconds)
 
     def _changed(self, question: WhatIf) -> Plan:

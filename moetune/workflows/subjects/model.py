@@ -194,7 +194,7 @@ class ModelSubject:
         yield Neighbour("memory-limit", words, roomy.step.seconds)
 
     def timelines(self) -> Timelines:
-        """Return the passes of every pipeline rank, then one block of the model."""
+        """Return the passes of every pipeline rank, in the order of its schedule."""
         return model_timelines(self._prices, self._layout)
 
     @property
