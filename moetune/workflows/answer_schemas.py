@@ -11,11 +11,10 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.model import Model, WholeModel
 from moetune.domain.model_plan import Confidence
 from moetune.domain.placement import ModelPlacement
-from moetune.domain.plan import Plan
+from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
 from moetune.domain.samples import Point
-from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.training_document import TrainingDocument, TrainingLayout
 from moetune.huggingface.registry import RegisteredModel
 from moetune.workflows.drift import OperationDrift

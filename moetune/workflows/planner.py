@@ -286,4 +286,4 @@ def _soundly(profile: str, work: Callable[[], T]) -> T:
 
 
 def _training(request: TrainingRequest, profile: Profile) -> TrainingDocument:
-    return plan_training(request, profile).stored
+    return plan_training(request, profile)

@@ -9,10 +9,16 @@ from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
 from moetune.domain.errors import InfeasiblePlanError, InputError
-from moetune.domain.plan import Alternative, Decision, Plan
+from moetune.domain.plan import (
+    Alternative,
+    Decision,
+    LayerTerms,
+    PhaseTerms,
+    Plan,
+    StrategyTerms,
+)
 from moetune.domain.profile import Profile
 from moetune.domain.request import LARGEST_BYTES
-from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed

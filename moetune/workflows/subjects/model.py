@@ -24,12 +24,10 @@ from moetune.domain.training_document import (
 from moetune.domain.units import format_seconds, format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
-from moetune.solve.joint.best import BestLayouts
-from moetune.solve.joint.graphs import as_graphed
+from moetune.solve.joint.best import BestLayouts, as_graphed
 from moetune.solve.joint.pins import pin_flag, pinned, without
 from moetune.solve.joint.placement import placed_job, placing
-from moetune.solve.joint.search import FoldedSearch
-from moetune.solve.joint.ties import NOISE
+from moetune.solve.joint.search import NOISE, FoldedSearch
 from moetune.solve.joint.uncertainty import confidence_of
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.step import StepPrices
@@ -238,7 +236,7 @@ class ModelSubject:
     def _planned(self, asked: Asked, *, drop: Sequence[str] = ()) -> TrainingDocument:
         """Return the plan with what is asked pinned, and without some of its own pins."""
         pins = replace(without(self._request.pins, drop), **asked.pins)
-        return plan_training(replace(self._request, pins=pins), self._machine).stored
+        return plan_training(replace(self._request, pins=pins), self._machine)
 
     def _blocking(self, asked: Asked) -> Refusal | None:
         """Return which of the plan's own pins leave no room for what is asked; None for none."""

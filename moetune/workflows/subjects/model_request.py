@@ -6,8 +6,7 @@ from moetune.domain.training_document import TrainingDocument
 from moetune.workflows.models import find_planned_model
 from moetune.workflows.routing_files import read_routing
 from moetune.workflows.training_files import MAKE_ONE
-from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
-from moetune.workflows.training_prices import StandIns
+from moetune.workflows.training_plan import TrainingRequest, plan_id
 
 
 def planned_request(plan: TrainingDocument, *, model: str | None) -> TrainingRequest:
@@ -34,11 +33,7 @@ def planned_request(plan: TrainingDocument, *, model: str | None) -> TrainingReq
         target=inputs.facts,
         memory_limit_bytes=inputs.memory_limit_bytes,
     )  # fmt: skip
-    again = TrainingPlan(
-        request=request, profile=inputs.profile, profile_fingerprint=inputs.profile_fingerprint,
-        limit_bytes=inputs.memory_limit_bytes, trust="modelled", found=(), stand_ins=StandIns(),
-    )  # fmt: skip
-    if again.id != plan.id:
+    if plan_id(inputs, request) != plan.id:
         raise InputError(
             f"{name}: its model, routing or version of moetune is another one",
             "make the plan again; where its model is a config.json, name it with --model",

@@ -6,7 +6,7 @@ from moetune.domain.errors import ProfileError
 from moetune.report.plan_figures import Option, pareto_figure, phases_figure
 from moetune.report.section import Figure
 from moetune.report.timelines import timeline_figure
-from moetune.solve.layer.budget import MemoryBudget
+from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.predict import plan_timelines

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from moetune.domain.constraint_texts import constraint_words
-from moetune.domain.plan import Plan
-from moetune.domain.terms import PhaseTerms, StrategyTerms
+from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
 from moetune.domain.units import format_seconds
 from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import degree_figure
@@ -28,10 +27,6 @@ _PHASES = (
 _BYTES = (
     "peak: of a step as the layer runs it, which the limit is for; formulas: Eq. 1 to 6 of "
     "MPipeMoE, which omit some buffers and the routing data."
-)
-_PAPER = (
-    "Eq. 10 is MPipeMoE's own rule, and * its choice where memory is reused. It has no start-up "
-    "times and does not decide here."
 )
 
 
@@ -139,21 +134,16 @@ def _strategies(subject: LayerSubject, *, is_drawn: bool) -> Iterator[Section]:
     table = Table(
         name="strategies",
         header=(
-            "strategy", "chunks", "peak", "formulas", "host", "step", "Eq. 10", "how",
+            "strategy", "chunks", "peak", "formulas", "host", "step", "how",
         ),
         rows=tuple(map(_strategy, found)),
         prose=("how",),
-        notes=(
-            *(absent if missing else ()),
-            _BYTES,
-            _PAPER,
-        ),
+        notes=(*(absent if missing else ()), _BYTES),
     )  # fmt: skip
     yield Section(name="memory", title="Ways to keep activations", tables=(table,), figures=figures)
 
 
 def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
-    paper = format_seconds(one.paper_seconds) + (" *" if one.is_paper_choice else "")
     return (
         Cell.words(one.strategy, mark="chosen" if one.is_chosen else ""),
         Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
@@ -161,7 +151,6 @@ def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
         Cell.size(one.needed_bytes),
         Cell.size(one.host_bytes or None),
         Cell.seconds(one.step_seconds),
-        Cell(text=paper, value=one.paper_seconds, unit="s"),
         Cell.words(STRATEGY_WORDS[one.strategy]),
     )
 

@@ -9,7 +9,7 @@ from moetune.domain.placement import LayerPlacement
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent
 from moetune.solve.joint.pins import pin_flag, pinned
-from moetune.solve.joint.ties import NOISE
+from moetune.solve.joint.search import NOISE
 from moetune.workflows.subjects.model import ModelSubject
 from moetune.workflows.views.decision import how_sure_of_training
 from moetune.workflows.views.first_words import binding_words, saving_words

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from moetune.domain.plan import Memory, Plan
+from moetune.domain.plan import Memory, PhaseTerms, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import LAUNCHES, RowsPoint
-from moetune.domain.terms import PhaseTerms
 from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import (

@@ -18,7 +18,7 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.joint.ties import NOISE
+from moetune.solve.joint.search import NOISE
 from moetune.workflows.views.decision import how_sure_of_training
 from moetune.workflows.views.first_words import binding_words, origin_section, saving_words
 from moetune.workflows.views.words import (

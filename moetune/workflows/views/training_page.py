@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.memory_figure import memory_parts_figure
-from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
+from moetune.report.plan_figures import Option, memory_parts_figure, pareto_figure, stacked_figure
 from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural, sentence
 from moetune.workflows.subjects.model import kinds_of
 from moetune.workflows.training_changes import input_differences, layout_changes, step_change
