@@ -47,7 +47,6 @@ def trace(
     from moetune import config
     from moetune.workflows.files import write_text
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.subjects import subject_of
     from moetune.workflows.trace import recorded_trace
     from moetune.workflows.training_files import find_any_plan
 
@@ -60,7 +59,7 @@ def trace(
             found: Trace | None = planner.trace(wanted, model=model)
         else:
             found = recorded_trace(
-                subject_of(wanted, profile=planner.profile_if_known(wanted), model=model),
+                planner.explain(wanted, model=model),
                 num_ranks=nproc, launch=launch, environ=environ, oversubscribe=oversubscribe,
             )  # fmt: skip
     if found is None:

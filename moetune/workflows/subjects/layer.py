@@ -30,7 +30,14 @@ from moetune.solve.predict import overlap_share, plan_step, plan_timelines
 from moetune.solve.trace import layer_spans
 from moetune.workflows.compared import Asked, ComparedChoice, Refusal, WhyNot, WhyNotAnswer
 from moetune.workflows.plan import drawn_costs
-from moetune.workflows.subjects.values import GIB, LostChoice, Neighbour, RunStep, Timelines
+from moetune.workflows.subjects.values import (
+    GIB,
+    LostChoice,
+    Neighbour,
+    RunStep,
+    Timelines,
+    profile_of,
+)
 from moetune.workflows.whatif import WhatIf, change_plan, check_changes
 
 EXPLANATION_SCHEMA = "moetune.explanation/1"
@@ -201,12 +208,12 @@ class LayerSubject:
     @cached_property
     def costs(self) -> Costs:
         """The costs that the plan was solved with."""
-        return costs_of(self._machine, allow_modelled=self.plan.inputs.pinned.allow_modelled)
+        return costs_of(self.machine, allow_modelled=self.plan.inputs.pinned.allow_modelled)
 
     @property
-    def _machine(self) -> Profile:
-        assert self.profile is not None  # noqa: S101 - only what needs none is asked without it
-        return self.profile
+    def machine(self) -> Profile:
+        """The profile, which what is priced again needs; ProfileError where it is not there."""
+        return profile_of(self.plan.id, self.profile, self.missing)
 
     @property
     def _decision(self) -> Decision:
@@ -231,19 +238,19 @@ class LayerSubject:
                     yield Neighbour(knob, degrees_name(choice), step.seconds)
 
     def _changed(self, question: WhatIf) -> Plan:
-        return change_plan(self.plan, profile=self._machine, question=question).after
+        return change_plan(self.plan, profile=self.machine, question=question).after
 
     def _chance(self, plan: Plan) -> float:
         """Return the share of refits under which another plan's step is the shorter one."""
         allowed = plan.inputs.pinned.allow_modelled
         return chance_of_faster(
             self._priced(self.plan), self._priced(plan),
-            resamples=drawn_costs(self._machine, allow_modelled=allowed),
+            resamples=drawn_costs(self.machine, allow_modelled=allowed),
             tokens=self.plan.inputs.tokens_per_rank,
         )  # fmt: skip
 
     def _priced(self, plan: Plan) -> LayerChoice:
-        costs = costs_of(self._machine, allow_modelled=plan.inputs.pinned.allow_modelled)
+        costs = costs_of(self.machine, allow_modelled=plan.inputs.pinned.allow_modelled)
         layer = layer_costs(workload=plan.workload, costs=costs)
         return layer, plan.decide(self.plan.inputs.tokens_per_rank)
 

@@ -42,7 +42,14 @@ from moetune.workflows.compared import (
 from moetune.workflows.subjects.model_pins import asked_of_training, degree_texts, layout_texts
 from moetune.workflows.subjects.model_request import planned_request
 from moetune.workflows.subjects.model_timeline import model_timelines
-from moetune.workflows.subjects.values import GIB, LostChoice, Neighbour, RunStep, Timelines
+from moetune.workflows.subjects.values import (
+    GIB,
+    LostChoice,
+    Neighbour,
+    RunStep,
+    Timelines,
+    profile_of,
+)
 from moetune.workflows.training import plan_training, search_of
 from moetune.workflows.training_files import folded_layout
 from moetune.workflows.training_plan import TrainingRequest, layout_words
@@ -218,16 +225,16 @@ class ModelSubject:
 
     @cached_property
     def _costs(self) -> Costs:
-        return costs_of(self._machine, allow_modelled=True)
+        return costs_of(self.machine, allow_modelled=True)
 
     @cached_property
     def _prices(self) -> StepPrices:
-        return step_prices(self._priced.job, self._priced.target, self._machine, self._costs)
+        return step_prices(self._priced.job, self._priced.target, self.machine, self._costs)
 
     @property
-    def _machine(self) -> Profile:
-        assert self.profile is not None  # noqa: S101 - only what needs none is asked without it
-        return self.profile
+    def machine(self) -> Profile:
+        """The profile, which what is priced again needs; ProfileError where it is not there."""
+        return profile_of(self.plan.id, self.profile, self.missing)
 
     @cached_property
     def _layout(self) -> FoldedLayout:
@@ -236,7 +243,7 @@ class ModelSubject:
     def _planned(self, asked: Asked, *, drop: Sequence[str] = ()) -> TrainingDocument:
         """Return the plan with what is asked pinned, and without some of its own pins."""
         pins = replace(without(self._request.pins, drop), **asked.pins)
-        return plan_training(replace(self._request, pins=pins), self._machine)
+        return plan_training(replace(self._request, pins=pins), self.machine)
 
     def _blocking(self, asked: Asked) -> Refusal | None:
         """Return which of the plan's own pins leave no room for what is asked; None for none."""
@@ -295,7 +302,7 @@ class ModelSubject:
         return Neighbour(knob, words, best.step.seconds, note)
 
     def _search(self, limit_bytes: int) -> FoldedSearch:
-        return search_of(self._prices, self._machine, limit_bytes=limit_bytes or inf)
+        return search_of(self._prices, self.machine, limit_bytes=limit_bytes or inf)
 
     def _slowed(self, slowdown: Slowdown | None) -> StepPrices:
         if slowdown is None:
@@ -303,8 +310,8 @@ class ModelSubject:
         job, target = self._priced.job, self._priced.target
         if slowdown.part == LAUNCHES:
             slow = replace(target, launches=target.launches * slowdown.factor)
-            return step_prices(job, slow, self._machine, self._costs)
-        prices = step_prices(job, target, self._machine, slowed(self._costs, slowdown))
+            return step_prices(job, slow, self.machine, self._costs)
+        prices = step_prices(job, target, self.machine, slowed(self._costs, slowdown))
         return replace(prices, device=_slowed_device(prices.device, slowdown))
 
 
