@@ -127,8 +127,15 @@ class PricedPlanError(InfeasiblePlanError):
             not known.
     """
 
-    def __init__(self, what: str, hint: str = "", plan: Mapping[str, object] | None = None) -> None:
-        super().__init__(what, hint)
+    def __init__(
+        self,
+        what: str,
+        hint: str = "",
+        plan: Mapping[str, object] | None = None,
+        *,
+        field: str = "",
+    ) -> None:
+        super().__init__(what, hint, field=field)
         self.plan = plan
 
 

@@ -194,7 +194,9 @@ def _priced(
         return error
     step, peak = plan.predicted.step_seconds, plan.memory.peak_bytes
     price = f"as pinned a step would take {format_seconds(step)} and {format_bytes(peak)}"
-    return RefusedLayoutError(error.what, f"{error.hint}; {price}", plan.document)
+    return RefusedLayoutError(
+        error.what, f"{error.hint}; {price}", plan.document, field=error.field
+    )
 
 
 def _searched(
