@@ -223,7 +223,7 @@ def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -
     def made() -> tuple[Sequence[Costs], Refits]:
         return resamples, _refits(nominal, resamples, tokens)
 
-    of, refits = nominal.kept(("refits", tokens), made)
+    of, refits = nominal.remembered(("refits", tokens), made)
     return refits if of is resamples else made()[1]
 
 
