@@ -20,8 +20,9 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.activations import FusedForm
-from moetune.runtime.moe.dispatch import PhaseOrder
+from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
 from moetune.runtime.moe.expert_grads import ExpertGrads
+from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -117,6 +118,27 @@ class PipelineContext:
         return self.workspace.tracker
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseInputs:
+    """The inputs of a phase.
+
+    Args:
+        context, dispatch: of the step.
+        values_TD: x forward, the gradient of y backward.
+        weights_TK: the combine weights.
+        wanted: gradients of the parameters; none forward.
+        saved: tensors that the forward phase saved; empty forward.
+    """
+
+    context: PipelineContext
+    dispatch: Dispatch
+    values_TD: torch.Tensor
+    weights_TK: torch.Tensor
+    experts: ExpertWeights
+    wanted: WantedGrads = field(default_factory=WantedGrads)
+    saved: Saved = ()
+
+
 class PhaseRun(ABC):
     """A phase of a step with its buffers; its steps start transfers through its executor.
 
@@ -125,10 +147,17 @@ class PhaseRun(ABC):
         grads: of a backward phase: the experts' backward.
     """
 
-    executor: "Executor"
     schedule: Schedule
     saved: Saved = ()
     grads: ExpertGrads
+
+    def __init__(self, phase: Phase, inputs: PhaseInputs) -> None:
+        self._context, self._tracker = inputs.context, inputs.context.tracker
+        self._dispatch, self._experts = inputs.dispatch, inputs.experts
+        self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
+        self._order: PhaseOrder = getattr(inputs.dispatch, phase)
+        self._layout = self._order.layout
+        self.executor = Executor(inputs.context, phase, self._order.degree)
 
     def begin(self) -> None:  # noqa: B027 - most phases have nothing to prepare
         """Prepare the inputs of the first step."""
