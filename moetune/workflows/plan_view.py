@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol, cast
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.spelling import AS_FIELDS
+from moetune.domain.spelling import AS_ARGUMENTS, AS_FIELDS, spelled
 from moetune.domain.training_document import (
     TrainingDocument,
     TrainingLayout,
@@ -28,13 +28,13 @@ from moetune.domain.training_document import (
 from moetune.report.section import Section
 from moetune.report.text import text_of
 from moetune.workflows import wiring
-from moetune.workflows.arguments import named_as_arguments
-from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.compared import WhyNot
 from moetune.workflows.export import ExportDocument, export_plan
 from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.memory import MemoryAnswer
 from moetune.workflows.open_planner import local_planner
 from moetune.workflows.planner import Planner
+from moetune.workflows.subjects import LayerSubject, ModelSubject
 from moetune.workflows.training_files import nothing_to_export
 from moetune.workflows.training_whatif import whatif_training
 from moetune.workflows.views.comparison import training_whatif_sections
@@ -42,15 +42,10 @@ from moetune.workflows.views.explanation import explanation_sections, reasons
 from moetune.workflows.views.memory import memory_document, memory_page, memory_sections
 from moetune.workflows.views.plan import page_sections, plan_sections
 from moetune.workflows.views.training import training_sections
-from moetune.workflows.views.training_explanation import (
-    TrainingExplanation,
-    training_explanation_sections,
-)
 from moetune.workflows.views.training_page import training_page
 from moetune.workflows.views.why_not import why_not_sections
 from moetune.workflows.views.words import plan_name
 from moetune.workflows.whatif import WhatIf
-from moetune.workflows.why_not import WhyNot
 
 
 class _Printer(Protocol):
@@ -140,10 +135,10 @@ class PlanView(Drawn, Plan):
     """
 
     __slots__ = ("_explanation",)
-    _explanation: Explanation
+    _explanation: LayerSubject
 
     @classmethod
-    def of(cls, explanation: Explanation) -> "PlanView":
+    def of(cls, explanation: LayerSubject) -> "PlanView":
         """Return the view of an explanation's plan."""
         view = cls(**_values(explanation.plan))
         object.__setattr__(view, "_explanation", explanation)
@@ -161,10 +156,10 @@ class PlanView(Drawn, Plan):
         return partial(Plan, **_values(self)), ()
 
     @property
-    def explanation(self) -> Explanation:
+    def explanation(self) -> LayerSubject:
         """The terms behind the plan's times; of a changed plan without its profile."""
-        found: Explanation | None = getattr(self, "_explanation", None)
-        return found or explain_plan(self, profile=None, missing="the profile is not known")
+        found: LayerSubject | None = getattr(self, "_explanation", None)
+        return found or LayerSubject(plan=self, missing="the profile is not known")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that `moetune plan --json` prints."""
@@ -255,14 +250,12 @@ class TrainingPlanView(Drawn):
             ProfileError: the plan's profile is missing or has changed.
         """
         if layout is None:
-            why = TrainingExplanation(plan=self.plan)
-            sections = tuple(training_explanation_sections(why))
-            return ExplanationView(plan_id=self.id, sections=sections, document=why.document)
-        spelling = replace(AS_FIELDS, names={"layout": "layout"})
-        with named_as_arguments(), self._planner() as planner:
-            answer = planner.why_not(
-                self.plan, WhyNot(layout=layout, spelling=spelling), model=model
+            why = ModelSubject(plan=self.plan)
+            return ExplanationView(
+                plan_id=self.id, sections=explanation_sections(why), document=why.document
             )
+        with spelled(AS_ARGUMENTS), self._planner() as planner:
+            answer = planner.why_not(self.plan, WhyNot(layout=layout), model=model)
         return ExplanationView(
             plan_id=self.id, sections=why_not_sections(answer), document=answer.document
         )
@@ -293,7 +286,7 @@ class TrainingPlanView(Drawn):
             changes={"constraints": changes} if changes else {}, speeds=speeds or {},
             spelling=AS_FIELDS,
         )  # fmt: skip
-        with named_as_arguments(), self._planner(profile) as planner:
+        with spelled(AS_ARGUMENTS), self._planner(profile) as planner:
             answer = whatif_training(planner, self.plan, question, model=model)
         return ExplanationView(
             plan_id=self.id, sections=training_whatif_sections(answer), document=answer.document
@@ -313,7 +306,7 @@ class TrainingPlanView(Drawn):
             InputError: the target is unknown.
             InfeasiblePlanError: the target cannot run the layout.
         """
-        with named_as_arguments():
+        with spelled(AS_ARGUMENTS):
             stores = partial(wiring.find_store, wiring.configure(db=self.db).settings)
             return export_plan(self.plan, to=to, model=model, stores=stores).document
 

@@ -7,29 +7,26 @@ that `workflows.views` turns into sections.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, overload
 
 from moetune.domain.errors import AbandonedError, InputError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
+from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.domain.training_document import AnyPlan, TrainingDocument
-from moetune.workflows.compared import WhyNotAnswer
-from moetune.workflows.explain import Explanation, explain_plan
-from moetune.workflows.layer_sensitivity import LayerSubject
+from moetune.workflows.compared import WhyNot, WhyNotAnswer
 from moetune.workflows.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
 from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
 from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import PlanSources
+from moetune.workflows.subjects import LayerSubject, Subject, subject_of
 from moetune.workflows.trace import Trace, predicted_trace
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_plan import TrainingRequest
-from moetune.workflows.training_sensitivity import training_sensitivity
-from moetune.workflows.training_trace import training_trace
-from moetune.workflows.training_why_not import compare_layouts, kept_layout
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
-from moetune.workflows.why_not import WhyNot, answer_from_plan, compare_choices
+from moetune.workflows.why_not import answer_why_not
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -112,56 +109,55 @@ class Planner:
         """
         return self.sources.plan(wanted)
 
-    def explain(self, wanted: str) -> Explanation:
-        """Return the terms behind the times of the plan of an id or its beginning.
+    @overload
+    def explain(self, plan: Plan, *, model: str | None = None) -> LayerSubject: ...
+
+    @overload
+    def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject: ...
+
+    def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
+        """Return a plan with its profile; where that is missing or has changed, with the reason.
+
+        Args:
+            model: the `config.json` of a training plan whose model has no name.
 
         Raises:
-            InputError: there is no such plan.
-            ProfileError: `--profile` names a missing profile, or the profile lacks an operation.
-        """
-        return self.explain_plan(self.plan(wanted))
-
-    def explain_plan(self, plan: Plan) -> Explanation:
-        """Return the terms behind a plan's times.
-
-        Raises:
-            ProfileError: `--profile` names a missing profile, or the profile lacks an operation.
+            ProfileError: `--profile` names another profile.
         """
         try:
             found = self.sources.profile_of(plan)
         except ProfileError:
             if self.sources.must_match:
                 raise
-            name = plan.inputs.profile
-            missing = f"profile {name!r} was not found, name it with --profile"
-            return explain_plan(plan, profile=None, missing=missing)
-        if found.digest != plan.inputs.profile_fingerprint:
-            return explain_plan(plan, profile=None, missing=_is_another(found.profile.name))
-        return self.run(plan.inputs.profile, explain_plan, plan, profile=found.profile)
+            missing = f"profile {plan.inputs.profile!r} was not found, name it with --profile"
+            return subject_of(plan, missing=missing, model=model)
+        if found.digest == plan.inputs.profile_fingerprint:
+            return subject_of(plan, profile=found.profile, model=model)
+        name = f"profile {found.profile.name!r}"
+        missing = f"{name} is not the one that the plan was made with, or has changed since"
+        subject = subject_of(plan, missing=missing, model=model)
+        if self.sources.must_match:
+            _ = subject.machine  # which says so
+        return subject
 
-    def trace(self, wanted: str) -> Trace:
-        """Return a plan's predicted timelines.
+    def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None = None) -> WhyNotAnswer:
+        """Return another choice beside a plan's own (`answer_why_not`)."""
+        return self._ask(plan, model, answer_why_not, question)
 
-        Raises:
-            InputError: there is no such plan.
-            ProfileError: its profile is missing or has changed.
-        """
-        plan = self.plan(wanted)
-        profile = self.profile_behind(plan)
-        return self.run(plan.inputs.profile, predicted_trace, plan, profile=profile)
+    def sensitivity(self, plan: AnyPlan, *, model: str | None = None) -> Sensitivity:
+        """Return what a plan's step follows (`sensitivity_of`)."""
+        return self._ask(plan, model, sensitivity_of)
 
-    def trace_training(self, plan: TrainingDocument, *, model: str | None = None) -> Trace:
-        """Return a training plan's predicted passes, and one block of its model.
+    def trace(self, plan: AnyPlan, *, model: str | None = None) -> Trace:
+        """Return a plan's predicted timelines (`predicted_trace`)."""
+        return self._ask(plan, model, predicted_trace)
 
-        Args:
-            model: the `config.json` of a plan whose model has no name.
-
-        Raises:
-            InputError: another version of moetune has made the plan, or its model is another one.
-            ProfileError: the plan's profile is missing or has changed.
-        """
-        profile = self.profile_behind(plan)
-        return self.run(profile.name, training_trace, plan, profile=profile, model=model)
+    def _ask(
+        self, plan: AnyPlan, model: str | None,
+        question: Callable[Concatenate[Subject, P], T], *args: P.args, **kwargs: P.kwargs,
+    ) -> T:  # fmt: skip
+        subject = self.explain(plan, model=model)
+        return self.run(plan.inputs.profile, question, subject, *args, **kwargs)
 
     def whatif(self, question: WhatIf) -> WhatIfAnswer:
         """Return a plan, and the plan for changed inputs or another machine.
@@ -195,60 +191,13 @@ class Planner:
         """
         return self.run(profile.name, _training, request, profile)
 
-    def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None = None) -> WhyNotAnswer:
-        """Return another choice beside a plan's own: the best with what is asked pinned.
-
-        Without the plan's profile it is the fastest such candidate that the plan has kept.
-
-        Args:
-            model: the `config.json` of a training plan whose model has no name.
-
-        Raises:
-            InputError: a value is wrong; the message names it.
-            ProfileError: the plan has not kept such a candidate, and its profile is missing or has
-                changed.
-        """
-        profile = self.profile_if_known(plan)
-        if isinstance(plan, TrainingDocument):
-            kept = kept_layout(plan, question) if profile is None else None
-            return kept or self.run(
-                plan.inputs.profile, compare_layouts, plan,
-                profile=profile or self.profile_behind(plan), question=question, model=model,
-            )  # fmt: skip
-        answer = answer_from_plan(plan, question) if profile is None else None
-        return answer or self.run(
-            plan.inputs.profile, compare_choices, plan,
-            profile=profile or self.profile_behind(plan), question=question,
-        )  # fmt: skip
-
-    def sensitivity(self, plan: AnyPlan, *, model: str | None = None) -> Sensitivity:
-        """Return what a plan's step follows: parts of its machine, and its own decisions.
-
-        Args:
-            model: the `config.json` of a training plan whose model has no name.
-
-        Raises:
-            InputError: another version of moetune has made the plan.
-            ProfileError: the plan's profile is missing, has changed, or lacks an operation.
-        """
-        profile = self.profile_behind(plan)
-        if isinstance(plan, TrainingDocument):
-            return self.run(profile.name, training_sensitivity, plan, profile=profile, model=model)
-        return self.run(profile.name, _sensitivity, plan, profile)
-
     def profile_behind(self, plan: AnyPlan) -> Profile:
         """Return the profile that a plan was made with.
 
         Raises:
             ProfileError: it is missing, or has changed.
         """
-        found = self.sources.profile_of(plan)
-        if found.digest == plan.inputs.profile_fingerprint:
-            return found.profile
-        raise ProfileError(
-            f"{_is_another(found.profile.name)}: plan {plan.id[:6]}",
-            "make the plan again, or name its own profile",
-        )
+        return self.explain(plan).machine
 
     def profile_if_known(self, plan: AnyPlan) -> Profile | None:
         """Return the profile that a plan was made with; None where it is missing or has changed.
@@ -256,16 +205,12 @@ class Planner:
         Raises:
             ProfileError: `--profile` names another profile.
         """
-        try:
-            return self.profile_behind(plan)
-        except ProfileError:
-            if self.sources.must_match:
-                raise
-            return None
+        return self.explain(plan).profile
 
     def _read(self, inputs: Mapping[str, object]) -> CompleteRequest:
-        document = read_inputs(inputs)
-        complete = self._complete(document.request(default_dtype=self.dtype), document.profile)
+        with spelled(AS_KEYS):
+            document = read_inputs(inputs)
+            complete = self._complete(document.request(default_dtype=self.dtype), document.profile)
         document.check(complete.inputs)
         return complete
 
@@ -306,13 +251,5 @@ def _soundly(profile: str, work: Callable[[], T]) -> T:
         return work()
 
 
-def _sensitivity(plan: Plan, profile: Profile) -> Sensitivity:
-    return sensitivity_of(LayerSubject(plan=plan, profile=profile))
-
-
 def _training(request: TrainingRequest, profile: Profile) -> TrainingDocument:
     return plan_training(request, profile)
-
-
-def _is_another(profile: str) -> str:
-    return f"profile {profile!r} is not the one that the plan was made with, or has changed since"

@@ -219,7 +219,7 @@ def test_explain_says_where_the_step_goes_and_why_the_others_lost(cli: Cli, tmp_
     for one in found["alternatives"]:
         assert step + sum(one["differences"].values()) == pytest.approx(one["step_seconds"])
     words = cli("explain", str(file)).out
-    assert "The next" in words
+    assert "Alternatives that lost" in words
     is_tied = any(one["step_seconds"] < step for one in found["alternatives"])
     assert ("simpler layout" in words) == is_tied
 
@@ -286,7 +286,7 @@ def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path)
     refused = cli("verify", short)
     assert refused.code == 2
     assert "is the plan of a model's training" in refused.err
-    assert f"moetune export {short[:6]} --to megatron" in refused.err
+    assert f"moetune export {short[:6]} --target megatron" in refused.err
     cli("plans", "remove", short)
     assert cli("plans", "show", short).code == 2
 
