@@ -134,10 +134,10 @@ class ExpertFunction(torch.autograd.Function):
         with _during(policy, "a forward pass"):
             if crossing is None:
                 phase = _start_forward(policy, x_TD, weights_TK, parameters)
-                phase.executor.run(phase.schedule, phase)
+                phase.run(phase.schedule)
             else:
                 phase = crossing.take_phase()
-                phase.executor.run(phase.schedule[len(leading(phase.schedule)) :], phase)
+                phase.run(phase.schedule[len(leading(phase.schedule)) :])
             y_TD: torch.Tensor = phase.finish()
         ctx.policy, ctx.crossing = policy, crossing
         if policy.context.weight_gradients is not None:
@@ -213,7 +213,7 @@ def _run_backward(
     )  # fmt: skip
     phase = policy.backward(inputs)
     phase.begin()
-    phase.executor.run(phase.schedule, phase)
+    phase.run(phase.schedule)
     if policy.context.weight_gradients is None:
         phase.grads.finish()  # while the last results travel
     return phase
@@ -288,7 +288,7 @@ class _Leave(torch.autograd.Function):
         x_TD, weights_TK = x_TD.detach(), weights_TK.detach()
         with _during(crossing.policy, "a forward pass"):
             phase = _start_forward(crossing.policy, x_TD, weights_TK, parameters)
-            phase.executor.run(leading(phase.schedule), phase)
+            phase.run(leading(phase.schedule))
         crossing.phase = phase
         return x_TD.new_empty(0)
 

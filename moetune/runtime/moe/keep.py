@@ -79,7 +79,7 @@ class _KeepPhase(PhaseRun):
         self._gather(mine, rows)
         into = self._received_RD if self._places_R is None else self._buffers["wire"]
         into = into[self._layout.rows[chunk]]
-        self.executor.dispatch(chunk, self._order, rows, into)
+        self.send(chunk, rows, into)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
@@ -96,7 +96,7 @@ class _KeepPhase(PhaseRun):
         """Send the results back to where the rows were."""
         rows = self._rows_ND[self._sent[chunk]]
         departure = self._departures[chunk]
-        self._returning.append(self.executor.combine(chunk, self._order, departure, rows))
+        self._returning.append(self.send_back(chunk, departure, rows))
 
     @abstractmethod
     def _gather(self, mine: slice, out: torch.Tensor) -> None:

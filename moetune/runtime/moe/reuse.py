@@ -87,7 +87,7 @@ class _ReusePhase(PhaseRun):
         return rings
 
     def _token_exchange(self, ring: Ring, sum_TD: torch.Tensor) -> TokenExchange:
-        return TokenExchange(self.executor, self._order, ring, sum_TD)
+        return TokenExchange(self, self._order, ring, sum_TD)
 
     def _take_saved(self, chunk: int) -> SavedActivations:
         """Return the buffers for the chunk's pre-activations, uninitialised."""

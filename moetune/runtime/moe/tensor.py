@@ -139,7 +139,7 @@ class _TensorPhase(PhaseRun):
         """Start summing the chunk's tokens over the ranks."""
         parts = self._chunks[chunk]
         self._reductions.append(
-            self.executor.start(
+            self.start(
                 "sum", chunk,
                 lambda name: self._sharing.reduce(parts, self._sums_TD, self._own_SD, name),
                 num_bytes=sum(self._sums_TD[part].nbytes for part in parts),
