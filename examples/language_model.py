@@ -21,8 +21,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from moetune.domain.model import Transformer
-from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.model import Transformer, paper_decoder
 from moetune.domain.training import TrainingJob
 from moetune.domain.training_rules import check_layout
 from moetune.runtime.moe.layer import ExpertLayer

@@ -13,7 +13,6 @@ from moetune.cli.session import (
     ProfileOption,
     TrainedModelOption,
     example,
-    refuse_model,
     session_of,
 )
 from moetune.domain.errors import InputError
@@ -67,6 +66,7 @@ def whatif(
     """
     from moetune.domain.training_document import TrainingDocument
     from moetune.workflows.open_planner import local_planner
+    from moetune.workflows.subjects import refuse_model
     from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.training_whatif import whatif_training
     from moetune.workflows.views.comparison import training_whatif_sections, whatif_sections

@@ -19,8 +19,12 @@ from moetune.domain.samples import (
     Point,
 )
 from moetune.measure.decoder_points import MeasuredModel, decoder_points
-from moetune.measure.grid import GRIDS, IN_FLIGHT, Grid, Preset, collective
-from moetune.measure.grid_points import (
+from moetune.measure.grid import (
+    GRIDS,
+    IN_FLIGHT,
+    Grid,
+    Preset,
+    collective,
     collective_grid,
     copy_grid,
     gemm_grid,

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from moetune.domain.chips import Chip, chip_of
-from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
+from moetune.domain.chips import LINK_BYTES_PER_SECOND, Chip, chip_of, peak_flops
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.site import site_of

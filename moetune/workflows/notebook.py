@@ -17,7 +17,6 @@ from moetune.domain.profile import Profile
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows import wiring
 from moetune.workflows.arguments import named_as_arguments, read_flags
-from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import is_plan_path
 from moetune.workflows.memory import fit_memory
 from moetune.workflows.memory_flags import MemoryFlags
@@ -25,6 +24,7 @@ from moetune.workflows.open_planner import local_planner
 from moetune.workflows.plan_flags import PlanFlags, plan_decoder, plan_layer
 from moetune.workflows.plan_view import MemoryView, PlanView, TrainingPlanView
 from moetune.workflows.staleness import stale_note
+from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.training_files import find_any_plan
 
 _LOGGER = logging.getLogger("moetune")
@@ -71,7 +71,7 @@ def plan(
         machine = planned.found.profile
         if note := stale_note(machine):
             _LOGGER.warning(note)
-        return PlanView.of(explain_plan(planned.plan, profile=machine))
+        return PlanView.of(LayerSubject(plan=planned.plan, profile=machine))
 
 
 def memory(
@@ -125,7 +125,7 @@ def load_plan(
         if isinstance(found, TrainingDocument):
             return TrainingPlanView(plan=found, db=_text(db))
         with local_planner(settings) as planner:
-            return PlanView.of(planner.explain_plan(found))
+            return PlanView.of(planner.explain(found))
 
 
 def _text(value: str | os.PathLike[str] | None) -> str | None:

@@ -29,12 +29,13 @@ from moetune.report.section import Section
 from moetune.report.text import text_of
 from moetune.workflows import wiring
 from moetune.workflows.arguments import named_as_arguments
-from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.compared import WhyNot
 from moetune.workflows.export import ExportDocument, export_plan
 from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.memory import MemoryAnswer
 from moetune.workflows.open_planner import local_planner
 from moetune.workflows.planner import Planner
+from moetune.workflows.subjects import LayerSubject, ModelSubject
 from moetune.workflows.training_files import nothing_to_export
 from moetune.workflows.training_whatif import whatif_training
 from moetune.workflows.views.comparison import training_whatif_sections
@@ -42,15 +43,10 @@ from moetune.workflows.views.explanation import explanation_sections, reasons
 from moetune.workflows.views.memory import memory_document, memory_page, memory_sections
 from moetune.workflows.views.plan import page_sections, plan_sections
 from moetune.workflows.views.training import training_sections
-from moetune.workflows.views.training_explanation import (
-    TrainingExplanation,
-    training_explanation_sections,
-)
 from moetune.workflows.views.training_page import training_page
 from moetune.workflows.views.why_not import why_not_sections
 from moetune.workflows.views.words import plan_name
 from moetune.workflows.whatif import WhatIf
-from moetune.workflows.why_not import WhyNot
 
 
 class _Printer(Protocol):
@@ -140,10 +136,10 @@ class PlanView(Drawn, Plan):
     """
 
     __slots__ = ("_explanation",)
-    _explanation: Explanation
+    _explanation: LayerSubject
 
     @classmethod
-    def of(cls, explanation: Explanation) -> "PlanView":
+    def of(cls, explanation: LayerSubject) -> "PlanView":
         """Return the view of an explanation's plan."""
         view = cls(**_values(explanation.plan))
         object.__setattr__(view, "_explanation", explanation)
@@ -161,10 +157,10 @@ class PlanView(Drawn, Plan):
         return partial(Plan, **_values(self)), ()
 
     @property
-    def explanation(self) -> Explanation:
+    def explanation(self) -> LayerSubject:
         """The terms behind the plan's times; of a changed plan without its profile."""
-        found: Explanation | None = getattr(self, "_explanation", None)
-        return found or explain_plan(self, profile=None, missing="the profile is not known")
+        found: LayerSubject | None = getattr(self, "_explanation", None)
+        return found or LayerSubject(plan=self, missing="the profile is not known")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that `moetune plan --json` prints."""
@@ -255,9 +251,10 @@ class TrainingPlanView(Drawn):
             ProfileError: the plan's profile is missing or has changed.
         """
         if layout is None:
-            why = TrainingExplanation(plan=self.plan)
-            sections = tuple(training_explanation_sections(why))
-            return ExplanationView(plan_id=self.id, sections=sections, document=why.document)
+            why = ModelSubject(plan=self.plan)
+            return ExplanationView(
+                plan_id=self.id, sections=explanation_sections(why), document=why.document
+            )
         spelling = replace(AS_FIELDS, names={"layout": "layout"})
         with named_as_arguments(), self._planner() as planner:
             answer = planner.why_not(

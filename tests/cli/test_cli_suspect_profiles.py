@@ -12,9 +12,9 @@ from moetune.domain.plan import Plan, plan_from_document
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
 from moetune.domain.request import PlanRequest
 from moetune.report.section import Section
-from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from moetune.workflows.plan import make_plan
+from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.views.comparison import whatif_sections
 from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.plan import page_sections, plan_sections
@@ -80,7 +80,7 @@ def test_plans_without_it_are_read(suspect: Profile) -> None:
 
 def test_every_view_of_a_plan_says_so(suspect: Profile) -> None:
     plan = plan_of(suspect)
-    explanation = explain_plan(plan, profile=suspect)
+    explanation = LayerSubject(plan=plan, profile=suspect)
     answer = change_plan(plan, profile=suspect, question=WhatIf(changes={"tokens_per_rank": 2048}))
     views = (plan_sections, page_sections, explanation_sections)
     for sections in (*(view(explanation) for view in views), whatif_sections(answer)):

@@ -22,11 +22,11 @@ from moetune.domain.request import PlanRequest
 from moetune.report.observed import seen
 from moetune.report.section import Section, all_figures, values_of
 from moetune.report.text import text_of
-from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.library import StoredPlan
 from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import FoundProfile
+from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
 from moetune.workflows.views.comparison import (
     comparison_sections,
@@ -55,19 +55,19 @@ OTHER_TRAINING = training_plan(
 )
 
 
-def explained(**constraints: str) -> Explanation:
+def explained(**constraints: str) -> LayerSubject:
     """Return the explanation of a layer's plan on eight ranks of a described cluster."""
     profile = cluster_profile(num_devices=8)
     request = PlanRequest(
         layer=LAYER, world_size=8, tokens_per_rank=8192, dtype="float16",
         constraints=decode_constraints(constraints),
     )  # fmt: skip
-    return explain_plan(make_plan(request, profile=profile), profile=profile)
+    return LayerSubject(plan=make_plan(request, profile=profile), profile=profile)
 
 
 @cache
-def lab() -> Explanation:
-    return explain_plan(lab_plan(), profile=lab_profile())
+def lab() -> LayerSubject:
+    return LayerSubject(plan=lab_plan(), profile=lab_profile())
 
 
 def placed() -> tuple[Plan, Plan]:
@@ -152,13 +152,12 @@ def stored() -> tuple[Section, ...]:
 
 
 def without_profile() -> tuple[Section, ...]:
-    lost = replace(
-        lab(), forward=None, backward=None, strategies=(), profile=None, note="the profile is gone"
-    )
+    plan = replace(lab_plan(), schema=1, terms=None)
+    lost = LayerSubject(plan=plan, missing="the profile is gone")
     return explanation_sections(lost)
 
 
-def drawn(explanation: Explanation) -> Iterable[Section]:
+def drawn(explanation: LayerSubject) -> Iterable[Section]:
     return (*page_sections(explanation), *reasons(explanation, is_drawn=True))
 
 
@@ -177,7 +176,7 @@ def lines_alone() -> FoundProfile:
 PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     "layer": lambda: drawn(lab()),
     "layer-limit": lambda: drawn(
-        explain_plan(lab_plan(memory_limit_bytes=120 * 2**20), profile=lab_profile())
+        LayerSubject(plan=lab_plan(memory_limit_bytes=120 * 2**20), profile=lab_profile())
     ),
     "layer-tensor": lambda: explanation_sections(explained(**{"expert-parallel": "tensor"})),
     "layer-sharded": lambda: explanation_sections(
@@ -188,7 +187,7 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
         explained(**{"forward-degree": "1", "backward-degree": "1"})
     ),
     "layer-without-profile": without_profile,
-    "layer-placed": lambda: plan_sections(explain_plan(placed()[1], profile=None)),
+    "layer-placed": lambda: plan_sections(LayerSubject(plan=placed()[1], profile=None)),
     "placed-differ": lambda: comparison_sections(*placed(), names=NAMES),
     "plans-differ": lambda: comparison_sections(lab_plan(), lab_plan(8192), names=NAMES),
     "plans-equal": lambda: comparison_sections(lab_plan(), lab_plan(), names=NAMES),

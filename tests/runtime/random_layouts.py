@@ -14,8 +14,7 @@ import torch
 from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.layout import divisors
-from moetune.domain.model import Transformer
-from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.model import Transformer, paper_decoder
 from moetune.domain.pipeline import SPLITTING, StageLetters, stages_of_sizes
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, TrainingJob

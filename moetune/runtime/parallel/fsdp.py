@@ -84,14 +84,14 @@ def shard_experts(
     meshes: dict[tuple[int, ...], tuple[DeviceMesh, DeviceMesh]] = {}
     for _, layer in spread_layers(model):
         placement = layer.experts.placement
-        if is_dtensor(layer.experts.w1) or (keeps_placed and placement.order):
+        if is_dtensor(layer.experts.up) or (keeps_placed and placement.order):
             continue
         placement.check_natural("FSDP2")
         members = layer.communicator.members
         if members not in meshes:
             meshes[members] = _expert_mesh(layer, data_parallel, mesh.device_type)
         replicas, spread = meshes[members]
-        if not layer.experts.w1.is_meta:
+        if not layer.experts.up.is_meta:
             layer.experts.module.to(mesh.device_type)
         equalize(layer.experts.parameters(), GroupCommunicator(replicas.get_group()))
         _distribute(layer.experts, spread)

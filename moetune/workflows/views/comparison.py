@@ -14,10 +14,10 @@ from moetune.report.fits import overlay_figure
 from moetune.report.operations import OperationCurve, operations_of
 from moetune.report.plan_figures import degree_figure, phases_figure
 from moetune.report.section import Figure, Section, plural, sentence
-from moetune.workflows.explain import explain_plan
 from moetune.workflows.plan_changes import compare_plans, input_changes, step_seconds
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import compare_profiles
+from moetune.workflows.subjects.layer import LayerSubject
 from moetune.workflows.training_whatif import TrainingWhatIf
 from moetune.workflows.views.decision import plan_decision
 from moetune.workflows.views.differences import differences_section
@@ -174,7 +174,7 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
     if not is_drawn:
         return (words,)
     plans = {_NOW: answer.before, _CHANGED: answer.after}
-    explained = explain_plan(answer.after, profile=answer.profile)
+    explained = LayerSubject(plan=answer.after, profile=answer.profile)
     drawn = tuple(layer_figures(explained))
     changed = (replace(one, title=f"{one.title}, changed") for one in drawn)
     return (

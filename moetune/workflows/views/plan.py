@@ -18,7 +18,7 @@ from moetune.report.section import (
     sentence,
 )
 from moetune.solve.layer.memory import device_bytes
-from moetune.workflows.explain import Explanation
+from moetune.workflows.subjects.layer import LayerSubject as Explanation
 from moetune.workflows.views.decision import (
     LEAST_REGRET,
     how_sure,

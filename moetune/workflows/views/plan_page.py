@@ -19,5 +19,5 @@ def plan_page_sections(plan: AnyPlan, planner: Planner) -> tuple[Section, ...]:
     """
     if isinstance(plan, TrainingDocument):
         return training_page(plan)
-    explanation = planner.explain_plan(plan)
+    explanation = planner.explain(plan)
     return *page_sections(explanation), *reasons(explanation, is_drawn=True)

@@ -7,11 +7,11 @@ from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.plan_figures import Option, memory_parts_figure, pareto_figure, stacked_figure
 from moetune.report.section import Cell, Figure, Highlight, Section, percent, plural, sentence
+from moetune.workflows.subjects.model import kinds_of
 from moetune.workflows.training_changes import input_differences, layout_changes, step_change
 from moetune.workflows.views.decision import how_sure_of_training
 from moetune.workflows.views.first_words import binding_words, saving_words
 from moetune.workflows.views.training import decision_words, training_sections
-from moetune.workflows.views.training_explanation import kinds_of
 from moetune.workflows.views.words import model_placement_words, speed_words
 
 _SLOW, _LARGE = 3.0, 1.25

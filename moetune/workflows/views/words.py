@@ -12,7 +12,7 @@ from moetune.domain.throughput import Throughput, throughput_of
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import format_bytes, format_flops
 from moetune.report.section import EMPTY, Cell, percent, plural, sentence
-from moetune.workflows.explain import Explanation
+from moetune.workflows.subjects.layer import LayerSubject as Explanation
 
 Kind = Literal["layer", "tensor", "training"]
 KIND_WORDS: Mapping[Kind, str] = MappingProxyType(
