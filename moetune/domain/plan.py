@@ -353,7 +353,7 @@ def of_training(where: str, target: str) -> InputError:
     return InputError(
         f"{where} is the plan of a model's training, which is not run or measured here as layers "
         "are",
-        f"{target} runs it:  moetune export {where} --to {target}\n"
+        f"{target} runs it:  moetune export {where} --target {target}\n"
         f"  `moetune explain`, `moetune sensitivity` and `moetune whatif` take it; for times of "
         "your own machine measure it with `moetune profile`, and plan with that --profile",
     )

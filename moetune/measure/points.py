@@ -220,7 +220,7 @@ def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
     for size in group_sizes:
         if not 1 <= size <= num_ranks:
             raise InputError(
-                f"group_sizes {size} is not possible with {num_ranks} ranks",
+                f"--group-sizes {size} is not possible with {num_ranks} ranks",
                 "start more ranks, or ask for smaller groups",
             )
 

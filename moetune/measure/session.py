@@ -177,7 +177,7 @@ def _estimates(
     chosen = {point: seconds[point] for point in order[:within]}
     if order and not chosen:
         raise InputError(
-            f"a budget of {format_seconds(budget_seconds)} is too short for any point",
+            f"--budget {format_seconds(budget_seconds)} is too short for any point",
             f"the first takes about {format_seconds(spent[0])}; a profile of one layer needs "
             "half a minute",
         )

@@ -194,7 +194,9 @@ def _priced(
         return error
     step, peak = plan.predicted.step_seconds, plan.memory.peak_bytes
     price = f"as pinned a step would take {format_seconds(step)} and {format_bytes(peak)}"
-    return RefusedLayoutError(error.what, f"{error.hint}; {price}", plan.document)
+    return RefusedLayoutError(
+        error.what, f"{error.hint}; {price}", plan.document, field=error.field
+    )
 
 
 def _searched(
@@ -317,10 +319,16 @@ def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerNam
     """
     if dtype not in TRAINING_DTYPES:
         raise InputError(
-            f"dtype {dtype!r} is not for whole models", f"use {', '.join(TRAINING_DTYPES)}"
+            f"--dtype {dtype!r} is not for whole models",
+            f"use {', '.join(TRAINING_DTYPES)}",
+            field="dtype",
         )
     if optimizer not in OPTIMIZERS:
-        raise InputError(f"optimizer {optimizer!r} is unknown", f"use {', '.join(OPTIMIZERS)}")
+        raise InputError(
+            f"--optimizer {optimizer!r} is unknown",
+            f"use {', '.join(OPTIMIZERS)}",
+            field="optimizer",
+        )
     return dtype, optimizer
 
 

@@ -21,7 +21,6 @@ from moetune.domain.request import PlanRequest
 from moetune.domain.routing import ExpertLoads, LayerRouting
 from moetune.domain.routing_record import routing_record
 from moetune.domain.samples import AttentionPoint, CopyPoint, Sample, StepRecord
-from moetune.domain.spelling import AS_KEYS
 from moetune.domain.training import Degrees, FoldedLayout
 from moetune.domain.units import parse_age, parse_bytes, parse_count
 
@@ -222,9 +221,9 @@ def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
 @pytest.mark.parametrize(
     ("request_of", "what"),
     [
-        (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=0, spelling=AS_KEYS),
-         "inputs.tokens_per_rank must be at least 1, got 0"),
-        (lambda: PlanRequest(layer=SHAPE, spelling=AS_KEYS), "the number of tokens is missing"),
+        (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=0),
+         "--tokens must be at least 1, got 0"),
+        (lambda: PlanRequest(layer=SHAPE), "the number of tokens is missing"),
         (PlanRequest, "there is nothing to plan for"),
         (lambda: PlanRequest(model="gpt-s", layer=SHAPE), "a model and a layer are given"),
         (lambda: PlanRequest(model="ppmoe-6.7b"), "ppmoe-6.7b is a whole model, and no layer"),

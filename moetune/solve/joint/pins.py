@@ -37,17 +37,21 @@ def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | Refus
     """Return why no layout obeys the pins, with the nearest that some layout obeys.
 
     It is a `RefusedLayoutError` where the rules of the job allow them and the runtime does not.
+    Its field is the first pin to change.
     """
     near = nearest(space, pins)
     broken = _fewest_broken(space, pins, near)
     what = "; ".join(dict.fromkeys(rule.what for rule in broken)) or "no layout has all pins"
     if near is None:
-        hint = broken[0].hint if broken else "pin less of it"
+        changed, hint = "", broken[0].hint if broken else "pin less of it"
     else:
+        changed = next(
+            name for name in pinned(pins) if getattr(pins, name) != getattr(near.pins, name)
+        )
         hint = _advice(pins, near.pins)
     if space.asks_runtime and _nearest_of(replace(space, asks_runtime=False), pins, ()):
-        return RefusedLayoutError(what, hint)
-    return InputError(what, hint)
+        return RefusedLayoutError(what, hint, field=changed)
+    return InputError(what, hint, field=changed)
 
 
 def _fewest_broken(

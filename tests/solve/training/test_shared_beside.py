@@ -12,7 +12,6 @@ from moetune.fit.costs import costs_of
 from moetune.solve.layer.degree import makespan, makespan_beside
 from moetune.solve.layer.timeline import COMPUTE, Task, pipeline_tasks, simulate
 from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.block_timeline import HIDDEN, block_timeline
 from moetune.solve.training.chunks import (
     MOST_CHUNKS,
     chunked_passes,
@@ -139,27 +138,3 @@ def test_a_step_is_shorter_by_what_shared_experts_hide(
             assert found.parts[name] == before.parts[name], name
         if pp == 1:
             assert before.seconds - found.seconds == pytest.approx(hidden - exposed - added)
-
-
-def test_a_block_draws_what_its_shared_experts_hide_beside_them() -> None:
-    ways: tuple[tuple[Overlap, Degrees | None], ...] = (
-        ("none", None), ("chunks", Degrees(forward=2, backward=3)),
-    )  # fmt: skip
-    for overlap, degree in ways:
-        layout = replace(EXCHANGED, ep=32, overlap=overlap, degree=degree)
-        blocks = prices_of("deepseek-v3", H800).blocks
-        times, seconds = blocks.times(layout)[-1], blocks.seconds(layout)[-1]
-        for timeline, length in zip(
-            block_timeline(times, seconds), (seconds.forward, seconds.backward), strict=True
-        ):
-            assert timeline.makespan_seconds == pytest.approx(length)
-        forward, backward = (
-            {one.name: one.start_seconds for one in timeline.spans if one.stream != HIDDEN}
-            for timeline in block_timeline(times, seconds)
-        )
-        hidden = [
-            next(one.start_seconds for one in timeline.spans if one.stream == HIDDEN)
-            for timeline in block_timeline(times, seconds)
-        ]
-        last = backward["shared_experts" if overlap == "none" else "experts"]
-        assert hidden == [forward["shared_experts"], last]
