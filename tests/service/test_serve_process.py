@@ -241,3 +241,6 @@ def test_tls_by_flag(tmp_path: Path) -> None:
             f"{service.url}/login", data={"token": TOKEN}, verify=trust, timeout=120
         )
         assert "Secure" in entered.headers["set-cookie"]
+        with pytest.raises(httpx.TransportError):  # limits on requests hold behind it
+            httpx.get(service.url, headers={"X-Long": "a" * 2**20}, verify=trust, timeout=120)
+        assert httpx.get(f"{service.url}/healthz", verify=trust, timeout=120).status_code == 200
