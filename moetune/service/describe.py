@@ -12,9 +12,9 @@ from fastapi import FastAPI, Query
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
+from moetune.domain.ask import LARGEST_TOKENS
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
-from moetune.domain.request import LARGEST_TOKENS
 from moetune.service.bodies import JSON, TOML
 from moetune.service.problems import MEDIA_TYPE, STATUSES
 from moetune.workflows.plan import InputsDocument
