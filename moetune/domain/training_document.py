@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from moetune.domain.chunks import Chunks
 from moetune.domain.document import UNLESS_DEFAULT, decode, encode, shown
 from moetune.domain.errors import InputError
-from moetune.domain.model_plan import Chunks, Confidence
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import Schedule
 from moetune.domain.placement import ModelPlacement
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Confidence, Plan
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target
 from moetune.domain.throughput import Throughput

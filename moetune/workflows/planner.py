@@ -13,6 +13,7 @@ from moetune.domain.errors import AbandonedError, InputError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
+from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows.compared import WhyNot, WhyNotAnswer
 from moetune.workflows.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
@@ -207,8 +208,9 @@ class Planner:
         return self.explain(plan).profile
 
     def _read(self, inputs: Mapping[str, object]) -> CompleteRequest:
-        document = read_inputs(inputs)
-        complete = self._complete(document.request(default_dtype=self.dtype), document.profile)
+        with spelled(AS_KEYS):
+            document = read_inputs(inputs)
+            complete = self._complete(document.request(default_dtype=self.dtype), document.profile)
         document.check(complete.inputs)
         return complete
 

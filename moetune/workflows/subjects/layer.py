@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from moetune.domain.ask import LARGEST_BYTES
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
@@ -18,7 +19,7 @@ from moetune.domain.plan import (
     StrategyTerms,
 )
 from moetune.domain.profile import Profile
-from moetune.domain.request import LARGEST_BYTES
+from moetune.domain.spelling import AS_FLAGS, spelled
 from moetune.domain.units import format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
@@ -41,6 +42,11 @@ from moetune.workflows.subjects.values import (
 from moetune.workflows.whatif import WhatIf, change_plan, check_changes
 
 EXPLANATION_SCHEMA = "moetune.explanation/1"
+_OF_BOTH = replace(
+    AS_FLAGS,
+    names={**AS_FLAGS.names, **dict.fromkeys(("forward-degree", "backward-degree"), "--degree")},
+)
+"""Spelling where one degree is asked for both phases."""
 _RULE = (
     f"Gains below {format_share(WORTH, digits=0)} over one chunk or over keeping all activations "
     f"are not taken, nor below {format_share(NOISE, digits=0)} over fewer chunks: the errors of "
@@ -139,19 +145,17 @@ class LayerSubject:
         Raises:
             InputError: a value is none that it could have, or the plan has no such choice.
         """
-        spelling = question.spelling
         if question.layout is not None:
-            names = [spelling(name) for name in ("degree", "strategy")]
             raise InputError(
-                f"{spelling('layout')} is for whole models, and plan {self.plan.id[:6]} is of one "
-                "layer",
-                f"ask with {' or '.join(names)}",
+                f"--layout is for whole models, and plan {self.plan.id[:6]} is of one layer",
+                "ask with --degree or --strategy",
             )
         texts = question.degree_texts
         if question.strategy is not None:
             texts["strategy"] = question.strategy
-        asked = Asked(texts=texts, pins=texts, spelling=question.degree_spelling)
-        check_changes(self.plan, _whatif(asked))
+        asked = Asked(texts=texts, pins=texts)
+        with spelled(AS_FLAGS if question.degree is None else _OF_BOTH):
+            check_changes(self.plan, _whatif(asked))
         return asked
 
     def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
@@ -323,7 +327,7 @@ def _copy_seconds(phase: PhaseTerms) -> float:
 
 def _whatif(asked: Asked, limit_bytes: int | None = None) -> WhatIf:
     limit = {} if limit_bytes is None else {"memory_limit_bytes": limit_bytes}
-    return WhatIf(changes={"constraints": asked.texts, **limit}, spelling=asked.spelling)
+    return WhatIf(changes={"constraints": asked.texts, **limit}, spelling=AS_FLAGS)
 
 
 def _placed_otherwise(plan: Plan, changed: Plan) -> Iterator[str]:

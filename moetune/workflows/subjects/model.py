@@ -277,11 +277,10 @@ class ModelSubject:
     def _in_chunks(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
         """Return the chosen layout with its exchanges in so many chunks."""
         if self._layout.overlap != "chunks":
-            layout_flag = asked.spelling("layout")
             raise InputError(
                 f"the plan's layout hides exchanges by overlap {self._layout.overlap}, not in "
                 "chunks",
-                f"ask with {layout_flag}, or plan with --target moetune --overlap chunks",
+                "ask with --layout, or plan with --target moetune --overlap chunks",
             )
         layout = replace(self._layout, **asked.pins)
         forward, backward = asked.texts.values()

@@ -68,16 +68,20 @@ def test_a_pass_with_shared_experts_ends_when_its_simulated_events_do(
 
 
 @pytest.mark.parametrize("interference", [ALONE, DISTURBED], ids=["alone", "disturbed"])
-def test_passes_of_a_model_end_when_their_simulated_events_do(interference: Interference) -> None:
-    job = prices_of("deepseek-v3").job
+@pytest.mark.parametrize("ep", [8, 32])
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-30b-a3b"])
+def test_passes_of_a_model_end_when_their_simulated_events_do(
+    name: str, ep: int, interference: Interference
+) -> None:
+    job, layout = prices_of(name).job, replace(EXCHANGED, ep=ep)
     costs = costs_of(replace(H100, interference=interference), allow_modelled=True)
     prices = BlockPrices(
-        job=job, layout=EXCHANGED, device=DevicePrices(costs=costs, machine=H100.machine),
+        job=job, layout=layout, device=DevicePrices(costs=costs, machine=H100.machine),
         target=MOETUNE,
     )  # fmt: skip
     part = job.decoder.blocks[-1].routed
     assert part is not None
-    assert part.shared is not None
+    assert (part.shared is not None) == (name == "deepseek-v3")
     shared = prices.expert_times(part).passes("shared_experts")
     found = chunked_passes(prices, part)
     whole, sent = prices.chunk(part, 1)
@@ -99,7 +103,7 @@ def test_passes_of_a_model_end_when_their_simulated_events_do(interference: Inte
     one_chunk = found.forward.seconds[1], found.backward.seconds[1]
     hidden = [one - other for one, other in zip(work, one_chunk, strict=True)]
     assert hidden_beside(prices, part) == pytest.approx(hidden)
-    assert min(hidden) > 0
+    assert (min(hidden) > 0) == (part.shared is not None)
 
 
 def without(prices: StepPrices) -> StepPrices:
