@@ -180,18 +180,3 @@ def _places(
         places.append((number, Slot(name=each.name, offset=offset, num_elements=each.num_elements)))
         offset += -(-each.num_elements // grain) * grain
     return places
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunks:
-    """Model states in chunks, as plans have them.
-
-    Args:
-        num_parameters: of the whole model.
-    """
-
-    chunk_bytes: int
-    cache_bytes: int
-    scatter: bool
-    offload: bool
-    num_parameters: int

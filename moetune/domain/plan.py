@@ -204,22 +204,6 @@ class Alternative(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
-    """Confidence in a choice, over refits of the measurements, or errors of earlier predictions.
-
-    Args:
-        probability_best: share of them in which no other choice is better.
-        expected_regret: mean relative loss over them.
-        p05_step_seconds, p95_step_seconds: of the chosen step over them.
-    """
-
-    probability_best: float
-    expected_regret: float
-    p05_step_seconds: float
-    p95_step_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Confidence in the choice, the resource that binds it, and the reason for it.
 
