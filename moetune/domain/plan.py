@@ -72,6 +72,8 @@ class StrategyTerms:
         needed_bytes: on the device: states, activations and buffers, by MPipeMoE Eq. 1 to 6.
         peak_bytes: of a step as the layer runs it, which limits hold for.
         host_bytes: activations that wait in host memory.
+        paper_seconds: MPipeMoE's Eq. 10.
+        is_paper_choice: whether Eq. 10 would take it, among those that reuse memory.
         lost_because: empty for the plan's own.
     """
 
@@ -85,6 +87,8 @@ class StrategyTerms:
     saving_ratio: float
     fits: bool
     is_chosen: bool
+    paper_seconds: float
+    is_paper_choice: bool
     lost_because: str
 
 

@@ -28,6 +28,10 @@ _BYTES = (
     "peak: of a step as the layer runs it, which the limit is for; formulas: Eq. 1 to 6 of "
     "MPipeMoE, which omit some buffers and the routing data."
 )
+_PAPER = (
+    "Eq. 10 is MPipeMoE's rule, and * its choice where memory is reused. It has no start-up times "
+    "and does not decide here."
+)
 
 
 def layer_reasons(subject: LayerSubject, *, is_drawn: bool) -> Reasons:
@@ -134,16 +138,17 @@ def _strategies(subject: LayerSubject, *, is_drawn: bool) -> Iterator[Section]:
     table = Table(
         name="strategies",
         header=(
-            "strategy", "chunks", "peak", "formulas", "host", "step", "how",
+            "strategy", "chunks", "peak", "formulas", "host", "step", "Eq. 10", "how",
         ),
         rows=tuple(map(_strategy, found)),
         prose=("how",),
-        notes=(*(absent if missing else ()), _BYTES),
+        notes=(*(absent if missing else ()), _BYTES, _PAPER),
     )  # fmt: skip
     yield Section(name="memory", title="Ways to keep activations", tables=(table,), figures=figures)
 
 
 def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
+    paper = format_seconds(one.paper_seconds) + (" *" if one.is_paper_choice else "")
     return (
         Cell.words(one.strategy, mark="chosen" if one.is_chosen else ""),
         Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
@@ -151,6 +156,7 @@ def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
         Cell.size(one.needed_bytes),
         Cell.size(one.host_bytes or None),
         Cell.seconds(one.step_seconds),
+        Cell(text=paper, value=one.paper_seconds, unit="s"),
         Cell.words(STRATEGY_WORDS[one.strategy]),
     )
 
