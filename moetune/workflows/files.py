@@ -5,11 +5,8 @@
 
 import dataclasses
 import json
-import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,6 +23,7 @@ from moetune.domain.profile import (
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import Sample
 from moetune.domain.units import format_bytes
+from moetune.runtime.files import replace_file
 from moetune.workflows.profile_toml import parse_toml, profile_in_toml
 from moetune.workflows.wiring import StoreFinder
 
@@ -86,7 +84,7 @@ def write_text(path: Path, text: str) -> None:
         if target.exists() and not target.is_file() and not target.is_dir():
             path.write_text(text, encoding="utf-8")
         else:
-            _replace(target, text.encode())
+            replace_file(target, text.encode())
     except OSError as error:
         raise InputError(
             f"{path} cannot be written: {error.strerror}",
@@ -127,32 +125,6 @@ def read_text(path: Path, what: str) -> str:
         raise InputError(f"{what} {path} is not UTF-8 text") from None
     refuse_pointer(text, f"{what} {path}")
     return text
-
-
-def _replace(target: Path, data: bytes) -> None:
-    if target.is_dir():
-        raise IsADirectoryError(0, "it is a folder")
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync the folder, so that the new name survives a power cut, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _profile_lines(profile: Profile) -> Iterator[str]:
