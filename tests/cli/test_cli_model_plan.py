@@ -92,38 +92,6 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
     assert "ppmoe-143b" in cli("models", "list").out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        ((*PLAN, "--pp", "32"), 2, ("larger than the 24 layers",)),
-        ((*PLAN, "--tp", "32"), 2, ("num_heads (16) does not divide by tp (32)", "nearest")),
-        ((*PLAN, "--memory-limit", "2GiB"), 3, ("memory binds", "take more ranks")),
-        ((*PLAN, "--strategy", "S4"), 2, ("--strategy is for layers, not for ppmoe-6.7b",)),
-        ((*PLAN, "--tokens", "16k"), 2, ("--tokens is for layers", "--global-batch")),
-        ((*PLAN, "--target", "megatron", "--dtype", "bfloat16"), 3, ("the family gpt",)),
-        (SMALL[:13] + SMALL[15:], 2, ("a whole model lacks --vocab",)),
-        (
-            ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--pp", "2"),
-            2,
-            ("--pp is for whole models", "--model"),
-        ),
-        (
-            ("plan", "--model", "mixtral-8x7b", "--profile", "h100-x8", "--moe-every", "2"),
-            2,
-            ("--moe-every is for a model by its sizes, and mixtral-8x7b has its own",),
-        ),
-    ],
-)
-def test_wrong_input_about_a_whole_model_says_what_and_what_next(
-    cli: Cli, arguments: tuple[str, ...], code: int, words: tuple[str, ...]
-) -> None:
-    result = cli(*arguments)
-    assert (result.code, result.out) == (code, "")
-    assert result.err.startswith("error: ")
-    for word in words:
-        assert word in result.err
-
-
 def test_a_profile_without_the_rate_of_its_memory_is_named(cli: Cli) -> None:
     path = Path("cluster.toml")
     path.write_text(profile_to_toml(cluster_profile()), encoding="utf-8")

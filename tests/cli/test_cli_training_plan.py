@@ -81,24 +81,6 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "word"),
-    [
-        (("--global-batch", "64"), "--seq"),
-        (("--global-batch", "64", "--seq", "4k", "--dtype", "float64"), "float64"),
-        (("--global-batch", "64", "--seq", "4k", "--target", "megatron", "--stages", "Et*40|t*7L"),
-         "47"),
-        (("--global-batch", "64", "--seq", "4k", "--d-hidden", "64"), "--d-hidden"),
-        (("--global-batch", "64", "--seq", "4k", "--world-size", "24", "--tp", "7",
-          "--target", "megatron"), "world_size"),
-    ],
-)  # fmt: skip
-def test_wrong_input_is_named(cli: Cli, flags: tuple[str, ...], word: str) -> None:
-    result = cli("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", *flags)
-    assert result.code == 2
-    assert word in result.err
-
-
-@pytest.mark.parametrize(
     ("flag", "value"),
     [
         ("--global-batch", "8"),
