@@ -189,7 +189,7 @@ class Planner:
         Raises:
             MoetuneError: as of `workflows.training.plan_training`.
         """
-        return self.run(profile.name, _training, request, profile)
+        return self.run(profile.name, plan_training, request, profile)
 
     def profile_behind(self, plan: AnyPlan) -> Profile:
         """Return the profile that a plan was made with.
@@ -249,7 +249,3 @@ class Planner:
 def _soundly(profile: str, work: Callable[[], T]) -> T:
     with sound_numbers(profile):
         return work()
-
-
-def _training(request: TrainingRequest, profile: Profile) -> TrainingDocument:
-    return plan_training(request, profile)
