@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from moetune.domain.constraint_texts import (
     EXPERT_PARALLEL,
@@ -212,27 +211,13 @@ class PlanInputs:
         )
 
 
-class Sizes(Protocol):
-    """The numbers of a request; None for the default."""
+def check_sizes(sizes: object, spelling: Spelling) -> None:
+    """Raise InputError where a number is so large that it is a mistake.
 
-    @property
-    def world_size(self) -> int | None:
-        """Ranks."""
-        ...
-
-    @property
-    def tokens_per_rank(self) -> int | None:
-        """Tokens of one step on each of them."""
-        ...
-
-    @property
-    def memory_limit_bytes(self) -> int | None:
-        """Of one device."""
-        ...
-
-
-def check_sizes(sizes: Sizes, spelling: Spelling) -> None:
-    """Raise InputError where a number is so large that it is a mistake."""
+    Args:
+        sizes: of a request, or of its changes: `world_size`, `tokens_per_rank` and
+            `memory_limit_bytes`, None for the default.
+    """
     largest = {
         "world_size": LARGEST_RANKS,
         "tokens_per_rank": LARGEST_TOKENS,
