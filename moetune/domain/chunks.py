@@ -7,6 +7,24 @@ from itertools import groupby
 from moetune.domain.errors import InputError
 from moetune.domain.units import dtype_bytes, format_bytes
 
+FEWEST_PLACES = 2
+"""Chunks that a cache has room for at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """Model states in chunks (Elixir).
+
+    Args:
+        num_parameters: of the whole model.
+    """
+
+    chunk_bytes: int
+    cache_bytes: int
+    scatter: bool
+    offload: bool
+    num_parameters: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
@@ -162,18 +180,3 @@ def _places(
         places.append((number, Slot(name=each.name, offset=offset, num_elements=each.num_elements)))
         offset += -(-each.num_elements // grain) * grain
     return places
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunks:
-    """Model states in chunks, as plans have them.
-
-    Args:
-        num_parameters: of the whole model.
-    """
-
-    chunk_bytes: int
-    cache_bytes: int
-    scatter: bool
-    offload: bool
-    num_parameters: int

@@ -20,6 +20,22 @@ from moetune.domain.withdrawn import whole_model_refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """Confidence in a choice, over refits of the measurements, or errors of earlier predictions.
+
+    Args:
+        probability_best: share of them in which no other choice is better.
+        expected_regret: mean relative loss over them.
+        p05_step_seconds, p95_step_seconds: of the chosen step over them.
+    """
+
+    probability_best: float
+    expected_regret: float
+    p05_step_seconds: float
+    p95_step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTerms:
     """One phase of the plan, in seconds.
 
@@ -188,22 +204,6 @@ class Alternative(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
-    """Confidence in a choice, over refits of the measurements, or errors of earlier predictions.
-
-    Args:
-        probability_best: share of them in which no other choice is better.
-        expected_regret: mean relative loss over them.
-        p05_step_seconds, p95_step_seconds: of the chosen step over them.
-    """
-
-    probability_best: float
-    expected_regret: float
-    p05_step_seconds: float
-    p95_step_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Confidence in the choice, the resource that binds it, and the reason for it.
 
@@ -353,7 +353,7 @@ def of_training(where: str, target: str) -> InputError:
     return InputError(
         f"{where} is the plan of a model's training, which is not run or measured here as layers "
         "are",
-        f"{target} runs it:  moetune export {where} --to {target}\n"
+        f"{target} runs it:  moetune export {where} --target {target}\n"
         f"  `moetune explain`, `moetune sensitivity` and `moetune whatif` take it; for times of "
         "your own machine measure it with `moetune profile`, and plan with that --profile",
     )

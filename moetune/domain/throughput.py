@@ -7,7 +7,7 @@ plan recomputes. MFU: PaLM, Appendix B, with the peak of the data sheet.
 from dataclasses import dataclass, replace
 
 from moetune.domain.architecture import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC
-from moetune.domain.data_sheets import peak_flops
+from moetune.domain.chips import peak_flops
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Plan
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol, cast
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.spelling import AS_FIELDS
+from moetune.domain.spelling import AS_ARGUMENTS, AS_FIELDS, spelled
 from moetune.domain.training_document import (
     TrainingDocument,
     TrainingLayout,
@@ -28,7 +28,6 @@ from moetune.domain.training_document import (
 from moetune.report.section import Section
 from moetune.report.text import text_of
 from moetune.workflows import wiring
-from moetune.workflows.arguments import named_as_arguments
 from moetune.workflows.compared import WhyNot
 from moetune.workflows.export import ExportDocument, export_plan
 from moetune.workflows.files import plan_to_json, write_text
@@ -255,11 +254,8 @@ class TrainingPlanView(Drawn):
             return ExplanationView(
                 plan_id=self.id, sections=explanation_sections(why), document=why.document
             )
-        spelling = replace(AS_FIELDS, names={"layout": "layout"})
-        with named_as_arguments(), self._planner() as planner:
-            answer = planner.why_not(
-                self.plan, WhyNot(layout=layout, spelling=spelling), model=model
-            )
+        with spelled(AS_ARGUMENTS), self._planner() as planner:
+            answer = planner.why_not(self.plan, WhyNot(layout=layout), model=model)
         return ExplanationView(
             plan_id=self.id, sections=why_not_sections(answer), document=answer.document
         )
@@ -290,7 +286,7 @@ class TrainingPlanView(Drawn):
             changes={"constraints": changes} if changes else {}, speeds=speeds or {},
             spelling=AS_FIELDS,
         )  # fmt: skip
-        with named_as_arguments(), self._planner(profile) as planner:
+        with spelled(AS_ARGUMENTS), self._planner(profile) as planner:
             answer = whatif_training(planner, self.plan, question, model=model)
         return ExplanationView(
             plan_id=self.id, sections=training_whatif_sections(answer), document=answer.document
@@ -310,7 +306,7 @@ class TrainingPlanView(Drawn):
             InputError: the target is unknown.
             InfeasiblePlanError: the target cannot run the layout.
         """
-        with named_as_arguments():
+        with spelled(AS_ARGUMENTS):
             stores = partial(wiring.find_store, wiring.configure(db=self.db).settings)
             return export_plan(self.plan, to=to, model=model, stores=stores).document
 

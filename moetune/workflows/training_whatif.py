@@ -1,22 +1,22 @@
 """What-if of a Hugging Face model's plan: its question with other values, planned again."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.pipeline import stage_words
 from moetune.domain.profile import Profile
+from moetune.domain.question import ASKS
 from moetune.domain.spelling import nearest_or
 from moetune.domain.training import LayoutRequest
 from moetune.domain.training_document import TrainingDocument
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.report.section import sentence
 from moetune.solve.joint.pins import pinned
-from moetune.workflows.arguments import read_flags
-from moetune.workflows.plan_flags import PlanFlags
 from moetune.workflows.planner import Planner
+from moetune.workflows.requests import ask, training_request
 from moetune.workflows.training import usable_bytes
 from moetune.workflows.training_changes import input_differences, layout_changes, step_change
 from moetune.workflows.whatif import WhatIf
@@ -27,7 +27,6 @@ _CHANGES: Mapping[str, str] = {
 }  # fmt: skip
 """Flags of `moetune plan` by the inputs that a question names."""
 _NUMBERS = (int, float)
-_FLAGS = tuple(item.name for item in fields(PlanFlags))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,7 @@ def whatif_training(
         )
     options = arguments_of(before, own) | ({} if model is None else {"model": model})
     used = scale_profile(machine.profile, faster)
-    request = read_flags(options | dict(_changes(question))).training_request(used)
+    request = training_request(ask(options | dict(_changes(question))), used)
     after = planner.plan_training(request, used)
     return TrainingWhatIf(before=before, after=after)
 
@@ -142,9 +141,9 @@ def _flag(name: str, question: WhatIf) -> str:
         InputError: `moetune plan` has no such flag.
     """
     found = name.replace("-", "_")
-    if found not in _FLAGS:
+    if found not in ASKS:
         hint = "`moetune plan --help` has them all; another machine is another --profile"
-        nearest = nearest_or(hint, found, _FLAGS)
+        nearest = nearest_or(hint, found, ASKS)
         raise InputError(f"{question.spelling(name)} is no flag of a plan", nearest)
     return found
 

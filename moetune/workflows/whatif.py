@@ -12,7 +12,7 @@ from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import check_sizes
-from moetune.domain.spelling import Spelling
+from moetune.domain.spelling import Spelling, spelled
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.workflows.plan import make_plan, read_inputs, read_limit
 from moetune.workflows.plan_changes import compare_plans, name_changes
@@ -107,17 +107,17 @@ def change_plan(before: Plan, *, profile: Profile, question: WhatIf) -> WhatIfAn
 
 def check_changes(before: Plan, question: WhatIf) -> None:
     """Raise InputError where no request has these changes, whatever the machine."""
-    read_inputs(_changed_inputs(before, question)).request(
-        default_dtype=None, spelling=question.spelling
-    )
+    with spelled(question.spelling):
+        read_inputs(_changed_inputs(before, question)).request(default_dtype=None)
 
 
 def _changed_inputs(before: Plan, question: WhatIf) -> dict[str, object]:
     """Return the inputs document without its profile."""
     changed = decode(_Changes, read_limit(question.changes, "changes"), "changes")
     given = {name: text for name, text in changed.constraints.items() if text is not None}
-    check_sizes(changed, question.spelling)
-    check_constraint_sizes(decode_constraints(given, question.spelling), question.spelling)
+    with spelled(question.spelling):
+        check_sizes(changed)
+        check_constraint_sizes(decode_constraints(given))
     inputs: dict[str, object] = encode(before.inputs)
     for name in ("profile", "profile_fingerprint", *(["layer"] if before.inputs.model else [])):
         del inputs[name]  # the layer of a named model depends on the changed number of ranks
@@ -129,7 +129,8 @@ def _changed_inputs(before: Plan, question: WhatIf) -> dict[str, object]:
 def _plan(inputs: Mapping[str, object], profile: Profile, spelling: Spelling) -> Plan:
     """Return the plan, with estimates of group sizes that the profile lacks."""
     document = read_inputs(inputs)
-    request = document.request(default_dtype=None, spelling=spelling)
+    with spelled(spelling):
+        request = document.request(default_dtype=None)
     fingerprint = profile.digest
     document.check(request.inputs_for(profile, fingerprint=fingerprint))
     try:

@@ -72,7 +72,7 @@ def test_a_training_plan_where_one_of_a_layer_is_wanted_says_what_runs_it() -> N
     text = training_plan().text
     with pytest.raises(InputError, match="is the plan of a model's training") as found:
         plan_from_json(text, "plan.json")
-    assert "moetune export plan.json --to megatron" in found.value.hint
+    assert "moetune export plan.json --target megatron" in found.value.hint
     broken = '{"schema": "moetune.training-plan/1", "inputs": []}'
     with pytest.raises(InputError, match="is the plan of a model's training"):
         plan_from_json(broken, "plan.json")

@@ -12,7 +12,7 @@ T tokens, K choices, D model width.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,29 +20,14 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.runtime.delayed import add_gradient
-from moetune.runtime.moe.executor import PhaseRun, PipelineContext, Saved, leading
+from moetune.runtime.moe.dispatch import Dispatch
+from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, leading
 from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
 
+Work = Callable[[], None]
+"""Work that neither needs the experts' results nor exchanges anything with their ranks."""
 _NUM_PARAMETERS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseInputs:
-    """The inputs of a phase.
-
-    Args:
-        values_TD: x forward, the gradient of y backward.
-        weights_TK: the combine weights.
-        wanted: gradients of the parameters; none forward.
-        saved: tensors that the forward phase saved; empty forward.
-    """
-
-    values_TD: torch.Tensor
-    weights_TK: torch.Tensor
-    experts: ExpertWeights
-    wanted: WantedGrads = field(default_factory=WantedGrads)
-    saved: Saved = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +35,45 @@ class MemoryPolicy:
     """The choice of buffers, saved tensors and transfers of a step.
 
     Args:
-        context: the part of the step that does not depend on the policy.
+        context, dispatch: the part of the step that does not depend on the policy.
         forward, backward: make the buffers of a phase.
         release: gives borrowed memory back, after a backward pass or a failure.
     """
 
     context: PipelineContext
+    dispatch: Dispatch
     forward: Callable[[PhaseInputs], PhaseRun]
     backward: Callable[[PhaseInputs], PhaseRun]
     release: Callable[[], None] = lambda: None
 
 
-class Crossing:
+def run_experts(
+    x_TD: torch.Tensor,
+    weights_TK: torch.Tensor,
+    policy: MemoryPolicy,
+    parameters: Sequence[Any],
+    work: Work | None,
+) -> torch.Tensor:
+    """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
+
+    Args:
+        parameters: as of `ExpertFunction`.
+        work: runs behind the first dispatches, and its backward pass behind the last combine.
+    """
+    left, crossing = x_TD, None
+    if work is not None:
+        crossing = _Crossing(policy)
+        left = _Leave.apply(x_TD, weights_TK, crossing, parameters)  # type: ignore[no-untyped-call]
+        weights_TK = weights_TK.detach()  # whose gradient `_Leave` returns
+        with _during(policy, "the work behind a dispatch"):
+            work()
+    y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
+        left, weights_TK, policy, crossing, *parameters
+    )
+    return y_TD
+
+
+class _Crossing:
     """A call whose rows leave before other work runs: the state that both of its functions share.
 
     Attributes:
@@ -104,7 +116,7 @@ class ExpertFunction(torch.autograd.Function):
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
         policy: MemoryPolicy,
-        crossing: Crossing | None,
+        crossing: _Crossing | None,
         *parameters: Any,  # noqa: ANN401
     ) -> torch.Tensor:
         """Return (T, D).
@@ -119,13 +131,13 @@ class ExpertFunction(torch.autograd.Function):
         """
         # Not around this function: activation checkpointing ends a repeated pass by an exception
         # where its results are saved, and the buffers stay good.
-        with during(policy, "a forward pass"):
+        with _during(policy, "a forward pass"):
             if crossing is None:
-                phase = start_forward(policy, x_TD, weights_TK, parameters)
-                phase.executor.run(phase.schedule, phase)
+                phase = _start_forward(policy, x_TD, weights_TK, parameters)
+                phase.run(phase.schedule)
             else:
                 phase = crossing.take_phase()
-                phase.executor.run(phase.schedule[len(leading(phase.schedule)) :], phase)
+                phase.run(phase.schedule[len(leading(phase.schedule)) :])
             y_TD: torch.Tensor = phase.finish()
         ctx.policy, ctx.crossing = policy, crossing
         if policy.context.weight_gradients is not None:
@@ -144,7 +156,7 @@ class ExpertFunction(torch.autograd.Function):
         Where rows left before other work, the last results travel while that work's backward runs.
         """
         policy: MemoryPolicy = ctx.policy
-        crossing: Crossing | None = ctx.crossing
+        crossing: _Crossing | None = ctx.crossing
         with policy.context.workspace.guard("a backward pass"):
             try:
                 phase = _run_backward(ctx, grad_TD)
@@ -159,18 +171,23 @@ class ExpertFunction(torch.autograd.Function):
         return *grads, None, None, *parameter_grads
 
 
-def start_forward(
+def _start_forward(
     policy: MemoryPolicy, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
 ) -> PhaseRun:
     """Return a forward phase whose buffers are made."""
     experts = _cast(policy, parameters, x_TD.dtype)
-    phase = policy.forward(PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts))
+    phase = policy.forward(
+        PhaseInputs(
+            context=policy.context, dispatch=policy.dispatch, values_TD=x_TD,
+            weights_TK=weights_TK, experts=experts,
+        )
+    )  # fmt: skip
     phase.begin()
     return phase
 
 
 @contextmanager
-def during(policy: MemoryPolicy, phase: str) -> Iterator[None]:
+def _during(policy: MemoryPolicy, phase: str) -> Iterator[None]:
     """Run a forward phase, or a part of one; where it fails, its memory is given back."""
     with policy.context.workspace.guard(phase):
         try:
@@ -189,13 +206,14 @@ def _run_backward(
     weights_TK, *saved = ctx.saved_tensors
     parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
     inputs = PhaseInputs(
+        context=policy.context, dispatch=policy.dispatch,
         values_TD=grad_TD, weights_TK=weights_TK, saved=tuple(saved),
         experts=_cast(policy, parameters, grad_TD.dtype),
         wanted=_wanted(policy, parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:]),
     )  # fmt: skip
     phase = policy.backward(inputs)
     phase.begin()
-    phase.executor.run(phase.schedule, phase)
+    phase.run(phase.schedule)
     if policy.context.weight_gradients is None:
         phase.grads.finish()  # while the last results travel
     return phase
@@ -247,3 +265,38 @@ def _wanted(
         for each, is_needed in zip(parameters, needs_grad, strict=True)
     )
     return WantedGrads(dtypes=dtypes, scale=policy.context.gradients.scale)
+
+
+class _Leave(torch.autograd.Function):
+    """Sends the rows of the first chunks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context has no public type
+        x_TD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        crossing: _Crossing,
+        parameters: Sequence[Any],
+    ) -> torch.Tensor:
+        """Return an empty tensor, by which autograd knows the order.
+
+        Nothing is saved here: a call whose work runs before its experts then saves the same in the
+        same order, as activation checkpointing needs it.
+        """
+        ctx.crossing = crossing
+        # The graph's inputs are this function's, not the phase's.
+        x_TD, weights_TK = x_TD.detach(), weights_TK.detach()
+        with _during(crossing.policy, "a forward pass"):
+            phase = _start_forward(crossing.policy, x_TD, weights_TK, parameters)
+            phase.run(leading(phase.schedule))
+        crossing.phase = phase
+        return x_TD.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        _: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x and of the weights, once the last results are there."""
+        return *ctx.crossing.end(), None, None

@@ -1,6 +1,6 @@
 """A model's layouts with its experts placed by the loads of each layer, where that is worth it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 from types import MappingProxyType
@@ -9,12 +9,13 @@ from moetune.domain.once import once
 from moetune.domain.placement import LayerPlacement, ModelPlacement
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.targets import Target
-from moetune.domain.training import LayoutRequest, TrainingJob, ZeroStage
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, ZeroStage
 from moetune.domain.units import format_share
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.search import FoldedSearch, PricedLayout
 from moetune.solve.layer.placed import WORTH_PLACING, least_fullest, place_experts
 from moetune.solve.training.machine import Trusts
+from moetune.solve.training.step import StepSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,22 +94,49 @@ def solve_placed(
         return natural, None
     job = placed_job(prices.job)
     assert isinstance(job.routing, PlacedLayers)  # noqa: S101 - of `placed_job`
-    layers, seconds = job.routing.placements(best.layout.ep), _seconds(search, best)
-    if pins.expert_placement != "natural" and not search.target.places_experts:
-        step = replace(prices, job=job).step(best.layout)
-        return natural, _elsewhere(_choice(layers, seconds, step.seconds), search.target)
-    if why := _unplaceable(pins):
-        return natural, _kept(layers, f"{why}; {_natural_words(layers)}", seconds)
+    choice = ModelPlacement(
+        layers=job.routing.placements(best.layout.ep), why="", placed_step_seconds=None,
+        natural_step_seconds=_seconds(search, best),
+    )  # fmt: skip
+    untried = _untried(search, pins, choice, replace(prices, job=job).step, best.layout)
+    if untried is not None:
+        return natural, untried
     device = replace(prices.device, trusts=Trusts())
     wholes = replace(prices, job=job, device=device, target=placing(search.target))
     placed = BestLayouts.of(replace(search, wholes=wholes), of_layouts)
-    placed_seconds = _seconds(placed.search, placed.best())
-    if placed_seconds is None:
-        return natural, _kept(layers, "no layout that places them fits", seconds)
-    choice = _choice(job.routing.placements(placed.best().layout.ep), seconds, placed_seconds)
-    if choice.is_taken:
-        return placed, choice
-    return natural, _kept(layers, choice.why, seconds, placed_seconds)
+    layers = job.routing.placements(placed.best().layout.ep)
+    seconds = _seconds(placed.search, placed.best())
+    if seconds is None:
+        return natural, _kept(choice, "no layout that places them fits")
+    choice = _judged(replace(choice, layers=layers, placed_step_seconds=seconds))
+    return placed if choice.is_taken else natural, choice
+
+
+def _untried(
+    search: FoldedSearch, pins: LayoutRequest, choice: ModelPlacement,
+    placed_step: Callable[[FoldedLayout], StepSeconds], layout: FoldedLayout,
+) -> ModelPlacement | None:  # fmt: skip
+    """Return the natural order where no layout places experts, with the reason; None where one may.
+
+    Args:
+        placed_step: the step of a layout with placed experts.
+        layout: the best one in the natural order.
+    """
+    if pins.expert_placement != "natural" and not search.target.places_experts:
+        seconds = placed_step(layout).seconds
+        choice = _judged(replace(choice, placed_step_seconds=seconds))
+        why = "placed ones would save less than the predictions' error"
+        if choice.is_taken:
+            why = f"--target moetune does: {choice.why}"
+        return _kept(choice, f"{search.target.name} places none, and {why}")
+    if pins.expert_placement == "natural" or (pins.zero or 0) > _MOST_ZERO:
+        why = f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
+        if pins.expert_placement == "natural":
+            why = "as pinned"
+        mean = f"the mean rows, the mean of {len(choice.layers)} layers"
+        before = _mean(choice, "natural_skew")
+        return _kept(choice, f"{why}; the fullest ranks have {before} × {mean}")
+    return None
 
 
 def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
@@ -116,74 +144,33 @@ def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
     return best.step.seconds if search.fits(best.layout) else None
 
 
-def _unplaceable(pins: LayoutRequest) -> str:
-    """Return why no layout with these pins places experts; "" where one may."""
-    if pins.expert_placement == "natural":
-        return "as pinned"
-    if pins.zero is not None and pins.zero > _MOST_ZERO:
-        return f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
-    return ""
+def _mean(choice: ModelPlacement, name: str) -> str:
+    """Return how full the fullest ranks are on the mean of the layers."""
+    return f"{fmean(getattr(one, name) for one in choice.layers):.2f}"
 
 
-def _natural_words(layers: Sequence[LayerPlacement]) -> str:
-    """Return how full the fullest ranks are in the natural order."""
-    mean = fmean(one.natural_skew for one in layers)
-    return f"the fullest ranks have {mean:.2f} × the mean rows, the mean of {len(layers)} layers"
-
-
-def _elsewhere(choice: ModelPlacement, target: Target) -> ModelPlacement:
-    """Return the natural order of a runtime that has no other, with what one would save."""
-    why = f"{target.name} places none, and placed ones would save less than the predictions' error"
-    if choice.is_taken:
-        why = f"{target.name} places none, and --target moetune does: {choice.why}"
-    return _kept(choice.layers, why, choice.natural_step_seconds, choice.placed_step_seconds)
-
-
-def _choice(
-    layers: Sequence[LayerPlacement], natural_seconds: float | None, placed_seconds: float
-) -> ModelPlacement:
+def _judged(choice: ModelPlacement) -> ModelPlacement:
     """Return the placement that a plan takes, or the natural order that it keeps, with the reason.
 
     Args:
-        layers: as the best layout with placed experts has them.
-        natural_seconds: of the best layout in the natural order; None where none fits.
-        placed_seconds: of that with placed experts.
+        choice: with placed experts; the natural order fits nowhere where it has no gain.
     """
-    choice = ModelPlacement(
-        layers=tuple(layers), natural_step_seconds=natural_seconds,
-        placed_step_seconds=placed_seconds, why="",
-    )  # fmt: skip
-    after, before = (
-        f"{fmean(getattr(one, name) for one in layers):.2f}"
-        for name in ("placed_skew", "natural_skew")
-    )
+    before, rows = _mean(choice, "natural_skew"), "× the mean rows"
     if choice.gain is None:
-        why = f"in their order they do not fit: the fullest ranks have {before} × the mean rows"
+        why = f"in their order they do not fit: the fullest ranks have {before} {rows}"
         return replace(choice, why=why)
     gain = format_share(choice.gain)
     if choice.gain > WORTH_PLACING:
         why = (
-            f"the fullest ranks have {after} × the mean rows, the mean of {len(layers)} layers, "
-            f"instead of {before}, saving {gain} of the step"
+            f"the fullest ranks have {_mean(choice, 'placed_skew')} {rows}, the mean of "
+            f"{len(choice.layers)} layers, instead of {before}, saving {gain} of the step"
         )
         return replace(choice, why=why)
     least = format_share(WORTH_PLACING, digits=0)
     why = f"placed ones save {gain} of the step: less than {least} is within the predictions' error"
-    return _kept(layers, why, natural_seconds, placed_seconds)
+    return _kept(choice, why)
 
 
-def _kept(
-    layers: Sequence[LayerPlacement],
-    why: str,
-    natural_seconds: float | None,
-    placed_seconds: float | None = None,
-) -> ModelPlacement:
-    """Return the natural order.
-
-    Args:
-        layers: with the placement that is not taken.
-    """
-    return ModelPlacement(
-        layers=tuple(replace(one, experts=()) for one in layers), why=why,
-        natural_step_seconds=natural_seconds, placed_step_seconds=placed_seconds,
-    )  # fmt: skip
+def _kept(choice: ModelPlacement, why: str) -> ModelPlacement:
+    """Return the natural order, with the reason."""
+    return replace(choice, layers=tuple(replace(one, experts=()) for one in choice.layers), why=why)

@@ -5,14 +5,21 @@ the plan's memory counts of gathered blocks, and whatever one module needs at on
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from moetune.domain.architecture import Block, Decoder
-from moetune.domain.chunks import Chunk, ChunkGroup, Chunks, PackedParameter, pack, rounded_elements
+from moetune.domain.chunks import (
+    FEWEST_PLACES,
+    Chunk,
+    ChunkGroup,
+    Chunks,
+    PackedParameter,
+    pack,
+    rounded_elements,
+)
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.units import dtype_bytes
-from moetune.solve.chunks.cache import FEWEST_PLACES
 from moetune.solve.training.modules import projections_of
 from moetune.solve.training.parameters import WHOLE_BLOCKS
 
@@ -25,8 +32,7 @@ _ALL_STATES = 3
 """ZeRO stage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
+class Module(NamedTuple):
     """One module that has parameters of its own, which it needs at once.
 
     Args:
