@@ -61,8 +61,8 @@ def explain(
     With another choice: by how much it is slower, of what, and whether it fits and is allowed.
     """
     from moetune.domain.training_document import TrainingDocument
+    from moetune.workflows.files import find_plan
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.explanation import explanation_sections
     from moetune.workflows.why_not import WhyNot
 
@@ -72,7 +72,7 @@ def explain(
         strategy=strategy, layout=layout,
         spelling=replace(AS_FLAGS, names={**AS_FLAGS.names, "layout": "--layout"}),
     )  # fmt: skip
-    wanted = find_any_plan(plan, stores=session.find_store)
+    wanted = find_plan(plan, stores=session.find_store)
     if not isinstance(wanted, TrainingDocument):
         refuse_model(model)
     elif not question.is_asked:

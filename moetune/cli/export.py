@@ -36,14 +36,15 @@ def export(
     """Write a training plan as arguments, a configuration or a function of a runtime."""
     from moetune.domain.targets import find_target
     from moetune.workflows.export import export_plan
-    from moetune.workflows.files import write_text
-    from moetune.workflows.training_files import find_training_plan
+    from moetune.workflows.files import find_plan, write_text
 
     session = session_of(context)
     screen = session.screen
     stores = session.find_store
     find_target(to)  # before the plan, which may be far away
-    found = export_plan(find_training_plan(plan, stores=stores), to=to, model=model, stores=stores)
+    found = export_plan(
+        find_plan(plan, stores=stores).as_model(), to=to, model=model, stores=stores
+    )
     export = found.export
     if output is not None:
         write_text(output, export.text)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune.cli.completers import model_names
-from moetune.cli.next_step import how_to_verify
-from moetune.cli.plan_decoder import print_decoder
+from moetune.cli.next_step import what_runs_it
 from moetune.cli.session import Json, ProfileOption, Session, example, saved_or_written, session_of
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layer import Activation, ExpertParallel
@@ -23,6 +22,7 @@ from moetune.workflows.flags import parsed
 if TYPE_CHECKING:
     from moetune.workflows.plan import NewPlan
     from moetune.workflows.plan_flags import PlanFlags
+    from moetune.workflows.profiles import FoundProfile
 
 EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
 
@@ -262,11 +262,10 @@ def plan(
         allow_modelled=allow_modelled, front=front,
     )  # fmt: skip
     session = session_of(context)
-    show = print_decoder if flags.is_of_decoder else _print_layer
-    show(session, flags, profile=profile, output=output, save=not no_save, as_json=json)
+    _print(session, flags, profile=profile, output=output, save=not no_save, as_json=json)
 
 
-def _print_layer(
+def _print(
     session: Session,
     flags: "PlanFlags",
     *,
@@ -275,25 +274,22 @@ def _print_layer(
     save: bool,
     as_json: bool,
 ) -> None:
-    from moetune.workflows.files import plan_to_json, write_text
-    from moetune.workflows.plan_flags import plan_layer
-    from moetune.workflows.staleness import stale_note
+    """Plan, print the plan and save it."""
+    from moetune.workflows.files import write_text
+    from moetune.workflows.plan_flags import plan_flags
 
     screen = session.screen
-    planned, save = saved_or_written(
-        session, partial(plan_layer, flags, profile=profile), save=save, output=output
-    )
-    used, made = planned.found.profile, planned.plan
-    if note := stale_note(used):
-        screen.note(f"Note: {note}.")
+    make = partial(plan_flags, flags, profile=profile)
+    planned, save = saved_or_written(session, make, save=save, output=output)
+    plan = planned.plan
     if output is not None:
-        write_text(output, plan_to_json(made))
-    screen.detail(f"profile {used.name} ({used.digest[:8]}, {planned.found.source})")
+        write_text(output, plan.text)
+    _say_profile(session, planned.found)
     if as_json:
-        typer.echo(plan_to_json(made), nl=False)
+        typer.echo(plan.text, nl=False)
     else:
         _show(session, planned)
-    short = made.id[:6]
+    short = plan.id[:6]
     if output is not None:
         screen.note(f"Plan {short} is written to {output}.")
     if not save:
@@ -302,7 +298,15 @@ def _print_layer(
         screen.note(f"Plan {short} saved.")
     else:
         screen.line(f"Plan {short} saved. Explain it: moetune explain {short}")
-        screen.line(how_to_verify(made, used.machine))
+        screen.line(what_runs_it(plan, planned.found.profile.machine))
+
+
+def _say_profile(session: Session, found: "FoundProfile") -> None:
+    from moetune.workflows.staleness import stale_note
+
+    if note := stale_note(found.profile):
+        session.screen.note(f"Note: {note}.")
+    session.screen.detail(f"profile {found.profile.name} ({found.digest[:8]}, {found.source})")
 
 
 def _show(session: Session, planned: "NewPlan") -> None:
@@ -310,8 +314,8 @@ def _show(session: Session, planned: "NewPlan") -> None:
     from moetune.workflows.profiles import machine_note
     from moetune.workflows.views.plan import plan_sections
 
-    screen, made, used = session.screen, planned.plan, planned.found.profile
-    screen.answer(plan_sections(explain_plan(made, profile=used)))
+    screen, used = session.screen, planned.found.profile
+    screen.answer(plan_sections(planned.plan, partial(explain_plan, profile=used)))
     # Detecting this machine loads torch, which takes ten times as long as the plan.
     if session.verbosity > 0 and (note := machine_note(used)):
         screen.say(f"Note: {note}.", indent=2)

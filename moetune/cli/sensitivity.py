@@ -29,12 +29,12 @@ def sensitivity(
     moved to its neighbours. Nothing is stored.
     """
     from moetune.domain.training_document import TrainingDocument
+    from moetune.workflows.files import find_plan
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.sensitivity import sensitivity_sections
 
     session = session_of(context)
-    wanted = find_any_plan(plan, stores=session.find_store)
+    wanted = find_plan(plan, stores=session.find_store)
     if not isinstance(wanted, TrainingDocument):
         refuse_model(model)
     with local_planner(session.settings, profile=profile) as planner:

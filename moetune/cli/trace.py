@@ -52,15 +52,14 @@ def trace(
     """
     from moetune import config
     from moetune.domain.training_document import TrainingDocument
-    from moetune.workflows.files import write_text
+    from moetune.workflows.files import find_plan, write_text
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.training_files import find_any_plan
 
     session = session_of(context)
     environ = config.environment()
     launch = config.launch(environ)
     is_recorded = nproc is not None or launch is not None
-    wanted = find_any_plan(plan, stores=session.find_store)
+    wanted = find_plan(plan, stores=session.find_store)
     if not isinstance(wanted, TrainingDocument):
         refuse_model(model)
     found: Trace | None

@@ -20,6 +20,7 @@ from moetune.domain.errors import check_positive
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.layer import LayerShape
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, ShortConvolution, StateSpace
+from moetune.domain.throughput import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC
 
 Mixer: TypeAlias = (
     GroupedQueryAttention
@@ -31,8 +32,6 @@ Mixer: TypeAlias = (
     | ShortConvolution
 )
 Part: TypeAlias = Mixer | DenseFfn | RoutedExperts
-FORWARD_AND_BACKWARD = 3
-OPERATIONS_OF_A_MAC = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

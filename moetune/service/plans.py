@@ -9,21 +9,21 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.spelling import Spelling
-from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.service import describe
 from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.workflows.arguments import named_as_arguments
+from moetune.workflows.changes import WhatIf
 from moetune.workflows.plan import InputsDocument
 from moetune.workflows.questions import Question, asks_for_model, read_question
-from moetune.workflows.training_whatif import TrainingWhatIf, whatif_training
 from moetune.workflows.views.training_explanation import TrainingExplanation
-from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf, WhatIfAnswer
+from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIfAnswer, whatif
 from moetune.workflows.why_not import WhyNot
 
 INPUTS_SCHEMA = "moetune.inputs/1"
@@ -154,15 +154,12 @@ def _add_explain(app: FastAPI, pools: WorkerPools) -> None:
 async def _explained(pools: WorkerPools, plan_id: str, question: WhyNot) -> dict[str, object]:
     """Return the document of a plan's reasons, or of the other choice that is asked for."""
     await _require(pools, plan_id)
-    training = await pools.read(pools.planner.reading.training_plan, plan_id)
+    plan = await pools.read(pools.planner.sources.plan, plan_id)
     if question.is_asked:
-        plan: AnyPlan | None = training
-        if plan is None:
-            plan = await pools.read(pools.planner.plan, plan_id)
         return (await pools.solve(pools.planner.why_not, plan, question)).document
-    if training is not None:
-        return TrainingExplanation(plan=training).document
-    return (await pools.solve(pools.planner.explain, plan_id)).document
+    if plan.kind == "training":
+        return TrainingExplanation(plan=plan).document
+    return (await pools.solve(pools.planner.explain_plan, plan)).document
 
 
 def _add_trace(app: FastAPI, pools: WorkerPools) -> None:
@@ -173,11 +170,11 @@ def _add_trace(app: FastAPI, pools: WorkerPools) -> None:
     async def trace(plan_id: str) -> Response:
         """Return a Chrome trace for ui.perfetto.dev."""
         await _require(pools, plan_id)
-        training = await pools.read(pools.planner.reading.training_plan, plan_id)
+        plan = await pools.read(pools.planner.sources.plan, plan_id)
         found = await (
-            pools.solve(pools.planner.trace, plan_id)
-            if training is None
-            else pools.solve(pools.planner.trace_training, training)
+            pools.solve(pools.planner.trace_training, plan)
+            if plan.kind == "training"
+            else pools.solve(pools.planner.trace, plan_id)
         )
         name = f'attachment; filename="trace-{plan_id[:6]}.json"'
         return document(found.document, headers={"Content-Disposition": name})
@@ -189,25 +186,21 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
         summary="A plan for changed inputs or speeds",
         openapi_extra=describe.json_body(describe.ChangeDocument),
     )
-    async def whatif(request: Request) -> Response:
+    async def changed(request: Request) -> Response:
         """Plan again with other inputs or speeds; nothing is stored."""
         question = question_in(await read_document(request, pools, schema=WHATIF_SCHEMA))
         return document((await _changed(pools, question)).document)
 
 
-async def _changed(pools: WorkerPools, question: WhatIf) -> WhatIfAnswer | TrainingWhatIf:
-    planner = pools.planner
-    training: AnyPlan | None = None
+async def _changed(pools: WorkerPools, question: WhatIf) -> WhatIfAnswer:
+    planner, before = pools.planner, None
     if question.plan_id is not None and not question.inputs:
         await _require(pools, question.plan_id)
-        training = await pools.read(planner.reading.training_plan, question.plan_id)
     elif question.plan_id is None and asks_for_model(question.inputs):
         with named_as_arguments():
             asked = await pools.read(read_question, question.inputs)
-            training = await pools.solve(asked.answer, planner)
-    if isinstance(training, TrainingDocument):
-        return await pools.solve(whatif_training, planner, training, question)
-    return await pools.solve(planner.whatif, question)
+            before = await pools.solve(asked.answer, planner)
+    return await pools.solve(whatif, planner, question, before)
 
 
 def _add_list(app: FastAPI, pools: WorkerPools) -> None:

@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from moetune.config import Settings
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
-from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows import wiring
 from moetune.workflows.arguments import named_as_arguments, read_flags
-from moetune.workflows.explain import explain_plan
-from moetune.workflows.files import is_plan_path
+from moetune.workflows.files import find_plan, is_plan_path
 from moetune.workflows.memory import fit_memory
 from moetune.workflows.memory_flags import MemoryFlags
-from moetune.workflows.open_planner import local_planner
-from moetune.workflows.plan_flags import PlanFlags, plan_decoder, plan_layer
-from moetune.workflows.plan_view import MemoryView, PlanView, TrainingPlanView
+from moetune.workflows.plan_flags import PlanFlags, plan_flags
+from moetune.workflows.plan_view import MemoryView, PlanView
 from moetune.workflows.staleness import stale_note
-from moetune.workflows.training_files import find_any_plan
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -37,7 +34,7 @@ def plan(
     db: str | os.PathLike[str] | None = None,
     save: bool = True,
     **options: object,
-) -> PlanView | TrainingPlanView:
+) -> PlanView:
     """Return the best plan for a layer or a model, as `moetune plan` does.
 
     A notebook draws the plan, `print` shows what the command line prints.
@@ -64,14 +61,11 @@ def plan(
         used = profile if isinstance(profile, Profile) else _text(profile)
         flags = read_flags({"model": model, **options})
         settings = wiring.configure(db=_text(db)).settings
-        if flags.is_of_decoder:
-            found = plan_decoder(flags, settings, profile=used, save=save)
-            return TrainingPlanView(plan=found, db=_text(db))
-        planned = plan_layer(flags, settings, profile=used, save=save)
+        planned = plan_flags(flags, settings, profile=used, save=save)
         machine = planned.found.profile
         if note := stale_note(machine):
             _LOGGER.warning(note)
-        return PlanView.of(explain_plan(planned.plan, profile=machine))
+        return PlanView(plan=planned.plan, db=_text(db), profile=machine)
 
 
 def memory(
@@ -100,7 +94,7 @@ def memory(
 
 def load_plan(
     path_or_id: str | os.PathLike[str], *, db: str | os.PathLike[str] | None = None
-) -> PlanView | TrainingPlanView:
+) -> PlanView:
     """Return the plan of a file, or of an id in the store.
 
     Args:
@@ -122,10 +116,7 @@ def load_plan(
             raise InputError(f"{wanted} is a folder, not a plan", "name one of its files")
         settings = wiring.configure(db=_text(db)).settings
         found = _found(path if is_path else wanted, settings, is_path=is_path)
-        if isinstance(found, TrainingDocument):
-            return TrainingPlanView(plan=found, db=_text(db))
-        with local_planner(settings) as planner:
-            return PlanView.of(planner.explain_plan(found))
+        return PlanView(plan=found, db=_text(db))
 
 
 def _text(value: str | os.PathLike[str] | None) -> str | None:
@@ -138,7 +129,7 @@ def _text(value: str | os.PathLike[str] | None) -> str | None:
 
 def _found(wanted: str, settings: Settings, *, is_path: bool) -> AnyPlan:
     try:
-        return find_any_plan(wanted, stores=partial(wiring.find_store, settings))
+        return find_plan(wanted, stores=partial(wiring.find_store, settings))
     except InputError as error:
         if not is_path:
             where = "name another store with db=…, or a file by a path with a slash"

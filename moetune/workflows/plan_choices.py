@@ -7,7 +7,6 @@ from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.plan import Alternative, Decision, Plan
 from moetune.domain.terms import LayerTerms, PhaseTerms
 from moetune.workflows.compared import ComparedChoice, degrees_name, is_same_step
-from moetune.workflows.plan_changes import needed_bytes, step_seconds
 
 
 def choice_of(plan: Plan) -> ComparedChoice:
@@ -22,7 +21,7 @@ def choice_of(plan: Plan) -> ComparedChoice:
         p95_step_seconds=times.p95_step_seconds,
         parts=_parts(plan, terms) if terms else {},
         work=_work(plan, terms) if terms else {},
-        needed_bytes=needed_bytes(plan),
+        needed_bytes=plan.needed_bytes,
     )
 
 
@@ -98,6 +97,6 @@ def kept_because(plan: Plan, other: Plan) -> str:
     decision = choice_of(other).decision
     for kept in kept_choices(plan):
         is_same = kept.choice.decision.items() <= decision.items()
-        if is_same and is_same_step(kept.choice.step_seconds, step_seconds(other)):
+        if is_same and is_same_step(kept.choice.step_seconds, other.step_seconds):
             return kept.lost_because
     return ""

@@ -24,7 +24,6 @@ from moetune.domain.training import (
     LayoutRequest,
     ZeroStage,
 )
-from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import full_dtype
 from moetune.huggingface.pasted import NAME as PASTED
 from moetune.huggingface.pasted import PastedConfig
@@ -280,41 +279,29 @@ def _one_of(flag: str, value: str | None, known: tuple[T, ...]) -> T | None:
     raise InputError(f"{flag} {value!r} is unknown", f"use one of {', '.join(known)}")
 
 
-def plan_layer(
+def plan_flags(
     flags: PlanFlags, settings: Settings, *, profile: str | Profile | None, save: bool
 ) -> NewPlan:
-    """Return the plan of a layer, and its profile.
+    """Return the plan of a layer or of a whole model's training, and its profile.
 
     Args:
         profile: a file, a name or a profile; None for the setting, else the newest measured one.
         save: store the plan; a database is made where there is none.
 
     Raises:
-        MoetuneError: as of `Planner.resolve`, or the database cannot be opened.
+        MoetuneError: as of `Planner.resolve` or `plan_training`, there is no such profile, or the
+            database cannot be opened.
     """
-    request = flags.layer_request(settings)
-    with local_planner(settings, profile=profile, saves=save) as planner:
-        return planner.plan_anew(request)
-
-
-def plan_decoder(
-    flags: PlanFlags, settings: Settings, *, profile: str | Profile | None, save: bool
-) -> TrainingDocument:
-    """Return the plan of a whole model's training.
-
-    Args:
-        profile, save: as of `plan_layer`.
-
-    Raises:
-        MoetuneError: as of `plan_training`, there is no such profile, or the database cannot be
-            opened.
-    """
+    if not flags.is_of_decoder:
+        request = flags.layer_request(settings)
+        with local_planner(settings, profile=profile, saves=save) as planner:
+            return planner.plan_anew(request)
     stores = partial(wiring.find_store, settings)
     wanted = settings.profile if profile is None else profile
     found = find_profile(wanted, stores=stores, for_models=True)
-    request = flags.training_request(found.profile)
-    plan = plan_training(request, found.profile, with_front=flags.front, with_savings=True).stored
+    model = flags.training_request(found.profile)
+    plan = plan_training(model, found.profile, with_front=flags.front, with_savings=True).stored
     if save:
         with wiring.open_store(settings) as store:
-            store.save_training_plan(plan)
-    return plan
+            store.save_plan(plan)
+    return NewPlan(plan=plan, found=found)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from moetune.domain.errors import InputError
+from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
@@ -10,8 +11,7 @@ from moetune.solve.joint.graphs import as_graphed
 from moetune.solve.joint.placement import placed_job, placing
 from moetune.workflows.models import find_planned_model
 from moetune.workflows.routing_files import read_routing
-from moetune.workflows.training_files import MAKE_ONE, folded_layout
-from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
+from moetune.workflows.training_plan import TrainingPlan, TrainingRequest, folded_layout
 from moetune.workflows.training_prices import StandIns
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from moetune.domain.errors import AbandonedError, InputError, ProfileError
+from moetune.domain.any_plan import AnyPlan
+from moetune.domain.errors import AbandonedError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
-from moetune.domain.training_document import AnyPlan, TrainingDocument
+from moetune.domain.training_document import TrainingDocument
 from moetune.workflows.compared import WhyNotAnswer
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.layer_sensitivity import LayerSubject
@@ -23,12 +24,9 @@ from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import PlanSources
 from moetune.workflows.trace import Trace, predicted_trace
-from moetune.workflows.training import plan_training
-from moetune.workflows.training_plan import TrainingRequest
 from moetune.workflows.training_sensitivity import training_sensitivity
 from moetune.workflows.training_trace import training_trace
 from moetune.workflows.training_why_not import compare_layouts, kept_layout
-from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
 from moetune.workflows.why_not import WhyNot, answer_from_plan, compare_choices
 
 P = ParamSpec("P")
@@ -110,7 +108,7 @@ class Planner:
             NotFoundError: a service has none.
             InputError: there is none, or there are several.
         """
-        return self.sources.plan(wanted)
+        return self.sources.plan(wanted).as_layer()
 
     def explain(self, wanted: str) -> Explanation:
         """Return the terms behind the times of the plan of an id or its beginning.
@@ -163,37 +161,14 @@ class Planner:
         profile = self.profile_behind(plan)
         return self.run(profile.name, training_trace, plan, profile=profile, model=model)
 
-    def whatif(self, question: WhatIf) -> WhatIfAnswer:
-        """Return a plan, and the plan for changed inputs or another machine.
-
-        Nothing is stored.
+    def drafted(self, inputs: Mapping[str, object]) -> Plan:
+        """Return the stored plan for a plan's `inputs`, else solve for it and store nothing.
 
         Raises:
-            InputError: there is no such plan, or the question is incomplete or wrong; the message
-                names the key.
-            InfeasiblePlanError: nothing satisfies the changed constraints or memory limit.
-            ProfileError: the plan's profile is missing, has changed, or lacks an operation.
+            MoetuneError: as of `resolve`.
         """
-        if (question.plan_id is None) == (not question.inputs):
-            raise InputError(
-                "the plan to change is not named", "give either the plan's id or its inputs"
-            )
-        if question.plan_id is not None:
-            before = self.plan(question.plan_id)
-            profile = self.profile_behind(before)
-        else:
-            start = self._read(question.inputs)
-            profile = start.found.profile
-            before = self.sources.stored(start.inputs.plan_id) or self._solve(start)
-        return self.run(profile.name, change_plan, before, profile=profile, question=question)
-
-    def plan_training(self, request: TrainingRequest, profile: Profile) -> TrainingDocument:
-        """Solve for the layout of a training on a machine; nothing is stored.
-
-        Raises:
-            MoetuneError: as of `workflows.training.plan_training`.
-        """
-        return self.run(profile.name, _training, request, profile)
+        complete = self._read(inputs)
+        return self.sources.stored(complete.inputs.plan_id) or self._solve(complete)
 
     def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None = None) -> WhyNotAnswer:
         """Return another choice beside a plan's own: the best with what is asked pinned.
@@ -308,10 +283,6 @@ def _soundly(profile: str, work: Callable[[], T]) -> T:
 
 def _sensitivity(plan: Plan, profile: Profile) -> Sensitivity:
     return sensitivity_of(LayerSubject(plan=plan, profile=profile))
-
-
-def _training(request: TrainingRequest, profile: Profile) -> TrainingDocument:
-    return plan_training(request, profile).stored
 
 
 def _is_another(profile: str) -> str:

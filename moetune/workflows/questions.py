@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moetune.config import Settings
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.profile import Profile
 from moetune.domain.request import LARGEST_BYTES
 from moetune.domain.spelling import check_range
-from moetune.domain.training_document import AnyPlan, TrainingDocument
+from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import resolve_name
 from moetune.workflows.arguments import read_flags
 from moetune.workflows.open_planner import ServicePlanner

@@ -8,9 +8,9 @@ from math import inf
 from typing import Any
 
 from moetune.domain.data_sheets import peak_flops
-from moetune.domain.document import encode
+from moetune.domain.document import decode, encode
 from moetune.domain.model_plan import Chunks, Confidence
-from moetune.domain.pipeline import stage_words
+from moetune.domain.pipeline import read_stages, stage_words
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.recorded_layers import RecordedLayers
@@ -287,3 +287,23 @@ def _loads(routing: ExpertLoads | RecordedLayers) -> object:
 def _id_of(inputs: Mapping[str, object]) -> str:
     text = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def folded_layout(layout: TrainingLayout) -> FoldedLayout:
+    """Return the layout in a plan's document.
+
+    Raises:
+        InputError: a module or a letter is unknown.
+    """
+    same = (
+        "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher", "overlap", "zero",
+        "cuda_graphs", "offload_activations", "offload_optimizer", "schedule", "degree",
+    )  # fmt: skip
+    recompute = () if layout.recompute == ("none",) else layout.recompute
+    stages = None if layout.stages is None else read_stages(layout.stages)
+    return decode(
+        FoldedLayout,
+        {name: encode(getattr(layout, name)) for name in same}
+        | {"recompute": recompute, "stages": stages},
+        "layout",
+    )

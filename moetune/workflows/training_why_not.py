@@ -43,8 +43,7 @@ from moetune.workflows.flags import modules_of
 from moetune.workflows.layout_text import LayoutText, read_layout
 from moetune.workflows.planned_training import PlannedTraining, read_planned_training
 from moetune.workflows.training import plan_training
-from moetune.workflows.training_files import folded_layout
-from moetune.workflows.training_plan import TrainingRequest, layout_words
+from moetune.workflows.training_plan import TrainingRequest, folded_layout, layout_words
 from moetune.workflows.training_prices import step_prices
 from moetune.workflows.why_not import WhyNot
 

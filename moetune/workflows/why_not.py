@@ -19,6 +19,7 @@ from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.predict import plan_step
+from moetune.workflows.changes import WhatIf, check_changes, layer_again
 from moetune.workflows.compared import (
     Refusal,
     WhyNotAnswer,
@@ -26,9 +27,7 @@ from moetune.workflows.compared import (
     only_kept_note,
 )
 from moetune.workflows.pairs import probability_faster
-from moetune.workflows.plan_changes import step_seconds
 from moetune.workflows.plan_choices import choice_of, kept_because, kept_choices
-from moetune.workflows.whatif import WhatIf, change_plan, check_changes
 
 _RULES = (
     f"Gains below {format_share(WORTH, digits=0)} over one chunk or over keeping all activations "
@@ -128,7 +127,7 @@ def compare_choices(plan: Plan, *, profile: Profile, question: WhyNot) -> WhyNot
         notes=_drift_notes(plan, profile),
     )  # fmt: skip
     try:
-        other = change_plan(plan, profile=profile, question=changed).after
+        other = layer_again(plan, profile=profile, question=changed)
     except (InputError, InfeasiblePlanError) as error:
         refused = replace(answer, refused=Refusal(what=error.what, hint=error.hint))
         return _with_more_memory(plan, profile, changed, refused)
@@ -181,13 +180,13 @@ def _with_more_memory(
     """Return the answer with the choice if memory had no limit; without, where a rule refuses."""
     roomy = {**question.changes, "memory_limit_bytes": LARGEST_BYTES}
     try:
-        found = change_plan(plan, profile=profile, question=replace(question, changes=roomy))
+        found = layer_again(plan, profile=profile, question=replace(question, changes=roomy))
     except (InputError, InfeasiblePlanError):
         return refused
-    return replace(refused, other=choice_of(found.after))
+    return replace(refused, other=choice_of(found))
 
 
 def _drift_notes(plan: Plan, profile: Profile) -> tuple[str, ...]:
     costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
     now = plan_step(plan=plan, costs=costs).seconds
-    return drift_notes(now, step_seconds(plan), what="choice")
+    return drift_notes(now, plan.step_seconds, what="choice")

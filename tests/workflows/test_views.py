@@ -7,9 +7,9 @@ import pytest
 
 from moetune.report.section import all_figures
 from moetune.workflows.explain import Explanation, explain_plan
-from moetune.workflows.views.explanation import explanation_sections, reasons
+from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.figures import options_of
-from moetune.workflows.views.plan import page_sections
+from moetune.workflows.views.plan import plan_sections
 from tests.report.lab import lab_plan, lab_profile
 
 
@@ -20,7 +20,7 @@ def layer() -> Explanation:
 
 def test_a_page_has_what_a_screen_has_and_figures_besides(layer: Explanation) -> None:
     screen = explanation_sections(layer)
-    page = (*page_sections(layer), *reasons(layer, is_drawn=True))
+    page = plan_sections(layer.plan, lambda _: layer, is_page=True)
     tables = {table.name: table for section in page for table in section.tables}
     for section in screen:
         for table in section.tables:

@@ -14,6 +14,7 @@ from typing import get_args
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.constraints import STRATEGIES, Order
 from moetune.domain.errors import MoetuneError, ProfileError
 from moetune.domain.layer import ACTIVATIONS, ExpertParallel
@@ -22,7 +23,6 @@ from moetune.domain.optimizers import OPTIMIZERS
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, TOKEN_DISPATCHERS, TRAINING_DTYPES
-from moetune.domain.training_document import AnyPlan
 from moetune.domain.units import DTYPE_BYTES
 from moetune.huggingface.pasted import NAME, PastedConfig, pasted_config, unpacked_config
 from moetune.huggingface.registry import model_names
@@ -38,7 +38,7 @@ from moetune.service.problems import ForbiddenError, problem_of
 from moetune.service.workers import WorkerPools
 from moetune.workflows.arguments import read_texts
 from moetune.workflows.questions import Question, read_question
-from moetune.workflows.views.plan_page import plan_page_sections
+from moetune.workflows.views.plan import plan_sections
 
 _REFERENCE = "h100-x8"
 _EXAMPLE = {
@@ -252,7 +252,8 @@ class _Pages:
         try:
             question = await self.pools.read(form.question)
             plan = await self.pools.solve(question.answer, self.pools.planner)
-            sections = await self.pools.solve(plan_page_sections, plan, self.pools.planner)
+            explain = self.pools.planner.explain_plan
+            sections = await self.pools.solve(plan_sections, plan, explain, is_page=True)
         except MoetuneError as error:
             return await self.render(request, form, problem=error)
         return await self.render(request, form, plan=plan, sections=sections)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.plan import Plan
 from moetune.domain.terms import PhaseTerms, StrategyTerms
-from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_seconds
 from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import degree_figure
@@ -22,8 +21,6 @@ from moetune.workflows.explain import Explanation
 from moetune.workflows.views.decision import how_sure, is_one_chunk
 from moetune.workflows.views.figures import layer_figures, memory_figures
 from moetune.workflows.views.words import (
-    is_tensor,
-    plan_name,
     plan_scope,
     routing_words,
     speed_words,
@@ -51,7 +48,7 @@ def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
     plan = explanation.plan
     head = Section(
         name="plan",
-        title=plan_name(plan),
+        title=plan.name,
         scope=plan_scope(plan, profile=explanation.profile),
         doubts=tuple(suspect_words(plan.inputs.profile, plan.profile_quality)),
         paragraphs=(
@@ -113,7 +110,7 @@ def _phase(name: str, terms: PhaseTerms) -> tuple[Cell, ...]:
 
 
 def _transfer(plan: Plan) -> str:
-    if not is_tensor(plan):
+    if plan.kind != "tensor":
         return "one chunk's dispatch, and the same again for its combine"
     name = "reduce-scatter" if plan.workload.sequence_parallel else "all-reduce"
     return f"one chunk's {name}, of the output or of the input's gradient"
@@ -222,7 +219,7 @@ def _lost(explanation: Explanation) -> Section:
 
 
 def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
-    tokens = "tokens on every rank" if is_tensor(plan) else "tokens per rank"
+    tokens = "tokens on every rank" if plan.kind == "tensor" else "tokens per rank"
     if plan.workload.sequence_parallel:
         tokens = "tokens of all ranks"
     ranges = plan.pipeline.ranges
@@ -256,7 +253,7 @@ def _trust_words(plan: Plan) -> Iterator[str]:
     times = plan.predicted
     span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
     yield f"One step: {span}, {_RANGE}."
-    if (speed := throughput_of(plan)) is not None:
+    if (speed := plan.throughput) is not None:
         yield f"Model FLOPs: {speed_words(speed)}."
     yield f"The least certain number behind it is {times.trust}."
     yield how_sure(plan)

@@ -1,12 +1,12 @@
 """A plan as sections: the decision, its time and memory, and its uncertainty."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.plan import Memory, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import LAUNCHES, RowsPoint
 from moetune.domain.terms import PhaseTerms
-from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import (
     EMPTY,
@@ -18,7 +18,6 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.layer.memory import device_bytes
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.decision import (
     LEAST_REGRET,
@@ -27,12 +26,12 @@ from moetune.workflows.views.decision import (
     plan_decision,
     probability_words,
 )
+from moetune.workflows.views.explanation import reasons
+from moetune.workflows.views.training import training_sections
 from moetune.workflows.views.words import (
     device_word,
-    is_tensor,
     memory_words,
     mfu_words,
-    plan_name,
     plan_scope,
     routing_words,
     speed_cell,
@@ -42,14 +41,23 @@ from moetune.workflows.views.words import (
 )
 
 
-def plan_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return a layer's plan for a screen: decision and uncertainty."""
-    return answer_section(explanation), _uncertainty(explanation.plan)
+def plan_sections(
+    plan: AnyPlan, explain: Callable[[Plan], Explanation], *, is_page: bool = False
+) -> tuple[Section, ...]:
+    """Return a plan's sections, the answer first.
 
+    Args:
+        explain: gives the terms of a layer's plan.
+        is_page: add a layer's reasons.
 
-def page_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return the same for a page that `explanation.reasons` follow."""
-    return answer_section(explanation, has_reasons=True), _uncertainty(explanation.plan)
+    Raises:
+        ProfileError: the profile lacks an operation.
+    """
+    if plan.kind == "training":
+        return tuple(training_sections(plan))
+    explanation = explain(plan)
+    more = reasons(explanation, is_drawn=True) if is_page else ()
+    return answer_section(explanation, has_reasons=is_page), _uncertainty(plan), *more
 
 
 def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Section:
@@ -63,7 +71,7 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
     why = (plan.decision.why,) if is_odd and not has_reasons else ()
     return Section(
         name="answer",
-        title=plan_name(plan),
+        title=plan.name,
         scope=plan_scope(plan, profile=explanation.profile),
         doubts=_suspect(plan),
         paragraphs=(plan_decision(plan), *routing_words(plan), *why),
@@ -85,7 +93,7 @@ def _uncertainty(plan: Plan) -> Section:
 
 def _too_fast(plan: Plan) -> Iterator[str]:
     """Yield that the profile's products are faster than the device can be."""
-    speed = throughput_of(plan)
+    speed = plan.throughput
     if speed is not None and speed.mfu is not None and speed.mfu > 1:
         yield (
             f"an MFU above 100 %: the profile {plan.inputs.profile!r} multiplies in "
@@ -107,7 +115,7 @@ def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
         note="as fast",
     )
     yield from _speed_highlight(plan)
-    yield _memory_highlight(explanation, device_bytes(plan.memory))
+    yield _memory_highlight(explanation, plan.needed_bytes)
     binds = Cell.words(verdict.binding.capitalize())
     yield Highlight(name="What binds", cell=binds, note=f"{trust_words(plan)} costs")
     yield _sure_highlight("choice", verdict.probability_best, regret)
@@ -145,12 +153,12 @@ def _layer_summary(explanation: Explanation) -> str:
 
 def _speed(explanation: Explanation) -> str:
     """Return ", 423 TFLOP/s a GPU, MFU 42.8 %"; of a step of no time an empty text."""
-    speed = throughput_of(explanation.plan)
+    speed = explanation.plan.throughput
     return f", {speed_words(speed, device_word(explanation.profile))}" if speed else ""
 
 
 def _speed_highlight(plan: Plan) -> Iterator[Highlight]:
-    speed = throughput_of(plan)
+    speed = plan.throughput
     if speed is not None:
         note = f"on each device, {mfu_words(speed)}"
         yield Highlight(name="Model FLOP/s", cell=speed_cell(speed), note=note)
@@ -170,7 +178,7 @@ def _phases(explanation: Explanation) -> Table:
         ),
     ]
     if times.overhead_seconds:
-        around = "gate" if is_tensor(plan) else "gate, sorting"
+        around = "gate" if plan.kind == "tensor" else "gate, sorting"
         around = "gate, choices" if plan.workload.gathers else around
         has_launches = explanation.profile is not None and _launches_known(explanation.profile)
         name = Cell.words(f"{around}, launches" if has_launches else around)
@@ -180,7 +188,7 @@ def _phases(explanation: Explanation) -> Table:
         name="phases",
         header=("phase", "one chunk", "planned", "exposed communication"),
         rows=tuple(rows),
-        notes=(memory_words(explanation, device_bytes(plan.memory), _memory_parts(plan.memory)),),
+        notes=(memory_words(explanation, plan.needed_bytes, _memory_parts(plan.memory)),),
         is_narrow=True,
     )
 

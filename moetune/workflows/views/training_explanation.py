@@ -5,7 +5,6 @@ Everything is in the plan's own document, so that no profile is needed.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import fsum
 
 from moetune.domain.document import encode
 from moetune.domain.placement import LayerPlacement
@@ -16,6 +15,7 @@ from moetune.workflows.views.decision import how_sure_of_training
 from moetune.workflows.views.first_words import binding_words, saving_words
 from moetune.workflows.views.training import time_table
 from moetune.workflows.views.words import (
+    kinds_of,
     largest_first,
     model_placement_words,
     speed_words,
@@ -23,8 +23,6 @@ from moetune.workflows.views.words import (
 )
 
 SCHEMA = "moetune.training-explanation/1"
-_COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
-_WAITING = frozenset({"launches", "bubble and sends"})
 _TIES = f"Of steps within {percent(NOISE, digits=0)} of each other the simpler layout is taken."
 _MEAN = "Parts are compared on the mean of the pipeline ranks."
 _NAMED = 3
@@ -94,19 +92,6 @@ class TrainingExplanation:
         names = dict.fromkeys((*own, *found)) if own and found else {}
         more = {name: found.get(name, 0.0) - own.get(name, 0.0) for name in names}
         return dict(sorted(more.items(), key=lambda item: (-abs(item[1]), item[0])))
-
-
-def kinds_of(parts: Mapping[str, float]) -> dict[str, float]:
-    """Return seconds of computation, exposed communication and waiting, of all parts."""
-    found: dict[str, list[float]] = {"computation": [], "communication": [], "waiting": []}
-    for name, seconds in parts.items():
-        if name in _COMMUNICATION:
-            found["communication"].append(seconds)
-        elif name in _WAITING:
-            found["waiting"].append(seconds)
-        else:
-            found["computation"].append(seconds)
-    return {name: fsum(some) for name, some in found.items()}  # in whatever order they are
 
 
 def training_explanation_sections(found: TrainingExplanation) -> Iterator[Section]:
