@@ -21,12 +21,12 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from moetune.domain.layout import check_layout, stage_blocks
 from moetune.domain.model import Transformer
 from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.pipeline import stage_sizes
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.domain.training_rules import check_layout as check_folded
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.domain.training_rules import check_layout
+from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.own_layers import with_loss
 from moetune.runtime.parallel.stages import Shapes, Stages
@@ -237,25 +237,18 @@ def _stage_modules(
     shape: Transformer, ranks: ParallelGroups, num_sequences: int, stages_per_rank: int
 ) -> list[StageModules]:
     """Return the modules of every stage; InputError where the layout cannot run the model."""
-    layout, layer = ranks.layout, shape.moe
+    layout = ranks.layout
     if isinstance(layout, FoldedLayout):
         decoder = paper_decoder("language model", shape)
         job = TrainingJob(
             decoder=decoder, world_size=layout.world_size,
             global_batch=num_sequences * layout.dp, length=shape.length,
         )  # fmt: skip
-        check_folded(layout, job)
+        check_layout(layout, job)
         sizes = [word.count("t") for word in layout.stages_of(decoder)]
-        blocks = [
-            range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)
-        ]
     else:
-        check_layout(
-            layout, world_size=ranks.mesh.size(), num_blocks=shape.num_layers,
-            num_heads=shape.num_heads, d_hidden=layer.d_hidden, num_experts=layer.num_experts,
-            vocab_size=shape.vocab_size, stages_per_rank=stages_per_rank,
-        )  # fmt: skip
-        blocks = list(stage_blocks(shape.num_layers, num_stages=layout.pp * stages_per_rank))
+        sizes = stage_sizes(shape.num_layers, layout.pp * stages_per_rank)
+    blocks = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     last = len(blocks) - 1
     return [
         StageModules(blocks=one, is_first=number == 0, is_last=number == last)

@@ -3,11 +3,12 @@
 from moetune.cli.render import Screen
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import named_model
 from moetune.report.section import Cell, Table, percent
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.training import plan_training
-from moetune.workflows.training_plan import TrainingPlan, TrainingRequest, layout_words
+from moetune.workflows.training_plan import TrainingRequest
 
 _MACHINE, RANKS = "h100-x8", 64
 MODELS = ("mixtral-8x7b", "qwen3-30b-a3b")
@@ -36,14 +37,15 @@ def show_cluster(screen: Screen) -> None:
         )
 
 
-def _row(plan: TrainingPlan) -> tuple[Cell, ...]:
-    job, best = plan.request.job, plan.best
-    per_gpu = job.tokens / best.step.seconds / job.world_size
-    saved = best.saved_seconds / (best.step.seconds + best.saved_seconds)
+def _row(plan: TrainingDocument) -> tuple[Cell, ...]:
+    predicted = plan.predicted
+    per_gpu = predicted.tokens_per_second_per_device
+    hidden = predicted.saved_by_overlap_seconds
+    saved = hidden / (predicted.step_seconds + hidden)
     return (
-        Cell.words(job.decoder.name),
-        Cell.words(layout_words(best.layout)),
-        Cell.seconds(best.step.seconds),
+        Cell.words(plan.inputs.model),
+        Cell.words(plan.layout.words),
+        Cell.seconds(predicted.step_seconds),
         Cell(text=f"{per_gpu:,.0f}", value=per_gpu),
         Cell(text=percent(saved), value=saved),
     )

@@ -19,7 +19,7 @@ from benchmarks.netlab.lab import Lab
 from moetune.cli.render import Screen
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
-from moetune.domain.prediction_error import prediction_error
+from moetune.domain.records import prediction_error
 from moetune.domain.request import PlanRequest
 from moetune.report.section import Cell, Table
 from moetune.workflows.files import write_text

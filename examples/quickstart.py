@@ -19,7 +19,7 @@ from moetune.cli.progress import ScreenProgress
 from moetune.cli.render import Screen
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
-from moetune.domain.prediction_error import prediction_error
+from moetune.domain.records import prediction_error
 from moetune.domain.units import format_seconds
 from moetune.report.section import Cell, Table, plural
 from moetune.workflows import wiring

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from moetune.domain.profile import Profile
     from moetune.runtime.elastic.checkpoints import Checkpoint, Checkpoints
     from moetune.runtime.elastic.stop import StopRequest
-    from moetune.runtime.moe.layer import MoELayer
-    from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+    from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
     from moetune.runtime.parallel.clip import clip_grad_norm_
     from moetune.runtime.parallel.fsdp import prepare_fsdp
     from moetune.runtime.parallel.gradients import prepare_ddp
@@ -115,7 +114,7 @@ _HOMES = {
     "Profile": "moetune.domain.profile",
     "ShardedStates": "moetune.runtime.sharded.state",
     "StopRequest": "moetune.runtime.elastic.stop",
-    "TensorExpertLayer": "moetune.runtime.moe.tensor_layer",
+    "TensorExpertLayer": "moetune.runtime.moe.layer",
     "adapt": "moetune.adapters.model",
     "clip_grad_norm_": "moetune.runtime.parallel.clip",
     "full_state_dict": "moetune.runtime.sharded.state",
@@ -139,7 +138,7 @@ def __getattr__(name: str) -> object:
     """Import a public name (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from moetune.domain.extras import needed_by
+    from moetune.domain.errors import needed_by
 
     with needed_by(f"moetune.{name}"):
         value: object = getattr(importlib.import_module(_HOMES.get(name, _ERRORS)), name)

@@ -2,8 +2,7 @@
 
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, CostKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Estimate, LinearCost, seconds_if_known
-from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.samples import CollectiveOp, Direction
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 
 
 def gemm(

@@ -108,7 +108,7 @@ def _chunks(job: Job, model: LanguageModel, device: torch.device) -> Step:
     model.bfloat16()
     sharded, optimizer = moetune.shard(
         model, _adam(model, fused=None), chunk_bytes=job.chunk_bytes, cache_bytes=job.cache_bytes,
-        offload=True, step_in_backward=True, device=device,
+        offload=True, device=device,
     )  # fmt: skip
     return make_step(sharded, optimizer, nullcontext())
 

@@ -9,7 +9,7 @@ from benchmarks.gpu.parts import Outcome
 from benchmarks.gpu.published_page import published_section
 from benchmarks.gpu.rows import Row, Rows
 from benchmarks.gpu.uneven_page import uneven_section
-from moetune.domain.prediction_error import prediction_error
+from moetune.domain.records import prediction_error
 
 _MIB, _GIB = 2**20, 2**30
 _NONE = "–"

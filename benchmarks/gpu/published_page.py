@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from benchmarks.gpu.rows import Row
-from moetune.domain.prediction_error import prediction_error
+from moetune.domain.records import prediction_error
 
 
 def published_section(rows: Sequence[Row]) -> Iterator[str]:

@@ -11,11 +11,10 @@ import torch
 
 from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.scale import Scale
-from moetune.domain.gemm_forms import EvenForm, GemmForm, uneven_form
 from moetune.domain.layer import LayerShape
-from moetune.domain.samples import GemmPoint
+from moetune.domain.samples import EvenForm, GemmForm, GemmPoint, uneven_form
 from moetune.measure.device import Device, open_device
-from moetune.solve.layer.uneven import unevenness
+from moetune.solve.layer.operations import unevenness
 
 FORMS: tuple[EvenForm, ...] = ("forward", "grad_input", "grad_weight")
 _ROUNDS = 9

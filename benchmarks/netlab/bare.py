@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.netlab.cell import Cell, Step
-from moetune.comm.gloo import ReceivesFirst
+from moetune.comm.gloo import communicator_of
 
 # N rows that this rank sends, M that it receives, R rows of one of its experts, D model, H hidden
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
@@ -115,7 +115,7 @@ class _Exchange:
     """
 
     def __init__(self, cell: Cell) -> None:
-        self._communicator = ReceivesFirst(None)
+        self._communicator = communicator_of(None)
         ranks, rank = self._communicator.num_ranks, self._communicator.rank
         counts_PPL = cell.routed_rows().view(ranks, ranks, -1)
         self._sent: list[int] = counts_PPL[rank].sum(-1).tolist()
@@ -135,7 +135,7 @@ class _Exchange:
     def _move(
         self, into: torch.Tensor, rows: torch.Tensor, received: list[int], sent: list[int]
     ) -> None:
-        self._communicator.all_to_all(into, rows, received, sent, "bare", is_alone=True).wait()
+        self._communicator.all_to_all(into, rows, received, sent, "bare").wait()
 
 
 class _Expert:

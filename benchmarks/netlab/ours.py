@@ -4,8 +4,6 @@ from pathlib import Path
 
 from benchmarks.netlab.cell import Cell, Step, module_step
 from moetune import MoELayer
-from moetune.comm.group import Communicator
-from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.plan import Decision
 from moetune.runtime.plans.shared import read_plans
 
@@ -15,13 +13,8 @@ def degree_step(cell: Cell, degree: int) -> Step:
     return _step(cell, pipeline=degree, plan=None)
 
 
-def plain_step(cell: Cell) -> Step:
-    """Return the step of our layer in one chunk over gloo's own all-to-all."""
-    return _step(cell, pipeline=1, plan=None, communicator=GroupCommunicator(None))
-
-
 def planned_step(cell: Cell, plan: Path) -> Step:
-    """Return the step of our layer with the plan in that file, without its trial of one chunk."""
+    """Return the step of our layer with the plan in that file."""
     (made,) = read_plans([plan])
     return _step(cell, pipeline=True, plan=plan, decision=made.decide(made.tokens_per_rank))
 
@@ -31,7 +24,6 @@ def _step(
     *,
     pipeline: bool | int,
     plan: Path | None,
-    communicator: Communicator | None = None,
     decision: Decision | None = None,
 ) -> Step:
     shape = cell.layer
@@ -43,7 +35,6 @@ def _step(
         activation=shape.activation,
         pipeline=pipeline,
         plan=plan,
-        communicator=communicator,
     )
     layer.load_state_dict(cell.all_weights())
     if decision is not None:

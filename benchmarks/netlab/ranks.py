@@ -58,7 +58,7 @@ def make_step(variant: str, cell: Cell) -> Step:
         "deepspeed": lambda: peer_deepspeed.deepspeed_step(cell),
         "bare": lambda: bare.sequential_step(cell),
         "ffn": lambda: bare.ffn_step(cell),
-        "plain": lambda: ours.plain_step(cell),
+        "plain": lambda: ours.degree_step(cell, 1),
         "plain_collectives": lambda: bare.plain_collectives_step(cell),
         "bare_collectives": lambda: bare.collectives_step(cell),
         "bare_gemms": lambda: bare.gemms_step(cell),

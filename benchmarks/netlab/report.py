@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.netlab.experiment import CellResult
-from moetune.domain.prediction_error import prediction_error
+from moetune.domain.records import prediction_error
 
 _MAX_MEDIAN_ERROR, _MAX_ERROR = 0.04, 0.10
 _MAX_REGRET = 0.03

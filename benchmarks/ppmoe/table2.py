@@ -20,7 +20,7 @@ from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.targets import find_target
 from moetune.domain.training import TOKEN_DISPATCHERS, LayoutRequest, TrainingJob, ZeroStage
-from moetune.solve.joint.ties import PricedLayout
+from moetune.domain.training_document import TrainingAnswer
 from moetune.workflows.training import plan_training
 from moetune.workflows.training_plan import TrainingRequest
 
@@ -99,7 +99,7 @@ class Found:
     """What the planner says of a row; `best` is None where nothing fits."""
 
     row: Row
-    best: PricedLayout | None = None
+    best: TrainingAnswer | None = None
     tokens_per_second: float = 0.0
 
 
@@ -125,7 +125,7 @@ def _at(row: Row, profile: Profile, sequences: int, zero: ZeroStage) -> Found:
         plan = plan_training(request, profile)
     except LayoutTooLargeError:
         return Found(row=row)
-    speed = plan.tokens_per_second(plan.best)
+    speed = plan.predicted.tokens_per_second_per_device
     return Found(row=row, best=plan.best, tokens_per_second=speed)
 
 
@@ -181,19 +181,21 @@ def _report(found: Sequence[Found]) -> Iterator[str]:
         yield f"| {model} | {order} | {paper:.2f} | {ours:.2f} | {100 * off:+.0f} %{met} |"
 
 
-def _how(best: PricedLayout | None) -> str:
+def _how(best: TrainingAnswer | None) -> str:
     if best is None:
         return "does not fit"
     layout = best.layout
-    again = f", recomputes {', '.join(layout.recompute)}" if layout.recompute else ""
+    again = f", recomputes {', '.join(layout.recompute)}" if layout.recompute != ("none",) else ""
     return f"micro-batch {layout.micro_batch}, ZeRO-{layout.zero}{again}"
 
 
-def _largest_parts(best: PricedLayout | None) -> str:
+def _largest_parts(best: TrainingAnswer | None) -> str:
     if best is None:
         return ""
-    parts = sorted(best.step.parts.items(), key=lambda part: -part[1])[:3]
-    return ", ".join(f"{name} {100 * part / best.step.seconds:.0f} %" for name, part in parts)
+    parts = sorted(best.predicted.parts.items(), key=lambda part: -part[1])[:3]
+    return ", ".join(
+        f"{name} {100 * part / best.predicted.step_seconds:.0f} %" for name, part in parts
+    )
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def score(run: PublicRun) -> Scored:
         run=run,
         seconds=seconds,
         memory=model.peak(layout),
-        last_rank=model.of_every_rank(layout)[-1],
+        last_rank=model.of_rank(layout, layout.pp - 1),
         usable_bytes=round(machine.memory_bytes + LIBRARY_BYTES),
     )
 

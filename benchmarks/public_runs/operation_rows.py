@@ -18,10 +18,8 @@ from typing import get_args
 
 from benchmarks.public_runs.decoders import decoder_named
 from moetune.domain.experts import DenseFfn, RoutedExperts, Router
-from moetune.domain.gemm_forms import EvenForm
 from moetune.domain.reference import TransferPhase
-from moetune.domain.samples import CollectiveOp
-from moetune.domain.targets import find_target
+from moetune.domain.samples import CollectiveOp, EvenForm
 from moetune.domain.training import FoldedLayout, TokenDispatcher, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import BlockPrices
@@ -210,9 +208,7 @@ def _layers(row: Row, _: DevicePrices) -> Iterator[Question]:
     layout = FoldedLayout(dp=8, ep=8, dispatcher=dispatchers[word])
 
     def price(device: DevicePrices, *, backward: bool) -> float:
-        prices = BlockPrices(
-            job=job, layout=layout, device=device, kernels=find_target("megatron").kernels
-        )
+        prices = BlockPrices(job=job, layout=layout, device=device)
         times = prices.expert_times(part) + prices.sent_times(part)
         both = times.compute + times.communication
         return both.backward if backward else both.forward

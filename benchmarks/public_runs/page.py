@@ -17,7 +17,7 @@ from benchmarks.public_runs.score import (
     regret,
     share_inside,
 )
-from moetune.domain.prediction_error import prediction_error
+from moetune.domain.records import prediction_error
 
 _NEAR, _FAR = 0.10, 0.25
 """Relative errors: of memory that is right, and of steps that are far off."""

@@ -22,7 +22,7 @@ from moetune.domain.routing import reached
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.curve import curve_through
 from moetune.fit.gemm import Surface
-from moetune.fit.reference import gemm_series, series_of
+from moetune.fit.pool import gemm_series, series_of
 
 Curve = dict[float, float]
 OPS: Mapping[str, CollectiveOp] = {

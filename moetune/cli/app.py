@@ -17,8 +17,7 @@ from moetune.cli.help import Commands, GroupedCommand
 from moetune.cli.session import Session, session_of
 from moetune.cli.typed_flags import with_flag
 from moetune.config import environment
-from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.extras import needed_by
+from moetune.domain.errors import InputError, MoetuneError, needed_by
 
 INTERRUPTED = 130
 _LONG = frozenset({"profile", "verify", "serve"})

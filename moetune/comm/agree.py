@@ -16,7 +16,7 @@ from moetune.domain.errors import InputError, MoetuneError, RankMismatchError
 
 T = TypeVar("T")
 _HASH_BYTES = 7
-OPENING_VALUES = 4
+OPENING_VALUES = 3
 """Numbers of a rank's `Opening`."""
 
 
@@ -29,24 +29,20 @@ class Opening:
         signature: describes what must be equal on all ranks: shapes, dtype, plan.
         problem: describes a fault of this rank's input, empty without one. The other ranks get
             it, and so do not wait for this one in the next collective.
-        note: what the first rank has to tell the others with this call.
     """
 
     num_tokens: int
     signature: str
     problem: str
-    note: int = 0
 
     @property
     def values(self) -> tuple[int, ...]:
         """Numbers that travel: equal signatures have equal hashes."""
         hashed = hashlib.sha256(self.signature.encode()).digest()[:_HASH_BYTES]
-        return self.num_tokens, int.from_bytes(hashed, "big"), bool(self.problem), self.note
+        return self.num_tokens, int.from_bytes(hashed, "big"), bool(self.problem)
 
-    def agree(
-        self, rows: Sequence[Sequence[int]], communicator: Communicator
-    ) -> tuple[tuple[int, ...], int]:
-        """Return every rank's number of tokens, and the first rank's note, if all ranks agree.
+    def agree(self, rows: Sequence[Sequence[int]], communicator: Communicator) -> tuple[int, ...]:
+        """Return every rank's number of tokens, if all ranks agree.
 
         Args:
             rows: the values of every rank.
@@ -62,13 +58,13 @@ class Opening:
                 f"the ranks of the layer's group disagree\n{_by_rank(texts)}",
                 "give every rank the same layer, plan and dtype, and tensors of the same width",
             )
-        return tuple(int(row[0]) for row in rows), int(rows[0][3])
+        return tuple(int(row[0]) for row in rows)
 
 
 def agree_on_tokens(
     communicator: Communicator, opening: Opening, device: torch.device
-) -> tuple[tuple[int, ...], int]:
-    """Return every rank's number of tokens, and the first rank's note, once all ranks agree.
+) -> tuple[int, ...]:
+    """Return every rank's number of tokens, once all ranks agree.
 
     Raises:
         InputError: the input has a problem, in a group of one rank.
@@ -78,7 +74,7 @@ def agree_on_tokens(
     if communicator.num_ranks == 1:
         if opening.problem:
             raise InputError(opening.problem)
-        return (opening.num_tokens,), opening.note
+        return (opening.num_tokens,)
     mine = few_values(opening.values, device)
     rows = communicator.all_gather_values(mine, "the agreement on tokens").tolist()
     return opening.agree(rows, communicator)

@@ -1,102 +1,16 @@
-"""The communicator of a group: torch's collectives, but a lone all-to-all of CPU tensors by hand.
-
-gloo's own all-to-all sends before it posts its receives. A late rank then queues its "ready" behind
-its own data, and the two directions of the wire run one after the other: a lone exchange takes
-between one and two times the wire's time, by chance. With receives posted first it always takes
-about one. In a queue of several chunks this makes no difference, and gloo's own all-to-all, which
-gloo's threads issue, disturbs the computing thread less (steps of 4 to 16 chunks were 4 to 15 %
-faster).
-
-gloo's own reduce-scatter sends as much as its all-reduce, twice as much as needed on two ranks. Of
-CPU tensors it is an all-to-all and a sum instead, always in the order of the ranks.
-"""
+"""The communicator of a group of torch.distributed, and new groups for one purpose."""
 
 import datetime as dt
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
 
 from moetune.comm.group import Communicator, OneRank
 from moetune.comm.member_groups import group_of_members
 from moetune.comm.process_group import GroupCommunicator
-from moetune.comm.transfer import SummedTransfer, Transfer
 from moetune.domain.errors import InputError
-
-_NUM_TAGS = 2**20
-
-
-class ReceivesFirst(GroupCommunicator):
-    """A group in which a lone all-to-all of CPU tensors posts its receives first.
-
-    The tensors decide, at each exchange: a layer that was made on a CPU may move to a GPU. On
-    NCCL such receives would wait for each other's sends for ever, as each rank runs its own
-    operations with another rank in the order of issue.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        super().__init__(group)
-        self._issued = 0
-
-    def all_to_all(
-        self,
-        output: torch.Tensor,
-        rows: torch.Tensor,
-        output_splits: Sequence[int] | None,
-        input_splits: Sequence[int] | None,
-        name: str,
-        *,
-        is_alone: bool = False,
-    ) -> Transfer:
-        """Post all receives, then all sends, of CPU tensors with no other exchange behind them."""
-        if not is_alone or rows.device.type != "cpu":
-            return super().all_to_all(output, rows, output_splits, input_splits, name)
-        arriving, leaving = self._parts(output, output_splits), self._parts(rows, input_splits)
-        transfer = self._start(
-            "all_to_all", name, (output, rows), lambda: self._receives_first(arriving, leaving)
-        )
-        arriving[self.rank].copy_(leaving[self.rank])
-        return transfer
-
-    def reduce_scatter(
-        self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
-    ) -> Transfer:
-        """Exchange the shards of CPU tensors, and add them up in `wait`."""
-        if total.device.type != "cpu":
-            return super().reduce_scatter(total, shards, name)
-        parts = total.new_empty((self.num_ranks, *total.shape))
-        if isinstance(shards, torch.Tensor):
-            transfer = self.all_to_all(parts.view(-1), shards.view(-1), None, None, name)
-        else:
-            leaving = list(shards)
-            transfer = self._start(
-                "reduce_scatter", name, (total, *leaving),
-                lambda: self._receives_first(parts, leaving),
-            )  # fmt: skip
-            parts[self.rank].copy_(leaving[self.rank])
-        return SummedTransfer(transfer, parts, total)
-
-    def _receives_first(
-        self, arriving: Sequence[torch.Tensor] | torch.Tensor, leaving: Sequence[torch.Tensor]
-    ) -> Iterator[dist.Work]:
-        # Empty parts do not travel. Without a tag of its own, the next exchange's part would
-        # take the place of the one that was left out.
-        tag = self._issued % _NUM_TAGS
-        self._issued += 1
-        others = [(self.rank + step) % self.num_ranks for step in range(1, self.num_ranks)]
-        # In the order in which they will arrive: the rank before this one sends here first.
-        for peer in reversed(others):
-            if len(arriving[peer]):
-                yield _issued(dist.irecv(arriving[peer], group=self.group, group_src=peer, tag=tag))
-        for peer in others:
-            if len(leaving[peer]):
-                yield _issued(dist.isend(leaving[peer], group=self.group, group_dst=peer, tag=tag))
-
-    def _parts(self, rows: torch.Tensor, splits: Sequence[int] | None) -> list[torch.Tensor]:
-        equal = [len(rows) // self.num_ranks] * self.num_ranks
-        return list(rows.split(equal if splits is None else list(splits)))
 
 
 def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
@@ -109,7 +23,7 @@ def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
         return OneRank()
     if dist.get_world_size(group) == 1:
         return OneRank()
-    return ReceivesFirst(group)
+    return GroupCommunicator(group)
 
 
 def check_joined(what: str) -> None:
@@ -194,9 +108,4 @@ def new_communicator(
         group = group_of_members(
             ranks, description=description, backend=backend, timeout=timeout, options=options
         )
-    return ReceivesFirst(group)
-
-
-def _issued(work: dist.Work | None) -> dist.Work:
-    assert work is not None  # noqa: S101 - every rank that calls is a member
-    return work
+    return GroupCommunicator(group)

@@ -1,8 +1,8 @@
 """The `Communicator`: collectives of a group of ranks, asynchronous and in the order of issue.
 
 Layers, sharded models and measurements communicate through it alone. `OneRank` needs no
-torch.distributed; `process_group.GroupCommunicator` is any of its groups, and
-`gloo.ReceivesFirst` adds an exchange for CPU tensors. `gloo.communicator_of` chooses.
+torch.distributed; `process_group.GroupCommunicator` is any of its groups; `gloo.communicator_of`
+chooses.
 """
 
 from abc import ABC, abstractmethod
@@ -53,8 +53,6 @@ class Communicator(ABC):
         output_splits: Sequence[int] | None,
         input_splits: Sequence[int] | None,
         name: str,
-        *,
-        is_alone: bool = False,
     ) -> Transfer:
         """Start one all-to-all of rows.
 
@@ -63,7 +61,6 @@ class Communicator(ABC):
             rows: (sum of input_splits, …), contiguous, in the order of the target ranks.
             output_splits: rows from every rank; None for equal parts.
             input_splits: rows to every rank; None for equal parts.
-            is_alone: whether no other exchange is queued behind it.
         """
 
     @abstractmethod

@@ -72,8 +72,6 @@ class GroupCommunicator(Communicator):
         output_splits: Sequence[int] | None,
         input_splits: Sequence[int] | None,
         name: str,
-        *,
-        is_alone: bool = False,  # noqa: ARG002 - NCCL orders both alike
     ) -> Transfer:
         """Start one all_to_all_single."""
         into = None if output_splits is None else list(output_splits)

@@ -132,33 +132,6 @@ class GroupTransfer:
         return self._watched
 
 
-@dataclass(frozen=True, slots=True)
-class SummedTransfer:
-    """The transfer of every rank's part of a sum; the caller's thread adds them up.
-
-    Args:
-        parts: (ranks, …), in the order of the ranks.
-        total: becomes their sum in `wait`, not before.
-    """
-
-    transfer: Transfer
-    parts: torch.Tensor
-    total: torch.Tensor
-
-    def wait(self) -> None:
-        """Wait for the parts, then add them up.
-
-        Raises:
-            CollectiveError: the transfer failed.
-        """
-        self.transfer.wait()
-        torch.sum(self.parts, dim=0, out=self.total)
-
-    def future(self) -> torch.futures.Future[object] | None:
-        """Return the future of the parts, None if they are there."""
-        return self.transfer.future()
-
-
 def _watch(works: Sequence[dist.Work], watched: "torch.futures.Future[object]") -> None:
     try:
         for work in works:

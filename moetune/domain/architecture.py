@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from moetune.domain.amounts import Amounts, add_up
 from moetune.domain.attention import (
     CompressedAttention,
     GroupedQueryAttention,
     LatentAttention,
 )
 from moetune.domain.errors import check_positive
-from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts, add_up
 from moetune.domain.layer import LayerShape
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, ShortConvolution, StateSpace
 from moetune.domain.throughput import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC
@@ -224,6 +223,11 @@ class Decoder:
         return tuple(kind.routed for kind in self.kinds)
 
     @cached_property
+    def kinds_and_predictions(self) -> tuple[Block, ...]:
+        """Its kinds of blocks, and then each block of multi-token prediction."""
+        return *self.kinds, *(block for one in self.predictions for block in one.blocks)
+
+    @cached_property
     def head_counts(self) -> tuple[int, ...]:
         """Distinct numbers of heads of its mixers."""
         parts = (part for kind in self.kinds for part in kind.parts)
@@ -260,11 +264,6 @@ class Decoder:
         return tuple(
             dict.fromkeys((mixer.num_key_heads, mixer.num_value_heads) for mixer in mixers)
         )
-
-    @cached_property
-    def has_latent_attention(self) -> bool:
-        """Whether any block uses latent attention."""
-        return any(isinstance(mixer, LatentAttention) for mixer in self.mixers)
 
     @cached_property
     def has_mamba(self) -> bool:

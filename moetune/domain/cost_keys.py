@@ -3,16 +3,17 @@
 Points of samples (`domain.samples`) are such an operation at one size (`place_of`).
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from moetune.domain.cluster import Group
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.samples import (
     AttentionPoint,
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
     Direction,
+    GemmForm,
     GemmPoint,
     Point,
     RowsPoint,
@@ -40,19 +41,9 @@ class GemmKey(NamedTuple):
         return self.num_experts, self.d_in, self.d_out
 
     @property
-    def label(self) -> str:
-        """Name that seeds random draws of the dtype's line."""
-        return f"gemm {self.dtype}"
-
-    @property
     def words(self) -> str:
         """The operation, as "forward GEMM of 2 × 512 × 2048 in float32"."""
         return f"{self.product} GEMM of {' × '.join(map(str, self.shape))} in {self.dtype}"
-
-    @property
-    def unit(self) -> str:
-        """Unit of the sizes."""
-        return "rows"
 
 
 class RowsKey(NamedTuple):
@@ -62,19 +53,9 @@ class RowsKey(NamedTuple):
     dtype: str
 
     @property
-    def label(self) -> str:
-        """Name that seeds random draws."""
-        return f"rows {tuple(self)}"
-
-    @property
     def words(self) -> str:
         """The operation, as "gelu in float32"."""
         return f"{self.op} in {self.dtype}"
-
-    @property
-    def unit(self) -> str:
-        """Unit of the sizes."""
-        return "elements"
 
 
 class CollectiveKey(NamedTuple):
@@ -96,21 +77,11 @@ class CollectiveKey(NamedTuple):
         return self.group_size, self.num_nodes
 
     @property
-    def label(self) -> str:
-        """Name that seeds random draws."""
-        return f"collective {tuple(self)}"
-
-    @property
     def words(self) -> str:
         """The operation, as "all_to_all of 4 ranks on 2 nodes, 4 in flight"."""
         several = f", {self.in_flight} in flight" if self.in_flight > 1 else ""
         spread = f" on {self.num_nodes} nodes" if self.num_nodes else ""
         return f"{self.op} of {self.group_size} ranks{spread}{several}"
-
-    @property
-    def unit(self) -> str:
-        """Unit of the sizes."""
-        return "bytes"
 
 
 class CopyKey(NamedTuple):
@@ -121,11 +92,6 @@ class CopyKey(NamedTuple):
     both_ways: bool = False
 
     @property
-    def label(self) -> str:
-        """Name that seeds random draws."""
-        return f"copy {tuple(self)}"
-
-    @property
     def name(self) -> str:
         """The kind of copy, as "pinned h2d"."""
         return f"{'pinned' if self.pinned else 'pageable'} {self.direction}"
@@ -134,11 +100,6 @@ class CopyKey(NamedTuple):
     def words(self) -> str:
         """The operation, as "pinned h2d copy"."""
         return f"{self.name} copy"
-
-    @property
-    def unit(self) -> str:
-        """Unit of the sizes."""
-        return "bytes"
 
 
 class AttentionKey(NamedTuple):
@@ -155,23 +116,32 @@ class AttentionKey(NamedTuple):
     backward: bool = False
 
     @property
-    def label(self) -> str:
-        """Name that seeds random draws."""
-        return f"attention {tuple(self)}"
-
-    @property
     def words(self) -> str:
         """The operation, as "attention of 8 heads over 1024 tokens in float32"."""
         way = "backward attention" if self.backward else "attention"
         return f"{way} of {self.num_heads} heads over {self.length} tokens in {self.dtype}"
 
-    @property
-    def unit(self) -> str:
-        """Unit of the sizes."""
-        return "sequences"
-
 
 CostKey = GemmKey | RowsKey | CollectiveKey | CopyKey | AttentionKey
+_KINDS: Mapping[type, tuple[str, str]] = {
+    GemmKey: ("gemm", "rows"),
+    RowsKey: ("rows", "elements"),
+    CollectiveKey: ("collective", "bytes"),
+    CopyKey: ("copy", "bytes"),
+    AttentionKey: ("attention", "sequences"),
+}
+"""Name and unit of the sizes."""
+
+
+def label_of(key: CostKey) -> str:
+    """Return the name that seeds random draws of an operation; of GEMMs that of a dtype's line."""
+    name, _ = _KINDS[type(key)]
+    return f"{name} {key.dtype}" if isinstance(key, GemmKey) else f"{name} {tuple(key)}"
+
+
+def unit_of(key: CostKey) -> str:
+    """Return the unit of an operation's sizes, as "rows"."""
+    return _KINDS[type(key)][1]
 
 
 def place_of(point: Point) -> tuple[CostKey, int] | None:

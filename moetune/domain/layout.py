@@ -5,7 +5,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,89 +45,36 @@ class BrokenRule(NamedTuple):
     hint: str
 
 
-def rank_rules(layout: Layout, world_size: int) -> Iterator[BrokenRule]:
-    """Yield the rules about ranks that the layout breaks, the most basic one first.
+def check_ranks(layout: Layout, world_size: int) -> None:
+    """Raise InputError, with the nearest sizes that work, unless the layout fits the ranks.
 
     The ranks are dp·tp·pp. Experts are spread over ep of the dp ranks, or over the tp ranks.
     """
     for name in AXES:
         if (size := getattr(layout, name)) < 1:
-            yield BrokenRule(f"{name} must be at least 1, got {size}", "")
-            return
+            raise InputError(f"{name} must be at least 1, got {size}")
     dp, ep, tp = layout.dp, layout.ep, layout.tp
     product = dp * tp * layout.pp
     if product != world_size:
-        yield BrokenRule(
+        raise InputError(
             f"dp ({dp}) × tp ({tp}) × pp ({layout.pp}) is {product} ranks, but there are "
             f"{world_size}",
             _nearest_world(layout, world_size),
         )
     if layout.expert_parallel == "tensor" and ep != 1:
-        yield BrokenRule(
+        raise InputError(
             f"ep ({ep}) belongs to all_to_all: with tensor the tp ranks share the experts",
             "use ep 1, or expert_parallel all_to_all with tp 1",
         )
     if layout.expert_parallel == "all_to_all" and tp != 1:
-        yield BrokenRule(
+        raise InputError(
             f"all_to_all is not available with tp ({tp}): its ranks see the same tokens",
             f"use expert_parallel tensor with ep 1, or tp 1 with dp {dp * tp}",
         )
     if dp % ep:
-        yield BrokenRule(
-            f"dp ({dp}) does not divide by ep ({ep})",
-            f"use ep {_either(nearest_divisors(dp, ep))}",
-        )
-
-
-def check_layout(
-    layout: Layout,
-    *,
-    world_size: int,
-    num_blocks: int,
-    num_heads: int,
-    d_hidden: int,
-    num_experts: int,
-    vocab_size: int,
-    stages_per_rank: int = 1,
-) -> None:
-    """Raise InputError, with the nearest sizes that work, where the layout cannot run the model.
-
-    Tensor parallelism cuts attention by heads, a dense FFN by its hidden width and the vocabulary
-    by tokens, as equal as can be.
-
-    Args:
-        d_hidden: hidden width of the dense FFNs.
-        stages_per_rank: stages that take turns on a rank (interleaved 1F1B).
-    """
-    check_ranks(layout, world_size)
-    tp, num_stages = layout.tp, layout.pp * stages_per_rank
-    axis = "tp" if layout.expert_parallel == "tensor" else "ep"
-    sharers = getattr(layout, axis)
-    if num_experts % sharers:
-        near = _either(nearest_multiples(num_experts, sharers))
         raise InputError(
-            f"num_experts ({num_experts}) does not divide by {axis} ({sharers})",
-            f"use {near} experts, or a size that divides {num_experts}",
+            f"dp ({dp}) does not divide by ep ({ep})", f"use ep {_either(nearest_divisors(dp, ep))}"
         )
-    if num_stages > num_blocks:
-        raise InputError(*_too_many_stages(num_blocks, num_stages))
-    for what, size in (("num_heads", num_heads), ("d_hidden", d_hidden)):
-        if size % tp:
-            raise InputError(
-                f"{what} ({size}) does not divide by tp ({tp})",
-                f"use tp {_either(nearest_divisors(size, tp))}",
-            )
-    if vocab_size < tp:
-        raise InputError(
-            f"vocab_size ({vocab_size}) leaves some of the tp ({tp}) ranks no token",
-            f"use tp up to {vocab_size}, or a vocabulary of {tp} tokens",
-        )
-
-
-def check_ranks(layout: Layout, world_size: int) -> None:
-    """Raise InputError, with the nearest sizes that work, unless the layout fits the ranks."""
-    for rule in rank_rules(layout, world_size):
-        raise InputError(rule.what, rule.hint)
 
 
 def _nearest_world(layout: Layout, world_size: int) -> str:
@@ -137,28 +84,6 @@ def _nearest_world(layout: Layout, world_size: int) -> str:
         return f"use dp {fewer}, or start {dp * tp * pp} ranks"
     near = [f"{one * tp * pp} ranks (dp {one})" for one in (fewer, fewer + 1) if one]
     return f"with tp {tp} and pp {pp} start {' or '.join(near)}"
-
-
-def _too_many_stages(num_blocks: int, num_stages: int) -> BrokenRule:
-    return BrokenRule(
-        f"{num_stages} stages cannot share {num_blocks} blocks: each needs one",
-        f"use 1 to {num_blocks} stages (pp × stages per rank), or {num_stages} blocks",
-    )
-
-
-def stage_blocks(num_blocks: int, *, num_stages: int) -> tuple[range, ...]:
-    """Return the blocks of every stage, as equal as whole blocks can be.
-
-    The first stages take one more: the last one has the head to compute.
-
-    Raises:
-        InputError: a stage would have no block.
-    """
-    if not 1 <= num_stages <= num_blocks:
-        raise InputError(*_too_many_stages(num_blocks, num_stages))
-    each, more = divmod(num_blocks, num_stages)
-    ends = [each * stage + min(stage, more) for stage in range(num_stages + 1)]
-    return tuple(range(low, high) for low, high in itertools.pairwise(ends))
 
 
 def check_micro_batches(

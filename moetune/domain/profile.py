@@ -11,18 +11,13 @@ from moetune.domain.costs import LinearCost
 from moetune.domain.document import UNLESS_DEFAULT, decode_schema, digest, encode
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.interference import Interference
-from moetune.domain.quantization import check_product_dtype
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample, StepRecord
+from moetune.domain.units import check_product_dtype
 from moetune.domain.withdrawn import without_unread_points
 
 PROFILE_SCHEMA = 1
 Provenance = Literal["measured", "published", "modelled"]
-
-
-def _check_line(alpha_seconds: float, beta_seconds: float) -> None:
-    if alpha_seconds < 0 or beta_seconds < 0 or alpha_seconds + beta_seconds == 0:
-        raise InputError("alpha and beta must be at least 0, and one of them above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +62,33 @@ class ProfileQuality:
     suspect: tuple[SuspectGroup, ...] = ()
 
 
+class _AlphaBeta:
+    """An α–β line: its fields are `alpha_seconds` and one `beta_seconds_per_…`."""
+
+    __slots__ = ()
+    alpha_seconds: float
+
+    def __post_init__(self) -> None:
+        alpha, beta = self.alpha_seconds, self.cost.beta_seconds
+        if alpha < 0 or beta < 0 or alpha + beta == 0:
+            raise InputError("alpha and beta must be at least 0, and one of them above 0")
+        if (dtype := getattr(self, "dtype", None)) is not None:
+            check_product_dtype(dtype)
+
+    @property
+    def cost(self) -> LinearCost:
+        """The line over the unit of its β."""
+        beta = getattr(self, _rate_of(self))
+        return LinearCost(alpha_seconds=self.alpha_seconds, beta_seconds=beta)
+
+
+def _rate_of(line: Any) -> str:  # noqa: ANN401 - a class that is an `_AlphaBeta`
+    """Return the name of a line's β."""
+    return next(item.name for item in fields(line) if item.name.startswith("beta_"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmLine:
+class GemmLine(_AlphaBeta):
     """α–β line of the GEMMs of one dtype."""
 
     dtype: str
@@ -76,23 +96,14 @@ class GemmLine:
     beta_seconds_per_mac: float
     error: FitError | None = None
 
-    def __post_init__(self) -> None:
-        check_product_dtype(self.dtype)
-        _check_line(self.alpha_seconds, self.beta_seconds_per_mac)
-
     @property
     def key(self) -> GemmKey:
         """The operation."""
         return GemmKey(self.dtype)
 
-    @property
-    def cost(self) -> LinearCost:
-        """The line over MACs."""
-        return LinearCost(alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_mac)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveLine:
+class CollectiveLine(_AlphaBeta):
     """α–β line of one collective over one group size, per input byte of one rank.
 
     Args:
@@ -109,7 +120,7 @@ class CollectiveLine:
     error: FitError | None = None
 
     def __post_init__(self) -> None:
-        _check_line(self.alpha_seconds, self.beta_seconds_per_byte)
+        _AlphaBeta.__post_init__(self)
         check_positive(self, "group_size")
         if self.num_nodes < 0:
             raise InputError(f"num_nodes must be at least 0, got {self.num_nodes}")
@@ -120,14 +131,9 @@ class CollectiveLine:
         """The operation."""
         return CollectiveKey(self.op, self.group_size, self.num_nodes, self.in_flight)
 
-    @property
-    def cost(self) -> LinearCost:
-        """The line over bytes."""
-        return LinearCost(alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_byte)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyLine:
+class CopyLine(_AlphaBeta):
     """α–β line of one kind of copy between host and device."""
 
     direction: Direction
@@ -137,22 +143,14 @@ class CopyLine:
     both_ways: bool = False
     error: FitError | None = None
 
-    def __post_init__(self) -> None:
-        _check_line(self.alpha_seconds, self.beta_seconds_per_byte)
-
     @property
     def key(self) -> CopyKey:
         """The operation."""
         return CopyKey(self.direction, self.pinned, self.both_ways)
 
-    @property
-    def cost(self) -> LinearCost:
-        """The line over bytes."""
-        return LinearCost(alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_byte)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowsLine:
+class RowsLine(_AlphaBeta):
     """α–β line of a memory-bound operation, by the names of `RowsPoint.op`."""
 
     op: str
@@ -164,21 +162,10 @@ class RowsLine:
     def error(self) -> None:
         """None: published lines have no error."""
 
-    def __post_init__(self) -> None:
-        check_product_dtype(self.dtype)
-        _check_line(self.alpha_seconds, self.beta_seconds_per_element)
-
     @property
     def key(self) -> RowsKey:
         """The operation."""
         return RowsKey(self.op, self.dtype)
-
-    @property
-    def cost(self) -> LinearCost:
-        """The line over elements."""
-        return LinearCost(
-            alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_element
-        )
 
 
 OperationLine = GemmLine | CollectiveLine | CopyLine | RowsLine
@@ -193,9 +180,8 @@ def changed_line(
     Args:
         start, rate: return the new seconds for the old ones.
     """
-    beta = next(item.name for item in fields(line) if item.name.startswith("beta_"))
     changes: dict[str, Any] = {
-        "alpha_seconds": start(line.alpha_seconds), beta: rate(line.cost.beta_seconds)
+        "alpha_seconds": start(line.alpha_seconds), _rate_of(line): rate(line.cost.beta_seconds)
     }  # fmt: skip
     error: FitError | None = line.error
     if error is not None:

@@ -3,7 +3,7 @@
 A table is one block of a profile file. It says of itself whether its times were published, are
 modelled, and after which rule, or were measured on another machine of the kind, so that a plan can
 report it (`Doubt`). Samples are what this
-machine measured; where both know an operation, samples count (`fit.reference`).
+machine measured; where both know an operation, samples count (`fit.pool`).
 """
 
 from dataclasses import dataclass, field
@@ -11,9 +11,8 @@ from typing import Literal
 
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
-from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.quantization import check_product_dtype
-from moetune.domain.samples import CollectiveOp
+from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.domain.units import check_product_dtype
 
 Label = Literal["measured", "published", "modelled"]
 TransferPhase = Literal["dispatch", "combine"]
@@ -124,8 +123,8 @@ class Network:
 
     A node moves `devices_per_node · nic_bytes_per_second · efficiency` bytes a second, in an
     all-to-all of N nodes that over `1 + loss_per_node · N`, behind
-    `startup_seconds + startup_seconds_per_node · N`. See `fit.nodes` for what of each operation
-    crosses.
+    `startup_seconds + startup_seconds_per_node · N`. See `fit.collectives` for what of each
+    operation crosses.
 
     Args:
         nic_bytes_per_second: of one device's share of its node's network cards, one way.

@@ -5,6 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from moetune.domain.constraint_texts import (
+    EXPERT_PARALLEL,
+    EXPERT_PLACEMENT,
+    ROUTING,
+    SEQUENCE_PARALLEL,
     check_constraint_sizes,
     encode_constraints,
     recorded_constraints,
@@ -16,7 +20,6 @@ from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import find_model
 from moetune.domain.profile import Profile
-from moetune.domain.request_rules import check_pins
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 from moetune.domain.units import DTYPE_BYTES
 from moetune.domain.withdrawn import withdrawn_key
@@ -68,7 +71,7 @@ class PlanRequest:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{self.spelling(name)} must be at least 1, got {value}")
-        check_pins(self)
+        _check_pins(self)
 
     def check_sizes(self) -> None:
         """Raise InputError where a size is so large that it is a mistake.
@@ -268,3 +271,60 @@ def _check_subject(request: PlanRequest) -> None:
         find_model(request.model)
     elif request.tokens_per_rank is None:
         raise InputError("the number of tokens is missing", f"give {spelling('tokens_per_rank')}")
+
+
+def _check_pins(request: PlanRequest) -> None:
+    """Raise InputError where no plan has what is pinned."""
+    if request.constraints.sequence_parallel:
+        _check_shards(request)
+    _check_routing(request)
+    if request.constraints.expert_parallel == "tensor":
+        _check_tensor(request)
+
+
+def _check_shards(request: PlanRequest) -> None:
+    """Raise InputError where no plan has the sequence shards of the request."""
+    spelling = request.spelling
+    shards, experts = spelling(SEQUENCE_PARALLEL), spelling(EXPERT_PARALLEL)
+    if request.constraints.expert_parallel != "tensor":
+        raise InputError(
+            f"{shards} needs {experts} tensor: with all_to_all every rank has tokens of its own "
+            "anyway",
+            f"add {experts} tensor, or omit {shards}",
+        )
+
+
+def _check_routing(request: PlanRequest) -> None:
+    """Raise InputError where no plan has the routing of the request: only all-to-alls wait."""
+    spelling, routing = request.spelling, request.spelling(ROUTING)
+    if not request.constraints.routing:
+        rule = request.constraints.expert_placement
+        if rule != "planned":
+            flag = spelling(EXPERT_PLACEMENT)
+            raise InputError(
+                f"{flag} {rule} needs {routing}: without loads of experts none is placed",
+                f"omit {flag}, or give the record of a layer's routing with {routing}",
+            )
+        return
+    if request.constraints.expert_parallel == "tensor":
+        raise InputError(
+            f"{routing} excludes {spelling(EXPERT_PARALLEL)} tensor, whose ranks all have every "
+            "token",
+            f"omit {routing}, or take {spelling(EXPERT_PARALLEL)} all_to_all",
+        )
+
+
+def _check_tensor(request: PlanRequest) -> None:
+    """Raise InputError where a tensor group gets pins of dispatches."""
+    spelling, constraints = request.spelling, request.constraints
+    bounds, experts = constraints.bounds, spelling(EXPERT_PARALLEL)
+    reasons = {
+        "strategy": (bounds.strategy, "nothing is dispatched and no memory reused"),
+        "order": (bounds.order, "a chunk has one transfer"),
+    }
+    for flag, (value, reason) in reasons.items():
+        if value not in {None, "none"}:
+            raise InputError(
+                f"{spelling(flag)} {value} excludes {experts} tensor, where {reason}",
+                f"omit {spelling(flag)}, or take {experts} all_to_all",
+            )

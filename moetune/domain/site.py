@@ -44,11 +44,6 @@ class Site:
     nic_bytes_per_second: float | None
     host_memory_bytes: int | None
 
-    @property
-    def host_share_bytes(self) -> int | None:
-        """Host memory that one device's rank may fill where all of its node work."""
-        return self.host_bytes_per_rank(self.devices_per_node)
-
     def host_bytes_per_rank(self, ranks: int) -> int | None:
         """Return the host memory that each of so many ranks may fill; None where not known.
 

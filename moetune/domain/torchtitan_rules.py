@@ -1,16 +1,172 @@
 """Rules of torchtitan: what of a layout it refuses at start.
 
 Read in torchtitan 0.3.0 and torch 2.13; files are those below `torchtitan/`, unless named.
+
+Its models are flavors of its `model_registry` (`models/*/__init__.py`), with recipes in
+`config_registry.py`. A configuration is a flavor's where layers, width, vocabulary and the number
+of parameters are the same, whatever its name is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import starmap
+from typing import Literal
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.layout import BrokenRule, nearest_divisors
+from moetune.domain.layout import BrokenRule
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
-from moetune.domain.torchtitan_recipes import recipe_names, recipe_of
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
+from moetune.domain.transformers_rules import key_head_rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A model as torchtitan 0.3.0 has it.
+
+    Args:
+        family: module of `torchtitan.models`.
+        flavor: of its `model_registry`.
+        base: module of `torchtitan.models` whose recipe the export changes: trained by AdamW in
+            bfloat16, which the flavor's own may not be (Kimi by Muon, Llama 405B in 8 bits).
+        function: of that module's `config_registry`, the nearest in size.
+        num_parameters: of the text model, without towers and multi-token prediction.
+        max_length: of a sequence, which the rotary embedding of the flavor bounds.
+        shares_sequence: whether `parallelize.py` takes context parallelism.
+        tower: whether the flavor has a vision encoder, which the first stage builds, and which is
+            dropped where its text model runs without it.
+    """
+
+    family: str
+    flavor: str
+    base: str
+    function: str
+    num_layers: int
+    d_model: int
+    vocab_size: int
+    num_parameters: int
+    max_length: int
+    shares_sequence: bool = True
+    tower: Literal["none", "kept", "dropped"] = "none"
+
+    def is_of(self, decoder: Decoder) -> bool:
+        """Return whether a decoder has the flavor's sizes."""
+        return (
+            decoder.num_layers == self.num_layers
+            and decoder.d_model == self.d_model
+            and decoder.vocab_size == self.vocab_size
+            and int(decoder.parameters.total) == self.num_parameters
+        )
+
+
+def recipe_of(decoder: Decoder) -> Recipe | None:
+    """Return the recipe of a decoder's sizes; None where torchtitan has none."""
+    return next((recipe for recipe in RECIPES if recipe.is_of(decoder)), None)
+
+
+def recipe_names() -> str:
+    """Return the flavors of all recipes, family by family, in a few words."""
+    families = dict.fromkeys(recipe.family for recipe in RECIPES)
+    return "; ".join(
+        f"{family}: {', '.join(recipe.flavor for recipe in RECIPES if recipe.family == family)}"
+        for family in families
+    )
+
+
+def _llama(flavor: str, function: str, layers: int, width: int, parameters: int) -> Recipe:
+    return Recipe(
+        family="llama3", flavor=flavor, base="llama3", function=function, num_layers=layers,
+        d_model=width, vocab_size=128_256, num_parameters=parameters, max_length=131_072,
+    )  # fmt: skip
+
+
+def _qwen3(flavor: str, function: str, layers: int, width: int, parameters: int) -> Recipe:
+    return Recipe(
+        family="qwen3", flavor=flavor, base="qwen3", function=function, num_layers=layers,
+        d_model=width, vocab_size=151_936, num_parameters=parameters, max_length=40_960,
+    )  # fmt: skip
+
+
+def _qwen35(flavor: str, function: str, layers: int, width: int, parameters: int) -> Recipe:
+    return Recipe(
+        family="qwen3_5", flavor=flavor, base="qwen3_5", function=function, num_layers=layers,
+        d_model=width, vocab_size=248_320, num_parameters=parameters, max_length=262_144,
+        shares_sequence=False, tower="kept",
+    )  # fmt: skip
+
+
+def _deepseek(
+    flavor: str, function: str, layers: int, width: int, vocabulary: int, parameters: int
+) -> Recipe:
+    return Recipe(
+        family="deepseek_v3", flavor=flavor, base="deepseek_v3", function=function,
+        num_layers=layers, d_model=width, vocab_size=vocabulary, num_parameters=parameters,
+        max_length=16_384,
+    )  # fmt: skip
+
+
+def _gpt_oss(flavor: str, function: str, layers: int, parameters: int) -> Recipe:
+    return Recipe(
+        family="gpt_oss", flavor=flavor, base="gpt_oss", function=function, num_layers=layers,
+        d_model=2880, vocab_size=201_088, num_parameters=parameters, max_length=131_072,
+    )  # fmt: skip
+
+
+def _kimi(
+    flavor: str, function: str, layers: int, width: int, parameters: int, length: int
+) -> Recipe:
+    return Recipe(
+        family="kimi_k2_7", flavor=flavor, base="deepseek_v3", function=function,
+        num_layers=layers, d_model=width, vocab_size=163_840, num_parameters=parameters,
+        max_length=length, shares_sequence=False, tower="dropped",
+    )  # fmt: skip
+
+
+def _rows() -> Iterable[Recipe]:
+    yield from starmap(_llama, (
+        ("1B", "llama3_8b", 16, 2048, 1_235_814_400),
+        ("3B", "llama3_8b", 28, 3072, 3_212_749_824),
+        ("8B", "llama3_8b", 32, 4096, 8_030_261_248),
+        ("70B", "llama3_70b", 80, 8192, 70_553_706_496),
+        ("405B", "llama3_70b", 126, 16_384, 405_853_388_800),
+    ))  # fmt: skip
+    yield from starmap(_qwen3, (
+        ("0.6B", "qwen3_0_6b", 28, 1024, 596_049_920),
+        ("1.7B", "qwen3_1_7b", 28, 2048, 1_720_574_976),
+        ("4B", "qwen3_1_7b", 36, 2560, 4_022_468_096),
+        ("8B", "qwen3_14b", 36, 4096, 8_190_735_360),
+        ("14B", "qwen3_14b", 40, 5120, 14_768_307_200),
+        ("32B", "qwen3_32b", 64, 5120, 32_762_123_264),
+        ("30B-A3B", "qwen3_30b_a3b", 48, 2048, 30_532_122_624),
+        ("235B-A22B", "qwen3_30b_a3b", 94, 4096, 235_093_634_560),
+    ))  # fmt: skip
+    yield from starmap(_qwen35, (
+        ("0.8B", "qwen35_0_8b", 24, 1024, 1_006_672_704),
+        ("2B", "qwen35_2b", 24, 2048, 2_390_384_448),
+        ("4B", "qwen35_4b", 32, 2560, 4_841_450_496),
+        ("9B", "qwen35_9b", 32, 4096, 8_953_803_264),
+        ("27B", "qwen35_27b", 64, 5120, 26_895_998_464),
+        ("35B-A3B", "qwen35_35b_a3b", 40, 2048, 34_660_610_688),
+        ("122B-A10B", "qwen35_122b_a10b", 48, 3072, 122_111_526_912),
+        ("397B-A17B", "qwen35_397b_a17b", 60, 4096, 396_346_350_336),
+    ))  # fmt: skip
+    yield from starmap(_deepseek, (
+        ("16B", "deepseek_v3_16b", 27, 2048, 102_400, 15_706_484_224),
+        ("236B", "deepseek_v3_671b", 60, 5120, 102_400, 235_741_434_880),
+        ("671B", "deepseek_v3_671b", 61, 7168, 129_280, 671_026_404_352),
+    ))  # fmt: skip
+    yield from starmap(_gpt_oss, (
+        ("20b", "gpt_oss_20b", 24, 20_914_757_184),
+        ("120b", "gpt_oss_120b", 36, 116_829_156_672),
+    ))  # fmt: skip
+    yield from starmap(_kimi, (
+        ("moonlight-16B-A3B", "deepseek_v3_16b", 27, 2048, 15_960_108_544, 8192),
+        ("Kimi-K2.5", "deepseek_v3_671b", 61, 7168, 1_026_408_209_408, 262_144),
+    ))  # fmt: skip
+
+
+RECIPES: tuple[Recipe, ...] = tuple(_rows())
+
 
 _MASK_BLOCK = 128
 """Positions of a block of FlexAttention's mask, which no rank's part of a sequence may cut."""
@@ -63,11 +219,7 @@ def _context_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> It
 
 
 def _head_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Iterator[BrokenRule]:
-    for count in decoder.kv_head_counts:
-        if count % layout.tp:
-            near = " or ".join(map(str, nearest_divisors(count, layout.tp)))
-            what = f"tp {layout.tp} with {count} key heads"
-            yield target.refusal(what, f"--tp {near}", "models/common/decoder.py")
+    yield from key_head_rules(layout, target, decoder, "models/common/decoder.py")
     for keys, values in decoder.delta_heads:
         if keys % layout.tp or values % layout.tp:
             what = f"tp {layout.tp} with delta nets of {keys} key and {values} value heads"

@@ -4,7 +4,6 @@ World size = dp·cp·tp·pp for everything but the experts, and edp·ep·etp·pp
 dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from operator import attrgetter
@@ -139,6 +138,11 @@ class FoldedLayout:
         """The schedule by its name."""
         return self.schedule or usual_schedule(self.vpp)
 
+    @property
+    def on_host(self) -> float:
+        """Shares of activations and the optimizer that are in host memory."""
+        return self.offload_activations + self.offload_optimizer
+
     def changed(self, **values: object) -> "FoldedLayout":
         """Return a copy with other values, which are not checked.
 
@@ -154,6 +158,10 @@ class FoldedLayout:
     def offloaded_layers(self, decoder: Decoder) -> int:
         """Return the blocks whose activations wait in host memory, rounded up."""
         return ceil(self.offload_activations * decoder.num_layers - _ROUNDING)
+
+    def offloaded_share(self, decoder: Decoder) -> float:
+        """Return the share of the blocks that these are."""
+        return self.offloaded_layers(decoder) / decoder.num_layers
 
     def even_stages(self, decoder: Decoder) -> StageLetters:
         """Return as many stages, with as equal numbers of blocks as there can be."""
@@ -250,12 +258,6 @@ class TrainingJob:
         if self.routing == NATURAL:
             return RankSkew(mean=1 + _MEAN_OF_NATURAL * (fullest - 1), p99=fullest)
         return RankSkew(mean=fullest, p99=fullest)
-
-    def mean_skews(self, records: Sequence[int | None], ep: int) -> list[float]:
-        """Return how full the fullest of ep ranks is on the mean, in each recorded layer."""
-        routing = self.routing
-        assert isinstance(routing, RecordedLayers)  # noqa: S101 - else no layer has a record
-        return [routing.skew(one, ep).mean for one in records]
 
     @property
     def tokens(self) -> int:

@@ -1,10 +1,12 @@
-"""Rules of transformers: what of a layout its own parallelism refuses, or does not do as planned.
+"""Rules of transformers, and of DeepSpeed, which trains its models: what of a layout they refuse.
 
 Read in transformers 5.23 and 5.24; files are those below `transformers/`. The plans of a family
-are `base_model_tp_plan` and `base_model_ep_plan` of its configuration class.
+are `base_model_tp_plan` and `base_model_ep_plan` of its configuration class. DeepSpeed is read in
+0.19.8.
 """
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.layout import BrokenRule, nearest_divisors
@@ -41,6 +43,21 @@ READS_IN_PARTS = frozenset({"bailing_hybrid", "kimi_linear"})
 """Families whose convolution is read from three tensors, one behind the other in the dimension that
 FSDP cuts. A rank reads its part of each of the three, which together are another part of the whole
 (`conversion_mapping.py`, `distributed/sharding_utils.py`)."""
+
+
+AUTOEP: MappingProxyType[str, str] = MappingProxyType({
+    "mixtral": "mixtral",
+    "qwen2_moe": "qwen3_moe",
+    "qwen3_moe": "qwen3_moe",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "deepseek_v2": "deepseek_v2",
+    "deepseek_v3": "deepseek_v3",
+    "minimax_m3_vl_text": "minimax_m3",
+})  # fmt: skip
+"""AutoEP's presets by the model's family (`module_inject/auto_ep_presets/`)."""
+AUTOTP = frozenset({"llama", "mistral", "nemotron", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"})
+"""Families whose heads AutoTP cuts; it has no gradient of rotary keys that latent attention shares,
+and none of delta nets (`module_inject/tp_plan_converter.py`)."""
 
 
 def transformers_rules(
@@ -86,3 +103,23 @@ def key_head_rules(
             near = " or ".join(map(str, nearest_divisors(count, layout.tp)))
             what = f"tp {layout.tp} with {count} key heads"
             yield target.refusal(what, f"--tp {near}", source)
+
+
+def deepspeed_rules(
+    layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None
+) -> Iterator[BrokenRule]:
+    """Yield what of a layout of a job DeepSpeed refuses, beyond `layout_rules`."""
+    del site
+    decoder = job.decoder
+    if layout.ep > 1 and decoder.family not in AUTOEP:
+        what = f"ep {layout.ep}: AutoEP has no preset for {decoder.family}"
+        yield target.refusal(what, "--ep 1", "module_inject/auto_ep_presets/registry.py")
+    if layout.tp == 1:
+        return
+    if decoder.family not in AUTOTP:
+        what = f"tp {layout.tp}: AutoTP does not cut the attention of {decoder.family}"
+        yield target.refusal(what, "--tp 1", "module_inject/tp_plan_converter.py")
+    elif decoder.num_moe_layers and layout.ep == 1:
+        what = f"tp {layout.tp} with ep 1: AutoEP with AutoTP asks for autoep_size above 1"
+        yield target.refusal(what, "--ep above 1, or --tp 1", "module_inject/auto_ep_folding.py")
+    yield from key_head_rules(layout, target, decoder, "runtime/engine.py")

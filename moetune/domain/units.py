@@ -230,3 +230,14 @@ def dtype_bytes(dtype: str) -> int:
     if dtype not in DTYPE_BYTES:
         raise InputError(f"dtype {dtype!r} is unknown", f"use one of {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]
+
+
+NARROW: tuple[str, ...] = ("fp8_rowwise", "mxfp8", "nvfp4")
+"""e4m3 with one scale for all values that one sum runs over, or one for each 32 of them (OCP MX);
+e2m1 with a scale for each 16 values."""
+
+
+def check_product_dtype(dtype: str) -> None:
+    """Raise InputError for what is neither a dtype nor a narrow format that GEMMs have."""
+    if dtype not in NARROW:
+        dtype_bytes(dtype)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from moetune.domain.deepspeed_rules import PRESETS
+from moetune.domain.transformers_rules import AUTOEP
 from moetune.export.hub_models import load_arguments, load_imports
 from moetune.export.planned import Export, Planned, remarks
 
@@ -153,7 +153,7 @@ def _config(planned: Planned) -> dict[str, object]:
             "enabled": True,
             "autoep_size": layout.ep,
             "expert_tensor_parallel_size": 1,
-            "preset_model": PRESETS[planned.decoder.family],
+            "preset_model": AUTOEP[planned.decoder.family],
             "use_grouped_mm": True,
         }
     if layout.tp > 1:
@@ -196,9 +196,9 @@ def _notes(planned: Planned) -> Iterator[str]:
 
 def _not_expressed(planned: Planned) -> Iterator[str]:
     layout, family = planned.layout, planned.decoder.family
-    if layout.ep > 1 and PRESETS[family] in _OLDER_TRANSFORMERS:
+    if layout.ep > 1 and AUTOEP[family] in _OLDER_TRANSFORMERS:
         yield (
-            f"transformers {_NEWEST_TRANSFORMERS} or older: AutoEP's preset {PRESETS[family]} "
+            f"transformers {_NEWEST_TRANSFORMERS} or older: AutoEP's preset {AUTOEP[family]} "
             "fails with newer ones"
         )
     if layout.tp > 1:

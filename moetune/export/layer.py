@@ -19,7 +19,7 @@ from torch import nn
 
 from moetune.domain.layer import LayerShape
 from moetune.domain.training import {names}
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups, join
 from moetune.runtime.parallel.optimizer import MasterOptimizer
 from moetune.runtime.parallel.stages import LossOf, Shapes, Stages

@@ -2,7 +2,7 @@
 
 What a file says itself counts. Of the reference's times those stay that hold on the described
 machine: of groups inside a node, and between nodes where nodes and cards are the reference's own.
-The rule for more ranks (`fit.nodes`) has the other groups.
+The rule for more ranks (`fit.collectives`) has the other groups.
 """
 
 from collections.abc import Collection, Mapping

@@ -15,8 +15,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import Direction
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.index import ProfileIndex, index_of
-from moetune.fit.operations import Operations
-from moetune.fit.predictor import Curves, Predictor
+from moetune.fit.operations import Curves, Operations, Predictor
 
 _FREE = Estimate(seconds=0.0, trust="measured")
 

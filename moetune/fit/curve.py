@@ -1,11 +1,14 @@
 """Prediction over one size: monotone between measured points, or a published α–β line.
 
 A curve, or a line, is one or many of the same operation: the nominal one, or one for each random
-draw. Times are arrays of shape (curves, sizes).
+draw. Times are arrays of shape (curves, sizes). Between measured sizes they never fall, along
+cubics in log-log; a curve's error is that at its own points, each predicted from the others.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +16,102 @@ from numpy.typing import NDArray
 from moetune.domain.arrays import Floats
 from moetune.domain.costs import Estimate, LinearCost, Trust
 from moetune.fit.extrapolation import above_largest, below_smallest
-from moetune.fit.monotone import never_falling, pieces_through
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """Return the non-decreasing values nearest to the given ones in least squares.
+
+    Source: pool adjacent violators, Barlow et al., 1972.
+    """
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values:
+        means.append(value)
+        counts.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            mean, count = means.pop(), counts.pop()
+            total = counts[-1] + count
+            means[-1] += (mean - means[-1]) * count / total
+            counts[-1] = total
+    return [mean for mean, count in zip(means, counts, strict=True) for _ in range(count)]
+
+
+def never_falling(seconds: Floats) -> tuple[Floats, Floats]:
+    """Return the times of curves at their points, and their logarithms.
+
+    Args:
+        seconds: shape (curves, points).
+    """
+    logs = np.log(seconds)
+    falls = (np.diff(logs) < 0).any(axis=1)
+    if not falls.any():
+        return seconds, logs
+    fitted = logs.copy()
+    fitted[falls] = [isotonic(row) for row in logs[falls].tolist()]
+    return np.where(fitted == logs, seconds, np.exp(fitted)), fitted
+
+
+def pieces_through(x: Floats, y: Floats) -> Floats:
+    """Return the cubics of the monotone Hermite interpolation.
+
+    Args:
+        x: shape (curves or 1, points), at least three points, ascending.
+        y: shape (curves, points), never falling.
+
+    Returns:
+        Coefficients of degree 0 to 3 in the distance from each point to the next one, shape
+        (4, curves, points - 1).
+
+    Source: Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5 (1984).
+    """
+    steps = np.diff(x)
+    slopes = np.diff(y) / steps
+    tangents = _tangents(np.broadcast_to(steps, slopes.shape), slopes)
+    left, right = tangents[:, :-1], tangents[:, 1:]
+    return np.stack([
+        y[:, :-1],
+        left,
+        (3 * slopes - 2 * left - right) / steps,
+        (left + right - 2 * slopes) / steps**2,
+    ])  # fmt: skip
+
+
+def _tangents(steps: Floats, slopes: Floats) -> Floats:
+    """Return the slope at each point: a weighted harmonic mean of those on both sides."""
+    before, after = slopes[:, :-1], slopes[:, 1:]
+    left, right = (
+        2 * steps[:, 1:] + steps[:, :-1],
+        steps[:, 1:] + 2 * steps[:, :-1],
+    )
+    rises = (before > 0) & (after > 0)
+    with np.errstate(divide="ignore"):
+        mean = (left + right) / (left / before + right / after)
+    ends = [_end_tangent(steps[:, at], slopes[:, at]) for at in ([0, 1], [-1, -2])]
+    return np.column_stack([ends[0], np.where(rises, mean, 0.0), ends[1]])
+
+
+def _end_tangent(steps: Floats, slopes: Floats) -> Floats:
+    """Return the slope at an end: of a parabola through three points, but not negative."""
+    (step, next_step), (slope, next_slope) = steps.T, slopes.T
+    wanted = ((2 * step + next_step) * slope - step * next_slope) / (step + next_step)
+    found: Floats = np.maximum(wanted, 0.0)
+    return found
+
 
 # Of a published line: the largest median error that the quality gate calls "good".
 ASSUMED_RELATIVE_ERROR = 0.05
+
+
+class Times(Protocol):
+    """Times of one operation over its size: of one curve, or of one for each random draw."""
+
+    def seconds_at(self, sizes: Floats) -> Floats:
+        """Return the times at some sizes, shape (curves, sizes)."""
+        ...
+
+    def trust(self, size: float) -> Trust:
+        """Return the trust in the time at a size."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,3 +337,55 @@ def _floors(sizes: Floats, seconds: Floats, alpha_seconds: float | Floats) -> Fl
     slopes = (seconds[:, 1:2] - first) / (sizes[:, 1:2] - sizes[:, :1])
     intercepts = first - slopes * sizes[:, :1]
     return np.minimum(first, np.maximum(intercepts, alpha_seconds))
+
+
+LINE_ERROR = 0.017
+"""Error of a straight line between two sizes, for each e-fold between them.
+
+On public curves with two sizes kept: 4.3 and 5.9 % in the median for collectives and GEMMs at sizes
+16 times apart, 10.4 and 14.9 % at 4,096 times.
+"""
+SPACING_SHARE = 0.35
+"""Error between measured sizes over that of a size left out, around which the gap is twice as wide.
+
+On 194 curves of collectives and 638 of GEMMs that others measured on GPUs, every second size kept:
+the median error at the others was 0.35 and 0.28 of the median error of kept ones left out.
+"""
+
+
+def interpolation_errors(
+    *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
+) -> list[float]:
+    """Return errors of the curve around each of its points, from |predicted / measured − 1|.
+
+    A point is predicted from the others, and the curve between all of them errs by `SPACING_SHARE`
+    of that. The two ends are never left out, as they would be extrapolated. Between two points
+    nothing can be left out: their error is that of such lines through two sizes so far apart; of
+    times that fall as the size grows, half of that fall. A single point has no error.
+    """
+    if len(sizes) == 2:  # noqa: PLR2004 - a line has two ends
+        return [_error_between(sizes, seconds)]
+    errors = left_out_errors(sizes=sizes, seconds=seconds, alpha_seconds=alpha_seconds)
+    return [SPACING_SHARE * abs(error) for error in errors.values()]
+
+
+def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    if seconds[1] < seconds[0]:
+        return (seconds[0] / seconds[1] - 1) / 2
+    return LINE_ERROR * math.log(sizes[1] / sizes[0])
+
+
+def left_out_errors(
+    *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
+) -> dict[int, float]:
+    """Return predicted / measured − 1 of the points that `interpolation_errors` looks at."""
+    count = len(sizes)
+    left_out = np.arange(1, count - 1) if count > 2 else np.arange(count if count > 1 else 0)  # noqa: PLR2004 - of a line
+    if not left_out.size:
+        return {}
+    points, times = np.asarray(sizes, float), np.asarray(seconds, float)
+    others = np.array([np.delete(np.arange(count), at) for at in left_out])
+    rest = curve_through(sizes=points[others], seconds=times[others], alpha_seconds=alpha_seconds)
+    predicted = rest.seconds_at(points[left_out][:, None])[:, 0]
+    errors = (predicted / times[left_out] - 1).tolist()
+    return dict(zip(left_out.tolist(), errors, strict=True))

@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from moetune.domain.cluster import Group
-from moetune.domain.cost_keys import CollectiveKey, CostKey, GemmKey
+from moetune.domain.cost_keys import CollectiveKey, CostKey, GemmKey, label_of
 from moetune.domain.costs import Trust
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import FitError, OperationLine, Profile
-from moetune.domain.samples import CollectiveOp
-from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line
+from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line, interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of
-from moetune.fit.left_out import interpolation_errors
-from moetune.fit.pool import Key, Pool, Series, pool
-from moetune.fit.reference import Origin, Tables, with_tables
+from moetune.fit.pool import Key, Origin, Pool, Series, Tables, pool, with_tables
 from moetune.fit.step_errors import RECORDED_SPREAD, MachineErrors, drift_of
 
 
@@ -230,8 +227,8 @@ class ProfileIndex:
         if series is not None:
             alpha_seconds = line.alpha_seconds if line else 0.0
             return Points(
-                label=key.label,
-                family=key.label,
+                label=label_of(key),
+                family=label_of(key),
                 series=series,
                 alpha_seconds=alpha_seconds,
                 relative_error=_typical_error(series, alpha_seconds, error),
@@ -240,7 +237,7 @@ class ProfileIndex:
         if line is None:
             return None
         relative_error = error.median if error else ASSUMED_RELATIVE_ERROR
-        return Line(cost=line.cost, label=key.label, relative_error=relative_error)
+        return Line(cost=line.cost, label=label_of(key), relative_error=relative_error)
 
 
 @lru_cache(maxsize=8)

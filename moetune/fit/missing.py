@@ -7,8 +7,8 @@ from moetune.domain.cluster import Group, Machine, nodes_of, torchrun
 from moetune.domain.cost_keys import CopyKey
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
-from moetune.domain.quantization import NARROW
 from moetune.domain.samples import CollectiveOp
+from moetune.domain.units import NARROW
 
 
 def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> ProfileError:

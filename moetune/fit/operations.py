@@ -1,8 +1,15 @@
-"""Predictors of a profile's operations, and of what stands in for those it has not measured."""
+"""What each operation of a profile is predicted from: itself, or what stands in for it.
+
+A `Predictor` has the curve, and what is known of where it is from.
+"""
 
 import math
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from moetune.domain.arrays import Floats
 from moetune.domain.cluster import canonical
 from moetune.domain.cost_keys import (
     AttentionKey,
@@ -11,23 +18,114 @@ from moetune.domain.cost_keys import (
     CostKey,
     GemmKey,
     RowsKey,
+    unit_of,
 )
-from moetune.domain.costs import Trust, least_trust
-from moetune.domain.gemm_forms import GemmForm, even_form
+from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
+from moetune.domain.interference import Interference
 from moetune.domain.layer import ACTIVATIONS
-from moetune.fit.collectives import nearest_collective
-from moetune.fit.curve import Curve, Line
+from moetune.domain.samples import GemmForm, even_form
+from moetune.fit.collectives import nearest_collective, rule_of
+from moetune.fit.curve import Curve, Line, Times, curve_through
 from moetune.fit.extrapolation import (
     SPREAD_OF_ACTIVATION,
     SPREAD_OF_FORM,
     spread_of_length,
     spread_of_shape,
 )
-from moetune.fit.gemm import nearest_attention, work_ratio
-from moetune.fit.index import Blend, Points, ProfileIndex, Source
+from moetune.fit.index import Basis, Blend, Points, ProfileIndex, Source
 from moetune.fit.missing import missing_collective, missing_copy, missing_gemm
-from moetune.fit.nodes import rule_of
-from moetune.fit.predictor import Curves, Predictor
+from moetune.fit.pool import Origin
+
+_ONE = np.ones((1, 1))
+
+
+class Curves:
+    """Source of curves: everything as it was measured or published."""
+
+    def interference(self, index: ProfileIndex) -> Interference:
+        """Return the profile's factors."""
+        return index.profile.interference
+
+    def times(self, basis: Basis) -> Curve | Line:
+        """Return the curve through points, the curve of a blend, or the line."""
+        match basis:
+            case Points():
+                return curve_through(
+                    sizes=basis.series.sizes,
+                    seconds=basis.series.medians,
+                    alpha_seconds=basis.alpha_seconds,
+                    relative_error=basis.relative_error,
+                )
+            case Blend():
+                return basis.curve
+            case Line():
+                return basis
+
+    def factors(self, label: str, spread: float) -> Floats:  # noqa: ARG002 - draws differ
+        """Return what multiplies the times of what has that error besides, shape (curves, 1).
+
+        Args:
+            label: of the error's cause.
+        """
+        return _ONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """Times of one operation, with the trust in them.
+
+    Args:
+        key: the operation, as doubts about it name it; None where doubts are not told.
+        times: of itself, or of what stands in for it.
+        stretch: size of that for one of the operation's.
+        factors: of what stands in, shape (curves, 1).
+        cap: most that a time can be trusted.
+        stand_in: what stands in; "" for the operation itself.
+        low, high: smallest and largest measured size.
+        origin: of points from tables; None without any.
+        table_factors: of times that are from the table.
+    """
+
+    key: CostKey | None
+    times: Times
+    stretch: float = 1.0
+    factors: Floats = field(default_factory=lambda: _ONE)
+    cap: Trust = "measured"
+    stand_in: str = ""
+    low: float = 0.0
+    high: float = 0.0
+    origin: Origin | None = None
+    table_factors: Floats = field(default_factory=lambda: _ONE)
+
+    def seconds_at(self, sizes: Floats) -> Floats:
+        """Return the times at some sizes, shape (curves, sizes)."""
+        seconds = self.factors * self.times.seconds_at(self.stretch * sizes)
+        if self.origin is None or self.table_factors is _ONE:
+            return seconds
+        is_sample = (self.origin.low <= sizes) & (sizes <= self.origin.high)
+        return np.where(is_sample, seconds, self.table_factors * seconds)
+
+    def trust(self, size: float) -> Trust:
+        """Return the trust in the time at a size."""
+        if self.origin is not None and self.origin.covers(size):
+            return least_trust(("modelled", self.cap))
+        return least_trust((self.times.trust(self.stretch * size), self.cap))
+
+    def estimate(self, size: float) -> Estimate:
+        """Return the time of a single curve at one size."""
+        trust = self.trust(size)
+        seconds = float(self.seconds_at(np.array([size]))[0, 0])
+        if self.key is None or trust in {"measured", "interpolated"}:
+            return Estimate(seconds=seconds, trust=trust)
+        return Estimate(seconds=seconds, trust=trust, doubts=(self._doubt(self.key, size),))
+
+    def _doubt(self, key: CostKey, size: float) -> Doubt:
+        if self.stand_in:
+            return Doubt(operation=key.words, size=size, unit=unit_of(key), stand_in=self.stand_in)
+        return Doubt(
+            operation=key.words, size=size, unit=unit_of(key), low=self.low, high=self.high
+        )
+
 
 _BACKWARD = "_backward"
 
@@ -247,3 +345,26 @@ class Operations:
         if basis.label not in self._times:
             self._times[basis.label] = self._curves.times(basis)
         return self._times[basis.label]
+
+
+def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> AttentionKey | None:
+    """Return the known shape of that dtype and direction whose length is nearest, then its heads.
+
+    Near is near in ratio; of two as near, the smaller.
+    """
+
+    def distance(key: AttentionKey) -> tuple[float, ...]:
+        _, *there, _ = key
+        return (*(abs(math.log(a / b)) for a, b in zip(there, wanted[1:-1], strict=True)), *there)
+
+    same = (key for key in known if (key[0], key[-1]) == (wanted[0], wanted[-1]))
+    return min(same, key=distance, default=None)
+
+
+def work_ratio(wanted: AttentionKey, known: AttentionKey) -> float:
+    """Return the sequences of the known shape that are as much work as one of the wanted.
+
+    Work is length² · heads · head_dim, of both GEMMs.
+    """
+    widths = (key.num_heads * key.head_dim for key in (wanted, known))
+    return (wanted.length / known.length) ** 2 * next(widths) / next(widths)

@@ -9,12 +9,11 @@ import numpy as np
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey
 from moetune.domain.errors import ProfileError
-from moetune.domain.gemm_forms import even_form
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
-from moetune.domain.samples import Quality, Sample
+from moetune.domain.samples import Quality, Sample, even_form
+from moetune.fit.curve import interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import interference_of
-from moetune.fit.left_out import interpolation_errors
 from moetune.fit.line import fit_line, line_intervals
 from moetune.fit.pool import Pool, Series, pool
 

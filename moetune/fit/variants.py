@@ -17,8 +17,8 @@ from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Basis, Blend, Points, ProfileIndex, index_of
 from moetune.fit.interference import table_of
 from moetune.fit.line import resampled_medians
+from moetune.fit.operations import Curves, Predictor
 from moetune.fit.pool import InterferenceKey
-from moetune.fit.predictor import Curves, Predictor
 
 # The largest standard deviation of a common factor's logarithm: two in three draws within a
 # factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900

@@ -41,7 +41,7 @@ def window_of(fields: Fields, kind: MixerKind) -> int | None:
     return None
 
 
-def grouped(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+def grouped(fields: Fields, family: Family, kind: MixerKind) -> GroupedQueryAttention:
     """Return grouped-query attention."""
     is_sliding = kind == "sliding"
     swa = "swa_" if is_sliding and fields.has("swa_num_attention_heads") else ""
@@ -70,7 +70,8 @@ def grouped(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
         gate_width=_gate(fields, family, heads=heads, output=output),
         qkv_biases=(heads * width + kv_heads * (width + value_width)) if has_qkv else 0,
         out_biases=d_model if has_out else 0,
-        norm_parameters=_norms(fields, family, heads=heads, kv_heads=kv_heads, width=width),
+        norm_parameters=_norms(fields, family, heads=heads, kv_heads=kv_heads, width=width)
+        + heads * family.has_head_parameters,
         num_sinks=heads if kind in family.sinks else 0,
         indexer=block_indexer(fields, d_model) if kind == "indexed" else None,
     )
@@ -127,7 +128,7 @@ def block_indexer(fields: Fields, d_model: int) -> Indexer:
     )
 
 
-def latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+def latent(fields: Fields, family: Family, kind: MixerKind) -> LatentAttention:
     """Return multi-head latent attention, sparse where the kind is `indexed`."""
     d_model = fields.count(*WIDTH)
     heads = fields.count(*HEADS)
@@ -158,6 +159,7 @@ def latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
         top_keys=fields.count("index_topk") if kind == "borrowed" else None,
         biases=biases if has_bias(fields, family.qkv_bias) else 0,
         gate_width=_gate(fields, family, heads=heads, output=heads * value),
+        norm_parameters=heads * family.has_head_parameters,
         window=window_of(fields, kind),
     )
 
@@ -185,8 +187,6 @@ def mimo(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return MiMo-V2's attention: windows have twice the key heads unless the fields say else."""
     full = grouped(fields, family, "full")
     has_sinks = fields.flag("add_full_attention_sink_bias")
-    if not isinstance(full, GroupedQueryAttention):
-        return full
     if kind == "full":
         return replace(full, num_sinks=full.num_heads if has_sinks else 0)
     heads = fields.count("swa_num_attention_heads", default=full.num_heads)
@@ -204,19 +204,11 @@ def mimo(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     )
 
 
-def beam(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
-    """Return Beam's attention: its output gate has a bias for each head."""
-    plain = grouped(fields, family, kind)
-    if not isinstance(plain, GroupedQueryAttention):
-        return plain
-    return replace(plain, norm_parameters=plain.norm_parameters + plain.num_heads)
-
-
 def step(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return Step-3.5's attention: windows may have another number of heads."""
     plain = grouped(fields, family, kind)
     other = fields.nested("attention_other_setting")
-    if kind != "sliding" or not isinstance(plain, GroupedQueryAttention):
+    if kind != "sliding":
         fields.optional("num_sliding_attention_heads")
         return plain
     heads = fields.optional("num_sliding_attention_heads")
@@ -235,8 +227,6 @@ def step(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
 def dots_note(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return dots3-note's latent attention: the rotary key has a norm of its own."""
     plain = latent(fields, family, kind)
-    if not isinstance(plain, LatentAttention):
-        return plain
     return replace(plain, norm_parameters=plain.rope_dim)
 
 
@@ -250,7 +240,7 @@ def gemma(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     plain = grouped(fields, family, kind)
     wide = fields.optional("global_head_dim")
     heads = fields.optional("num_global_key_value_heads")
-    if kind != "full" or not isinstance(plain, GroupedQueryAttention):
+    if kind != "full":
         return plain
     if "head_dim" not in fields.overrides and wide is not None:
         plain = replace(plain, head_dim=wide, v_head_dim=wide, norm_parameters=2 * wide)
@@ -259,19 +249,11 @@ def gemma(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     return replace(plain, has_value_projection=not shares)
 
 
-def hunyuan_latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
-    """Return Hunyuan 4's latent attention, with a sink for each head."""
-    plain = latent(fields, family, kind)
-    if not isinstance(plain, LatentAttention):
-        return plain
-    return replace(plain, norm_parameters=plain.num_heads)
-
-
 def pooled_latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return GLM-5-Next's latent attention: its indexer also scores pooled keys."""
     plain = latent(fields, family, kind)
     pool = fields.count("index_kpool", default=0, least=0)
-    if not isinstance(plain, LatentAttention) or plain.indexer is None or not pool:
+    if plain.indexer is None or not pool:
         return plain
     gate = pool * plain.indexer.head_dim + plain.indexer.head_dim * plain.d_model
     norms = plain.indexer.norm_parameters + gate

@@ -6,10 +6,8 @@ from typing import Literal, TypeAlias
 
 from moetune.domain.architecture import Mixer
 from moetune.domain.experts import RouterScore
-from moetune.huggingface import kinds, sparse
 from moetune.huggingface.fields import Fields
-from moetune.huggingface.kinds import KindsRule, MixerKind
-from moetune.huggingface.sparse import SparseRule
+from moetune.huggingface.kinds import Flags, KindsRule, MixerKind, every_block, full
 
 MixerBuilder: TypeAlias = Callable[[Fields, "Family", MixerKind], Mixer]
 Bias: TypeAlias = bool | str
@@ -32,6 +30,7 @@ class Family:
         attention: builds the softmax attention of a block.
         kinds, sparse: rules of the kinds of attention, and of the blocks with experts.
         linear: builds the blocks' other mixer, where there are two.
+        has_head_parameters: whether each head has a parameter more: a sink, or a gate's bias.
         needs_head_dim: whether heads have a width of the class's choice, not a share of `d_model`.
         needs_kv_heads: whether the class has another default than one key head a query head.
         needs_query_rank: whether the class knows low-rank queries; null is none.
@@ -46,7 +45,8 @@ class Family:
         dense_width, expert_width: spellings of the widths.
         dense_ratio: width of a dense FFN in widths of the model, where its field is null.
         shared_width: spellings of a shared expert's width; () for that of the routed ones.
-        has_balance_bias: whether the router has a bias that balances the experts' loads.
+        has_balance_bias: whether the router has a bias that balances the experts' loads; None for
+            one with sigmoid scores alone.
         router_parameters: of a router beside its matrix, for each expert.
         has_router_scale: whether the router scales its input, width by width.
         has_dense_beside: whether blocks with experts have a dense FFN beside them, too.
@@ -72,8 +72,9 @@ class Family:
     types: tuple[str, ...]
     attention: MixerBuilder
     linear: MixerBuilder | None = None
-    kinds: KindsRule = kinds.full
-    sparse: SparseRule = sparse.everywhere
+    kinds: KindsRule = full
+    sparse: Flags = every_block
+    has_head_parameters: bool = False
     needs_head_dim: bool = True
     needs_kv_heads: bool = True
     needs_query_rank: bool = True
@@ -94,7 +95,7 @@ class Family:
     shared_width: tuple[str, ...] = ()
     has_shared_gate: bool = False
     score: RouterScore = "softmax"
-    has_balance_bias: bool = False
+    has_balance_bias: bool | None = None
     router_parameters: int = 0
     has_router_scale: bool = False
     has_dense_beside: bool = False
@@ -115,6 +116,12 @@ class Family:
     has_shortcut: bool = False
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether the router has a bias that balances the experts' loads."""
+        has = self.has_balance_bias
+        return self.score == "sigmoid" if has is None else has
 
 
 def has_bias(fields: Fields, bias: Bias, *, default: bool = False) -> bool:

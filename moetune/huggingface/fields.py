@@ -7,6 +7,7 @@ on with a value that stands in, and all fields in the way are named at once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from moetune.huggingface.harmless import is_harmless
 
@@ -14,6 +15,7 @@ WIDTH = ("hidden_size", "d_model", "n_embd")
 HEADS = ("num_attention_heads", "n_heads", "n_head")
 KEY_HEADS = ("num_key_value_heads", "kv_n_heads", "num_attention_groups")
 _LONGEST = 40
+Named = TypeVar("Named")
 _CORRECT = "correct the field in the configuration"
 
 
@@ -143,6 +145,17 @@ class Fields:
             )
             return None
         return values[:num_layers]
+
+    def named_layers(
+        self, name: str, num_layers: int, known: Mapping[object, Named]
+    ) -> tuple[Named, ...] | None:
+        """Return what the words or numbers of `of_layers` stand for, None where one is unknown."""
+        values = self.of_layers(name, num_layers)
+        unknown = [value for value in dict.fromkeys(values or ()) if value not in known]
+        if unknown:
+            words = ", ".join(map(str, known))
+            self.report(f"{self.path}{name} has unknown entries: {unknown}", f"known are {words}")
+        return None if unknown or values is None else tuple(known[value] for value in values)
 
     def nested(self, name: str) -> "Fields | None":
         """Return the fields of a nested configuration, None where there is none."""

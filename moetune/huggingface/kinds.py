@@ -1,7 +1,7 @@
 """Kinds of attention of a decoder's blocks: a list in the configuration, or its family's rule."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, TypeAlias, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 from moetune.huggingface.fields import Fields
 
@@ -12,8 +12,10 @@ MixerKind = Literal[
 family's other mixer; `compressed` and `heavy` are DeepSeek-V4's two rates."""
 KindsRule: TypeAlias = Callable[[Fields, int], tuple[MixerKind, ...]]
 """Kinds of so many blocks, where the configuration does not list them."""
+Flags: TypeAlias = Callable[[Fields, int], Sequence[bool]]
+"""Which of so many blocks have something."""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
-_NAMES: Mapping[str, MixerKind] = {
+_NAMES: Mapping[object, MixerKind] = {
     "full_attention": "full",
     "attention": "full",
     "sliding_attention": "sliding",
@@ -28,6 +30,7 @@ _NAMES: Mapping[str, MixerKind] = {
     "heavily_compressed_attention": "heavy",
 }
 _RATES: Mapping[object, MixerKind] = {0: "sliding", 4: "compressed", 128: "heavy"}
+_INDEXERS: Mapping[object, MixerKind] = {"full": "indexed", "shared": "borrowed"}
 _FIRST_HEAVY = 2
 
 
@@ -38,25 +41,13 @@ def mixer_kinds(fields: Fields, rule: KindsRule) -> tuple[MixerKind, ...]:
     """
     num_layers = fields.count(*LAYERS)
     ruled = rule(fields, num_layers)
-    listed = fields.of_layers("layer_types", num_layers)
-    if listed is None:
+    named = fields.named_layers("layer_types", num_layers, _NAMES)
+    if named is None:
         return ruled
-    unknown = [kind for kind in dict.fromkeys(listed) if kind not in _NAMES]
-    if unknown:
-        fields.report(
-            f"layer_types has kinds of attention that are not known: {unknown}",
-            f"known are {', '.join(_NAMES)}",
-        )
-        return ruled
-    named = tuple(_NAMES[cast("str", kind)] for kind in listed)
     return tuple(
         "borrowed" if (kind, other) == ("indexed", "borrowed") else kind
         for kind, other in zip(named, ruled, strict=True)
     )
-
-
-def _all(kind: MixerKind, num_layers: int) -> tuple[MixerKind, ...]:
-    return (kind,) * num_layers
 
 
 def _split(
@@ -65,10 +56,84 @@ def _split(
     return tuple(true if flag else false for flag in flags)
 
 
-def full(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Softmax attention over all earlier tokens in every block."""
-    del fields
-    return _all("full", num_layers)
+def _by(flags: Flags, *, true: MixerKind = "full", false: MixerKind) -> KindsRule:
+    """Return the rule of one kind where the flags hold, and of another elsewhere."""
+    return lambda fields, num_layers: _split(flags(fields, num_layers), true=true, false=false)
+
+
+def every_block(_: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Flag all blocks."""
+    return (True,) * num_layers
+
+
+def no_block(_: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Flag none."""
+    return (False,) * num_layers
+
+
+def every(*names: str, default: int | None = None) -> Flags:
+    """Return the flags of every n-th block: n is a field, or the class's own number."""
+
+    def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
+        step = fields.count(*names, default=default)
+        return [(at + 1) % step == 0 for at in range(num_layers)]
+
+    return flags
+
+
+def periodic(period: str, offset: str) -> Flags:
+    """Return the flags of one block in every period, so many behind its first one (Jamba)."""
+
+    def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
+        step, first = fields.count(period), fields.count(offset, least=0)
+        return [at % step == first for at in range(num_layers)]
+
+    return flags
+
+
+def _listed(name: str, otherwise: Flags) -> Flags:
+    """Return the flags of a list, or others where the configuration does not have it."""
+
+    def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
+        values = fields.of_layers(name, num_layers)
+        return otherwise(fields, num_layers) if values is None else [*map(bool, values)]
+
+    return flags
+
+
+full = _by(every_block, false="linear")
+"""Softmax attention over all earlier tokens in every block."""
+interval = _by(every("full_attention_interval", default=4), false="linear")
+"""Softmax attention in every fourth block (Qwen3-Next), or as `full_attention_interval`."""
+grouped_layers = _by(every("layer_group_size"), false="linear")
+"""Softmax attention at the end of every `layer_group_size` blocks (Ling)."""
+jamba = _by(periodic("attn_layer_period", "attn_layer_offset"), false="linear")
+"""Softmax attention in one block of every `attn_layer_period`."""
+gemma3 = _by(every("sliding_window_pattern", "_sliding_window_pattern", default=6), false="sliding")
+"""Full attention in every `sliding_window_pattern`-th block, else in every sixth (Gemma 3)."""
+alternate = _by(lambda _, num_layers: [at % 2 > 0 for at in range(num_layers)], false="sliding")
+"""Window and full attention in turn (gpt-oss)."""
+gemma = _by(
+    lambda _, num_layers: [(at + 1) % 6 == 0 or at + 1 == num_layers for at in range(num_layers)],
+    false="sliding",
+)
+"""Full attention in every sixth block, and in the last one (Gemma 4)."""
+lightning = _by(
+    _listed("attn_type_list", lambda _, num_layers: [at % 2 == 0 for at in range(num_layers)]),
+    false="linear",
+)
+"""`attn_type_list` with 1 for softmax attention, else in turn (MiniMax-Text-01)."""
+softmax_listed = _by(_listed("attn_type_list", every_block), false="linear")
+"""`attn_type_list` with 1 for softmax attention, else all of them (MiniMax-M2)."""
+mimo = _by(
+    _listed(
+        "hybrid_layer_pattern",
+        lambda _, num_layers: [at > 0 and (at + 1) % 6 > 0 for at in range(num_layers)],
+    ),
+    true="sliding",
+    false="full",
+)
+"""`hybrid_layer_pattern` with 1 for a window; else full at first and in every sixth block."""
 
 
 def indexed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
@@ -76,18 +141,13 @@ def indexed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
     `indexer_types` says which; else every `index_topk_freq`-th block after an offset has its own.
     """
-    every = fields.count("index_topk_freq", default=1)
+    step = fields.count("index_topk_freq", default=1)
     offset = max(1, fields.count("index_skip_topk_offset", default=0, least=0))
-    listed = fields.of_layers("indexer_types", num_layers)
-    if listed is None:
-        own = (max(at + 1 - offset, 0) % every == 0 for at in range(num_layers))
-        return _split(own, true="indexed", false="borrowed")
-    unknown = [kind for kind in dict.fromkeys(listed) if kind not in {"full", "shared"}]
-    if unknown:
-        fields.report(
-            f"indexer_types has kinds that are not known: {unknown}", "known are full and shared"
-        )
-    return _split((kind == "full" for kind in listed), true="indexed", false="borrowed")
+    return fields.named_layers("indexer_types", num_layers, _INDEXERS) or _split(
+        (max(at + 1 - offset, 0) % step == 0 for at in range(num_layers)),
+        true="indexed",
+        false="borrowed",
+    )
 
 
 def windowed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
@@ -100,56 +160,31 @@ def qwen_window(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """A window from block `max_window_layers` on, with `use_sliding_window`."""
     fields.skip("sliding_window", "max_window_layers")
     if not fields.flag("use_sliding_window"):
-        return _all("full", num_layers)
+        return full(fields, num_layers)
     first = fields.count("max_window_layers", least=0)
     return _split((at >= first for at in range(num_layers)), true="sliding", false="full")
 
 
-def interval(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Softmax attention in every fourth block (Qwen3-Next), or as `full_attention_interval`."""
-    every = fields.count("full_attention_interval", default=4)
-    return _split(((at + 1) % every == 0 for at in range(num_layers)), false="linear")
-
-
-def alternate(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Window and full attention in turn (gpt-oss)."""
-    del fields
-    return _split((at % 2 for at in range(num_layers)), false="sliding")
-
-
 def every_fourth(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """Full attention in every n-th block and windows between, or a pattern such as "LLLG"."""
+    names = "global_attn_every_n_layers", "sliding_window_pattern"
     if not fields.has("sliding_window"):
-        fields.skip("sliding_window_pattern", "global_attn_every_n_layers")
-        return _all("full", num_layers)
+        fields.skip(*names)
+        return full(fields, num_layers)
     if isinstance(fields.values.get("sliding_window_pattern"), str):
         pattern = fields.text("sliding_window_pattern")
         return _split(
             (pattern[at % len(pattern)] == "G" for at in range(num_layers)), false="sliding"
         )
-    every = fields.count("global_attn_every_n_layers", "sliding_window_pattern", default=4)
-    return _split(((at + 1) % every == 0 for at in range(num_layers)), false="sliding")
-
-
-def lightning(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """`attn_type_list` with 1 for softmax attention, else in turn (MiniMax-Text-01)."""
-    listed = fields.of_layers("attn_type_list", num_layers)
-    return _split(
-        [at % 2 == 0 for at in range(num_layers)] if listed is None else listed, false="linear"
-    )
-
-
-def softmax_listed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """`attn_type_list` with 1 for softmax attention, else all of them (MiniMax-M2)."""
-    listed = fields.of_layers("attn_type_list", num_layers)
-    return _split([True] * num_layers if listed is None else listed, false="linear")
+    return _split(every(*names, default=4)(fields, num_layers), false="sliding")
 
 
 def sparse_listed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """`sparse_attention_freq` with 1 for an indexer (MiniMax-M3)."""
     nested = fields.nested("sparse_attention_config")
-    listed = None if nested is None else nested.of_layers("sparse_attention_freq", num_layers)
-    return _split([False] * num_layers if listed is None else listed, true="indexed", false="full")
+    flags = _listed("sparse_attention_freq", no_block)
+    listed = () if nested is None else flags(nested, num_layers)
+    return _split(listed or [False] * num_layers, true="indexed", false="full")
 
 
 def kimi(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
@@ -164,34 +199,13 @@ def kimi(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     return _split((at + 1 in (chosen or ()) for at in range(num_layers)), false="linear")
 
 
-def grouped_layers(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Softmax attention at the end of every `layer_group_size` blocks (Ling)."""
-    every = fields.count("layer_group_size")
-    return _split(((at + 1) % every == 0 for at in range(num_layers)), false="linear")
-
-
 def ratios(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """DeepSeek-V4's `compress_ratios`; else two heavily compressed blocks, then in turn."""
-    listed = fields.of_layers("compress_ratios", num_layers)
-    if listed is None:
-        return _split(
-            (at < _FIRST_HEAVY or at % 2 == 0 for at in range(num_layers)),
-            true="heavy",
-            false="compressed",
-        )
-    unknown = [rate for rate in dict.fromkeys(listed) if rate not in _RATES]
-    if unknown:
-        fields.report(
-            f"compress_ratios has rates that are not known: {unknown}", "known are 0, 4 and 128"
-        )
-    return tuple(_RATES.get(rate, "sliding") for rate in listed)
-
-
-def periodic(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Softmax attention in one block of every `attn_layer_period` (Jamba)."""
-    period = fields.count("attn_layer_period")
-    offset = fields.count("attn_layer_offset", least=0)
-    return _split((at % period == offset for at in range(num_layers)), false="linear")
+    return fields.named_layers("compress_ratios", num_layers, _RATES) or _split(
+        (at < _FIRST_HEAVY or at % 2 == 0 for at in range(num_layers)),
+        true="heavy",
+        false="compressed",
+    )
 
 
 def chunked(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
@@ -208,26 +222,5 @@ def convolutions(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     if chosen is None:
         if not fields.has("layer_types"):
             fields.missing("layer_types", "full_attn_idxs")
-        return _all("full", num_layers)
+        return full(fields, num_layers)
     return _split((at in chosen for at in range(num_layers)), false="conv")
-
-
-def mimo(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """`hybrid_layer_pattern` with 1 for a window; else full at first and in every sixth block."""
-    listed = fields.of_layers("hybrid_layer_pattern", num_layers)
-    if listed is None:
-        return _split((at == 0 or (at + 1) % 6 == 0 for at in range(num_layers)), false="sliding")
-    return _split(listed, true="sliding", false="full")
-
-
-def gemma3(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Full attention in every `sliding_window_pattern`-th block, else in every sixth (Gemma 3)."""
-    every = fields.count("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return _split(((at + 1) % every == 0 for at in range(num_layers)), false="sliding")
-
-
-def gemma(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Full attention in every sixth block, and in the last one (Gemma 4)."""
-    del fields
-    last = num_layers - 1
-    return _split(((at + 1) % 6 == 0 or at == last for at in range(num_layers)), false="sliding")

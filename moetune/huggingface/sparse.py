@@ -1,40 +1,32 @@
 """Blocks with experts: a list in the configuration, or its family's rule."""
 
-from collections.abc import Callable, Mapping
-from typing import TypeAlias, cast
+from collections.abc import Mapping
 
 from moetune.huggingface.fields import Fields
-from moetune.huggingface.kinds import LAYERS
+from moetune.huggingface.kinds import LAYERS, Flags
 
-SparseRule: TypeAlias = Callable[[Fields, int], tuple[bool, ...]]
-"""Whether each of so many blocks has experts, where the configuration does not list it."""
-_HAS_EXPERTS: Mapping[str, bool] = {
+_HAS_EXPERTS: Mapping[object, bool] = {
     "sparse": True, "moe": True, "hash_moe": True, "dense": False, "mlp": False,
 }  # fmt: skip
 
 
-def blocks_with_experts(fields: Fields, rule: SparseRule) -> tuple[bool, ...]:
+def blocks_with_experts(fields: Fields, rule: Flags) -> tuple[bool, ...]:
     """Return for every block whether it has experts.
 
     A list that has unknown entries or too few, or contradicts another field, is reported.
+
+    Args:
+        rule: of the family, where the configuration does not list them.
     """
     num_layers = fields.count(*LAYERS)
     flags = fields.of_layers("is_moe_layer", num_layers)
     if flags is not None:
         fields.skip("first_last_k_dense_replace", "first_k_dense_replace")
         return tuple(flag is True for flag in flags)
-    ruled = rule(fields, num_layers)
-    listed = fields.of_layers("mlp_layer_types", num_layers)
-    if listed is None:
+    ruled = tuple(rule(fields, num_layers))
+    found = fields.named_layers("mlp_layer_types", num_layers, _HAS_EXPERTS)
+    if found is None:
         return ruled
-    unknown = [kind for kind in dict.fromkeys(listed) if kind not in _HAS_EXPERTS]
-    if unknown:
-        fields.report(
-            f"mlp_layer_types has kinds that are not known: {unknown}",
-            f"known are {', '.join(_HAS_EXPERTS)}",
-        )
-        return ruled
-    found = tuple(_HAS_EXPERTS[cast("str", kind)] for kind in listed)
     if fields.has("first_k_dense_replace") and found != ruled:
         first = fields.count("first_k_dense_replace", least=0)
         dense = found.index(True) if True in found else num_layers
@@ -44,18 +36,6 @@ def blocks_with_experts(fields: Fields, rule: SparseRule) -> tuple[bool, ...]:
             "keep the one that is right",
         )
     return found
-
-
-def everywhere(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Experts in every block."""
-    del fields
-    return (True,) * num_layers
-
-
-def nowhere(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """A dense model."""
-    del fields
-    return (False,) * num_layers
 
 
 def after_dense(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -133,13 +113,6 @@ def ernie(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     last = fields.optional("moe_layer_end_index", least=-1)
     end = num_layers - 1 if last is None or last < 0 else last
     return tuple((at + 1) % step == 0 and first <= at <= end for at in range(num_layers))
-
-
-def periodic(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Experts in one block of every `expert_layer_period` (Jamba)."""
-    period = fields.count("expert_layer_period")
-    offset = fields.count("expert_layer_offset", least=0)
-    return tuple(at % period == offset for at in range(num_layers))
 
 
 def gemma(fields: Fields, num_layers: int) -> tuple[bool, ...]:

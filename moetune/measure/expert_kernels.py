@@ -9,9 +9,8 @@ from itertools import accumulate, cycle
 import torch
 
 from moetune.domain.errors import InputError
-from moetune.domain.gemm_forms import even_form
 from moetune.domain.layer import ACTIVATIONS, Activation
-from moetune.domain.samples import GemmPoint, RowsPoint
+from moetune.domain.samples import GemmPoint, RowsPoint, even_form
 from moetune.domain.units import dtype_bytes
 from moetune.measure import model_kernels
 from moetune.measure.device import Device, drop, tensor_maker

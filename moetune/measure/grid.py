@@ -6,9 +6,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from moetune.domain.cluster import DeviceKind, Group
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.layer import LayerShape
-from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmPoint, RowsPoint
+from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmForm, GemmPoint, RowsPoint
 
 Preset = Literal["quick", "full"]
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from moetune.domain.cluster import Group
-from moetune.domain.gemm_forms import uneven_form
 from moetune.domain.layer import Workload
 from moetune.domain.samples import (
     ALONE_CHUNKS,
@@ -17,6 +16,7 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
     StepPoint,
+    uneven_form,
 )
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import IN_FLIGHT, STAGED, Grid, collective, gemm_points, rows_points

@@ -6,7 +6,6 @@ buffers that were used before, as the layer does: fresh ones would measure page 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -270,12 +269,8 @@ def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Cal
         return _neighbour_exchange(sent, group)
     num_received = {"all_gather": count * size, "reduce_scatter": count // size}
     received = torch.zeros(num_received.get(op, count), device=device.torch_device)
-    # Issued as the layer issues one chunk, or several in a queue: see comm/gloo.py.
-    exchange = partial(
-        group.all_to_all, received, sent, None, None, op, is_alone=point.in_flight == 1
-    )
     start: dict[str, Callable[[], Transfer]] = {
-        "all_to_all": exchange,
+        "all_to_all": lambda: group.all_to_all(received, sent, None, None, op),
         "all_reduce": lambda: group.all_reduce(sent, op),
         "all_gather": lambda: group.all_gather(received, sent, op),
         "reduce_scatter": lambda: group.reduce_scatter(received, sent, op),

@@ -17,9 +17,7 @@ from moetune.domain.operations import Operation, operations_of
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.measure.loads import expert_shares
 from moetune.measure.routed_tokens import drawn_experts, steer
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.trace import NoRecorder, RecordedSpan, TimelineRecorder
 
 _WARM_UP_ROUNDS = 2
@@ -241,9 +239,7 @@ def _deviation(steps: LayerSteps, decision: Decision) -> float:
 
 def _imbalance(steps: LayerSteps) -> float:
     layer = steps.layer
-    places_TK = layer.gate(steps.x_TD.detach()).experts_TK
-    if isinstance(layer, MoELayer):
-        places_TK = layer.places_of(places_TK)
+    places_TK = layer.dispatcher.places_of(layer.gate(steps.x_TD.detach()).experts_TK)
     num_places = layer.experts.local_experts * layer.communicator.num_ranks
     counts = torch.bincount(places_TK.reshape(-1), minlength=num_places).cpu()
     if dist.is_initialized():

@@ -1,5 +1,5 @@
 """Neutral sections, figures of profiles and plans, and the HTML around them.
 
-A figure has traces and a layout, which `svg.py` draws. Functions take values of the domain and
-return a `Figure`.
+A figure has panels of marks, which `svg.py` draws. Functions take values of the domain and return
+a `Figure`.
 """

@@ -1,20 +1,21 @@
 """Figures of fits: an operation's points, curve, band and residuals, and two profiles' curves."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import cast
 
 import numpy as np
 
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.fit.index import Points
-from moetune.fit.left_out import left_out_errors
-from moetune.fit.predictor import Curves
+from moetune.fit.curve import left_out_errors
+from moetune.fit.index import Points as Measured
+from moetune.fit.operations import Curves
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_seconds
+from moetune.report.axes import Axis, log_seconds, log_sizes
+from moetune.report.marks import SERIES, Band, Line, Mark, Outline, Panel, Points
 from moetune.report.operations import OperationCurve
 from moetune.report.section import Figure, Value
-from moetune.report.theme import SERIES, axis, drawing, log_seconds, log_sizes
 
 _BAND_PERCENT = (5.0, 95.0)
 _PER_OCTAVE = 4
@@ -28,33 +29,24 @@ _UNMEASURED: Mapping[str, tuple[float, float]] = MappingProxyType({
 
 def fit_figure(operation: OperationCurve) -> Figure:
     """Return raw times, medians, the curve between them, its 5–95 % band and the α–β line."""
-    sizes = _grid(operation)
-    nominal = _nominal(operation, sizes)
-    low, high = _band(operation, sizes)
-    line = [operation.line.seconds(size) for size in sizes] if operation.line else []
-    data = [
-        *_band_traces(sizes, low, high),
-        _line_trace("predicted", sizes, nominal, color=SERIES[0]),
-        *([_line_trace("α–β line", sizes, line, color="@muted", dash="dot")]
-          if line and isinstance(operation.found, Points) else []),
-        *_point_traces(operation),
-    ]  # fmt: skip
-    rows: list[tuple[Value, ...]] = [
-        ("predicted", size, value, below, above)
-        for size, value, below, above in zip(sizes, nominal, low, high, strict=True)
-    ]
+    curve = _Curve.of(operation)
     return Figure(
         name="fit",
         is_wide=True,
         title=operation.name,
         words=_words(operation),
-        drawing=drawing(
-            data,
-            x=log_sizes(_size_title(operation), sizes[0], sizes[-1], unit=operation.unit),
-            y=log_seconds("time of one"),
+        panels=(
+            Panel(
+                x=_sizes_axis(operation),
+                y=log_seconds("time of one"),
+                marks=(
+                    *curve.marks("predicted", band="5–95 %"),
+                    *_measured(operation, curve.sizes),
+                ),
+            ),
         ),
         header=("kind", f"size_{operation.unit.lower()}", "seconds", "p05_seconds", "p95_seconds"),
-        rows=(*_measured_rows(operation), *rows),
+        rows=(*_measured_rows(operation), *curve.rows("predicted")),
     )
 
 
@@ -64,20 +56,20 @@ def residual_figure(operation: OperationCurve) -> Figure | None:
     The curve is fitted without the predicted point; the α–β line to all points.
     """
     found = operation.found
-    if not isinstance(found, Points):
+    if not isinstance(found, Measured):
         return None
     series = found.series
     curve = left_out_errors(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=found.alpha_seconds
     )
+    if not curve:
+        return None
     line = {
         at: operation.line.seconds(size) / seconds - 1
         for at, (size, seconds) in enumerate(zip(series.sizes, series.medians, strict=True))
-        if operation.line and len(series.sizes) > 1
+        if operation.line
     }
-    if not curve:
-        return None
-    ends = series.sizes[0], series.sizes[-1]
+    sized = series.sizes, operation.unit
     return Figure(
         name="residuals",
         is_low=True,
@@ -86,13 +78,15 @@ def residual_figure(operation: OperationCurve) -> Figure | None:
             "Relative error of the prediction at each measured median: by the curve without the "
             "point, and by the α–β line. The two ends of the curve are never left out."
         ),
-        drawing=drawing(
-            [
-                _residuals("α–β line", line, operation, symbol="x-thin-open", color="@muted"),
-                _residuals("curve, point left out", curve, operation, symbol="circle"),
-            ],
-            x=log_sizes(_size_title(operation), ends[0] / 2, ends[1] * 2, unit=operation.unit),
-            y=axis("relative error", tickformat="+.0%", zeroline=True),
+        panels=(
+            Panel(
+                x=_sizes_axis(operation),
+                y=Axis(title="relative error", is_share=True),
+                marks=(
+                    _residuals("α–β line", line, *sized, color="muted", outline="x"),
+                    _residuals("curve, point left out", curve, *sized, color=SERIES[0]),
+                ),
+            ),
         ),
         header=(f"size_{operation.unit.lower()}", "curve_left_out", "alpha_beta_line"),
         rows=tuple(
@@ -101,49 +95,75 @@ def residual_figure(operation: OperationCurve) -> Figure | None:
     )  # fmt: skip
 
 
+def _residuals(
+    name: str, errors: Mapping[int, float], all_sizes: Sequence[float], unit: str, *, color: str,
+    outline: Outline | None = None,
+) -> Points:  # fmt: skip
+    """Return relative errors by the index of their size."""
+    sizes = tuple(all_sizes[at] for at in errors)
+    words = [_size_text(size, unit) for size in sizes]
+    pairs = zip(words, errors.values(), strict=True)
+    return Points(
+        name=name, x=sizes, y=tuple(errors.values()), color=color, size=9, outline=outline,
+        hover=tuple(f"{name}: {size}: {error:+.1%}" for size, error in pairs),
+    )  # fmt: skip
+
+
 def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[str, str]) -> Figure:
     """Return the same operation of two profiles in one figure."""
-    data: list[dict[str, object]] = []
-    rows: list[tuple[Value, ...]] = []
-    grids = _grid(first), _grid(second)
-    for operation, name, sizes, color in zip((first, second), names, grids, SERIES, strict=False):
-        low, high = _band(operation, sizes)
-        nominal = _nominal(operation, sizes)
-        data += [
-            *_band_traces(sizes, low, high, color=color, legend=False),
-            _line_trace(name, sizes, nominal, color=color),
-        ]
-        rows += [(name, *one) for one in zip(sizes, nominal, low, high, strict=True)]
-    ends = min(sizes[0] for sizes in grids), max(sizes[-1] for sizes in grids)
+    curves = tuple(zip(names, map(_Curve.of, (first, second)), SERIES, strict=False))
     return Figure(
         name=f"fit-{first.key}",
         title=first.name,
         words=f"Predicted times of {first.name} in both profiles, with their 5–95 % bands.",
-        drawing=drawing(
-            data,
-            x=log_sizes(_size_title(first), *ends, unit=first.unit),
-            y=log_seconds("time of one"),
+        panels=(
+            Panel(
+                x=_sizes_axis(first),
+                y=log_seconds("time of one"),
+                marks=tuple(
+                    mark for name, curve, color in curves for mark in curve.marks(name, color=color)
+                ),
+            ),
         ),
         header=("profile", f"size_{first.unit.lower()}", "seconds", "p05_seconds", "p95_seconds"),
-        rows=tuple(rows),
+        rows=tuple(row for name, curve, _ in curves for row in curve.rows(name)),
     )
 
 
-def _nominal(operation: OperationCurve, sizes: Sequence[float]) -> list[float]:
-    [seconds] = Curves().times(operation.found).seconds_at(np.array(sizes)).tolist()
-    return cast("list[float]", seconds)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Curve:
+    """Predicted seconds by size, with the ends of their 5–95 % range."""
 
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
 
-def _band(operation: OperationCurve, sizes: Sequence[float]) -> tuple[list[float], list[float]]:
-    seconds = drawn_seconds(operation.found, sizes, num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
-    low, high = np.percentile(seconds, _BAND_PERCENT, axis=0)
-    return low.tolist(), high.tolist()
+    @classmethod
+    def of(cls, operation: OperationCurve) -> "_Curve":
+        sizes = _grid(operation)
+        [seconds] = Curves().times(operation.found).seconds_at(np.array(sizes)).tolist()
+        drawn = drawn_seconds(operation.found, sizes, num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
+        low, high = np.percentile(drawn, _BAND_PERCENT, axis=0).tolist()
+        return cls(sizes=tuple(sizes), seconds=tuple(seconds), low=tuple(low), high=tuple(high))
+
+    def marks(self, name: str, *, color: str = SERIES[0], band: str = "") -> tuple[Mark, ...]:
+        """Return the band, which may have a name, and the line in it."""
+        return (
+            Band(x=self.sizes, low=self.low, high=self.high, name=band, color=f"{color}/0.16"),
+            Line(x=self.sizes, y=self.seconds, name=name, color=color),
+        )
+
+    def rows(self, name: str) -> list[tuple[Value, ...]]:
+        """Return the numbers behind a first column."""
+        columns = zip(self.sizes, self.seconds, self.low, self.high, strict=True)
+        return [(name, *row) for row in columns]
 
 
 def _grid(operation: OperationCurve) -> list[float]:
     """Return sizes in even logarithmic steps, from half the smallest point to twice the largest."""
     found, error = operation.found, operation.error
-    if isinstance(found, Points):
+    if isinstance(found, Measured):
         low, high = found.series.sizes[0] / 2, found.series.sizes[-1] * 2
     elif error is not None:
         low, high = error.low, error.high
@@ -153,79 +173,34 @@ def _grid(operation: OperationCurve) -> list[float]:
     return [low * (high / low) ** (step / steps) for step in range(steps + 1)]
 
 
-def _band_traces(
-    sizes: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
-    *,
-    color: str = SERIES[0],
-    legend: bool = True,
-) -> list[dict[str, object]]:
-    common = {"type": "scatter", "mode": "lines", "line": {"width": 0}}
-    return [
-        {**common, "x": list(sizes), "y": list(low), "showlegend": False},
-        {
-            **common, "x": list(sizes), "y": list(high), "name": "5–95 %",
-            "fillcolor": f"{color}/0.16", "showlegend": legend,
-        },
-    ]  # fmt: skip
-
-
-def _line_trace(
-    name: str, sizes: Sequence[float], seconds: Sequence[float], *, color: str, dash: str = "solid"
-) -> dict[str, object]:  # fmt: skip
-    return {
-        "type": "scatter", "mode": "lines", "name": name, "x": list(sizes), "y": list(seconds),
-        "line": {"color": color, "width": 2 if dash == "solid" else 1.5, "dash": dash},
-    }  # fmt: skip
-
-
-def _point_traces(operation: OperationCurve) -> list[dict[str, object]]:
-    if not isinstance(operation.found, Points):
-        return []
+def _measured(operation: OperationCurve, sizes: tuple[float, ...]) -> Iterator[Mark]:
+    """Yield what was measured: the α–β line, single times, and their medians on top."""
+    if not isinstance(operation.found, Measured):
+        return
+    if (line := operation.line) is not None:
+        seconds = tuple(line.seconds(size) for size in sizes)
+        yield Line(name="α–β line", x=sizes, y=seconds, color="muted", is_dotted=True, width=1.5)
     series = operation.found.series
-    raw = [
-        (size, seconds)
-        for size, times in zip(series.sizes, series.times, strict=True)
-        for seconds in times
-    ]
-    return [
-        {
-            "type": "scatter", "mode": "markers", "name": "single blocks",
-            "x": [size for size, _ in raw], "y": [seconds for _, seconds in raw],
-            "marker": {"color": "@second/0.35", "size": 4},
-        },
-        {
-            "type": "scatter", "mode": "markers", "name": "medians", "x": list(series.sizes),
-            "y": list(series.medians),
-            "marker": {"color": SERIES[0], "size": 8, "line": {"color": "@surface", "width": 1.5}},
-            "hovertext": [
-                f"measured: {_size_text(size, operation.unit)}: {format_seconds(seconds)}"
-                for size, seconds in zip(series.sizes, series.medians, strict=True)
-            ],
-        },
-    ]  # fmt: skip
-
-
-def _residuals(
-    name: str, errors: dict[int, float], operation: OperationCurve,
-    *, symbol: str, color: str = SERIES[0],
-) -> dict[str, object]:  # fmt: skip
-    assert isinstance(operation.found, Points)  # noqa: S101 - the caller has looked
-    sizes = [operation.found.series.sizes[at] for at in errors]
-    marker = {"symbol": symbol, "color": color, "size": 9, "line": {"color": color, "width": 1.5}}
-    return {
-        "type": "scatter", "mode": "markers", "name": name, "x": sizes, "y": list(errors.values()),
-        "marker": marker,
-        "hovertext": [
-            f"{name}: {_size_text(size, operation.unit)}: {error:+.1%}"
-            for size, error in zip(sizes, errors.values(), strict=True)
-        ],
-    }  # fmt: skip
+    yield Points(
+        name="single blocks", color="second/0.35", size=4,
+        x=tuple(
+            size
+            for size, times in zip(series.sizes, series.times, strict=True)
+            for _ in times
+        ),
+        y=tuple(seconds for times in series.times for seconds in times),
+    )  # fmt: skip
+    yield Points(
+        name="medians", color=SERIES[0], size=8, x=tuple(series.sizes), y=tuple(series.medians),
+        hover=tuple(
+            f"measured: {_size_text(size, operation.unit)}: {format_seconds(median)}"
+            for size, median in zip(series.sizes, series.medians, strict=True)
+        ),
+    )  # fmt: skip
 
 
 def _measured_rows(operation: OperationCurve) -> list[tuple[Value, ...]]:
-    if not isinstance(operation.found, Points):
+    if not isinstance(operation.found, Measured):
         return []
     series = operation.found.series
     rows: list[tuple[Value, ...]] = []
@@ -239,17 +214,17 @@ def _size_text(size: float, unit: str) -> str:
     return format_bytes(round(size)) if unit == "bytes" else f"{size:,.0f} {unit}"
 
 
-def _size_title(operation: OperationCurve) -> str:
+def _sizes_axis(operation: OperationCurve) -> Axis:
     titles = {
         "bytes": "input of one rank" if operation.kind == "collective" else "size",
         "rows": "rows of one expert",
         "MACs": "multiply-accumulates",
     }
-    return titles.get(operation.unit, operation.unit)
+    return log_sizes(titles.get(operation.unit, operation.unit), unit=operation.unit)
 
 
 def _words(operation: OperationCurve) -> str:
-    if not isinstance(operation.found, Points):
+    if not isinstance(operation.found, Measured):
         return (
             f"{operation.name} has a line and no measured points: the band follows from assumed "
             "errors of its start-up time and its rate."

@@ -4,16 +4,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moetune.domain.prediction_error import prediction_error
-from moetune.domain.records import Observation, Stored
+from moetune.domain.records import Observation, Stored, prediction_error
 from moetune.domain.storable import is_sound
 from moetune.domain.units import format_seconds
+from moetune.report.axes import Axis, seconds_unit
+from moetune.report.marks import Line, Panel, Points
 from moetune.report.section import Figure, Value, percent, plural
-from moetune.report.theme import axis, drawing, seconds_scale
 
 WINDOW = 21
 """Observations in the rolling median: enough that a few slow steps do not move it."""
 MOST_POINTS = 600
+_TIME = Axis(title="time, UTC", kind="date")
 HEADER = (
     "id", "time_utc", "plan", "source", "tokens_per_rank", "forward_degree", "backward_degree",
     "predicted_seconds", "observed_seconds", "observed_over_predicted",
@@ -71,7 +72,7 @@ def seen(rows: Sequence[Stored[Observation]]) -> tuple[Seen, ...]:
 def observed_figure(found: Sequence[Seen]) -> Figure:
     """Return observed and predicted steps of one plan over time."""
     shown = thinned([one.seconds for one in found], MOST_POINTS)
-    scale, unit = seconds_scale(min(one.seconds for one in found))
+    second, unit = seconds_unit(min(one.seconds for one in found))
     some = [found[at] for at in shown]
     return Figure(
         name="observed",
@@ -84,18 +85,19 @@ def observed_figure(found: Sequence[Seen]) -> Figure:
             f"{format_seconds(found[-1].observation.predicted_seconds)}."
             f"{_thinning(len(found), len(shown))}"
         ),
-        drawing=drawing(
-            [
-                _points("observed", some, [one.seconds / scale for one in some]),
-                {
-                    "type": "scatter", "mode": "lines", "name": "predicted",
-                    "x": [one.at for one in some],
-                    "y": [one.observation.predicted_seconds / scale for one in some],
-                    "line": {"color": "@ink", "width": 1.5, "shape": "hv"},
-                },
-            ],
-            x=axis("time, UTC", type="date"),
-            y=axis(f"one step, {unit}", rangemode="tozero"),
+        panels=(
+            Panel(
+                x=_TIME,
+                y=Axis(title=f"one step, {unit}", from_zero=True),
+                marks=(
+                    _points("observed", some, [one.seconds / second for one in some]),
+                    Line(
+                        name="predicted", color="ink", width=1.5, has_steps=True,
+                        x=tuple(one.at for one in some),
+                        y=tuple(one.observation.predicted_seconds / second for one in some),
+                    ),
+                ),
+            ),
         ),
         header=HEADER,
         rows=tuple(one.row for one in found),
@@ -118,17 +120,18 @@ def drift_figure(found: Sequence[Seen]) -> Figure:
             "stays away from 0, the machine's speed is "
             f"no longer that of the profile.{_thinning(len(found), len(shown))}"
         ),
-        drawing=drawing(
-            [
-                _points("single", some, [one.error for one in some]),
-                {
-                    "type": "scatter", "mode": "lines", "name": f"median of {WINDOW}",
-                    "x": [one.at for one in some], "y": [drift[at] for at in shown],
-                    "line": {"color": "@accent", "width": 2},
-                },
-            ],
-            x=axis("time, UTC", type="date"),
-            y=axis("relative error", tickformat="+.0%", zeroline=True),
+        panels=(
+            Panel(
+                x=_TIME,
+                y=Axis(title="relative error", is_share=True),
+                marks=(
+                    _points("single", some, [one.error for one in some]),
+                    Line(
+                        name=f"median of {WINDOW}", x=tuple(one.at for one in some),
+                        y=tuple(drift[at] for at in shown),
+                    ),
+                ),
+            ),
         ),
         header=(*HEADER, "error", "median_error"),
         rows=tuple(
@@ -160,17 +163,16 @@ def thinned(values: Sequence[float], most: int) -> list[int]:
     return sorted(chosen)
 
 
-def _points(name: str, some: Sequence[Seen], y: Sequence[float]) -> dict[str, object]:
-    return {
-        "type": "scatter", "mode": "markers", "name": name, "x": [one.at for one in some],
-        "y": list(y), "marker": {"color": "@second/0.55", "size": 5},
-        "hovertext": [
+def _points(name: str, some: Sequence[Seen], y: Sequence[float]) -> Points:
+    return Points(
+        name=name, color="second/0.55", size=5, x=tuple(one.at for one in some), y=tuple(y),
+        hover=tuple(
             f"{one.at}\n{format_seconds(one.seconds)}, predicted "
             f"{format_seconds(one.observation.predicted_seconds)}\n"
             f"plan {one.observation.plan_id[:6]}, {one.observation.source}"
             for one in some
-        ],
-    }  # fmt: skip
+        ),
+    )  # fmt: skip
 
 
 def _thinning(count: int, shown: int) -> str:

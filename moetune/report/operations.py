@@ -14,6 +14,7 @@ from moetune.domain.cost_keys import (
     CostKey,
     GemmKey,
     RowsKey,
+    unit_of,
 )
 from moetune.domain.costs import LinearCost
 from moetune.domain.interference import Interference
@@ -102,21 +103,21 @@ def _words(key: CostKey, machine: Machine) -> tuple[str, str, str]:
         case CollectiveKey():
             flight = f", {key.in_flight} in flight" if key.in_flight > 1 else ""
             name = f"{key.op}, {placement_name(key.group, machine)}{flight}"
-            return name, "collective", key.unit
+            return name, "collective", unit_of(key)
         case CopyKey():
             both = ", both ways" if key.both_ways else ""
             pinned = "pinned" if key.pinned else "pageable"
-            return f"{key.direction} {pinned}{both}", "copy", key.unit
+            return f"{key.direction} {pinned}{both}", "copy", unit_of(key)
         case RowsKey():
-            unit = "chunks" if key.op in LAUNCHES else key.unit
+            unit = "chunks" if key.op in LAUNCHES else unit_of(key)
             return f"{key.op} {key.dtype}", "memory-bound operation", unit
         case AttentionKey():
             way = " backward" if key.backward else ""
             sizes = f"{key.length} long, {key.num_heads} × {key.head_dim}"
-            return f"attention {key.dtype}{way}, {sizes}", "attention", key.unit
+            return f"attention {key.dtype}{way}, {sizes}", "attention", unit_of(key)
         case GemmKey():
             shape = " × ".join(map(str, key.shape))
-            return f"gemm {key.dtype} {key.product}, {shape}", "GEMM", key.unit
+            return f"gemm {key.dtype} {key.product}, {shape}", "GEMM", unit_of(key)
 
 
 def _gemm(index: ProfileIndex, key: GemmKey) -> OperationCurve:

@@ -1,20 +1,14 @@
-"""Figures of plans: chunks by batch, time against memory, passes, and the parts of a step."""
+"""Figures of plans: chunks by batch, time against memory, parts of a step and of its memory."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.plan import Plan, Range
+from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import Figure
-from moetune.report.theme import (
-    SERIES,
-    axis,
-    bytes_scale,
-    drawing,
-    log_sizes,
-    seconds_scale,
-    upright,
-)
+from moetune.report.axes import ROWS, Axis, bytes_unit, log_sizes, seconds_unit
+from moetune.report.marks import OUTLINES, SERIES, Bars, Line, Mark, Outline, Panel, Points, Upright
+from moetune.report.section import Figure, percent
 
 
 def degree_figure(plans: Mapping[str, Plan]) -> Figure:
@@ -23,17 +17,14 @@ def degree_figure(plans: Mapping[str, Plan]) -> Figure:
     Args:
         plans: by the name in the legend. A single plan's own batch size is marked.
     """
-    several = len(plans) > 1
-    data = [
-        _steps(plan.pipeline.ranges, at, f"{name} " if several else "", color)
-        for (name, plan), color in zip(plans.items(), SERIES, strict=False)
-        for at in (0, 1)
+    named = {f"{name} " if len(plans) > 1 else "": plan for name, plan in plans.items()}
+    marks: list[Mark] = [
+        line
+        for (name, plan), color in zip(named.items(), SERIES, strict=False)
+        for line in _steps(plan, name, color)
     ]
-    ranges = [row for plan in plans.values() for row in plan.pipeline.ranges]
-    highest = max((max(row[2:]) for row in ranges), default=1)
-    top = max((row[1] for row in ranges), default=1)
-    plan = next(iter(plans.values()))
-    mark = {} if several else upright(plan.tokens_per_rank, "this plan ")
+    if plan := named.get(""):
+        marks.append(Upright(at=plan.tokens_per_rank, words="this plan"))
     return Figure(
         name="degrees",
         title="Chunks by batch",
@@ -41,35 +32,33 @@ def degree_figure(plans: Mapping[str, Plan]) -> Figure:
             "Number of chunks that a step's tokens are cut into, by the tokens on each rank. A "
             "layer that runs with this plan looks its batch up here."
         ),
-        drawing=drawing(
-            data,
-            x=log_sizes("tokens per rank", 1, top, unit="tokens"),
-            y=axis("chunks", rangemode="tozero", dtick=1 if highest <= 8 else None),  # noqa: PLR2004 - few enough to label each
-            **mark,
+        panels=(
+            Panel(
+                x=log_sizes("tokens per rank", unit="tokens"),
+                y=Axis(title="chunks", from_zero=True, is_count=True),
+                marks=tuple(marks),
+            ),
         ),
         header=("plan", "low_tokens", "high_tokens", "forward_degree", "backward_degree"),
         rows=tuple((name, *row) for name, one in plans.items() for row in one.pipeline.ranges),
     )
 
 
-def _steps(ranges: tuple[Range, ...], at: int, name: str, color: str) -> dict[str, object]:
-    """Return one phase's degrees as a line of steps; `at` is 0 forward, 1 backward."""
-    sizes = [row[0] for row in ranges]
-    degrees = [row[2 + at] for row in ranges]
-    if ranges:
-        sizes.append(ranges[-1][1])
-        degrees.append(degrees[-1])
-    phase = ("forward", "backward")[at]
-    return {
-        "type": "scatter", "mode": "lines", "name": f"{name}{phase}", "x": sizes, "y": degrees,
-        "line": {"shape": "hv", "color": color, "width": 2, "dash": ("solid", "dot")[at]},
-    }  # fmt: skip
+def _steps(plan: Plan, name: str, color: str) -> Iterator[Line]:
+    """Yield both phases' degrees as lines of steps."""
+    ranges = plan.pipeline.ranges
+    sizes = tuple(row[0] for row in ranges) + tuple(row[1] for row in ranges[-1:])
+    for at, phase in enumerate(("forward", "backward"), start=2):
+        degrees = tuple(row[at] for row in (*ranges, *ranges[-1:]))
+        yield Line(
+            name=f"{name}{phase}", x=sizes, y=degrees, color=color, has_steps=True,
+            is_dotted=phase == "backward",
+        )  # fmt: skip
 
 
 _NEAR = 1.25
 """Multiple of the largest memory up to which the limit is drawn; a farther one would squeeze the
 points together."""
-_SYMBOLS = ("circle-open", "square-open", "diamond-open", "triangle-up-open", "cross-open")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +91,17 @@ def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
 
 def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figure:
     """Return all options by memory and step time, with Pareto front, chosen one and limit."""
-    scales = _Scales.of(options, limit_bytes)
     front = pareto_front(options)
-    most = max(one.memory_bytes for one in options)
+    most = max(option.memory_bytes for option in options)
+    second, time_unit = seconds_unit(min(option.step_seconds for option in options))
+    byte, size_unit = bytes_unit(most)
     is_near = limit_bytes is not None and limit_bytes <= _NEAR * most
-    limit = upright((limit_bytes or 0) / scales.size, "limit ") if is_near else {}
+    limit = (Upright(at=(limit_bytes or 0) / byte, words="limit"),) if is_near else ()
     far = f" The limit is {format_bytes(limit_bytes)}." if limit_bytes and not is_near else ""
+
+    def fits(option: Option) -> bool:
+        return limit_bytes is None or option.memory_bytes <= limit_bytes
+
     return Figure(
         name="memory",
         title="Step time against memory",
@@ -115,86 +109,59 @@ def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figu
             "Down and to the left is better: no option is both faster and smaller than one on the "
             "line. The filled point is the plan." + far
         ),
-        drawing=drawing(
-            _traces(options, front, scales),
-            x=axis(f"memory of one device, {scales.size_unit}"),
-            y=axis(f"one step, {scales.time_unit}"),
-            **limit,
+        panels=(
+            Panel(
+                x=Axis(title=f"memory of one device, {size_unit}"),
+                y=Axis(title=f"one step, {time_unit}"),
+                marks=(*_options(options, front, units=(byte, second), fits=fits), *limit),
+            ),
         ),
         header=("option", "group", "memory_bytes", "step_seconds", "on_front", "chosen", "fits"),
         rows=tuple(
             (
                 one.name, one.group, one.memory_bytes, one.step_seconds,
-                _yes(is_so=one in front), _yes(is_so=one.is_chosen),
-                _yes(is_so=limit_bytes is None or one.memory_bytes <= limit_bytes),
+                _yes(is_so=one in front), _yes(is_so=one.is_chosen), _yes(is_so=fits(one)),
             )
             for one in options
         ),
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Scales:
-    """Units of the axes, and the memory limit."""
+def _options(
+    options: Sequence[Option], front: Sequence[Option], *, units: tuple[float, float],
+    fits: Callable[[Option], bool],
+) -> Iterator[Mark]:  # fmt: skip
+    """Yield the front, the options of each group, and the chosen one on top."""
+    byte, second = units
 
-    seconds: float
-    time_unit: str
-    size: float
-    size_unit: str
-    limit_bytes: int | None
+    def places(some: Sequence[Option]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        sizes = tuple(option.memory_bytes / byte for option in some)
+        return sizes, tuple(option.step_seconds / second for option in some)
 
-    @classmethod
-    def of(cls, options: Sequence[Option], limit_bytes: int | None) -> "_Scales":
-        times = seconds_scale(min(one.step_seconds for one in options))
-        sizes = bytes_scale(max(one.memory_bytes for one in options))
-        return cls(*times, *sizes, limit_bytes)
+    def points(
+        some: Sequence[Option], name: str, color: str, size: float, outline: Outline | None
+    ) -> Points:
+        x, y = places(some)
+        return Points(
+            x=x, y=y, name=name, color=color, size=size, outline=outline,
+            hover=tuple(
+                f"{option.name}\n{format_seconds(option.step_seconds)}, "
+                f"{format_bytes(option.memory_bytes)}{'' if fits(option) else ', does not fit'}"
+                for option in some
+            ),
+        )  # fmt: skip
 
-    def trace(self, some: Sequence[Option], **changes: object) -> dict[str, object]:
-        """Return options as points."""
-        return {
-            "type": "scatter", "x": [one.memory_bytes / self.size for one in some],
-            "y": [one.step_seconds / self.seconds for one in some],
-            "hovertext": [_hover(one, self.limit_bytes) for one in some], **changes,
-        }  # fmt: skip
-
-
-def _traces(
-    options: Sequence[Option], front: Sequence[Option], scales: _Scales
-) -> list[dict[str, object]]:
-    """Return the front, the options of each group, and the chosen one on top."""
-    groups = list(dict.fromkeys(one.group for one in options))
-    return [
-        scales.trace(
-            front, name="Pareto front", mode="lines",
-            line={"color": "@accent/0.6", "width": 1.5, "shape": "hv"},
-        ),
-        *(
-            scales.trace(
-                [one for one in options if one.group == group], name=group, mode="markers",
-                marker={"symbol": _SYMBOLS[at % len(_SYMBOLS)], "color": "@second", "size": 8},
-            )
-            for at, group in enumerate(groups)
-        ),
-        scales.trace(
-            [one for one in options if one.is_chosen], name="chosen", mode="markers",
-            marker={"color": "@accent", "size": 12, "line": {"color": "@surface", "width": 2}},
-        ),
-    ]  # fmt: skip
-
-
-def _hover(one: Option, limit_bytes: int | None) -> str:
-    over = limit_bytes is not None and one.memory_bytes > limit_bytes
-    return (
-        f"{one.name}\n{format_seconds(one.step_seconds)}, {format_bytes(one.memory_bytes)}"
-        f"{', does not fit' if over else ''}"
-    )
+    x, y = places(front)
+    yield Line(x=x, y=y, name="Pareto front", color="accent/0.6", width=1.5, has_steps=True)
+    groups = dict.fromkeys(option.group for option in options)
+    for group, outline in zip(groups, itertools.cycle(OUTLINES), strict=False):
+        some = [option for option in options if option.group == group]
+        yield points(some, group, "second", 8, outline)
+    yield points([option for option in options if option.is_chosen], "chosen", "accent", 12, None)
 
 
 def _yes(*, is_so: bool) -> str:
     return "yes" if is_so else "no"
-
-
-PHASES = ("forward", "backward", "around")
 
 
 def phases_figure(plans: Mapping[str, Plan]) -> Figure:
@@ -205,17 +172,11 @@ def phases_figure(plans: Mapping[str, Plan]) -> Figure:
     """
     return stacked_figure(
         {
-            name: dict(
-                zip(
-                    PHASES,
-                    (
-                        plan.predicted.forward_seconds,
-                        plan.predicted.backward_seconds,
-                        plan.predicted.overhead_seconds,
-                    ),
-                    strict=True,
-                )
-            )
+            name: {
+                "forward": plan.predicted.forward_seconds,
+                "backward": plan.predicted.backward_seconds,
+                "around": plan.predicted.overhead_seconds,
+            }
             for name, plan in plans.items()
         },
         title="One step of the layer",
@@ -232,39 +193,88 @@ def stacked_figure(parts: Mapping[str, Mapping[str, float]], *, title: str, word
     Args:
         parts: seconds by phase, of at most three phases, by the name next to the bar.
     """
-    scale, unit = seconds_scale(max(sum(each.values()) for each in parts.values()))
+    second, unit = seconds_unit(max(sum(phases.values()) for phases in parts.values()))
     return Figure(
         name="phases",
         title=title,
         words=words,
-        drawing=drawing(
-            _stacked(parts, scale),
-            x=axis(unit, rangemode="tozero"),
-            y=axis("", autorange="reversed", showgrid=False),
-            barmode="stack",
-            bargap=0.4,
+        panels=(
+            Panel(x=Axis(title=unit, from_zero=True), y=ROWS, marks=tuple(_stacked(parts, second))),
         ),
         header=("plan", "phase", "seconds"),
         rows=tuple(
             (name, phase, seconds)
-            for name, each in parts.items()
-            for phase, seconds in each.items()
+            for name, phases in parts.items()
+            for phase, seconds in phases.items()
         ),
+    )
+
+
+def _stacked(parts: Mapping[str, Mapping[str, float]], second: float) -> Iterator[Bars]:
+    """Yield the bars of each phase that takes time, behind those of the phases before it."""
+    ends = dict.fromkeys(parts, 0.0)
+    phases = dict.fromkeys(phase for plan in parts.values() for phase in plan)
+    for phase, color in zip(phases, SERIES, strict=False):
+        seconds = {name: plan.get(phase, 0.0) for name, plan in parts.items()}
+        if not any(seconds.values()):
+            continue
+        yield Bars(
+            name=phase, color=color, rows=tuple(parts), starts=tuple(ends.values()),
+            lengths=tuple(length / second for length in seconds.values()),
+            hover=tuple(f"{phase}: {format_seconds(length)}" for length in seconds.values()),
+        )  # fmt: skip
+        ends = {name: ends[name] + length / second for name, length in seconds.items()}
+
+
+_BESIDE = 1.4
+"""Of the longest bar, so that its size fits beside it on a phone, too."""
+
+
+def memory_parts_figure(
+    parts: Mapping[str, float], *, limit_bytes: int | None, words: str
+) -> Figure:
+    """Return the parts that take memory as bars, the largest first, then what the limit leaves.
+
+    Args:
+        parts: bytes by name; those of none are omitted.
+        limit_bytes: usable memory of the device; None where it is not known.
+        words: whose memory it is, a sentence.
+    """
+    taken = sum(parts.values())
+    taking = sorted(((name, size) for name, size in parts.items() if size), key=lambda row: -row[1])
+    left = [] if limit_bytes is None else [_left(limit_bytes - taken)]
+    longest = max((size for _, size in (*taking, *left)), default=1)
+    byte, unit = bytes_unit(longest)
+    whole = limit_bytes or taken
+    of = "" if limit_bytes is None else f" of the limit of {format_bytes(limit_bytes)}"
+    return Figure(
+        name="memory-parts",
+        title="Memory part by part",
+        is_wide=True,
+        words=f"{words} {format_bytes(taken)}{of}.",
+        panels=(
+            Panel(
+                x=Axis(title=unit, end=_BESIDE * longest / byte),
+                y=ROWS,
+                marks=tuple(
+                    Bars(
+                        rows=tuple(name for name, _ in rows), starts=(0.0,) * len(rows),
+                        lengths=tuple(size / byte for _, size in rows), color=color,
+                        texts=tuple(format_bytes(size) for _, size in rows),
+                        hover=tuple(
+                            f"{name}: {format_bytes(size)}, {percent(size / whole)}"
+                            for name, size in rows
+                        ),
+                    )
+                    for rows, color in ((taking, SERIES[0]), (left, SERIES[2]))
+                    if rows
+                ),
+            ),
+        ),
+        header=("part", "bytes", "share"),
+        rows=tuple((name, size, size / whole) for name, size in (*taking, *left)),
     )  # fmt: skip
 
 
-def _stacked(parts: Mapping[str, Mapping[str, float]], scale: float) -> list[dict[str, object]]:
-    """Return a trace of bars for each phase that takes time."""
-    phases = list(dict.fromkeys(phase for each in parts.values() for phase in each))
-    return [
-        {
-            "type": "bar", "name": phase, "y": list(parts),
-            "x": [each.get(phase, 0.0) / scale for each in parts.values()],
-            "marker": {"color": color, "line": {"color": "@surface", "width": 1}},
-            "hovertext": [
-                f"{phase}: {format_seconds(each.get(phase, 0.0))}" for each in parts.values()
-            ],
-        }
-        for phase, color in zip(phases, SERIES, strict=False)
-        if any(each.get(phase) for each in parts.values())
-    ]  # fmt: skip
+def _left(size: float) -> tuple[str, float]:
+    return ("free below the limit", size) if size >= 0 else ("missing to the limit", -size)

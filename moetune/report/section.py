@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from moetune.domain.units import format_bytes, format_seconds, format_share
+from moetune.report.marks import Panel
 
-Drawing: TypeAlias = dict[str, object]
-"""Traces (`data`) and their `layout`; colours are roles of the theme, as in `theme.py`."""
 Value: TypeAlias = str | int | float | None
 
 
@@ -138,6 +137,7 @@ class Figure:
     Args:
         name: of letters, digits and hyphens; unique on its page, and the name of its CSV file.
         words: caption and text alternative.
+        panels: below each other; only the last one's x axis has a title.
         header: names of the rows' columns, with units.
         rows: every number in the drawing.
         is_wide: whether it needs the page's full width.
@@ -147,7 +147,7 @@ class Figure:
     name: str
     title: str
     words: str
-    drawing: Drawing
+    panels: tuple[Panel, ...]
     header: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
     is_wide: bool = False

@@ -1,324 +1,342 @@
 """Figures as SVG that needs no script: axes, legend and marks, in the theme's colours.
 
-It draws what this package's figures hold, whose names are a few of plotly's, and refuses the rest.
-Labels of the y axis stand in a drawing of fixed width; the one beside it takes what is left.
+Heights are in pixels, widths in shares of the figure: it fills whatever width it is given, and its
+texts and lines keep their size. Lines stand in an inner drawing of `SPAN` units that is stretched
+with the figure, everything else at a percentage. Labels of the y axis stand in a drawing of fixed
+width; the one beside it takes what is left.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
+from moetune.report.axes import Axis, Scale, Value
 from moetune.report.marks import (
-    CHARACTER_PIXELS,
-    PHONE_PIXELS,
-    SPAN,
+    ROLES,
+    Band,
+    Bars,
+    Line,
     Panel,
-    bar_marks,
-    line_marks,
-    paint,
-    percentage,
-    pixels,
-    point_marks,
-    stroke,
-    symbol,
-    text,
+    Points,
+    Upright,
+    Values,
+    across,
+    along,
 )
-from moetune.report.scales import Scale, Tick, scale_of
 from moetune.report.section import Figure
 
+SPAN = 1000
+"""Width of the drawing that lines stand in."""
+_CHARACTER = 7.0
+"""Width of a character of 12 pixels height, in wide fonts."""
+_IN_BARS = 0.6 * 11
+"""Width of a character in a bar."""
+_PHONE = 250
+"""Width of a drawing on a phone."""
 _WIDE, _HALF = 960, 440
 _HIGH, _LOW = 270, 190
 _ROWS = ((6, 36), (12, 26), (10**9, 18))
 """Pixels of a row of bars, by the most rows."""
+_FREE = 0.25
+"""Share of a row between its bar and the next."""
 _ROW_LABELS = 24
 """Characters of a label from which it takes two lines."""
-_AXIS, _TITLE, _HEAD = 20, 20, 20
-_GAP = 12
-_BESIDE_BARS = 0.16
-"""Share of the longest bar that its text may take beside it."""
+_TICKS, _TITLE, _HEAD, _GAP = 20, 20, 20, 12
+_LONG_TICK = 4
+_RIMMED = 8
+"""Pixels of the smallest points that stand out from others by a rim."""
+_ROLE = re.compile(rf"({'|'.join(ROLES)})(?:/([\d.]+))?")
+_OUTLINES = {
+    "square": "M-{r} -{r}h{d}v{d}h-{d}z",
+    "diamond": "M0 -{r}l{r} {r}l-{r} {r}l-{r} -{r}z",
+    "triangle": "M0 -{r}l{r} {d}h-{d}z",
+    "cross": "M-{r} 0h{d}M0 -{r}v{d}",
+    "x": "M-{r} -{r}l{d} {d}M{r} -{r}l-{d} {d}",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A panel in its figure, from `top` pixels on.
+
+    Args:
+        pixels: its width in the widest window, to know which texts fit into bars.
+    """
+
+    panel: Panel
+    x: Scale
+    y: Scale
+    top: float
+    height: float
+    pixels: float
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+    def down(self, value: Value) -> float:
+        """Return the pixels above a value."""
+        return self.top + self.height * (1 - self.y.share(value))
 
 
 def figure_svg(figure: Figure) -> str:
     """Return a figure's legend and drawing as HTML; its words and title stand around it.
 
     Raises:
-        ValueError: the drawing has a trace that is not drawn here.
+        ValueError: a colour is no role of the theme.
     """
-    chart = _Chart.of(figure)
-    area = "".join((*chart.grid(), *chart.marks(), *chart.notes(), *chart.x_labels()))
-    height = pixels(chart.height)
-    left = pixels(chart.left)
-    y_title = _title_of(chart.layout["yaxis"])
+    places = list(_places(figure))
+    last = places[-1]
+    height = last.bottom + _TICKS + (_TITLE if last.panel.x.title else 0) + 2
+    labels = [line for place in places for tick in place.y.ticks() for line in _lines(tick.text)]
+    left = _CHARACTER * max(map(len, labels), default=0) + _GAP
+    y_labels = "".join(part for place in places for part in _y_labels(place))
+    area = "".join(part for place in places for part in (*_grid(place), *_marks(place, height)))
     return (
-        f'<div class="plot-head">{_above(y_title)}{_legend(chart.traces)}</div>'
-        f'<div class="drawing"><svg class="ends" width="{left}" height="{height}">'
-        f"{''.join(chart.y_labels())}</svg>"
-        f'<svg class="area" height="{height}">{area}</svg></div>'
+        f'<div class="plot-head">{_above(places[0].panel.y)}{_legend(figure)}</div>'
+        f'<div class="drawing"><svg class="ends" width="{_px(left)}" height="{_px(height)}">'
+        f'{y_labels}</svg><svg class="area" height="{_px(height)}">'
+        f"{area}{''.join(_x_labels(last, height))}</svg></div>"
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chart:
-    """A figure's traces with the panels they stand in.
-
-    Args:
-        panels: by the name of the x axis.
-        top, height: of the first panel, and of the whole drawing, in pixels.
-        left: pixels of the labels of the y axes.
-    """
-
-    layout: Mapping[str, Any]
-    traces: tuple[dict[str, Any], ...]
-    panels: Mapping[str, Panel]
-    top: float
-    inner: float
-    height: float
-    left: float
-
-    @classmethod
-    def of(cls, figure: Figure) -> "_Chart":
-        layout: Any = figure.drawing["layout"]
-        data: Any = figure.drawing["data"]
-        traces = tuple(data)
-        names = ("x", "x2") if "xaxis2" in layout else ("x",)
-        scales = {one: _scales(layout, _of_panel(traces, one), one) for one in names}
-        heads = any(one.get("yanchor") == "bottom" for one in layout.get("annotations", ()))
-        top = _HEAD if heads else _GAP
-        inner = _inner_height(figure, layout, scales)
-        below = _AXIS + (_TITLE if _title_of(_x_axis(layout)) else 0)
-        wide = _WIDE if figure.is_wide else _HALF
-        panels = {
-            one: _panel(layout, one, scales[one], top=top, inner=inner, pixels=wide)
-            for one in names
-        }
-        labels = [tick.text for one in names for tick in _y_ticks(layout, one, scales[one][1])]
-        longest = max((len(line) for one in labels for line in _lines(one)), default=0)
-        return cls(
-            layout=layout, traces=traces, panels=panels, top=top, inner=inner,
-            height=top + inner + below + 2, left=CHARACTER_PIXELS * longest + _GAP,
-        )  # fmt: skip
-
-    def grid(self) -> Iterator[str]:
-        """Yield the lines of both axes."""
-        for name, panel in self.panels.items():
-            x_axis, y_axis = self._axis("x", name), self._axis("y", name)
-            bottom = panel.top + panel.height
-            if y_axis.get("showgrid", True):
-                for tick in panel.y.ticks(y_axis):
-                    yield _level(panel.top + panel.height * (1 - tick.share), "grid")
-            if x_axis.get("showgrid", True):
-                for tick in panel.x.ticks(x_axis):
-                    yield _upright(tick.share, panel.top, bottom, 'class="grid"')
-            if y_axis.get("zeroline") and 0 <= panel.y.share(0.0) <= 1:
-                yield _level(panel.down(0.0), "zero")
-
-    def marks(self) -> Iterator[str]:
-        """Yield every trace's marks, those of lines in a drawing that is stretched."""
-        for name, panel in self.panels.items():
-            before: dict[str, Any] | None = None
-            starts = _Starts(self.layout.get("barmode", ""))
-            for trace in _of_panel(self.traces, name):
-                if trace["type"] == "bar":
-                    gap = self.layout.get("bargap", 0.2)
-                    yield from bar_marks(trace, panel, starts.of(trace), gap)
-                elif trace["mode"] == "lines":
-                    yield _stretched(line_marks(trace, panel, before), self.height)
-                else:
-                    yield from point_marks(trace, panel)
-                before = trace
-
-    def notes(self) -> Iterator[str]:
-        """Yield upright lines and annotations."""
-        panel = self.panels["x"]
-        bottom = self.top + self.inner
-        for shape in self.layout.get("shapes", ()):
-            at = panel.left(shape["x0"])
-            yield _upright(at, self.top, bottom, stroke(shape["line"]))
-        for one in self.layout.get("annotations", ()):
-            yield self._note(one, panel)
-
-    def _note(self, one: Mapping[str, Any], panel: Panel) -> str:
-        at = one["x"]
-        if one.get("xref") != "paper":
-            at = panel.left(at)
-        is_paper = one.get("yref") == "paper"
-        down = self.top + self.inner * (1 - one["y"]) if is_paper else panel.down(one["y"])
-        size = one["font"]["size"]
-        down += {"bottom": -6, "top": size}.get(one.get("yanchor", ""), size * 0.35)
-        anchor = {"left": "start", "right": "end"}.get(one.get("xanchor", ""), "middle")
-        shift = {"start": 0, "end": -4}.get(anchor, 0)
-        font = one["font"]
-        if anchor == "end" and at < len(one["text"]) * CHARACTER_PIXELS / PHONE_PIXELS:
-            anchor, shift = "start", 4
-        return text(
-            one["text"].strip(), at, down, anchor=anchor, color=font["color"],
-            size=font["size"], shift=shift, is_bold=font.get("weight") == 600,  # noqa: PLR2004 - CSS's name of semi-bold
-        )  # fmt: skip
-
-    def x_labels(self) -> Iterator[str]:
-        """Yield the labels and the title of the last panel's x axis."""
-        name = "x2" if "x2" in self.panels else "x"
-        panel, axis = self.panels[name], self._axis("x", name)
-        ticks = panel.x.ticks(axis)
-        is_dense = sum(len(one.text) * CHARACTER_PIXELS + 16 for one in ticks) > PHONE_PIXELS
-        down = panel.top + panel.height + 15
-        for at, tick in enumerate(ticks):
-            moves = " roomy" if is_dense and at % 2 else ""
-            anchor = "end" if tick.share > 1 - 1e-3 and len(tick.text) > 4 else "middle"  # noqa: PLR2004 - what the edge leaves room for
-            yield text(tick.text, tick.share, down, classes=f"tick{moves}", anchor=anchor)
-        if words := _title_of(axis):
-            yield text(words, 0.5, self.height - 5, classes="tick")
-
-    def y_labels(self) -> Iterator[str]:
-        """Yield the labels of the y axes, at the right edge of their drawing."""
-        for name, panel in self.panels.items():
-            for tick in _y_ticks(self.layout, name, panel.y):
-                down = panel.top + panel.height * (1 - tick.share) + 4
-                lines = _lines(tick.text)
-                for at, line in enumerate(lines):
-                    place = down + 14 * (at - (len(lines) - 1) / 2)
-                    yield text(line, 1, place, anchor="end", shift=-8, classes="tick")
-
-    def _axis(self, which: str, panel: str) -> Mapping[str, Any]:
-        return _axis_of(self.layout, which, panel)
-
-
-class _Starts:
-    """Places where bars begin: their base, or the end of the bar before in a stack."""
-
-    def __init__(self, mode: str) -> None:
-        self._is_stack = mode == "stack"
-        self._ends: dict[str, float] = {}
-
-    def of(self, trace: Mapping[str, Any]) -> list[float]:
-        """Return where the trace's bars begin, and remember their ends."""
-        if "base" in trace:
-            return list(trace["base"])
-        if not self._is_stack:
-            return [0.0] * len(trace["x"])
-        starts = [self._ends.get(name, 0.0) for name in trace["y"]]
-        for name, start, length in zip(trace["y"], starts, trace["x"], strict=True):
-            self._ends[name] = start + length
-        return starts
-
-
-def _scales(
-    layout: Mapping[str, Any], traces: Sequence[Mapping[str, Any]], panel: str
-) -> tuple[Scale, Scale]:
-    starts = _Starts(layout.get("barmode", ""))
-    along: list[Any] = []
-    for trace in traces:
-        if trace["type"] == "bar":
-            ends = [sum(one) for one in zip(starts.of(trace), trace["x"], strict=True)]
-            beside = 1 + _BESIDE_BARS if trace.get("textposition") == "outside" else 1
-            along += [0.0, *(beside * one for one in ends)]
-        elif trace["type"] == "scatter":
-            along += trace["x"]
-        else:
-            raise ValueError(f"traces of type {trace['type']!r} are not drawn")
-    if panel == "x":
-        along += [one["x0"] for one in layout.get("shapes", ())]
-    across = [one for trace in traces for one in trace["y"]]
-    return (
-        scale_of(_axis_of(layout, "x", panel), along),
-        scale_of(_axis_of(layout, "y", panel), across),
-    )
-
-
-def _panel(
-    layout: Mapping[str, Any], name: str, scales: tuple[Scale, Scale], *, top: float, inner: float,
-    pixels: float,
-) -> Panel:  # fmt: skip
-    low, high = _axis_of(layout, "y", name).get("domain", (0.0, 1.0))
-    x, y = scales
-    return Panel(x=x, y=y, top=top + inner * (1 - high), height=inner * (high - low), pixels=pixels)
-
-
-def _inner_height(
-    figure: Figure, layout: Mapping[str, Any], scales: Mapping[str, tuple[Scale, Scale]]
-) -> float:
-    """Return the pixels of all panels together: of rows of bars as many as they need."""
-    if any(y.kind != "category" for _, y in scales.values()):
-        return _LOW if figure.is_low else _HIGH
-    needed = 0.0
-    for name, (_, y) in scales.items():
-        low, high = _axis_of(layout, "y", name).get("domain", (0.0, 1.0))
+def _places(figure: Figure) -> Iterator[_Place]:
+    """Yield the panels, each below the one before."""
+    top = 0.0
+    for panel in figure.panels:
+        x = Scale.of(panel.x, [one for mark in panel.marks for one in along(mark)])
+        y = Scale.of(panel.y, [one for mark in panel.marks for one in across(mark)])
         rows = len(y.categories)
-        row = next(size for most, size in _ROWS if rows <= most)
-        needed = max(needed, rows * row / (high - low))
-    return needed
+        height = rows * next(row for most, row in _ROWS if rows <= most)
+        place = _Place(
+            panel=panel, x=x, y=y, top=top + (_HEAD if panel.title else _GAP),
+            height=height or (_LOW if figure.is_low else _HIGH),
+            pixels=_WIDE if figure.is_wide else _HALF,
+        )  # fmt: skip
+        yield place
+        top = place.bottom
 
 
-def _axis_of(layout: Mapping[str, Any], which: str, panel: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = layout[f"{which}axis{panel[1:]}"]
-    return found
+def _grid(place: _Place) -> Iterator[str]:
+    """Yield the title and the lines of both axes; rows have none."""
+    if place.panel.title:
+        yield _text(place.panel.title, 0, place.top - 6, look="head", anchor="start")
+    if not place.y.categories:
+        for tick in place.y.ticks():
+            yield _level(place.bottom - place.height * tick.share, "grid")
+    for tick in place.x.ticks():
+        yield _vertical(tick.share, place, 'class="grid"')
+    if place.panel.y.is_share and 0 <= place.y.share(0.0) <= 1:
+        yield _level(place.down(0.0), "zero")
 
 
-def _x_axis(layout: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the x axis whose title is shown: the last panel's."""
-    found: Mapping[str, Any] = layout.get("xaxis2", layout["xaxis"])
-    return found
+def _marks(place: _Place, height: float) -> Iterator[str]:
+    for mark in place.panel.marks:
+        match mark:
+            case Line():
+                yield _stretched(_line(mark, place), height)
+            case Band():
+                yield _stretched(_band(mark, place), height)
+            case Points():
+                for at, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
+                    hover = _title(mark.hover, at)
+                    yield _symbol(mark, mark.size, (place.x.share(x), place.down(y)), hover)
+            case Bars():
+                yield from _bars(mark, place)
+            case Upright():
+                yield from _upright(mark, place)
 
 
-def _title_of(axis: Mapping[str, Any]) -> str:
-    return str(axis["title"]["text"])
+def _line(line: Line, place: _Place) -> str:
+    points = _points(line.x, line.y, place)
+    if line.has_steps:
+        corners = [(after[0], before[1]) for before, after in itertools.pairwise(points)]
+        pairs = zip(points, [*corners, points[-1]], strict=True)
+        points = [point for pair in pairs for point in pair]
+    return f'<path class="line" d="{_path(points)}" {_stroke(line)}/>'
 
 
-def _y_ticks(layout: Mapping[str, Any], panel: str, scale: Scale) -> tuple[Tick, ...]:
-    return scale.ticks(_axis_of(layout, "y", panel))
+def _band(band: Band, place: _Place) -> str:
+    low, high = (_points(band.x, y, place) for y in (band.low, band.high))
+    return f'<path class="band" d="{_path([*high, *reversed(low)])}z" {_paint(band.color)}/>'
 
 
-def _of_panel(traces: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    return [one for one in traces if one.get("xaxis", "x") == name]
+def _points(x: Values, y: Values, place: _Place) -> list[tuple[float, float]]:
+    pairs = zip(x, y, strict=True)
+    return [(SPAN * place.x.share(one), place.down(other)) for one, other in pairs]
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{_px(x)} {_px(y)}" for x, y in points)
+
+
+def _symbol(points: Points, size: float, place: tuple[float, float], inner: str = "") -> str:
+    """Return one point at a share of the width and a height in pixels."""
+    x, y = place
+    look = _paint(points.color)
+    if points.outline is not None:
+        look = f'fill="none" {_paint(points.color, "stroke")} stroke-width="1.5"'
+    elif points.size >= _RIMMED:
+        look += f' {_paint("surface", "stroke")} stroke-width="1.5"'
+    if points.outline in {None, "circle"}:
+        at = f'cx="{_percent(x)}" cy="{_px(y)}" r="{size / 2:g}"'
+        return f"<circle {at} {look}>{inner}</circle>"
+    outline = _OUTLINES[str(points.outline)].format(r=f"{size / 2:g}", d=f"{size:g}")
+    return (
+        f'<svg x="{_percent(x)}" y="{_px(y)}" overflow="visible">'
+        f'<path d="{outline}" {look}>{inner}</path></svg>'
+    )
+
+
+def _bars(bars: Bars, place: _Place) -> Iterator[str]:
+    """Yield bars, and the texts in or beside them."""
+    thick = place.height / len(place.y.categories) * (1 - _FREE)
+    look = f"{_paint(bars.color)} {_paint('surface', 'stroke')}"
+    spans = zip(bars.rows, bars.starts, bars.lengths, strict=True)
+    for at, (row, start, length) in enumerate(spans):
+        left, right = place.x.share(start), place.x.share(start + length)
+        middle = place.down(row)
+        yield (
+            f'<rect x="{_percent(left)}" y="{_px(middle - thick / 2)}" '
+            f'width="{_percent(right - left)}" height="{_px(thick)}" {look}>'
+            f"{_title(bars.hover, at)}</rect>"
+        )
+        if bars.texts and not bars.text_color:
+            yield _text(bars.texts[at], right, middle + 4, anchor="start", shift=5)
+        elif bars.texts:
+            needs = len(bars.texts[at]) * _IN_BARS + 2
+            if bars.texts[at] and (right - left) * place.pixels >= needs:
+                look_in = "mark" if (right - left) * _PHONE >= needs else "mark roomy"
+                center = (left + right) / 2
+                yield _text(bars.texts[at], center, middle + 4, look=look_in, color=bars.text_color)
+
+
+def _upright(line: Upright, place: _Place) -> Iterator[str]:
+    at = place.x.share(line.at)
+    yield _vertical(at, place, f'{_paint("muted", "stroke")} stroke-dasharray="2 3"')
+    fits = at * _PHONE >= len(line.words) * _CHARACTER
+    anchor, shift = ("end", -4) if fits else ("start", 4)
+    yield _text(line.words, at, place.top + 12, anchor=anchor, shift=shift)
+
+
+def _x_labels(place: _Place, height: float) -> Iterator[str]:
+    """Yield the labels and the title of a panel's x axis."""
+    ticks = place.x.ticks()
+    is_dense = sum(len(tick.text) * _CHARACTER + 16 for tick in ticks) > _PHONE
+    for at, tick in enumerate(ticks):
+        anchor = "end" if tick.share > 1 - 1e-3 and len(tick.text) > _LONG_TICK else "middle"
+        look = "tick roomy" if is_dense and at % 2 else "tick"
+        yield _text(tick.text, tick.share, place.bottom + 15, look=look, anchor=anchor)
+    if title := place.panel.x.title:
+        yield _text(title, 0.5, height - 5)
+
+
+def _y_labels(place: _Place) -> Iterator[str]:
+    """Yield the labels of a panel's y axis, at the right edge of their drawing."""
+    for tick in place.y.ticks():
+        lines = _lines(tick.text)
+        for at, line in enumerate(lines):
+            down = place.bottom - place.height * tick.share + 4 + 14 * (at - (len(lines) - 1) / 2)
+            yield _text(line, 1, down, anchor="end", shift=-8)
 
 
 def _lines(words: str) -> tuple[str, ...]:
     """Return a label's lines: two where it is long and has a space."""
     if len(words) <= _ROW_LABELS or " " not in words:
         return (words,)
-    middle = len(words) / 2
     spaces = [at for at, letter in enumerate(words) if letter == " "]
-    at = min(spaces, key=lambda one: abs(one - middle))
+    at = min(spaces, key=lambda place: abs(place - len(words) / 2))
     return words[:at], words[at + 1 :]
 
 
-def _level(down: float, kind: str) -> str:
-    return f'<line x1="0" x2="100%" y1="{pixels(down)}" y2="{pixels(down)}" class="{kind}"/>'
-
-
-def _upright(share: float, top: float, bottom: float, look: str) -> str:
-    at = percentage(share)
-    return f'<line x1="{at}" x2="{at}" y1="{pixels(top)}" y2="{pixels(bottom)}" {look}/>'
-
-
-def _stretched(inner: str, height: float) -> str:
-    return (
-        f'<svg class="lines" width="100%" height="{pixels(height)}" '
-        f'viewBox="0 0 {SPAN} {pixels(height)}" preserveAspectRatio="none">{inner}</svg>'
-    )
-
-
-def _above(words: str) -> str:
-    return f'<span class="axis">{escape(words)}</span>' if words else ""
-
-
-def _legend(traces: Sequence[Mapping[str, Any]]) -> str:
-    shown = [one for one in traces if one.get("name") and one.get("showlegend", True)]
-    if len(shown) < 2:  # noqa: PLR2004 - one series needs no name
+def _legend(figure: Figure) -> str:
+    """Return the names of the series, once where two panels have it; of a single one nothing."""
+    marks = [
+        mark for panel in figure.panels for mark in panel.marks if not isinstance(mark, Upright)
+    ]
+    named = {mark.name: mark for mark in reversed(marks) if mark.name}
+    if len(named) < 2:  # noqa: PLR2004 - one series needs no name
         return ""
     items = "".join(
-        f'<li><svg width="18" height="12">{_swatch(one)}</svg>{escape(one["name"])}</li>'
-        for one in shown
+        f'<li><svg width="18" height="12">{_swatch(named[name])}</svg>{escape(name)}</li>'
+        for name in dict.fromkeys(mark.name for mark in marks if mark.name)
     )
     return f'<ul class="legend">{items}</ul>'
 
 
-def _swatch(trace: Mapping[str, Any]) -> str:
-    if trace["type"] == "bar":
-        return f'<rect y="1" width="12" height="10" {paint(trace["marker"]["color"])}/>'
-    if "fillcolor" in trace:
-        return f'<rect y="1" width="16" height="10" {paint(trace["fillcolor"])}/>'
-    if trace["mode"] == "lines":
-        return f'<line x1="0" x2="16" y1="6" y2="6" {stroke(trace["line"])}/>'
-    return symbol({**trace["marker"], "size": min(trace["marker"].get("size", 6), 9)}, 0.35, 6)
+def _swatch(mark: Line | Band | Points | Bars) -> str:
+    match mark:
+        case Line():
+            return f'<line x1="0" x2="16" y1="6" y2="6" {_stroke(mark)}/>'
+        case Points():
+            return _symbol(mark, min(mark.size, 9), (0.35, 6))
+        case _:
+            return f'<rect y="1" width="14" height="10" {_paint(mark.color)}/>'
+
+
+def _paint(color: str, name: str = "fill") -> str:
+    """Return the attributes for a colour's role, such as "accent/0.2"."""
+    found = _ROLE.fullmatch(color)
+    if found is None:
+        raise ValueError(f"{color!r} is no role of the theme, such as accent or accent/0.2")
+    opacity = f' {name}-opacity="{found[2]}"' if found[2] else ""
+    return f'{name}="var(--{found[1]})"{opacity}'
+
+
+def _stroke(line: Line) -> str:
+    dash = ' stroke-dasharray="2 3"' if line.is_dotted else ""
+    return f'{_paint(line.color, "stroke")} stroke-width="{line.width:g}"{dash}'
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}%"
+
+
+def _px(number: float) -> str:
+    """Return pixels with one digit at most."""
+    return f"{number:.1f}".removesuffix(".0")
+
+
+def _title(words: Sequence[str], at: int) -> str:
+    """Return the element that browsers show on hovering; "" for no words."""
+    return f"<title>{escape(words[at])}</title>" if words else ""
+
+
+def _text(
+    words: str, x: float, y: float, *, look: str = "tick", anchor: str = "middle",
+    shift: float = 0, color: str = "",
+) -> str:  # fmt: skip
+    """Return a text at a share of the width and a height in pixels.
+
+    Args:
+        look: style classes.
+        shift: pixels to the right.
+    """
+    more = f' dx="{shift:g}"' if shift else ""
+    more += f" {_paint(color)}" if color else ""
+    return (
+        f'<text x="{_percent(x)}" y="{_px(y)}" text-anchor="{anchor}" class="{look}"{more}>'
+        f"{escape(words)}</text>"
+    )
+
+
+def _level(down: float, kind: str) -> str:
+    return f'<line x1="0" x2="100%" y1="{_px(down)}" y2="{_px(down)}" class="{kind}"/>'
+
+
+def _vertical(share: float, place: _Place, look: str) -> str:
+    at = _percent(share)
+    return f'<line x1="{at}" x2="{at}" y1="{_px(place.top)}" y2="{_px(place.bottom)}" {look}/>'
+
+
+def _stretched(inner: str, height: float) -> str:
+    return (
+        f'<svg class="lines" width="100%" height="{_px(height)}" '
+        f'viewBox="0 0 {SPAN} {_px(height)}" preserveAspectRatio="none">{inner}</svg>'
+    )
+
+
+def _above(axis: Axis) -> str:
+    return f'<span class="axis">{escape(axis.title)}</span>' if axis.title else ""

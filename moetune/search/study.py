@@ -20,8 +20,14 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from moetune.domain.constraints import STRATEGIES
 from moetune.domain.plan import Decision
-from moetune.solve.layer.online import REPEATS, Tried, best_tried, is_clearly_worse, next_decision
-from moetune.solve.layer.search_space import Space
+from moetune.solve.layer.online import (
+    REPEATS,
+    Space,
+    Tried,
+    best_tried,
+    is_clearly_worse,
+    next_decision,
+)
 
 _MOST = 2**20
 # The same in every study: a resumed one may have other bounds, and Optuna refuses to change

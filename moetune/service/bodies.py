@@ -61,8 +61,7 @@ def _matches(etag: str, header: str) -> bool:
 JSON = "application/json"
 TOML = "application/toml"
 FORM = "application/x-www-form-urlencoded"
-MULTIPART = "multipart/form-data"
-_MAX_PART_BYTES = 2**20
+_MOST_FIELDS = 100
 _MAX_DEPTH = 32
 _MAX_WHOLE_NUMBER = 2**63 - 1
 
@@ -88,27 +87,17 @@ async def read_body(request: Request, *, kinds: Collection[str]) -> tuple[str, b
     return kind, await request.body()
 
 
-async def read_form(request: Request, *, kind: str, max_fields: int) -> dict[str, bytes]:
-    """Return the fields of a form by their names; of one that comes twice the last.
-
-    Args:
-        kind: `FORM`, or `MULTIPART` for one with a file.
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form of a page by their names; of one that comes twice the last.
 
     Raises:
         MediaTypeError: it is no such form.
-        UnreadableBodyError: it is broken, or has more fields or files than a page sends.
+        UnreadableBodyError: it is broken, or has more fields than a page sends.
     """
-    _, content = await read_body(request, kinds=(kind,))
-    if kind == MULTIPART and not content.rstrip(b"\r\n").endswith(b"--"):
-        raise UnreadableBodyError("the form is cut off", "send it again")
+    await read_body(request, kinds=(FORM,))
     try:
-        async with request.form(
-            max_files=1, max_fields=max_fields, max_part_size=_MAX_PART_BYTES
-        ) as form:
-            return {
-                name: value.encode() if isinstance(value, str) else await value.read()
-                for name, value in form.multi_items()
-            }
+        form = await request.form(max_fields=_MOST_FIELDS)
+        return {name: value for name, value in form.multi_items() if isinstance(value, str)}
     except HTTPException as error:
         raise UnreadableBodyError(f"the form cannot be read: {error.detail}") from None
 

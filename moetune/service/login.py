@@ -8,10 +8,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from moetune.service.access import Access
-from moetune.service.bodies import FORM, read_form
+from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
 
-_MOST_FIELDS = 10
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -49,9 +48,9 @@ def add_login(app: FastAPI, access: Access) -> None:
 
     @app.post(LOGIN_PATH, include_in_schema=False)
     async def log_in(request: Request) -> Response:
-        fields = await read_form(request, kind=FORM, max_fields=_MOST_FIELDS)
-        target = _own_path(fields.get("next", b"").decode())
-        if access.right_of(fields.get("token", b"").decode().strip()) == "none":
+        fields = await read_form(request)
+        target = _own_path(fields.get("next", ""))
+        if access.right_of(fields.get("token", "").strip()) == "none":
             return _form(target, problem="This is not a token of this service.")
         answer = RedirectResponse(target, HTTPStatus.SEE_OTHER)
         answer.set_cookie(

@@ -11,8 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from moetune.domain.errors import MoetuneError
-from moetune.domain.prediction_error import prediction_error
-from moetune.domain.records import FitInfo, Observation
+from moetune.domain.records import FitInfo, Observation, prediction_error
 from moetune.service.quotas import KINDS, Kind, Quotas
 from moetune.workflows.open_planner import ServicePlanner
 

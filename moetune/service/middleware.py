@@ -38,15 +38,10 @@ LOGOUT_PATH = "/logout"
 _OPEN_PATHS = frozenset({LOGIN_PATH, LOGOUT_PATH, "/healthz", "/readyz"})
 _OPEN_FOLDER = "/static/"
 _READING = frozenset({"GET", "HEAD"})
-UPLOAD_PATH = "/machines"
 KEEP_PATH = "/new/keep"
-_READING_POSTS = frozenset(
-    {
-        "/v1/whatif", "/whatif", "/new", KEEP_PATH, UPLOAD_PATH,
-    }
-)  # fmt: skip
-"""These compute and store nothing, and so need the read token only; what stores a form's file or
-keeps a plan asks for the write token itself, as a session of a browser only reads."""
+_READING_POSTS = frozenset({"/v1/whatif", "/new", KEEP_PATH})
+"""These compute and store nothing, and so need the read token only; what keeps a plan asks for the
+write token itself, as a session of a browser only reads."""
 _RIGHT = "moetune.right"
 _MAX_LENGTH_DIGITS = 18
 
@@ -178,8 +173,7 @@ def _check_right(scope: Scope, headers: Mapping[bytes, str], right: Right) -> No
 def _ask_to_log_in(scope: Scope, headers: Mapping[bytes, str]) -> Response | None:
     """Return a redirect to the login form for a browser, None for a program."""
     path = scope["path"]
-    is_page = scope["method"] in _READING or path == UPLOAD_PATH
-    if not is_page or not wants_page(path, headers.get(b"accept", "")):
+    if scope["method"] not in _READING or not wants_page(path, headers.get(b"accept", "")):
         return None
     query = scope.get("query_string", b"").decode("latin-1")
     target = f"{path}?{query}" if query else path

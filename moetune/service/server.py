@@ -27,7 +27,7 @@ from moetune.service.access import (
     read_token_file,
 )
 from moetune.service.app import create_app
-from moetune.service.connections import ConnectionLimits, limited_protocol, most_connections
+from moetune.service.connections import LimitedProtocol
 from moetune.service.logs import LogFormat, start_logging
 from moetune.service.quotas import QuotaLimits
 from moetune.workflows.open_planner import open_planner
@@ -96,7 +96,6 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
     """
     access = access_of(options)
     check_tls(options)
-    limits = ConnectionLimits(connections=most_connections())
     with (
         closing(_listen(options)) as listener,
         closing(SolverPool(SolverLimits(seconds=options.deadline_seconds))) as solver,
@@ -111,7 +110,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
         server = _Server(
             uvicorn.Config(
                 app,
-                http=limited_protocol(limits),
+                http=LimitedProtocol,
                 ssl_certfile=options.tls_cert,
                 ssl_keyfile=options.tls_key,
                 ws="none",

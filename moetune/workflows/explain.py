@@ -6,9 +6,8 @@ Used by `Planner.explain`, between the look-up of plan and profile and `views.ex
 from dataclasses import dataclass
 
 from moetune.domain.document import encode
-from moetune.domain.plan import Plan
+from moetune.domain.plan import LayerTerms, PhaseTerms, Plan, StrategyTerms
 from moetune.domain.profile import Profile
-from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.plan import SolvedPlan
 from moetune.solve.layer.strategies import rank_layer

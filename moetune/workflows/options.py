@@ -7,7 +7,7 @@ from moetune.domain.costs import Costs
 from moetune.domain.errors import ProfileError
 from moetune.domain.plan import Plan
 from moetune.report.plan_figures import Option
-from moetune.solve.layer.budget import MemoryBudget
+from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.workflows.explain import Explanation

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
-from moetune.domain.plan import Alternative, Decision, Plan
-from moetune.domain.terms import LayerTerms, PhaseTerms
+from moetune.domain.plan import Alternative, Decision, LayerTerms, PhaseTerms, Plan
 from moetune.workflows.compared import ComparedChoice, degrees_name, is_same_step
 
 

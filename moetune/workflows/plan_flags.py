@@ -300,7 +300,7 @@ def plan_flags(
     wanted = settings.profile if profile is None else profile
     found = find_profile(wanted, stores=stores, for_models=True)
     model = flags.training_request(found.profile)
-    plan = plan_training(model, found.profile, with_front=flags.front, with_savings=True).stored
+    plan = plan_training(model, found.profile, with_front=flags.front, with_savings=True)
     if save:
         with wiring.open_store(settings) as store:
             store.save_plan(plan)

@@ -7,12 +7,11 @@ from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
-from moetune.solve.joint.graphs import as_graphed
+from moetune.solve.joint.best import as_graphed
 from moetune.solve.joint.placement import placed_job, placing
 from moetune.workflows.models import find_planned_model
 from moetune.workflows.routing_files import read_routing
-from moetune.workflows.training_plan import TrainingPlan, TrainingRequest, folded_layout
-from moetune.workflows.training_prices import StandIns
+from moetune.workflows.training_plan import TrainingRequest, folded_layout, plan_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +78,7 @@ def _priced(plan: TrainingDocument, request: TrainingRequest) -> TrainingRequest
 
 def _check_id(document: TrainingDocument, request: TrainingRequest) -> None:
     """Raise InputError where the request is not the one that the plan's id is of."""
-    inputs = document.inputs
-    plan = TrainingPlan(
-        request=request, profile=inputs.profile, profile_fingerprint=inputs.profile_fingerprint,
-        limit_bytes=inputs.memory_limit_bytes, trust="modelled", found=(), stand_ins=StandIns(),
-    )  # fmt: skip
-    if plan.id != document.id:
+    if plan_id(document.inputs, request) != document.id:
         raise InputError(
             f"plan {document.id[:6]}: its model, routing or version of moetune is another one",
             "make the plan again; where its model is a config.json, name it with --model",

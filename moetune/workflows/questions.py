@@ -108,4 +108,4 @@ def _profile_name(profile: object) -> str:
 
 def _plan_model(flags: PlanFlags, profile: Profile) -> TrainingDocument:
     request = flags.training_request(profile)
-    return plan_training(request, profile, with_front=flags.front, with_savings=True).stored
+    return plan_training(request, profile, with_front=flags.front, with_savings=True)

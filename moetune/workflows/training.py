@@ -1,7 +1,7 @@
 """The fastest layout to train a decoder in: its job, the search, and why nothing fits."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from math import inf
 
 from moetune.domain.architecture import Decoder
@@ -30,19 +30,28 @@ from moetune.domain.training import (
     TrainingDtype,
     TrainingJob,
 )
+from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
+from moetune.solve.chunks.choose import chunks_of
+from moetune.solve.joint.best import with_graphs
 from moetune.solve.joint.front import memory_front
-from moetune.solve.joint.graphs import with_and_without_graphs, with_graphs
 from moetune.solve.joint.placement import solve_placed
 from moetune.solve.joint.savings import Savings
-from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.search import FoldedSearch, PricedLayout
+from moetune.solve.joint.uncertainty import confidence_of, public_ratios
 from moetune.solve.training.memory import MemoryModel, fillable_bytes
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.plan import sound_numbers
 from moetune.workflows.profile_quality import quality_of
-from moetune.workflows.training_plan import TrainingPlan, TrainingRequest, layout_words
+from moetune.workflows.training_plan import (
+    TrainingRequest,
+    answer_of,
+    layout_words,
+    plan_id,
+    saving_of,
+)
 from moetune.workflows.training_prices import stand_ins_of, step_prices
 
 
@@ -66,8 +75,8 @@ def search_of(
         asks_runtime: whether layouts that the runtime would refuse are left out.
     """
     site = site_of(profile)
-    return FoldedSearch.of(
-        prices, limit_bytes=limit_bytes, site=site, asks_runtime=asks_runtime,
+    return FoldedSearch(
+        wholes=prices, limit_bytes=limit_bytes, site=site, asks_runtime=asks_runtime,
         host_bytes=site.host_bytes_per_rank(prices.job.world_size) or inf,
     )  # fmt: skip
 
@@ -79,7 +88,7 @@ def plan_training(
     *,
     with_front: bool = False,
     with_savings: bool = False,
-) -> TrainingPlan:
+) -> TrainingDocument:
     """Return the fastest layout that the rules, the pins and the memory allow.
 
     Args:
@@ -95,33 +104,30 @@ def plan_training(
         ProfileError: the profile lacks an operation.
     """
     solved = _solved(request, profile, costs)
-    plan, pins = solved.plan, _of_layouts(request.pins)
-    with sound_numbers(profile.name):
-        if with_front and plan.fits:
-            best, front = plan.best.layout, partial(memory_front, solved.search)
-            plan = replace(plan, front=with_and_without_graphs(pins, best, front))
-        if with_savings and plan.fits:
-            plan = add_savings(plan, solved.search)
+    plan, pins, best = solved.plan, _of_layouts(request.pins), solved.best
     if not plan.fits:
-        raise _too_large(plan)
+        raise _too_large(solved, request)
+    with sound_numbers(profile.name):
+        if with_front:
+            front = memory_front(solved.search, pins, best.layout.cuda_graphs)
+            answers = (answer_of(one, request.job, profile.machine.device) for one in front)
+            plan = replace(plan, front=tuple(answers))
+        if with_savings:
+            found = Savings(search=solved.search, pins=pins, best=best)
+            free = found.free()
+            plan = replace(
+                plan, savings=tuple(map(saving_of, found.of_flags())),
+                free=None if free is None else saving_of(free),
+            )  # fmt: skip
     return plan
-
-
-def add_savings(plan: TrainingPlan, search: FoldedSearch) -> TrainingPlan:
-    """Return a plan that fits with what single flags and all of its pins cost.
-
-    Args:
-        search: that found it.
-    """
-    found = Savings(search=search, pins=_of_layouts(plan.request.pins), best=plan.best)
-    return replace(plan, savings=tuple(found.of_flags()), free=found.free())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Solved:
-    """A plan, whether it fits or not, with what it was made of."""
+    """A plan, whether it fits or not, with its layout and the search that found it."""
 
-    plan: TrainingPlan
+    plan: TrainingDocument
+    best: PricedLayout
     search: FoldedSearch
 
 
@@ -161,7 +167,9 @@ def _on_host(
         return found
     if not solved.plan.fits:
         return found
-    return _Solved(plan=replace(solved.plan, request=request), search=solved.search)
+    inputs = replace(solved.plan.inputs, pins=request.pins)
+    plan = replace(solved.plan, id=plan_id(inputs, request), inputs=inputs)
+    return replace(solved, plan=plan)
 
 
 def _check_placement_rule(request: TrainingRequest) -> None:
@@ -190,8 +198,8 @@ def _priced(
         plan = _searched(request, profile, costs, asks_runtime=False).plan
     except MoetuneError:  # its times are not known
         return error
-    step, peak = plan.best.step.seconds, plan.best.memory.peak_bytes
-    price = f"as pinned a step would take {format_seconds(step)} and {format_bytes(round(peak))}"
+    step, peak = plan.predicted.step_seconds, plan.memory.peak_bytes
+    price = f"as pinned a step would take {format_seconds(step)} and {format_bytes(peak)}"
     return RefusedLayoutError(error.what, f"{error.hint}; {price}", plan.document)
 
 
@@ -207,29 +215,51 @@ def _searched(
         search, best = layouts.search, layouts.best()
         graphed = with_graphs(search, _of_layouts(request.pins), best)
         found = (graphed or layouts).ranked()
-        plan = TrainingPlan(
-            request=request, profile=profile.name, profile_fingerprint=profile.digest,
-            limit_bytes=limit, placement=placement,
-            trust=search.prices.device.trusts.least, found=tuple(found),
-            host_bytes=search.host_bytes,
-            ranks_per_host=min(request.job.world_size, site_of(profile).devices_per_node),
-            quality=quality_of(profile), device=profile.machine.device,
-            provenance=profile.provenance,
-            stand_ins=stand_ins_of(
-                search.of_wholes[0].job, search.target, profile, found[0], known
-            ),
-            natural_bytes=_natural_bytes(request, found[0].layout),
-        )  # fmt: skip
-    return _Solved(plan=plan, search=search)
+        stand_ins = stand_ins_of(search.wholes.job, search.target, profile, found[0], known)
+    inputs, device = request.inputs(profile, limit), profile.machine.device
+    chosen, *others = (answer_of(one, request.job, device) for one in found)
+    target = request.target.name
+    plan = TrainingDocument(
+        id=plan_id(inputs, request), inputs=inputs, layout=chosen.layout,
+        predicted=chosen.predicted, memory=chosen.memory, fits=search.fits(found[0].layout),
+        confidence=confidence_of(
+            [one.step.seconds for one in found], ratios=stand_ins.ratios, target=target
+        ),
+        trust=search.prices.device.trusts.least, profile_quality=quality_of(profile),
+        warnings=(
+            *request.job.decoder.uncounted_words, *stand_ins.words,
+            *_routing_words(request, found[0].layout, limit),
+            *_host_words(found[0], search, profile),
+        ),
+        alternatives=tuple(others), placement=placement,
+        origin=PlanOrigin(
+            provenance=profile.provenance, device=device, public_ratios=public_ratios(target)
+        ),
+        chunks=chunks_of(request.job, found[0].layout) if target == "moetune" else None,
+    )  # fmt: skip
+    return _Solved(plan=plan, best=found[0], search=search)
 
 
-def _natural_bytes(request: TrainingRequest, layout: FoldedLayout) -> float | None:
-    """Return what natural routing needs of a layout; None where that is planned for already."""
+def _routing_words(request: TrainingRequest, layout: FoldedLayout, limit: int) -> Iterator[str]:
+    """Say what natural routing would need of a plan for balanced one alone, if it is more."""
     job = request.job
     if job.leaves_room or job.routing != BALANCED or not job.decoder.num_moe_layers:
-        return None
+        return
     roomy = replace(job, leaves_room=True)
-    return memory_model(roomy, request.target, DecoderStages(job.decoder)).needs(layout)[0]
+    memory = memory_model(roomy, request.target, DecoderStages(job.decoder))
+    need, there = memory.needs(layout)[0], format_bytes(limit)
+    if need > limit:
+        needed = f"natural routing would need {format_bytes(round(need))} per device"
+        yield f"{needed}, more than the {there} there are; without --routing a plan leaves room"
+
+
+def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> Iterator[str]:
+    """Say what hosts need whose memory the profile does not know."""
+    rank_bytes = round(best.memory.host_bytes)
+    if rank_bytes and search.host_bytes == inf:
+        sharers = min(search.job.world_size, site_of(profile).devices_per_node)
+        needed = f"{format_bytes(rank_bytes * sharers)} more than its system's"
+        yield f"profile {profile.name} does not know its hosts' memory: each host needs {needed}"
 
 
 def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
@@ -291,34 +321,28 @@ def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerNam
     return dtype, optimizer
 
 
-def _too_large(plan: TrainingPlan) -> LayoutTooLargeError:
-    peak, layout = plan.best.memory.peak_bytes, plan.best.layout
-    if not plan.fits_host:
-        each = format_bytes(round(plan.best.memory.host_bytes))
-        share = format_bytes(int(plan.host_bytes))
+def _too_large(solved: _Solved, request: TrainingRequest) -> LayoutTooLargeError:
+    plan, best, search = solved.plan, solved.best, solved.search
+    host_bytes, limit = best.memory.host_bytes, plan.inputs.memory_limit_bytes
+    if host_bytes > search.host_bytes:
+        each, share = format_bytes(round(host_bytes)), format_bytes(int(search.host_bytes))
         return LayoutTooLargeError(
             f"host memory binds: {each} for each device is more than its share of a host's, "
             f"{share}",
             "offload a smaller share, or recompute more",
             plan.document,
         )
-    largest = max(plan.best.memory.parts, key=plan.best.memory.parts.__getitem__)
+    parts = best.memory.parts
+    ways = ["take more ranks, or devices with more memory"]
+    if parts.get("gathered", 0) > limit:  # whole, on however many ranks
+        ways = ["take devices with more memory, or another --target"]
+    if request.pins != LayoutRequest():
+        ways.append("leave more of the layout to the solver")
     return LayoutTooLargeError(
-        f"memory binds: {plan.request.job.decoder.name} needs "
-        f"{format_bytes(round(peak))} per device with {layout_words(layout)} (most of it "
-        f"{largest}), more than the {format_bytes(plan.limit_bytes)} there are",
-        _smaller(plan),
+        f"memory binds: {request.job.decoder.name} needs "
+        f"{format_bytes(round(best.memory.peak_bytes))} per device with "
+        f"{layout_words(best.layout)} (most of it {max(parts, key=parts.__getitem__)}), more than "
+        f"the {format_bytes(limit)} there are",
+        "; ".join(ways),
         plan.document,
     )
-
-
-def _smaller(plan: TrainingPlan) -> str:
-    """Return what takes less memory than the smallest layout with the pins."""
-    memory, pins = plan.best.memory, plan.request.pins
-    if memory.parts.get("gathered", 0) > plan.limit_bytes:  # whole, on however many ranks
-        ways = ["take devices with more memory, or another --target"]
-    else:
-        ways = ["take more ranks, or devices with more memory"]
-    if pins != LayoutRequest():
-        ways.append("leave more of the layout to the solver")
-    return "; ".join(ways)

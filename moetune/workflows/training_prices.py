@@ -12,7 +12,7 @@ from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
 from moetune.fit.costs import costs_of
 from moetune.fit.variants import RESAMPLING_SEED, resample_costs
-from moetune.solve.joint.ties import PricedLayout
+from moetune.solve.joint.search import PricedLayout
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices

@@ -29,7 +29,7 @@ from moetune.domain.training_document import (
 )
 from moetune.domain.units import format_seconds, format_share
 from moetune.solve.joint.pins import pin_flag, pinned, without
-from moetune.solve.joint.ties import NOISE
+from moetune.solve.joint.search import NOISE
 from moetune.solve.joint.uncertainty import confidence_of
 from moetune.solve.training.chunks import MOST_CHUNKS
 from moetune.workflows.compared import (
@@ -210,11 +210,12 @@ def _compare(planned: PlannedTraining, asked: _Asked) -> WhyNotAnswer:
             return replace(answer, refused=refused)
         smallest = training_from_document(encode(error.plan), "the priced plan")
         return replace(answer, other=_own_choice(smallest), refused=refused)
-    other = _own_choice(found.stored)
+    other = _own_choice(found)
     notes = [one for one in found.warnings if one not in planned.plan.warnings]
+    means = _mean_notes(folded_layout(found.layout), planned.layouts[0])
     return replace(
         answer, other=other, probability_faster=_chance(own, other), rule=_RULE,
-        notes=(*answer.notes, *_mean_notes(found.best.layout, planned.layouts[0]), *notes),
+        notes=(*answer.notes, *means, *notes),
     )  # fmt: skip
 
 
@@ -233,7 +234,7 @@ def _blocking(planned: PlannedTraining, asked: _Asked) -> Refusal | None:
         except (InputError, InfeasiblePlanError):
             continue
         flags = " ".join(pin_flag(pins, name) for name in names)
-        best = found.stored.best
+        best = found.best
         return Refusal(
             what=f"the plan's own {flags} leaves no room for it",
             hint=(

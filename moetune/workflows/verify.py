@@ -12,9 +12,8 @@ from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.operations import Operation, OperationTimes, predicted_seconds
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import Profile
-from moetune.domain.records import Observation
+from moetune.domain.records import Observation, prediction_error
 from moetune.fit.costs import costs_of
 from moetune.measure.loads import expert_shares
 from moetune.solve.layer.parallelism import layer_costs

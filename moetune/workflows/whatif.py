@@ -126,7 +126,7 @@ def _named(planner: Planner, question: WhatIf) -> AnyPlan:
 
 def _model_again(arguments: Mapping[str, object], profile: Profile) -> TrainingDocument:
     request = read_flags(arguments).training_request(profile)
-    return plan_training(request, profile).stored
+    return plan_training(request, profile)
 
 
 def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from moetune import config
 from moetune.config import Configuration, Settings
 from moetune.domain.cluster import Cluster
-from moetune.domain.errors import BadStoreError
-from moetune.domain.extras import needed_by
+from moetune.domain.errors import BadStoreError, needed_by
 
 if TYPE_CHECKING:
     from moetune.runtime.plans.client import ServiceClient

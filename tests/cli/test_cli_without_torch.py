@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.domain.errors import MissingPackageError
-from moetune.domain.extras import EXTRAS, needed_by
+from moetune.domain.errors import EXTRAS, MissingPackageError, needed_by
 
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"

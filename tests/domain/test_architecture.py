@@ -134,8 +134,6 @@ def test_names_say_what_a_token_reads() -> None:
     )  # fmt: skip
     assert windowed.name == "attention, window 32"
     assert GROUPED.name == "attention"
-    assert _decoder(LATENT).has_latent_attention
-    assert not _decoder(GROUPED).has_latent_attention
     assert borrowed.name == "latent attention, top 16 keys of an earlier block"
     assert _compressed(0).name == "attention, window 8"
     assert _compressed(128).name == "compressed attention, 1 of 128"

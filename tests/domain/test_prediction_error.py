@@ -2,7 +2,7 @@
 
 import pytest
 
-from moetune.domain.prediction_error import prediction_error
+from moetune.domain.records import prediction_error
 
 
 def test_a_step_slower_than_predicted_has_an_error_below_0() -> None:

@@ -14,14 +14,14 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import Concatenate
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from moetune.domain.deepspeed_rules import CUTS_ATTENTION as AUTOTP
-from moetune.domain.deepspeed_rules import PRESETS
 from moetune.domain.target_rules import model_rules, target_rules
 from moetune.domain.targets import find_target
-from moetune.domain.torchtitan_recipes import RECIPES, recipe_of
+from moetune.domain.torchtitan_rules import RECIPES, recipe_of
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.transformers_rules import (
     ABSENT,
+    AUTOEP,
+    AUTOTP,
     CUTS_ATTENTION,
     NO_CAUSAL_CLASS,
     READS_IN_PARTS,
@@ -177,7 +177,7 @@ def test_families_with_experts_and_no_plan_for_them_are_all_named() -> None:
         and not getattr(config, "base_model_ep_plan", None)
     }
     assert without <= WITHOUT_EXPERT_PLAN
-    assert set(PRESETS) <= set(families())
+    assert set(AUTOEP) <= set(families())
 
 
 @pytest.mark.parametrize("model", ["qwen3-vl-30b-a3b", "kimi-k3", "nemotron-3-nano-omni"])

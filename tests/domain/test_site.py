@@ -65,13 +65,13 @@ def test_links_reach_as_far_as_the_board_joins_them() -> None:
 def test_a_host_of_a_rack_has_four_devices() -> None:
     rack = site_of(_profile("NVIDIA GB200", 72, host_memory_bytes="960000000000"))
     assert (rack.devices_per_node, rack.nvlink_peers) == (4, 72)
-    assert rack.host_share_bytes == 960 * 10**9 * 9 // 10 // 4
+    assert rack.host_bytes_per_rank(rack.devices_per_node) == 960 * 10**9 * 9 // 10 // 4
 
 
 def test_what_is_not_known_is_none() -> None:
     site = site_of(_profile("Some GPU", 4))
     assert (site.vendor, site.chip, site.generation, site.capability) == (None,) * 4
-    assert (site.host_memory_bytes, site.host_share_bytes) == (None, None)
+    assert (site.host_memory_bytes, site.host_bytes_per_rank(8)) == (None, None)
     assert site.multiplies("fp8") is None
     assert site.multiplies("bfloat16") is True
     assert site_of(_profile("NVIDIA Quadro 9")).vendor == "nvidia"

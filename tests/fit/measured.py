@@ -7,12 +7,12 @@ from typing import get_args
 import numpy as np
 
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import Profile
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
     Direction,
+    GemmForm,
     GemmPoint,
     InterferencePoint,
     Point,

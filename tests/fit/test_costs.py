@@ -12,7 +12,6 @@ from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.errors import ProfileError
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile
 from moetune.domain.samples import (
@@ -21,6 +20,7 @@ from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
     Direction,
+    GemmForm,
     GemmPoint,
     Sample,
 )

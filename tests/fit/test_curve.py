@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
-from moetune.fit.curve import Curve, curve_through
-from moetune.fit.left_out import LINE_ERROR, SPACING_SHARE, interpolation_errors
-from moetune.fit.monotone import isotonic
+from moetune.fit.curve import (
+    LINE_ERROR,
+    SPACING_SHARE,
+    Curve,
+    curve_through,
+    interpolation_errors,
+    isotonic,
+)
 
 times = st.floats(1e-7, 1e3)
 points = st.lists(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from moetune.domain.costs import Costs, Estimate, costs_of_all
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.profile import Profile
+from moetune.domain.samples import GemmForm
 from moetune.fit.variants import resample_costs
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests import prices

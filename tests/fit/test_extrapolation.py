@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.costs import Costs, costs_of_all
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.samples import (
     AttentionPoint,
     CollectivePoint,
+    GemmForm,
     GemmPoint,
     Point,
     RowsPoint,

@@ -14,9 +14,9 @@ from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import curve_through
 from moetune.fit.merged import merged
-from moetune.fit.predictor import Predictor
+from moetune.fit.operations import Predictor
+from moetune.fit.pool import Origin
 from moetune.fit.profile import fit_profile
-from moetune.fit.reference import Origin
 from tests import prices
 from tests.fit.measured import measured_profile
 

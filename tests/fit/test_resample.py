@@ -20,7 +20,7 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.fit.costs import costs_of
-from moetune.fit.left_out import SPACING_SHARE
+from moetune.fit.curve import SPACING_SHARE
 from moetune.fit.profile import fit_profile
 from moetune.fit.variants import resample_costs
 from tests import prices

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from moetune.domain.cost_keys import Shape
+from moetune.fit.gemm import rooflines_of, table_of, work_of
 from moetune.fit.pool import Series
-from moetune.fit.roofline import rooflines_of, table_of, work_of
 
 SIDES = st.sampled_from([64, 128, 256, 1024, 4096])
 SHAPES = st.tuples(st.sampled_from([1, 4, 16]), SIDES, SIDES)

@@ -103,13 +103,13 @@ def answered(question: Question) -> Drawn:
         return Drawn(question=question, refused=error.what)
     model, target = find_decoder_model(question.model, world_size=1), find_target(question.target)
     try:
-        made = export_plan(plan.stored, to=target.name, model=None, stores=stores)
+        made = export_plan(plan, to=target.name, model=None, stores=stores)
     except MoetuneError as error:
         return Drawn(question=question, refused=error.what, is_refused_by_export=True)
     job = {
         "number": question.number, "command": question.command, "target": target.name,
         "version": target.number, "chip": site_of(found.profile).chip,
-        "plan": json.loads(plan.stored.text), "config": dict(model.config),
+        "plan": json.loads(plan.text), "config": dict(model.config),
         "text": made.export.text, "file_name": made.export.file_name, "launch": made.export.launch,
     }  # fmt: skip
     return Drawn(question=question, job=job)

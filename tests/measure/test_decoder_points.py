@@ -7,12 +7,11 @@ import pytest
 
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.costs import Costs, Estimate
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.profile import Profile
-from moetune.domain.samples import AttentionPoint, GemmPoint, Point, RowsPoint, Sample
+from moetune.domain.samples import AttentionPoint, GemmForm, GemmPoint, Point, RowsPoint, Sample
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.measure.decoder_points import MeasuredModel

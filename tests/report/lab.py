@@ -10,7 +10,6 @@ import numpy as np
 
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.constraints import Bounds, Constraints
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
@@ -19,6 +18,7 @@ from moetune.domain.request import PlanRequest
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
+    GemmForm,
     GemmPoint,
     InterferencePoint,
     Point,

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.report.marks import SPAN
+from moetune.report.axes import Axis, Scale
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
-from moetune.report.scales import scale_of
 from moetune.report.section import Figure
-from moetune.report.svg import figure_svg
-from moetune.report.theme import axis
+from moetune.report.svg import SPAN, figure_svg
 from tests.report.test_figures import figures
 
 
@@ -33,11 +31,6 @@ def share(element: ET.Element, name: str) -> float:
 
 def title_of(element: ET.Element) -> str:
     return element.findtext("title") or ""
-
-
-@pytest.fixture(scope="module")
-def drawn() -> dict[str, Figure]:
-    return {one.name: one for one in figures()}
 
 
 def test_every_figure_is_drawn_in_colours_of_the_theme_alone() -> None:
@@ -96,7 +89,7 @@ def test_names_of_users_stay_text() -> None:
 
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), to_zero=st.booleans())
 def test_every_value_of_a_linear_axis_is_inside_it(values: list[float], *, to_zero: bool) -> None:
-    scale = scale_of(axis("x", **({"rangemode": "tozero"} if to_zero else {})), values)
+    scale = Scale.of(Axis(from_zero=to_zero), values)
     assert all(-1e-6 <= scale.share(one) <= 1 + 1e-6 for one in values)
     if to_zero:
         assert -1e-6 <= scale.share(0.0) <= 1 + 1e-6
@@ -104,8 +97,8 @@ def test_every_value_of_a_linear_axis_is_inside_it(values: list[float], *, to_ze
 
 @given(st.floats(1e-6, 1e6), st.floats(1.0001, 1e4))
 def test_ticks_are_round_evenly_apart_and_tell_their_places(low: float, factor: float) -> None:
-    scale = scale_of(axis("x"), [low, low * factor])
-    ticks = scale.ticks(axis("x"))
+    scale = Scale.of(Axis(), [low, low * factor])
+    ticks = scale.ticks()
     assert 2 <= len(ticks) <= 8
     values = [float(one.text.replace(",", "")) for one in ticks]
     assert len(set(values)) == len(values)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer
 
 WIDTH, VOCABULARY = 8, 12
 

@@ -12,8 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 import moetune
 from moetune.comm.group import OneRank
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 
 WIDTH, HIDDEN, TOKENS = 8, 16, 6
 EXACT = 1e-11

@@ -10,9 +10,7 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.errors import AllocationError, CollectiveError, RankMismatchError
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.moe.workspace import MemoryTracker
 
 Kind = Literal["all_to_all", "tensor", "shards"]

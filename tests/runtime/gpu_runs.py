@@ -9,9 +9,7 @@ from torch import nn
 import moetune
 from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from tests.cuda_kit import FakeCuda, MirrorWorld, check_orders
 
 GPU = torch.device("cuda", 1)
@@ -74,19 +72,16 @@ class Model(nn.Module):
         return y
 
 
-def train_sharded(
-    *, dtype: torch.dtype, offload: bool, in_backward: bool, num_steps: int = 3, **options: Any
-) -> None:
+def train_sharded(*, dtype: torch.dtype, offload: bool, num_steps: int = 3, **options: Any) -> None:
     """Train a model in chunks, of which the cache holds six."""
     model = Model().to(GPU, dtype)
     _, optimizer = moetune.shard(
         model, torch.optim.AdamW(model.parameters()), chunk_bytes=4200, cache_bytes=30000,
-        offload=offload, step_in_backward=in_backward, **options,
+        offload=offload, **options,
     )  # fmt: skip
     for _ in range(num_steps):
         model(torch.randn(24, 16, device=GPU, dtype=dtype)).sum().backward()
-        if not in_backward:
-            optimizer.clip_grad_norm_(1.0)  # type: ignore[attr-defined] # of shard's optimizer
+        optimizer.clip_grad_norm_(1.0)  # type: ignore[attr-defined] # of shard's optimizer
         optimizer.step()
         optimizer.zero_grad()
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from examples.language_model import LanguageModel, staged_language_model
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages

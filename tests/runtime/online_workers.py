@@ -14,8 +14,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey, LayerShape, Phase
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.shared import FoundPlans, share_plans

@@ -19,8 +19,7 @@ from moetune.domain.paper_decoder import paper_decoder
 from moetune.domain.pipeline import SPLITTING, StageLetters, stages_of_sizes
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, TrainingJob
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.solve.joint.space import LayoutSpace
 from tests.solve.joint.brute_force import layouts_of
 

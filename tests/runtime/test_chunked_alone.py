@@ -44,25 +44,6 @@ def test_gradients_of_micro_batches_add_up_and_are_clipped() -> None:
     )
 
 
-def test_chunks_stepped_in_the_backward_pass_end_where_plain_training_ends() -> None:
-    early = {"step_in_backward": True}
-    for make in (models.Plain, models.Tied, models.Twice, models.Frozen):
-        check_equals_plain(Case(make=make, places=2, steps=20, options=early), make.__name__)
-    check_equals_plain(Case(make=models.Plain, options={**early, "offload": True}), "offloaded")
-
-
-def test_what_a_step_in_the_backward_pass_rules_out_is_an_error() -> None:
-    model, optimizer = sharded(
-        case := Case(make=models.Plain, places=2, options={"step_in_backward": True})
-    )
-    step_sharded(case, 0, model, optimizer)
-    with pytest.raises(moetune.InputError, match="step_in_backward"):
-        optimizer.clip_grad_norm_(1.0)
-    model(TOKENS).sum().backward()
-    with pytest.raises(moetune.InputError, match=r"got a gradient after it was stepped"):
-        model(TOKENS).sum().backward()
-
-
 def test_a_graph_can_be_used_twice() -> None:
     model, optimizer = sharded(case := Case(make=models.Plain, places=2))
     step_sharded(case, 0, model, optimizer)
@@ -168,8 +149,6 @@ def test_bad_input_names_the_parameter_and_the_number() -> None:
         _shard(models.Plain(), chunk_bytes=448)
     with pytest.raises(moetune.InputError, match=r"6399 .*3200"):
         _shard(models.Plain(), chunk_bytes=3200, cache_bytes=6399)
-    with pytest.raises(moetune.InputError, match="scatter=False"):
-        _shard(models.Plain(), chunk_bytes=3200, scatter=False, offload=True)
     model = models.Plain()
     with pytest.raises(moetune.InputError, match=r"parameter 0 .* shape \(12, 8\)"):
         moetune.shard(model, torch.optim.SGD(models.Plain().parameters()))
@@ -177,6 +156,13 @@ def test_bad_input_names_the_parameter_and_the_number() -> None:
         moetune.shard(model, torch.optim.LBFGS(model.parameters()))
     with pytest.raises(moetune.InputError, match="is not sharded"):
         moetune.full_state_dict(model)
+
+
+@pytest.mark.parametrize("through_view", [False, True])
+def test_a_parameter_that_is_read_outside_of_its_module_is_named(*, through_view: bool) -> None:
+    model, _ = sharded(Case(make=lambda: models.Borrowing(through_view=through_view), places=2))
+    with pytest.raises(moetune.InputError, match=r"embedding\.weight is read outside .*module"):
+        model(TOKENS)
 
 
 def test_a_parameter_added_after_sharding_is_named() -> None:

@@ -33,8 +33,6 @@ TOKENS = torch.arange(10).view(2, 5)
 ZOO: dict[str, Callable[[], torch.nn.Module]] = {
     "plain": models.Plain,
     "tied": models.Tied,
-    "borrowing": models.Borrowing,
-    "borrowing a view": lambda: models.Borrowing(through_view=True),
     "called twice": models.Twice,
     "backwards": models.Backwards,
     "frozen": models.Frozen,
@@ -52,7 +50,6 @@ def _every_model() -> None:
     everything = check_equals_plain(Case(make=models.Plain, steps=25), "all cached")
     assert everything.cache_capacity > 3
     check_equals_plain(Case(make=models.Plain, places=2, steps=50), "two places")
-    check_equals_plain(Case(make=models.Plain, steps=25, options={"scatter": False}), "whole")
     check_equals_plain(Case(make=models.Tied, places=2, micro_batches=2, max_norm=0.1), "tied")
     check_equals_plain(Case(make=models.Twice, places=3, evaluates=True), "twice")
     check_equals_plain(Case(make=models.Backwards, places=2, max_norm=0.1), "backwards")
@@ -64,17 +61,12 @@ def _every_model() -> None:
 def _gradients_that_tell() -> None:
     """SGD, because Adam's step is the same for gradients that are all too large."""
     plainly: dict[str, Any] = {"optimizer": torch.optim.SGD, "settings": {"lr": 0.5}}
-    for make, options in (
-        (models.Plain, {"scatter": False}),
-        (models.Tied, {}),
-        (models.Plain, {}),
-    ):
-        case = Case(make=make, max_norm=0.1, options=options, **plainly)
-        check_equals_plain(case, f"{make.__name__} clipped, {options}")
+    for make in (models.Tied, models.Plain):
+        check_equals_plain(Case(make=make, max_norm=0.1, **plainly), f"{make.__name__} clipped")
     fused = Case(make=models.Attentive, places=2, chunk_bytes=10**6, max_norm=0.1, **plainly)
     check_equals_plain(fused, "fused and clipped")
     # Nothing waits between the last micro-batch and the step for what is still on its way.
-    for options in ({}, {"offload": True}, {"scatter": False}):
+    for options in ({}, {"offload": True}):
         case = Case(make=models.Plain, micro_batches=3, options=options, **plainly)
         check_equals_plain(case, f"three micro-batches, {options}")
 
@@ -267,9 +259,7 @@ def _model_bytes(chunks: ModelChunks) -> int:
     return sum(chunk.num_bytes for chunk in chunks.chunks)
 
 
-def _modes() -> None:
-    whole, chunks = _count(Case(make=models.Plain, options={"scatter": False}))
-    assert whole == 2 * _model_bytes(chunks)
+def _caches() -> None:
     cached, chunks = _count(Case(make=models.Plain))
     assert cached == 2 * _model_bytes(chunks)
     small, chunks = _count(Case(make=models.Plain, places=2))
@@ -326,12 +316,12 @@ def _another_order() -> None:
         step_sharded(case, 0, model, optimizer)
 
 
-def _modes_and_mismatches() -> None:
-    _modes()
+def _caches_and_mismatches() -> None:
+    _caches()
     _another_model()
     _another_order()
 
 
 @pytest.mark.dist
-def test_modes_communicate_as_ddp_and_zero_do_and_different_models_raise_on_all_ranks() -> None:
-    assert run_ranks(_modes_and_mismatches, 2) == ["", ""]
+def test_caches_communicate_as_zero_does_and_different_models_raise_on_all_ranks() -> None:
+    assert run_ranks(_caches_and_mismatches, 2) == ["", ""]

@@ -6,7 +6,7 @@ from itertools import combinations
 import torch
 
 from moetune.domain.chunks import Use
-from moetune.runtime.sharded.schedule import Fetch, plan_fetches
+from moetune.runtime.sharded.cache import Fetch, plan_fetches
 
 
 def _random_order(seed: int, *, num_chunks: int, length: int) -> tuple[Use, ...]:

@@ -27,8 +27,7 @@ from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
-from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.moe.weight_grads import GradientSum
 from moetune.runtime.parallel.groups import join
 from tests.ranks import run_ranks

@@ -10,9 +10,7 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layer import Phase
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 
 LETTERS = {"dispatch": "D", "combine": "C", "sum": "S", "experts": "E"}
 

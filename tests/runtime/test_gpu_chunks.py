@@ -15,33 +15,20 @@ from tests.runtime.gpu_runs import GPU, Model, experts_say, on_every_rank, train
 
 
 @pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("in_backward", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_training_in_chunks_waits_for_every_transfer(
-    dtype: torch.dtype, *, offload: bool, in_backward: bool
-) -> None:
+def test_training_in_chunks_waits_for_every_transfer(dtype: torch.dtype, *, offload: bool) -> None:
     def program(_: FakeCuda) -> None:
-        train_sharded(dtype=dtype, offload=offload, in_backward=in_backward)
+        train_sharded(dtype=dtype, offload=offload)
 
     on_every_rank(program, says=experts_say)
-
-
-@pytest.mark.parametrize("offload", [False, True])
-def test_so_does_one_rank_and_one_that_keeps_whole_chunks(*, offload: bool) -> None:
-    with FakeCuda():
-        train_sharded(dtype=torch.bfloat16, offload=offload, in_backward=True)
-    on_every_rank(
-        lambda _: train_sharded(
-            dtype=torch.bfloat16, offload=False, in_backward=False, scatter=offload
-        ),
-        says=experts_say,
-    )
+    with FakeCuda() as alone:
+        program(alone)
 
 
 def test_the_streams_of_chunks_are_those_of_their_device() -> None:
     with FakeCuda() as cuda:
         assert torch.cuda.current_device() != GPU.index
-        train_sharded(dtype=torch.float32, offload=True, in_backward=False)
+        train_sharded(dtype=torch.float32, offload=True)
         devices = {one.lane.device for one in cuda.operations if "stream" in one.lane.name}
         assert devices == {GPU}
 
@@ -71,25 +58,22 @@ def test_the_number_of_steps_is_where_torch_reads_it(
         assert "_local_scalar_dense" not in cuda.syncs
 
 
-def _dense_model(
-    dtype: torch.dtype, *, offload: bool, in_backward: bool = False
-) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _dense_model(dtype: torch.dtype, *, offload: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model in chunks; for a layer of experts the host would wait in every pass."""
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))).to(GPU, dtype)
     return moetune.shard(
         model, torch.optim.AdamW(model.parameters()), chunk_bytes=1200, cache_bytes=2400,
-        offload=offload, step_in_backward=in_backward,
+        offload=offload,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("in_backward", [False, True])
 def test_shards_are_stepped_behind_the_gathers_of_an_evaluation(
-    dtype: torch.dtype, *, offload: bool, in_backward: bool
+    dtype: torch.dtype, *, offload: bool
 ) -> None:
     with FakeCuda():
-        model, optimizer = _dense_model(dtype, offload=offload, in_backward=in_backward)
+        model, optimizer = _dense_model(dtype, offload=offload)
         x = torch.randn(24, 16, device=GPU, dtype=dtype)
         for _ in range(3):
             model(x).sum().backward()
@@ -134,41 +118,6 @@ def _run(program: Callable[[FakeCuda], None], num_ranks: int) -> None:
         return
     with FakeCuda() as cuda:
         program(cuda)
-
-
-def _slices(states: moetune.ShardedStates) -> dict[str, tuple[int, torch.Tensor]]:
-    """Return copies of this rank's values as they are now, and where each begins."""
-    return {
-        name.removeprefix("model."): (part.first, part.as_subclass(torch.Tensor).clone())
-        for name, part in states.state_dict().items()
-        if name.startswith("model.")
-    }
-
-
-@pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_state_has_the_steps_of_the_backward_pass_before_it(
-    num_ranks: int, *, offload: bool
-) -> None:
-    given = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))).state_dict()
-
-    def program(_: FakeCuda) -> None:
-        model, optimizer = _dense_model(torch.float32, offload=offload, in_backward=True)
-        parts, x = moetune.ShardedStates(model, optimizer), torch.randn(24, 16, device=GPU)
-        for take in (lambda: moetune.full_state_dict(model), lambda: _slices(parts)):
-            model(x).sum().backward()
-            taken = take()
-            optimizer.step()
-            assert str(taken) == str(take())
-            optimizer.zero_grad()
-        model(x).sum().backward()
-        moetune.load_full_state_dict(model, given)
-        optimizer.step()
-        for name, (first, values) in _slices(parts).items():
-            wanted = given[name].flatten()[first : first + len(values)]
-            assert torch.equal(values.cpu(), wanted)
-
-    _run(program, num_ranks)
 
 
 class Tied(nn.Module):
@@ -241,19 +190,6 @@ def test_a_backward_pass_that_fails_waits_for_its_reductions(
             optimizer.zero_grad()
 
     _run(program, num_ranks)
-
-
-def test_gradients_of_a_second_pass_wait_for_the_reduction_of_the_first() -> None:
-    """Whole chunks keep their values: no gather before the gradients has waited for it."""
-
-    def program(_: FakeCuda) -> None:
-        model, optimizer = _tied(scatter=False)
-        for _pass in range(2):
-            model(torch.randn(24, 16, device=GPU)).sum().backward()
-        optimizer.step()
-
-    _run(program, 1)
-    _run(program, 2)
 
 
 def test_a_layer_left_out_is_reduced_behind_the_gather_that_expected_it() -> None:

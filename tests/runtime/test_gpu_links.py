@@ -46,13 +46,6 @@ def test_a_layer_made_on_the_cpu_exchanges_by_collectives_on_the_gpu(
         assert {label.partition(" ")[0] for label in exchanges} == {"all_to_all", "all_gather"}
 
 
-def test_a_lone_exchange_on_the_cpu_still_posts_its_receives_first() -> None:
-    with FakeCuda() as cuda, MirrorWorld(cuda) as world:
-        rows, output = torch.ones(4, 2), torch.empty(4, 2)
-        communicator_of(None).all_to_all(output, rows, [2, 2], [2, 2], "it", is_alone=True).wait()
-        assert [one.kind.partition(" ")[0] for one in world.log] == ["recv", "send"]
-
-
 @pytest.mark.parametrize(
     ("backends", "device"), [(BOTH, torch.device("cpu")), (NCCL, GPU), ({"cpu": "gloo"}, "cpu")]
 )
@@ -112,7 +105,7 @@ def test_a_failure_to_issue_names_the_exchange_and_where_torch_says_more() -> No
 
 def test_groups_say_what_they_are_for() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, says=experts_say) as world:
-        train_sharded(dtype=torch.float32, offload=False, in_backward=False, num_steps=1)
+        train_sharded(dtype=torch.float32, offload=False, num_steps=1)
         assert {one.desc for one in world.groups} == {
             "the world", "moetune: experts of the world", "moetune: a model's chunks",
         }  # fmt: skip
@@ -157,12 +150,9 @@ def test_layers_without_a_group_share_one_of_high_priority() -> None:
 
 
 @pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("in_backward", [False, True])
-def test_chunks_and_tokens_travel_in_the_same_order_on_every_rank(
-    *, offload: bool, in_backward: bool
-) -> None:
+def test_chunks_and_tokens_travel_in_the_same_order_on_every_rank(*, offload: bool) -> None:
     def program(cuda: FakeCuda) -> None:
-        train_sharded(dtype=torch.float32, offload=offload, in_backward=in_backward)
+        train_sharded(dtype=torch.float32, offload=offload)
         kinds = {one.lane.name.partition(" on ")[0] for one in cuda.operations}
         assert len([kind for kind in kinds if kind.startswith("NCCL")]) == 2
 

@@ -13,7 +13,7 @@ from moetune.domain.errors import AllocationError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.units import pinned_bytes
 from moetune.runtime.moe.expert_grads import CombineWeights
-from moetune.runtime.moe.gate_function import _blocks
+from moetune.runtime.moe.gate import _blocks
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.sharded import options as shard_options

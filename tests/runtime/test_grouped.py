@@ -141,4 +141,6 @@ def test_the_predicted_peak_has_what_grouped_kernels_make(
         workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy,
         bias=False, states=StateBytes.adam("float32"), is_grouped=True,
     )  # fmt: skip
-    assert 0.97 * found.live_bytes <= predicted.device_bytes <= 1.12 * found.live_bytes
+    # Of swiglu the plan counts what one matrix for gate and up takes, as model libraries have it.
+    most = 1.2 if activation == "swiglu" else 1.12
+    assert 0.97 * found.live_bytes <= predicted.device_bytes <= most * found.live_bytes

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moetune.comm.group import Communicator, OneRank
-from moetune.comm.transfer import Done, SummedTransfer, Transfer
+from moetune.comm.transfer import Done, Transfer
 from moetune.domain.constraints import Strategy
 from tests.runtime.gpu_runs import STRATEGIES, decision, moe_layer
 from tests.runtime.workers import results_of
@@ -54,10 +54,3 @@ def test_no_buffer_changes_under_a_transfer(strategy: Strategy) -> None:
         assert len(at_once) > 5
         for wanted, found in zip(at_once, late, strict=True):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-
-
-def test_a_sum_waits_for_its_parts() -> None:
-    parts, total = torch.empty(3, 2), torch.zeros(2)
-    given = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    SummedTransfer(Late(parts, given), parts, total).wait()
-    assert total.tolist() == [9, 12]

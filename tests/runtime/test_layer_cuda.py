@@ -14,9 +14,8 @@ from moetune.comm.group import OneRank
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.errors import AllocationError
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from tests.runtime.workers import relative_error, results_of
 
 pytestmark = [

@@ -16,9 +16,7 @@ from moetune.comm.group import OneRank
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.peak import StateBytes, peak_bytes

@@ -12,8 +12,8 @@ from moetune.domain.samples import GemmPoint
 from moetune.measure import expert_kernels
 from moetune.measure.device import open_device
 from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows
-from moetune.runtime.moe.products import RowPart, has_grouped
-from moetune.runtime.moe.weight_grads import DeferredProducts, GradientSum
+from moetune.runtime.moe.products import has_grouped
+from moetune.runtime.moe.weight_grads import GradientSum
 from moetune.runtime.moe.workspace import MemoryTracker
 from tests.cuda_kit import FakeCuda
 
@@ -55,17 +55,8 @@ def gradient_of_the_layer(device: torch.device, dtype: torch.dtype) -> Callable[
     if has_grouped(x, w):
         grouped = GroupedRows.of(on_device_CL, len(x), like=x, bias=False)
     ((part,),) = ChunkLayout.cut(counts_CL, (0, 1), grouped).parts
-    return _gradient(x, y, w, part, on_device_CL)
-
-
-def _gradient(
-    x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, part: RowPart, counts_CL: torch.Tensor
-) -> Callable[[], object]:
-    tracker = MemoryTracker("device")
-    if part.ends_E is not None:
-        products = DeferredProducts([UNEVEN], counts_CL[0], None, None, tracker)
-        return lambda: products.matrix(x, y, x.dtype)
-    total = GradientSum(w, 2, tracker, dtype=w.dtype)
+    num_parts, is_grouped = (2, False) if grouped is None else (1, True)
+    total = GradientSum(w, num_parts, MemoryTracker("device"), dtype=w.dtype, is_grouped=is_grouped)
     total.add_gemm(x, y, part)
     return lambda: total.add_gemm(x, y, part)
 

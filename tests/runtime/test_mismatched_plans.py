@@ -11,8 +11,7 @@ import moetune
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.layer import LayerShape
-from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook, described
 from moetune.runtime.plans.shared import FoundPlans, read_plans, share_plans
 from tests.ranks import run_ranks

@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import TensorExpertLayer
 from moetune.runtime.plans import online
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.online import OnlineSearch

@@ -5,9 +5,8 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.moe.loads import MOST_STEPS, LoadRecorder
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from tests.ranks import run_ranks
 
 

@@ -12,8 +12,7 @@ from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.layer import ExpertParallel, LayerKey, LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.measure.steps import random_steps
-from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook
 from moetune.workflows.trace import overlap_of
 from tests.cuda_kit import FakeCuda, MirrorWorld

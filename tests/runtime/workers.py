@@ -14,8 +14,7 @@ from torch import nn
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.trace import NoRecorder
 from tests.runtime.reference import Weights, dense_moe
 

@@ -10,8 +10,7 @@ import pytest
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.search import TuningStudy
-from moetune.solve.layer.online import PRUNE_AFTER, REPEATS
-from moetune.solve.layer.search_space import Space
+from moetune.solve.layer.online import PRUNE_AFTER, REPEATS, Space
 
 NAME = "a layer at 1000 tokens"
 WORKER = Path(__file__).with_name("search_worker.py")

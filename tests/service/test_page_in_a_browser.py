@@ -2,15 +2,13 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
 from moetune.domain.plan import Plan
-from moetune.workflows.files import profile_to_toml
-from tests.report.lab import fill, lab_profile
+from tests.report.lab import fill
 from tests.service.asking import Served, served
 from tests.service.browsing import focused, tab_to, watched
 
@@ -231,9 +229,7 @@ def test_everything_is_reached_with_the_keyboard_alone(
     assert "2 ranks instead of 8" in page.locator("main").inner_text()
 
 
-def test_a_model_and_a_profile_are_reached_with_the_keyboard_alone(
-    page: Page, tmp_path: Path
-) -> None:
+def test_a_models_memory_is_asked_with_the_keyboard_alone(page: Page) -> None:
     page.goto("/models/mixtral-8x7b")
     assert "layouts of mixtral-8x7b" in page.locator("main").inner_text()
     page.get_by_label("Memory of a GPU").focus()
@@ -243,18 +239,6 @@ def test_a_model_and_a_profile_are_reached_with_the_keyboard_alone(
     page.keyboard.press("Enter")
     page.wait_for_url("**/models/mixtral-8x7b?device_memory=141GB&world_size=32*")
     assert "on 32 GPUs" in page.locator("main").inner_text()
-    large, good = tmp_path / "large.toml", tmp_path / "good.toml"
-    large.write_text("#" * (2**20 + 1))
-    good.write_text(profile_to_toml(replace(lab_profile(), name="by hand")))
-    page.goto("/machines")
-    field = page.get_by_label("Profile file")
-    field.set_input_files(large)
-    assert "larger" in field.evaluate("one => one.validationMessage")
-    field.set_input_files(good)
-    page.get_by_role("textbox", name="Name", exact=True).focus()
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/profiles/by%20hand")
-    assert page.locator("h1").inner_text() == "by hand"
 
 
 def test_plans_are_filtered_and_compared_with_the_keyboard_alone(

@@ -10,13 +10,13 @@ from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import PHASES, Workload
 from moetune.domain.profile import Profile
-from moetune.solve.layer.budget import Degrees
 from moetune.solve.layer.choose import (
     NOISE,
     WORTH,
     DegreeChooser,
     DegreeTable,
 )
+from moetune.solve.layer.memory import Degrees
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import phase_time
 from moetune.workflows.files import bundled_profiles, load_profile_file

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.solve.layer.expert_groups import group_experts, least_fullest
+from moetune.solve.layer.placed import group_experts, least_fullest
 
 WORST = 4 / 3
 """Of longest-first with equal numbers (Babel, Kellerer and Kotov 1998)."""

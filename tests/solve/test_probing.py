@@ -15,13 +15,14 @@ from moetune.solve.layer.online import (
     GAIN,
     MAX_TRIALS,
     REPEATS,
+    Space,
     Tried,
     best_tried,
     is_clearly_worse,
     next_decision,
+    search_space,
 )
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.search_space import Space, search_space
 from moetune.solve.layer.settled_ranges import Gap
 from tests.runtime.plans import small_plan
 

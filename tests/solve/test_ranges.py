@@ -13,11 +13,11 @@ from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Range
-from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.choose import WORTH, DegreeChooser
+from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.ranges import solve_ranges
+from moetune.solve.layer.plan import solve_ranges
 from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts
 

@@ -8,7 +8,7 @@ from moetune.domain.constraints import Bounds
 from moetune.domain.costs import LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.solve.layer.memory import total_bytes
-from moetune.solve.layer.strategies import phase_terms
+from moetune.solve.layer.plan import phase_terms
 from tests.solve.costs_by_hand import LinearCosts, solution
 
 COSTS = LinearCosts(

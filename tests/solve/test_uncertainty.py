@@ -10,9 +10,9 @@ from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.model_plan import Confidence
-from moetune.solve.layer.budget import MemoryBudget
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import phase_time, step_time

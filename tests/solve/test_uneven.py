@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from benchmarks.gpu.uneven import shares_of
 from moetune.domain.cost_keys import CostKey, GemmKey
 from moetune.domain.costs import Estimate
-from moetune.domain.gemm_forms import GemmForm, even_form, hottest_share, uneven_form
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.samples import GemmPoint
+from moetune.domain.samples import GemmForm, GemmPoint, even_form, hottest_share, uneven_form
+from moetune.solve.layer.operations import unevenness
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.uneven import unevenness
 from tests.solve.costs_by_hand import LinearCosts
 
 FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")

@@ -417,7 +417,7 @@ def refusals() -> None:
     for make, words in (
         (_Tied, "tokens.weight is used on several sides"),
         (_Skips, r"add\w* takes a tensor that was computed before block 3"),
-        (_GivesMore, "block 0 takes a tensor beside the hidden states"),
+        (_GivesMore, "block 0 takes a tensor that depends on parameters"),
         (_Reorders, "block 3 is called when 0 is next"),
         (_Reads, "cannot run on the meta device"),
         (_Listed, "returns list"),

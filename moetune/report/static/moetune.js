@@ -104,16 +104,6 @@
     new ResizeObserver(mark).observe(scroll);
   };
 
-  // A file that the service would refuse after all of it was sent is refused before.
-  const limitFile = (input) => {
-    input.addEventListener("change", () => {
-      const most = Number(input.dataset.mostBytes);
-      const isLarge = [...input.files].some((file) => file.size > most);
-      input.setCustomValidity(isLarge ? `The file is larger than ${most / 2 ** 20} MiB.` : "");
-      input.reportValidity();
-    });
-  };
-
   const startTables = () => {
     for (const section of document.querySelectorAll(".table")) {
       const table = section.querySelector("table");
@@ -125,7 +115,6 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     startTheme();
-    for (const input of document.querySelectorAll("[data-most-bytes]")) limitFile(input);
     startTables();
   });
 })();

@@ -1,7 +1,7 @@
 """Order a step's pairs: which rows go where in each phase, from the gate's choices alone.
 
-Between `gate` and `function` in `MoELayer.forward`: all on the device, without the tokens. `counts`
-reads what the host must know; the result is a `dispatch.Dispatch`.
+Between `gate` and `function` in a layer's forward pass: all on the device, without the tokens.
+`counts` reads what the host must know; the result is a `dispatch.Dispatch`.
 
 T tokens of this rank, K choices a token, N rows to send, P ranks, C pieces, L local experts.
 """
@@ -14,7 +14,7 @@ import torch
 
 from moetune.runtime.moe.counts import RowCounts
 from moetune.runtime.moe.dispatch import Dispatch, GroupedRows, PhaseOrder
-from moetune.runtime.moe.gate_function import counts_of
+from moetune.runtime.moe.gate import counts_of
 
 
 class Cells:
@@ -24,6 +24,8 @@ class Cells:
         experts_TK: chosen experts.
         kept_TK: as in `Routing`.
         degrees: forward and backward.
+        shards: numbers of tokens that are cut into chunks for themselves, one shard after another;
+            all tokens by default.
 
     Attributes:
         counts_CPL: pairs of each cell, by target rank.
@@ -37,14 +39,18 @@ class Cells:
         num_experts: int,
         num_ranks: int,
         degrees: tuple[int, int],
+        shards: Sequence[int] = (),
     ) -> None:
-        self.degrees = degrees
+        self._shards = tuple(shards)
+        self._is_sorted_once = degrees[0] == degrees[1] or num_ranks == 1
         self._shape, self._num_ranks = experts_TK.shape, num_ranks
         self._local_experts = num_experts // num_ranks
-        places, *self._chunk_pieces = common_pieces(*degrees)
+        places, *self._chunk_pieces = _common_pieces(*degrees)
         num_pieces = len(places) - 1
         self._num_cells = num_pieces * num_experts
-        piece_T, *self._chunk_T = _cuts(self._shape[0], degrees, experts_TK.device)
+        piece_T, *self._chunk_T = _cuts(
+            self._shards or self._shape[:1], degrees, experts_TK.device
+        )  # fmt: skip
         self._experts_TK = experts_TK
         cells_TK = torch.add(experts_TK, piece_T.unsqueeze(1), alpha=num_experts)
         if kept_TK is not None:
@@ -56,36 +62,34 @@ class Cells:
     def dispatch(self, counts: RowCounts, *, grouped: GroupedRows | None = None) -> Dispatch:
         """Return the step's dispatch, now that the ranks' numbers are known."""
         forward, backward = self._chunk_pieces
-        order = self._order(counts, forward, self._chunk_T[0])
+        rows = self._rows(counts, self._cells if self._is_sorted_once else self._sending_key(0))
+        order = _order(counts, forward, *rows)
         other = order
-        if self.degrees[0] != self.degrees[1]:
-            other = self._order(counts, backward, self._chunk_T[1])
-        return Dispatch(forward=order, backward=other, counts=counts, grouped=grouped)
-
-    def _order(
-        self, counts: RowCounts, chunk_pieces: tuple[int, ...], chunk_T: torch.Tensor
-    ) -> PhaseOrder:
-        send_counts = _per_chunk(counts.send_CP, chunk_pieces)
-        key = self._cells
-        if self.degrees[0] != self.degrees[1]:
-            key = self._sending_key(chunk_T)
-        pairs, rows = sorted_pairs(key)
-        pairs_N = pairs[: sum(map(sum, send_counts))]
-        top_k = self._shape[1]
-        return PhaseOrder(
-            pairs_N=pairs_N,
-            tokens_N=pairs_N if top_k == 1 else pairs_N // top_k,
-            rows_TK=rows.view(self._shape),
-            chunk_pieces=chunk_pieces,
-            send_counts=send_counts,
-            receive_counts=_per_chunk(counts.receive_CP, chunk_pieces),
+        if forward != backward:
+            if not self._is_sorted_once:
+                rows = self._rows(counts, self._sending_key(1))
+            other = _order(counts, backward, *rows)
+        return Dispatch(
+            forward=order, backward=other, counts=counts, grouped=grouped, shards=self._shards
         )
 
-    def _sending_key(self, chunk_T: torch.Tensor) -> torch.Tensor:
+    def _rows(
+        self, counts: RowCounts, key: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the pair and the token of every row in the order of a key, and each pair's row."""
+        pairs = torch.sort(key, stable=True).indices
+        rows = torch.empty_like(pairs)
+        rows.scatter_(0, pairs, torch.arange(len(pairs), device=pairs.device))
+        pairs_N, top_k = pairs[: sum(map(sum, counts.send_CP))], self._shape[1]
+        tokens_N = pairs_N if top_k == 1 else pairs_N // top_k
+        return pairs_N, tokens_N, rows.view(self._shape)
+
+    def _sending_key(self, phase: int) -> torch.Tensor:
         """Return a key that sorts pairs by (chunk, target rank, piece, expert), dropped ones last.
 
-        Where each chunk is one piece, a pair's cell is such a key.
+        Where each chunk is one piece, or there is one rank, a pair's cell is such a key.
         """
+        chunk_T = self._chunk_T[phase]
         target_TK = self._experts_TK // self._local_experts
         target_TK = target_TK.add_(chunk_T.unsqueeze(1), alpha=self._num_ranks)
         key = torch.add(self._cells, target_TK.view(-1), alpha=self._num_cells + 1)
@@ -93,14 +97,24 @@ class Cells:
         return key.masked_fill_(self._cells == self._num_cells, last)
 
 
-def sorted_pairs(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the pair of every row in the order of a key, and the row of every pair."""
-    pairs = torch.sort(key, stable=True).indices
-    rows = torch.empty_like(pairs)
-    return pairs, rows.scatter_(0, pairs, torch.arange(len(pairs), device=pairs.device))
+def _order(
+    counts: RowCounts,
+    chunk_pieces: tuple[int, ...],
+    pairs_N: torch.Tensor,
+    tokens_N: torch.Tensor,
+    rows_TK: torch.Tensor,
+) -> PhaseOrder:
+    return PhaseOrder(
+        pairs_N=pairs_N,
+        tokens_N=tokens_N,
+        rows_TK=rows_TK,
+        chunk_pieces=chunk_pieces,
+        send_counts=_per_chunk(counts.send_CP, chunk_pieces),
+        receive_counts=_per_chunk(counts.receive_CP, chunk_pieces),
+    )
 
 
-def common_pieces(
+def _common_pieces(
     forward_degree: int, backward_degree: int
 ) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
     """Return the bounds of the pieces and, in pieces, of the forward and the backward chunks.
@@ -115,7 +129,7 @@ def common_pieces(
 
 
 def _cuts(
-    num_tokens: int, degrees: tuple[int, int], device: torch.device
+    shards: Sequence[int], degrees: tuple[int, int], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     """Return each token's piece, forward chunk and backward chunk, by arithmetic on the device.
 
@@ -124,8 +138,11 @@ def _cuts(
     """
     forward, backward = degrees
     num_cuts = forward if forward == backward else forward * backward
-    token_T = torch.arange(1, num_tokens + 1, device=device)
-    cut_T = token_T.mul_(num_cuts).sub_(1).floor_divide_(max(1, num_tokens))
+    cuts = [
+        torch.arange(1, num + 1, device=device).mul_(num_cuts).sub_(1).floor_divide_(max(1, num))
+        for num in shards
+    ]
+    cut_T = cuts[0] if len(cuts) == 1 else torch.cat(cuts)
     if forward == backward:
         return cut_T, cut_T, cut_T
     forward_T, backward_T = cut_T // backward, cut_T // forward

@@ -1,8 +1,7 @@
 """Numbers of rows: counted on the device, exchanged with the ranks' agreement, and read once.
 
-Between `gate` and `cells` in `MoELayer.forward`, and in `TensorExpertLayer`'s where all ranks have
-all tokens. This read is the forward pass's only stop: the host needs the numbers for the sizes of
-exchanges and products.
+Between `gate` and `cells` in a layer's forward pass. This read is the pass's only stop: the host
+needs the numbers for the sizes of exchanges and products.
 
 P ranks, C pieces, L local experts of a rank.
 """
@@ -48,14 +47,23 @@ def exchange_counts(send_CPL: torch.Tensor, communicator: Communicator) -> RowCo
         CollectiveError: the exchange failed.
     """
     if communicator.num_ranks == 1:
-        receive_PCL = send_CPL.transpose(0, 1)
-        rows_CL = receive_PCL[0].tolist()
-        sums = [[sum(rows)] for rows in rows_CL]
-        return RowCounts(send_CP=sums, receive_CP=sums, rows_CL=rows_CL, receive_PCL=receive_PCL)
+        return local_counts(send_CPL, send_CPL[:, 0].tolist())
     send_PCL = send_CPL.transpose(0, 1).contiguous()
     receive_PCL = communicator.all_to_all_blocks(send_PCL, "the exchange of token counts")
     values = torch.cat(_sums(send_PCL, receive_PCL)).tolist()
     return _read(values, receive_PCL)
+
+
+def local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) -> RowCounts:
+    """Return the counts of rows that stay on this rank.
+
+    Args:
+        rows_CL: the same numbers, read by the host.
+    """
+    sums = [[sum(rows)] for rows in rows_CL]
+    return RowCounts(
+        send_CP=sums, receive_CP=sums, rows_CL=rows_CL, receive_PCL=counts_C1L.transpose(0, 1)
+    )
 
 
 def open_with_counts(
@@ -100,16 +108,16 @@ def open_with_counts(
     return [row[:OPENING_VALUES] for row in rows], counts
 
 
-def open_beside_counts(
+def open_with_local_counts(
     opening: Opening,
-    counts_CL: torch.Tensor | None,
+    counts_C1L: torch.Tensor | None,
     communicator: Communicator,
     device: torch.device,
-) -> tuple[list[list[int]], list[list[int]]]:
+) -> tuple[list[list[int]], RowCounts | None]:
     """Exchange openings, and read them with counts that this rank needs alone.
 
     Args:
-        counts_CL: None where the rank's input has a problem, so that it has none.
+        counts_C1L: None where the rank's input has a problem, so that it has none.
         device: of the input.
 
     Returns:
@@ -120,12 +128,12 @@ def open_beside_counts(
     """
     mine = few_values(opening.values, device)
     heads = communicator.all_gather_values(mine, "the agreement on tokens")
-    if counts_CL is None:
-        return heads.tolist(), []
-    values = torch.cat((heads.reshape(-1), counts_CL.reshape(-1))).tolist()
+    if counts_C1L is None:
+        return heads.tolist(), None
+    values = torch.cat((heads.reshape(-1), counts_C1L.reshape(-1))).tolist()
+    rows_CL = _rows_of(values[heads.numel() :], counts_C1L.shape[2])
     rows = _rows_of(values[: heads.numel()], OPENING_VALUES)
-    counts = _rows_of(values[heads.numel() :], counts_CL.shape[1])
-    return [list(row) for row in rows], [list(row) for row in counts]
+    return [list(row) for row in rows], local_counts(counts_C1L, rows_CL)
 
 
 def _packed(mine: Sequence[int], send_CPL: torch.Tensor, used: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.placement import check_order
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.runtime.plans.book import LayerPlans, PlanBook, PlanChange, warn_on_first
+from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
 from moetune.runtime.plans.shared import plans_of
 from moetune.runtime.plans.timers import Watch
 
@@ -97,14 +97,12 @@ class LayerDecisions:
             self.check()
             return seed
         problem = "" if self._problem is None else self._problem.what
-        opening = Opening(
-            num_tokens=0, signature=self._described, problem=problem, note=seed
-        )  # fmt: skip
+        opening = Opening(num_tokens=seed, signature=self._described, problem=problem)
         mine = few_values(opening.values, communicator.device)
         rows = communicator.all_gather_values(mine, "the exchange of the experts' seed").tolist()
         if all(row[2] for row in rows):
             self.check()
-        return opening.agree(rows, communicator)[1]
+        return opening.agree(rows, communicator)[0]
 
     @property
     def _described(self) -> str:
@@ -131,17 +129,6 @@ class LayerDecisions:
     def book(self) -> PlanBook:
         """The plans that the layer looks up."""
         return self._book
-
-    def pending_change(self, dtype: torch.dtype) -> int:
-        """Return the code of the plan change that rank 0 broadcasts in this step."""
-        plans = self._plans.get(dtype)
-        return 0 if self._pinned is not None or plans is None else plans.pending_change().code
-
-    def apply_change(self, code: int, dtype: torch.dtype) -> None:
-        """Apply rank 0's plan change, on every rank."""
-        plans = self._plans.get(dtype)
-        if code and plans is not None:
-            plans.apply_change(PlanChange.of(code))
 
     def watch(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
         """Return the timer of a call, for searches and reports that need measured steps."""

@@ -13,7 +13,7 @@ of an expert's rows in a run of pieces.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -177,17 +177,19 @@ class Dispatch:
     Args:
         counts: rows that this rank sends and receives.
         grouped: what grouped kernels need to know; None where products are computed one by one.
+        shards: numbers of tokens that are cut into chunks for themselves; none for all at once.
     """
 
     forward: PhaseOrder
     backward: PhaseOrder
     counts: RowCounts
     grouped: GroupedRows | None = None
+    shards: tuple[int, ...] = ()
 
     @property
     def num_dropped(self) -> int:
-        """Pairs over the capacity."""
-        return self.forward.num_pairs - len(self.forward.pairs_N)
+        """Pairs over the capacity; in shards, of which other ranks have pairs, 0."""
+        return 0 if self.shards else self.forward.num_pairs - len(self.forward.pairs_N)
 
     @property
     def is_single_chunk(self) -> bool:
@@ -197,10 +199,11 @@ class Dispatch:
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Tensors that live until the backward pass, each with a storage of its own."""
-        orders = (self.forward,) if self.forward is self.backward else (self.forward, self.backward)
-        found = [each for order in orders for each in (order.pairs_N, order.rows_TK)]
-        found += [order.tokens_N for order in orders if order.tokens_N is not order.pairs_N]
-        return (*found, *(() if self.grouped is None else self.grouped.tensors))
+        order, other = self.forward, self.backward
+        tensors = [order.pairs_N, order.rows_TK, order.tokens_N]
+        tensors += [other.pairs_N, other.rows_TK, other.tokens_N]
+        tensors += () if self.grouped is None else self.grouped.tensors
+        return tuple({id(tensor): tensor for tensor in tensors}.values())
 
     @property
     def num_received(self) -> int:
@@ -210,3 +213,18 @@ class Dispatch:
     def layout(self, order: PhaseOrder) -> ChunkLayout:
         """Return the places of a phase's chunks among the received rows."""
         return ChunkLayout.cut(self.counts.rows_CL, order.chunk_pieces, self.grouped)
+
+    def whole_part(self, by_expert: Callable[[torch.Tensor], torch.Tensor]) -> RowPart:
+        """Return all received rows of the step by expert.
+
+        Args:
+            by_expert: orders values of rows by (piece, expert).
+        """
+        rows_L = [sum(cells) for cells in zip(*self.counts.rows_CL, strict=True)]
+        grouped, hot_RL = self.grouped, None
+        if grouped is not None and grouped.one_hot_RL is not None:
+            hot_RL = by_expert(grouped.one_hot_RL)
+        return RowPart(
+            rows=slice(0, sum(rows_L)), blocks=blocks_of([rows_L]), experts_RE=hot_RL,
+            ends_E=self.counts.receive_PCL.sum((0, 1)).cumsum(0, dtype=torch.int32),
+        )  # fmt: skip

@@ -7,9 +7,10 @@ even one without rows, because the others' collectives would wait for it.
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -17,15 +18,17 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
-from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import PhaseOrder
+from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
 Step = tuple[Literal["dispatch", "compute", "combine"], int]
 Schedule = tuple[Step, ...]
+Saved = tuple[Any, ...]
+"""Tensors, or None."""
 _INTERLEAVED_LEAD = 2
 
 
@@ -114,17 +117,40 @@ class PipelineContext:
         return self.workspace.tracker
 
 
-class Handlers(Protocol):
-    """The steps of a phase on one chunk; they start transfers through the phase's executor."""
+class PhaseRun(ABC):
+    """A phase of a step with its buffers; its steps start transfers through its executor.
 
-    def dispatch(self, chunk: int) -> None:
+    Attributes:
+        saved: of a forward phase: tensors for the backward phase, set by `finish`.
+        grads: of a backward phase: the experts' backward.
+    """
+
+    executor: "Executor"
+    schedule: Schedule
+    saved: Saved = ()
+    grads: ExpertGrads
+
+    def begin(self) -> None:  # noqa: B027 - most phases have nothing to prepare
+        """Prepare the inputs of the first step."""
+
+    def dispatch(self, chunk: int) -> None:  # noqa: B027 - without an exchange there is none
         """Send the chunk's rows to their experts."""
 
+    @abstractmethod
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
 
+    @abstractmethod
     def combine(self, chunk: int) -> None:
         """Send the results back, or sum them over the ranks."""
+
+    @abstractmethod
+    def finish(self) -> Any:  # noqa: ANN401 - as the phase
+        """Return the phase's results, once everything has arrived.
+
+        Forward these are the weighted outputs (T, D), backward the gradients of x (T, D) and of the
+        combine weights (T, K).
+        """
 
 
 class Executor:
@@ -138,7 +164,7 @@ class Executor:
         self._context, self._phase, self._degree = context, phase, degree
         self._arriving: dict[int, list[Transfer]] = {}
 
-    def run(self, schedule: Schedule, handlers: Handlers) -> None:
+    def run(self, schedule: Schedule, phase: PhaseRun) -> None:
         """Issue every step. Computations wait for their chunk; combines may end after the return.
 
         Raises:
@@ -146,13 +172,13 @@ class Executor:
         """
         for step, chunk in schedule:
             if step == "dispatch":
-                handlers.dispatch(chunk)
+                phase.dispatch(chunk)
             elif step == "combine":
-                handlers.combine(chunk)
+                phase.combine(chunk)
             else:
                 self._arrive(chunk)
                 with self._context.recorder.compute(self._phase, "experts", chunk):
-                    handlers.compute(chunk)
+                    phase.compute(chunk)
 
     def dispatch(
         self, chunk: int, order: PhaseOrder, rows: torch.Tensor, into: torch.Tensor
@@ -197,10 +223,8 @@ class Executor:
         take: tuple[int, ...],
     ) -> Transfer:
         exchange = self._context.communicator.all_to_all
-        # Receives first are faster up to this many chunks, and slower above it: see comm/gloo.py.
-        is_alone = self._degree <= ALONE_CHUNKS
         return self.start(
             step, chunk,
-            lambda name: exchange(into, rows, take, give, name, is_alone=is_alone),
+            lambda name: exchange(into, rows, take, give, name),
             num_bytes=rows.nbytes,
         )  # fmt: skip

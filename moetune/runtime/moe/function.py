@@ -10,22 +10,20 @@ backward as forward. `shared_work` cuts it in two where other work runs behind i
 T tokens, K choices, D model width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.runtime.delayed import add_gradient
-from moetune.runtime.moe.executor import Executor, Handlers, PipelineContext, Schedule
-from moetune.runtime.moe.expert_grads import ParameterGrads
+from moetune.runtime.moe.executor import PhaseRun, PipelineContext, Saved, leading
+from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
 
-Saved = tuple[Any, ...]
-"""Tensors, or None."""
 _NUM_PARAMETERS = 5
 
 
@@ -47,56 +45,54 @@ class PhaseInputs:
     saved: Saved = ()
 
 
-class ForwardPhase(Handlers, Protocol):
-    """A forward phase with its buffers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPolicy:
+    """The choice of buffers, saved tensors and transfers of a step.
 
-    Attributes:
-        saved: tensors for the backward phase, set by `finish`.
+    Args:
+        context: the part of the step that does not depend on the policy.
+        forward, backward: make the buffers of a phase.
+        release: gives borrowed memory back, after a backward pass or a failure.
     """
 
-    executor: Executor
-    schedule: Schedule
-    saved: Saved
-
-    def begin(self) -> None:
-        """Prepare the inputs of the first step."""
-
-    def finish(self) -> torch.Tensor:
-        """Return the weighted outputs (T, D), once everything has arrived."""
+    context: PipelineContext
+    forward: Callable[[PhaseInputs], PhaseRun]
+    backward: Callable[[PhaseInputs], PhaseRun]
+    release: Callable[[], None] = lambda: None
 
 
-class BackwardPhase(Handlers, Protocol):
-    """A backward phase with its buffers."""
+class Crossing:
+    """A call whose rows leave before other work runs: the state that both of its functions share.
 
-    executor: Executor
-    schedule: Schedule
+    Attributes:
+        phase: the forward phase, whose first dispatches are issued.
+    """
 
-    @property
-    def grads(self) -> ParameterGrads:
-        """The experts' backward."""
+    def __init__(self, policy: MemoryPolicy) -> None:
+        self.policy = policy
+        self.phase: PhaseRun | None = None
+        self._grads: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def begin(self) -> None:
-        """Prepare the inputs of the first step."""
+    def take_phase(self) -> PhaseRun:
+        """Return the forward phase, once."""
+        assert self.phase is not None  # noqa: S101 - rows have left
+        phase, self.phase = self.phase, None
+        return phase
 
-    def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients of x (T, D) and of the combine weights (T, K)."""
+    def leave(self, phase: PhaseRun) -> None:
+        """Keep a backward phase whose last results travel, with its buffers."""
+        self.policy.context.workspace.hold(partial(self._end, phase))
 
+    def end(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Wait for the last results; return the gradients of x and of the weights."""
+        self.policy.context.workspace.end_held()
+        assert self._grads is not None  # noqa: S101 - `leave` comes before, in every backward pass
+        grads, self._grads = self._grads, None
+        return grads
 
-class MemoryPolicy(Protocol):
-    """The choice of buffers, saved tensors and transfers of a step: makes its phases."""
-
-    @property
-    def context(self) -> PipelineContext:
-        """The part of the step that does not depend on the policy."""
-
-    def forward(self, inputs: PhaseInputs) -> ForwardPhase:
-        """Make the buffers of the forward phase."""
-
-    def backward(self, inputs: PhaseInputs) -> BackwardPhase:
-        """Make the buffers of the backward phase."""
-
-    def release(self) -> None:
-        """Give borrowed memory back, after a backward pass or a failure."""
+    def _end(self, phase: PhaseRun) -> None:
+        with self.policy.context.workspace.guard("a backward pass"):
+            self._grads = phase.finish()
 
 
 class ExpertFunction(torch.autograd.Function):
@@ -108,6 +104,7 @@ class ExpertFunction(torch.autograd.Function):
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
         policy: MemoryPolicy,
+        crossing: Crossing | None,
         *parameters: Any,  # noqa: ANN401
     ) -> torch.Tensor:
         """Return (T, D).
@@ -116,15 +113,24 @@ class ExpertFunction(torch.autograd.Function):
         gradients are then never rounded to the dtype of the step, and no copy of them is kept.
 
         Args:
+            x_TD: where rows have left already, what tells autograd the order.
+            crossing: of rows that have left already.
             parameters: w1, b1, w2, b2 and w3 of the local experts, None where there is none.
         """
         # Not around this function: activation checkpointing ends a repeated pass by an exception
         # where its results are saved, and the buffers stay good.
         with during(policy, "a forward pass"):
-            phase = start_forward(policy, x_TD, weights_TK, parameters)
-            phase.executor.run(phase.schedule, phase)
-            y_TD = phase.finish()
-        save(ctx, policy, (weights_TK, *phase.saved), parameters)
+            if crossing is None:
+                phase = start_forward(policy, x_TD, weights_TK, parameters)
+                phase.executor.run(phase.schedule, phase)
+            else:
+                phase = crossing.take_phase()
+                phase.executor.run(phase.schedule[len(leading(phase.schedule)) :], phase)
+            y_TD: torch.Tensor = phase.finish()
+        ctx.policy, ctx.crossing = policy, crossing
+        if policy.context.weight_gradients is not None:
+            ctx.parameters = parameters  # a checkpoint would return copies of saved ones
+        ctx.save_for_backward(weights_TK, *phase.saved, *parameters)
         return y_TD
 
     @staticmethod
@@ -133,20 +139,29 @@ class ExpertFunction(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         grad_TD: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of x, the weights and the parameters."""
+        """Return the gradients of x, the weights and the parameters.
+
+        Where rows left before other work, the last results travel while that work's backward runs.
+        """
         policy: MemoryPolicy = ctx.policy
+        crossing: Crossing | None = ctx.crossing
         with policy.context.workspace.guard("a backward pass"):
             try:
-                phase = run_backward(ctx, grad_TD)
-                grad_x_TD, grad_weights_TK = phase.finish()
+                phase = _run_backward(ctx, grad_TD)
+                grads = phase.finish() if crossing is None else (grad_TD.new_empty(0), None)
             finally:
                 policy.release()
-            return grad_x_TD, grad_weights_TK, None, *parameter_grads(ctx, phase)
+            if crossing is not None:
+                crossing.leave(phase)
+            parameter_grads = _parameter_grads(ctx, phase)
+        if crossing is not None and not ctx.needs_input_grad[0]:  # nobody asks for the rest
+            crossing.end()
+        return *grads, None, None, *parameter_grads
 
 
 def start_forward(
     policy: MemoryPolicy, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
-) -> ForwardPhase:
+) -> PhaseRun:
     """Return a forward phase whose buffers are made."""
     experts = _cast(policy, parameters, x_TD.dtype)
     phase = policy.forward(PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts))
@@ -165,27 +180,10 @@ def during(policy: MemoryPolicy, phase: str) -> Iterator[None]:
             raise
 
 
-def save(
-    ctx: Any,  # noqa: ANN401
-    policy: MemoryPolicy,
-    saved: Saved,
-    parameters: Sequence[Any],
-) -> None:
-    """Save what the backward pass takes.
-
-    Args:
-        saved: the weights of the choices, and what the forward phase saved.
-    """
-    ctx.policy = policy
-    if policy.context.weight_gradients is not None:
-        ctx.parameters = parameters  # a checkpoint would return copies of saved ones
-    ctx.save_for_backward(*saved, *parameters)
-
-
-def run_backward(
+def _run_backward(
     ctx: Any,  # noqa: ANN401
     grad_TD: torch.Tensor,
-) -> BackwardPhase:
+) -> PhaseRun:
     """Return a backward phase whose steps are issued; its last results may still travel."""
     policy: MemoryPolicy = ctx.policy
     weights_TK, *saved = ctx.saved_tensors
@@ -203,9 +201,9 @@ def run_backward(
     return phase
 
 
-def parameter_grads(
+def _parameter_grads(
     ctx: Any,  # noqa: ANN401
-    phase: BackwardPhase,
+    phase: PhaseRun,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of the parameters; None where they wait for a later pass."""
     policy: MemoryPolicy = ctx.policy
@@ -219,7 +217,7 @@ def parameter_grads(
 
 
 def _add_later(
-    policy: MemoryPolicy, made: ParameterGrads, parameters: Sequence[torch.Tensor | None]
+    policy: MemoryPolicy, made: ExpertGrads, parameters: Sequence[torch.Tensor | None]
 ) -> None:
     """Make the gradients of the parameters, and add them to theirs."""
     made.finish()

@@ -8,18 +8,24 @@ T tokens of this rank, E experts, K choices a token, D model width.
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.runtime.delayed import WeightGradients
-from moetune.runtime.moe.balance import balance_loss
-from moetune.runtime.moe.gate_function import GateFunction, counts_of
+from moetune.runtime.delayed import WeightGradients, add_gradient
 from moetune.runtime.moe.local_parts import cut, local_part
+from moetune.runtime.moe.products import widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
+
+_WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
+"""Values of two-byte tokens that the gate widens at once: few enough for a CPU's cache, and many
+enough to keep a GPU's kernel launches few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +116,40 @@ class Gate(nn.Module):
     def forward(self, x_TD: torch.Tensor) -> Routing:
         """Return the routing of the tokens."""
         with torch.autocast(x_TD.device.type, enabled=False):
-            weights_TK, experts_TK, mean_E, share_E, passed_TD = GateFunction.apply(  # type: ignore[no-untyped-call]
-                x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._tracker,
-                self._communicator, self.weight_gradients,
-            )  # fmt: skip
+            logits_TE, passed_TD = RouterLogits.apply(  # type: ignore[no-untyped-call]
+                x_TD, self.weight, self._tracker, self._communicator, self.weight_gradients
+            )
+            probabilities_TE = torch.softmax(logits_TE, dim=-1)
+            weights_TK, experts_TK = torch.topk(probabilities_TE, self.layer.top_k, dim=-1)
+            if self.normalize_topk:
+                weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+            self._tracker.add(probabilities_TE, weights_TK, experts_TK)
             return Routing(
                 x_TD=passed_TD,
                 weights_TK=weights_TK,
                 experts_TK=experts_TK,
                 places_TK=self._places(weights_TK.detach(), experts_TK),
                 capacity=self._capacity(len(x_TD)),
-                aux_loss=balance_loss(share_E, mean_E),
+                aux_loss=self._balance_loss(probabilities_TE, experts_TK),
             )
+
+    def _balance_loss(
+        self, probabilities_TE: torch.Tensor, experts_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Return E · Σₑ fₑ·pₑ, with fₑ the share of expert e and pₑ its mean probability, ().
+
+        Shares are those of the pairs before any drop.
+        """
+        num_experts, top_k = self.layer.num_experts, self.layer.top_k
+        sum_E = probabilities_TE.sum(dim=0)
+        counts_E = counts_of(experts_TK.reshape(-1), num_experts)
+        if self._communicator is not None:
+            sum_E = _SumOverRanks.apply(sum_E, self._communicator)  # type: ignore[no-untyped-call]
+            name = "the sum of the experts' counts"
+            self._communicator.all_reduce(counts_E, name).wait()
+        num_tokens = (counts_E.sum() // top_k).clamp(min=1)
+        share_E = counts_E.to(sum_E.dtype) / (num_tokens * top_k)
+        return num_experts * (share_E * (sum_E / num_tokens)).sum()
 
     def _capacity(self, num_tokens: int) -> int | None:
         if self.capacity_factor is None:
@@ -142,3 +170,161 @@ class Gate(nn.Module):
         places_TK = torch.empty_like(experts_TK)
         places_TK.view(-1)[by_weight[ranked.indices]] = places
         return places_TK
+
+
+class RouterLogits(torch.autograd.Function):
+    """x weightᵀ; and x, passed on to the experts.
+
+    One function saves memory: the gate adds its gradient of x to that of the experts, where
+    autograd would sum both, each as large as x, into a third tensor.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context has no public type
+        x_TD: torch.Tensor,
+        weight_ED: torch.Tensor,
+        tracker: MemoryTracker,
+        communicator: Communicator | None,
+        delayed: WeightGradients | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits (T, E), and x."""
+        ctx.tracker, ctx.communicator = tracker, communicator
+        # Sums over the shards of a sequence do not wait: they are an exchange.
+        is_delayed = delayed is not None and communicator is None
+        ctx.delayed = (delayed, weight_ED) if is_delayed else None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x_TD, weight_ED)
+        dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
+        return _logits(x_TD, weight_ED, dtype), x_TD.view_as(x_TD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        grad_TE: torch.Tensor | None,
+        grad_x_TD: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x and of the weight."""
+        x_TD, weight_ED = ctx.saved_tensors
+        grad_ED = None
+        if grad_TE is not None:
+            ctx.tracker.add(grad_TE)
+            kind = x_TD.device.type
+            explained = ctx.tracker.explain("the gate's backward pass")
+            with explained, torch.autocast(kind, enabled=False):
+                halves_T2E = _halves(grad_TE) if _has_wide_products(x_TD, weight_ED) else None
+                grad_ED = _weight_grads(ctx, grad_TE, halves_T2E, x_TD)
+                if ctx.needs_input_grad[0]:
+                    grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
+                    _add_to(grad_x_TD, grad_TE, halves_T2E, weight_ED)
+        if grad_ED is not None:
+            if ctx.communicator is not None:
+                ctx.communicator.all_reduce(grad_ED, "the sum of the gate's gradient").wait()
+            grad_ED = grad_ED.to(weight_ED.dtype)
+        return grad_x_TD, grad_ED, None, None, None
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum of what all ranks have, whose gradient each rank takes for its own addend."""
+
+    @staticmethod
+    def forward(
+        _: Any,  # noqa: ANN401
+        values: torch.Tensor,
+        communicator: Communicator,
+    ) -> torch.Tensor:
+        """Return the sum, made in float64."""
+        sums = values.double()
+        communicator.all_reduce(sums, "the sum of the balance loss").wait()
+        return sums.to(values.dtype)
+
+    @staticmethod
+    def backward(
+        _: Any,  # noqa: ANN401
+        grad: torch.Tensor,
+    ) -> tuple[torch.Tensor, None]:
+        """Return the gradient as it is."""
+        return grad, None
+
+
+def _has_wide_products(x_TD: torch.Tensor, weight_ED: torch.Tensor) -> bool:
+    """Return whether products of both need no wider factors: a GPU's have wider results."""
+    return x_TD.is_cuda and x_TD.dtype == weight_ED.dtype == torch.bfloat16
+
+
+def _logits(x_TD: torch.Tensor, weight_ED: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return x weightᵀ, of unrounded products."""
+    if _has_wide_products(x_TD, weight_ED):
+        return widened_mm(x_TD, weight_ED.T, dtype)
+    logits_TE = x_TD.new_empty((len(x_TD), len(weight_ED)), dtype=dtype)
+    transposed_DE = weight_ED.to(dtype).T
+    for some in _blocks(x_TD, dtype):
+        torch.mm(x_TD[some].to(dtype), transposed_DE, out=logits_TE[some])
+    return logits_TE
+
+
+def counts_of(experts_N: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Return how often each expert occurs; `bincount` would look for the largest one first."""
+    counts_E = experts_N.new_zeros(num_experts)
+    return counts_E.scatter_add_(0, experts_N, torch.ones_like(experts_N))
+
+
+def _weight_grads(
+    ctx: Any,  # noqa: ANN401
+    grad_TE: torch.Tensor,
+    halves_T2E: torch.Tensor | None,
+    x_TD: torch.Tensor,
+) -> torch.Tensor | None:
+    """Return the weight's gradient, None where it is not wanted, or waits."""
+    if not ctx.needs_input_grad[1]:
+        return None
+    if ctx.delayed is None:
+        return _grad_of_weight(grad_TE, halves_T2E, x_TD)
+    waiting, parameter = ctx.delayed
+    waiting.put(lambda: add_gradient(parameter, _grad_of_weight(grad_TE, halves_T2E, x_TD)))
+    return None
+
+
+def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
+    """Return all tokens as one block, or several where the gate widens their values."""
+    num_tokens, width = x_TD.shape
+    values = _WIDENED_VALUES.get(x_TD.device.type, _WIDENED_VALUES["cuda"])
+    step = max(1, num_tokens if x_TD.dtype == dtype else values // width)
+    return [slice(low, low + step) for low in range(0, num_tokens, step)]
+
+
+def _halves(grad_TE: torch.Tensor) -> torch.Tensor:
+    """Return a float32 gradient as the sum of two bfloat16 ones (T, 2E), to 16 bits of mantissa."""
+    high_TE = grad_TE.bfloat16()
+    return torch.cat((high_TE, (grad_TE - high_TE).bfloat16()), dim=1)
+
+
+def _grad_of_weight(
+    grad_TE: torch.Tensor, halves_T2E: torch.Tensor | None, x_TD: torch.Tensor
+) -> torch.Tensor:
+    if halves_T2E is not None:
+        both_2ED = widened_mm(halves_T2E.T, x_TD, grad_TE.dtype)
+        return both_2ED.view(2, -1, x_TD.shape[1]).sum(0)
+    grad_ED = grad_TE.new_zeros((grad_TE.shape[1], x_TD.shape[1]))
+    for some in _blocks(x_TD, grad_TE.dtype):
+        grad_ED.addmm_(grad_TE[some].T, x_TD[some].to(grad_TE.dtype))
+    return grad_ED
+
+
+def _add_to(
+    grad_x_TD: torch.Tensor,
+    grad_TE: torch.Tensor,
+    halves_T2E: torch.Tensor | None,
+    weight_ED: torch.Tensor,
+) -> None:
+    """Add the gate's gradient of x."""
+    if halves_T2E is not None:
+        grad_x_TD.addmm_(halves_T2E, torch.cat((weight_ED, weight_ED)))
+        return
+    weight_ED = weight_ED.to(grad_TE.dtype)
+    if grad_x_TD.dtype == grad_TE.dtype:
+        grad_x_TD.addmm_(grad_TE, weight_ED)
+        return
+    for some in _blocks(grad_x_TD, grad_TE.dtype):
+        grad_x_TD[some] += grad_TE[some] @ weight_ED

@@ -5,71 +5,66 @@ A token's way to the wire: `layer`, `gate`, `function`, `executor`, **keep**, `c
 T tokens, K choices, N rows this rank sends, R rows it receives, D model width.
 """
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from abc import abstractmethod
+from functools import partial
 
 import torch
 
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch, GroupedRows, PhaseOrder, slices_of
-from moetune.runtime.moe.executor import Executor, PipelineContext, pipelined_schedule
-from moetune.runtime.moe.expert_grads import DeferredGrads, ExpertGrads, ParameterGrads
+from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, slices_of
+from moetune.runtime.moe.executor import Executor, PhaseRun, PipelineContext, pipelined_schedule
+from moetune.runtime.moe.expert_grads import ExpertGrads, WholeStep
 from moetune.runtime.moe.experts import SavedActivations
-from moetune.runtime.moe.function import PhaseInputs, Saved
+from moetune.runtime.moe.function import MemoryPolicy, PhaseInputs
 from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.regroup import by_expert, by_expert_in_step
-from moetune.runtime.moe.weight_grads import DeferredProducts
+from moetune.runtime.moe.weight_grads import KeptRows
 from moetune.runtime.moe.workspace import Shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepActivations:
-    """The policy that gives every chunk a part of its own of each buffer.
+def keep_activations(context: PipelineContext, dispatch: Dispatch, order: Order) -> MemoryPolicy:
+    """Return the policy that gives every chunk a part of its own of each buffer.
 
     Saved for the backward pass: the rows that the experts received, their pre-activations, and the
     results that came back, by token (for the gradient of the weights). Activations are computed
     again.
     """
-
-    context: PipelineContext
-    dispatch: Dispatch
-    order: Order
-
-    def forward(self, inputs: PhaseInputs) -> "_KeepForward":
-        """Make the buffers of the forward phase."""
-        return _KeepForward(self, inputs)
-
-    def backward(self, inputs: PhaseInputs) -> "_KeepBackward":
-        """Make the buffers of the backward phase."""
-        return _KeepBackward(self, inputs)
-
-    def release(self) -> None:
-        """Do nothing: the policy borrows no memory."""
+    return MemoryPolicy(
+        context=context,
+        forward=partial(_KeepForward, context, dispatch, order),
+        backward=partial(_KeepBackward, context, dispatch, order),
+    )
 
 
-class _KeepPhase(ABC):
+class _KeepPhase(PhaseRun):
     """The common part of both phases: rows leave from a buffer to which results come back."""
 
     _received_RD: torch.Tensor  # the rows at the experts, of all chunks
 
-    def __init__(self, policy: KeepActivations, phase: Phase, inputs: PhaseInputs) -> None:
+    def __init__(
+        self,
+        phase: Phase,
+        context: PipelineContext,
+        dispatch: Dispatch,
+        order: Order,
+        inputs: PhaseInputs,
+    ) -> None:
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
-        dispatch, like_TD = policy.dispatch, inputs.values_TD
         self._order: PhaseOrder = getattr(dispatch, phase)
         self._layout = dispatch.layout(self._order)
         self._is_grouped = dispatch.grouped is not None
-        self._waits = policy.context.weight_gradients is not None
+        self._waits = context.weight_gradients is not None
         self._places_R = by_expert(dispatch, self._order.chunk_pieces)
         self._sent = slices_of(map(sum, self._order.send_counts))
-        self._tracker = policy.context.tracker
-        self._buffers = policy.context.workspace.buffers(
-            self._shapes(dispatch, inputs, is_backward=phase == "backward"), like_TD
+        self._tracker = context.tracker
+        self._buffers = context.workspace.buffers(
+            self._shapes(dispatch, inputs, is_backward=phase == "backward"), inputs.values_TD
         )
-        self.executor = Executor(policy.context, phase, self._order.degree)
-        self.schedule = pipelined_schedule(self._order.degree, policy.order)
+        self.executor = Executor(context, phase, self._order.degree)
+        self.schedule = pipelined_schedule(self._order.degree, order)
         self._returning: list[Transfer] = []
         self._departures: list[torch.Tensor] = []
         self._rows_ND = self._buffers["rows"][: len(self._order.pairs_N)]
@@ -140,12 +135,12 @@ class _KeepPhase(ABC):
 class _KeepForward(_KeepPhase):
     """The forward phase."""
 
-    saved: Saved
-
-    def __init__(self, policy: KeepActivations, inputs: PhaseInputs) -> None:
-        super().__init__(policy, "forward", inputs)
+    def __init__(
+        self, context: PipelineContext, dispatch: Dispatch, order: Order, inputs: PhaseInputs
+    ) -> None:
+        super().__init__("forward", context, dispatch, order, inputs)
         self._experts, x_TD = inputs.experts, inputs.values_TD
-        num_rows = policy.dispatch.num_received
+        num_rows = dispatch.num_received
         self._received_RD = self._tracker.empty(
             "the experts' inputs", (num_rows, x_TD.shape[1]), x_TD
         )
@@ -153,9 +148,6 @@ class _KeepForward(_KeepPhase):
         if not self._is_grouped:
             saved = inputs.experts.save_activations(num_rows, x_TD, self._tracker)
             self._activations.append(saved)
-
-    def begin(self) -> None:
-        """Do nothing: each dispatch gathers its own rows."""
 
     def finish(self) -> torch.Tensor:
         """Return the weighted sums of the results."""
@@ -185,12 +177,14 @@ class _KeepForward(_KeepPhase):
 class _KeepBackward(_KeepPhase):
     """The backward phase: the rows' gradients overwrite those of the results at the experts."""
 
-    def __init__(self, policy: KeepActivations, inputs: PhaseInputs) -> None:
-        super().__init__(policy, "backward", inputs)
+    def __init__(
+        self, context: PipelineContext, dispatch: Dispatch, order: Order, inputs: PhaseInputs
+    ) -> None:
+        super().__init__("backward", context, dispatch, order, inputs)
         if self._waits:  # longer than the buffers of a phase
             self._received_RD = self._tracker.empty(
                 "the gradients of results",
-                (policy.dispatch.num_received, inputs.values_TD.shape[1]),
+                (dispatch.num_received, inputs.values_TD.shape[1]),
                 inputs.values_TD,
             )
         else:
@@ -202,7 +196,7 @@ class _KeepBackward(_KeepPhase):
         ]
         self._grad_weights_TK = torch.empty_like(self._weights_TK)
         self._num_ahead = self.schedule.index(("compute", 0))
-        self.grads = self._make_grads(policy.dispatch, inputs)
+        self.grads = self._make_grads(dispatch, inputs)
 
     def begin(self) -> None:
         """Order the weights by row; each dispatch gathers its own rows."""
@@ -228,29 +222,23 @@ class _KeepBackward(_KeepPhase):
         out.mul_(self._weights_N1[mine])
 
     def _run_part(self, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        inputs = self._inputs_RD[part.rows]
         if self._is_grouped:
             saved = self._activations[part.piece]
-            return self.grads.run(rows, inputs, saved, part, None)
-        saved, into = self._activations[0].chunk(part.rows), None if self._waits else rows
-        return self.grads.run(rows, inputs, saved, part, into)
+        else:
+            saved = self._activations[0].chunk(part.rows)
+        into = None if self._is_grouped or self._waits else rows
+        return self.grads.run(rows, self._inputs_RD[part.rows], saved, part, into)
 
-    def _make_grads(self, dispatch: Dispatch, inputs: PhaseInputs) -> ParameterGrads:
-        grouped = dispatch.grouped
-        if grouped is None and not self._waits:
-            return ExpertGrads(
-                inputs.experts, inputs.wanted, self._order.degree, self._buffers, self._tracker
-            )
-        if grouped is None:
-            grouped = GroupedRows.of(
-                dispatch.counts.receive_PCL.sum(0), dispatch.num_received,
-                like=inputs.values_TD, bias=inputs.experts.b1 is not None,
+    def _make_grads(self, dispatch: Dispatch, inputs: PhaseInputs) -> ExpertGrads:
+        """Return the experts' backward; grouped, or where products wait, of the whole step."""
+        whole = None
+        if self._is_grouped or self._waits:
+            kept = KeptRows(by_expert_in_step(dispatch), self._tracker)
+            whole = WholeStep(
+                inputs_RD=self._inputs_RD, grads_RD=self._received_RD, kept=kept,
+                part=dispatch.whole_part(kept.by_expert), is_grouped=self._is_grouped,
             )  # fmt: skip
-        products = DeferredProducts(
-            dispatch.counts.rows_CL, dispatch.counts.receive_PCL.sum((0, 1)),
-            by_expert_in_step(dispatch), grouped.one_hot_RL, self._tracker,
-            scale=inputs.wanted.scale, is_grouped=self._is_grouped,
+        return ExpertGrads(
+            inputs.experts, inputs.wanted, self._layout.num_parts, self._buffers, self._tracker,
+            whole=whole,
         )  # fmt: skip
-        return DeferredGrads(
-            inputs.experts, inputs.wanted, self._inputs_RD, self._received_RD, products
-        )

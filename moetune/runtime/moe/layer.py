@@ -1,13 +1,221 @@
-"""`MoELayer`: a gate, and experts between a dispatch and a combine over the ranks of a group.
+"""Layers with a gate: `MoELayer`, and `TensorExpertLayer` inside a tensor-parallel group (PPMoE).
 
-First step of a token's way: as in `all_to_all`.
+First step of a token's way: as in `planned_layer`.
 """
 
-from moetune.runtime.moe.all_to_all import AllToAllLayer
-from moetune.runtime.moe.expert_layer import ExpertLayer
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._compile import _disable_dynamo
+from torch.distributed.device_mesh import DeviceMesh
+
+from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
+from moetune.comm.group import Communicator
+from moetune.domain.errors import InputError
+from moetune.domain.layer import (
+    Activation,
+    ExpertParallel,
+    LayerKey,
+    LayerShape,
+    check_divisible,
+    check_sequence_parallel,
+)
+from moetune.domain.plan import Plan
+from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
+from moetune.runtime.moe.expert_module import Experts
+from moetune.runtime.moe.gate import Gate, Routing
+from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.planned_layer import PlannedLayer, expert_group
+from moetune.runtime.moe.workspace import MemoryTracker
+from moetune.runtime.plans.book import PlanBook
+
+_SEED_LIMIT = 2**62
 
 
-class MoELayer(AllToAllLayer, ExpertLayer):
+class LastLoss:
+    """The balance loss of a layer's last forward pass."""
+
+    def __init__(self) -> None:
+        self._loss: torch.Tensor | None = None
+        self._lacks_gradients = False
+
+    def __reduce__(self) -> tuple[type["LastLoss"], tuple[()]]:
+        """Copies of a layer have no loss: torch copies no tensor of a graph."""
+        return LastLoss, ()
+
+    def put(self, loss: torch.Tensor, *, trains: bool = False) -> None:
+        """Keep a loss; where it trains, it is to have gradients."""
+        self._loss, self._lacks_gradients = loss, trains and not torch.is_grad_enabled()
+
+    def get(self) -> torch.Tensor | None:
+        """Return the loss; None before any.
+
+        Raises:
+            InputError: the training pass ran without gradients, and the loss is asked for with
+                them.
+        """
+        if self._lacks_gradients and torch.is_grad_enabled():
+            raise InputError(
+                "the balance loss of the last training pass has no gradient: the layer ran under "
+                "no_grad, as torch's checkpoint with use_reentrant=True does",
+                "checkpoint with use_reentrant=False; or read aux_loss inside of the checkpointed "
+                "function, or under torch.no_grad() for its value alone",
+            )
+        return self._loss
+
+
+class ExpertLayer(PlannedLayer):
+    """A gate and experts that are spread over the ranks of a group.
+
+    All kinds of layers have the same parameters: a checkpoint of one loads into another.
+    """
+
+    experts: Experts
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        num_experts: int,
+        top_k: int = 1,
+        *,
+        activation: Activation = "gelu",
+        bias: bool = True,
+        capacity_factor: float | None = None,
+        normalize_topk: bool | None = None,
+        group: dist.ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
+        pipeline: bool | int = True,
+        memory_reuse: bool | str = True,
+        plan: Plan | str | os.PathLike[str] | None = None,
+        planbook: PlanBook | None = None,
+        placement: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        communicator: Communicator | None = None,
+        sequence_parallel: bool = False,
+        shared_experts: nn.Module | None = None,
+    ) -> None:
+        check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
+        if self.expert_parallel == "tensor":
+            _check_without_exchange(
+                capacity_factor=capacity_factor, placement=placement, shared_experts=shared_experts,
+                memory_reuse=None if forced_strategy(memory_reuse) in {None, "none"} else True,
+            )  # fmt: skip
+        shape = LayerShape(
+            d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
+            activation=activation,
+        )  # fmt: skip
+        if mesh is not None:
+            group = expert_group(mesh, group if communicator is None else communicator)
+        if communicator is None:
+            check_joined("the layer")
+            communicator = shared_communicator() if group is None else communicator_of(group)
+        check_divisible(num_experts, communicator.num_ranks)
+        tracker = MemoryTracker("device")
+        gate = Gate(
+            shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
+            tracker=tracker, device=device, dtype=dtype,
+        )  # fmt: skip
+        if sequence_parallel:
+            gate.use_sequence_shards(communicator)
+        key = LayerKey(
+            layer=shape, num_ranks=communicator.num_ranks,
+            dtype=dtype_name(dtype or torch.get_default_dtype()),
+            expert_parallel=self.expert_parallel, sequence_parallel=sequence_parallel,
+        )  # fmt: skip
+        decisions = LayerDecisions(
+            key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
+            plan=plan, planbook=planbook, placement=placement,
+        )  # fmt: skip
+        # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
+        # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
+        placed = ExpertPlacement.of(communicator, num_experts, decisions.placement)
+        experts = Experts(
+            shape, placed, bias=bias, is_replicated=self.expert_parallel == "tensor",
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        super().__init__(
+            shape, experts, communicator, decisions=decisions, tracker=tracker, mesh=mesh,
+            sequence_parallel=sequence_parallel,
+        )  # fmt: skip
+        self._last_loss = LastLoss()
+        self.gate, self.experts = gate, experts
+        self.shared_experts = shared_experts
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew: equal gates, and experts that do not depend on the ranks.
+
+        All draw from one seed, which the first rank takes from torch's generator: users seed their
+        ranks alike, differently, or not at all. With the seed the ranks compare their plans.
+
+        Raises:
+            InputError: the plan cannot be used.
+            RankMismatchError: the ranks have different plans; the same on every rank.
+            CollectiveError: the exchange failed.
+        """
+        if self.gate.weight.is_meta:
+            self._decisions.check()
+            return
+        mine = int(torch.randint(_SEED_LIMIT, (1,), device="cpu"))
+        seed = self._decisions.agree(self.communicator, mine)
+        self.gate.reset(seed)
+        self.experts.reset(seed)
+
+    # Never compiled: see `run`.
+    @_disable_dynamo
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the experts' weighted outputs, with those of the shared experts.
+
+        Args:
+            x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
+
+        Returns:
+            The same shape and dtype as `x`.
+
+        Raises:
+            InputError: `x` has another width or dtype than the layer (one rank), or shared experts
+                return another shape, or change `x`.
+            RankMismatchError: the ranks differ; the same on every rank.
+            CollectiveError: an exchange failed.
+            AllocationError: there is no memory for the step.
+        """
+        shared = None if self.shared_experts is None else partial(self.shared_experts, x)
+        return self.run(x, partial(self._route, x), shared=shared)
+
+    def _route(self, x: torch.Tensor) -> Routing:
+        routing: Routing = self.gate(x.reshape(-1, self.shape.d_model))
+        if routing.aux_loss is not None:
+            trains = self.training and self.gate.weight.requires_grad
+            self._last_loss.put(routing.aux_loss, trains=trains)
+        return routing
+
+    @property
+    def aux_loss(self) -> torch.Tensor:
+        """Balance loss of the last forward pass.
+
+        Raises:
+            AttributeError: there was none.
+            InputError: it has no gradient and is asked for with gradients, as behind a reentrant
+                checkpoint.
+        """
+        found = self._last_loss.get()
+        if found is None:
+            raise AttributeError("aux_loss")
+        return found
+
+    @aux_loss.setter
+    def aux_loss(self, loss: torch.Tensor) -> None:
+        self._last_loss.put(loss)
+
+
+class MoELayer(ExpertLayer):
     """A Mixture-of-Experts layer that overlaps its all-to-alls with its experts' computation.
 
     The degree, the number of chunks, changes the time of a step, never its numbers.
@@ -52,3 +260,47 @@ class MoELayer(AllToAllLayer, ExpertLayer):
         InputError: an argument is out of range or the plan is for another layer.
         RankMismatchError: the ranks have different plans; on every rank.
     """
+
+
+class TensorExpertLayer(ExpertLayer):
+    """A Mixture-of-Experts layer inside a tensor-parallel group, without dispatch.
+
+    Every rank gives the same tokens, as behind a tensor-parallel layer, and gets the same output:
+    its experts compute the (token, choice) pairs that chose them, and one all-reduce sums the
+    ranks' outputs. Backward, the gradient of x is summed the same way. The gate is replicated, and
+    its gradient is complete and equal on all ranks. Parameters have the names and shapes of
+    `MoELayer`'s, and the degree changes the time of a step, never its numbers.
+
+    Args:
+        d_model, d_hidden, num_experts, top_k, activation, bias: as in `MoELayer`.
+        normalize_topk, plan, planbook, device, dtype, communicator: as in `MoELayer`.
+        capacity_factor, placement, shared_experts: None; no pair is dropped.
+        group: tensor-parallel group, default the world. All its ranks construct the layer.
+        mesh: in place of a group, as in `MoELayer`.
+        pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed
+            over the ranks while the next one is computed.
+        memory_reuse: True, False or "none", which are the same here.
+        sequence_parallel: x and the output are this rank's shard of the group's tokens; shards may
+            differ in size. The input is all-gathered, the output reduce-scattered. Its plans are
+            those with sequence shards, for the tokens of all ranks.
+
+    Attributes:
+        aux_loss: balance loss of the last forward pass over all tokens, equal on all ranks: add
+            it to the loss on every rank, as any loss that all of them compute alike.
+        decision, num_dropped, recorder: as in `MoELayer`.
+
+    Raises:
+        InputError: an argument is out of range, or would drop pairs or reuse memory.
+    """
+
+    expert_parallel: ClassVar[ExpertParallel] = "tensor"
+
+
+def _check_without_exchange(**options: object) -> None:
+    """Raise InputError for what experts of a tensor-parallel group, which drop no pair, lack."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(
+                f"{name} is not available in a tensor-parallel group, whose experts drop no pair",
+                "omit it, or use moetune.MoELayer",
+            )

@@ -1,32 +1,37 @@
 """The base of all layers whose steps follow plans: decisions, memory, and the order of a pass.
 
-First step of a token's way: `run` lets the layer's kind agree with the other ranks, look the plan
-up and ask for the routing, and hands the tokens to `function` with that kind's memory policy.
+First step of a token's way: `run` agrees with the other ranks, looks the plan up, asks for the
+routing, and hands the tokens to `function` with the dispatcher's memory policy.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
-from moetune.comm.agree import Opening
+from moetune.comm.agree import Opening, agree_on_tokens
 from moetune.comm.group import Communicator
+from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
 from moetune.runtime.delayed import WeightGradients
+from moetune.runtime.moe.cells import Cells
+from moetune.runtime.moe.counts import RowCounts
 from moetune.runtime.moe.decisions import LayerDecisions
+from moetune.runtime.moe.dispatch import GroupedRows
+from moetune.runtime.moe.dispatcher import AllGather, AllToAll
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
-from moetune.runtime.moe.inputs import input_dtype, input_problem
 from moetune.runtime.moe.loads import LoadRecorder
+from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.shared_work import CallersWork, SharedWork, Work
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
@@ -36,25 +41,13 @@ from moetune.runtime.trace import NoRecorder, SpanRecorder
 
 _MOST_EXPECTED = 4096
 """Numbers of tokens whose degrees a layer remembers."""
+_MESH_DIMS = 2
+"""Replicas and experts."""
 Route = Callable[[], Routing]
 """Gives a step's routing, when it is time for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerStep:
-    """A step that all ranks agree on, before its tokens leave.
-
-    Args:
-        num_tokens: to look plans up by.
-        policy: makes the memory policy, given the experts' tokens and the context.
-    """
-
-    num_tokens: int
-    routing: Routing
-    policy: Callable[[torch.Tensor, PipelineContext], MemoryPolicy]
-
-
-class PlannedLayer(nn.Module, ABC):
+class PlannedLayer(nn.Module):
     """Experts that are spread over the ranks of a group, without their gate.
 
     Args:
@@ -65,11 +58,12 @@ class PlannedLayer(nn.Module, ABC):
 
     Attributes:
         expert_parallel: the kind of expert parallelism, as in its plans.
+        dispatcher: of the tokens to the experts.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
         weight_gradients: where the experts' products wait in a backward pass; None for nowhere.
     """
 
-    expert_parallel: ClassVar[ExpertParallel]
+    expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
     experts: LocalExperts
     weight_gradients: WeightGradients | None = None
 
@@ -97,6 +91,11 @@ class PlannedLayer(nn.Module, ABC):
         self._decisions = decisions
         self._workspace = Workspace(tracker)
         self._loads = LoadRecorder(experts.local_experts)
+        self.dispatcher = AllToAll(communicator, experts.placement, self._host_tracker)
+        if self.expert_parallel == "tensor":
+            self.dispatcher = AllGather(
+                communicator, experts.placement, self._host_tracker, in_shards=sequence_parallel
+            )
 
     # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
     # load the compiler with this module, in every process that only measures.
@@ -133,21 +132,17 @@ class PlannedLayer(nn.Module, ABC):
         self, x: torch.Tensor, route: Route, problem: str, work: Work | None = None
     ) -> torch.Tensor:
         self.experts.check_wrappers()
-        dtype = self.experts.compute_dtype or input_dtype(x)
+        dtype = self.experts.compute_dtype or _input_dtype(x)
         width = x.shape[-1] if x.dim() else 0
         opening = Opening(
             num_tokens=x.numel() // width if width else 0, signature=self._signature(x, dtype),
-            problem=problem or input_problem(
-                x, dtype, shape=self.shape, experts=self.experts
-            ),
-            note=self._decisions.pending_change(dtype),
+            problem=problem or _input_problem(x, dtype, self.shape, self.experts),
         )  # fmt: skip
         with self._tracker.explain("a forward pass"):
-            step = self._prepare(x, opening, dtype, route)
-            routing = step.routing
+            num_tokens, routing, cells, counts = self._prepare(x, opening, dtype, route)
             x_TD = routing.x_TD.to(dtype)
-            watch = self._decisions.watch(step.num_tokens, dtype, x.device)
-            policy = step.policy(x_TD, self._context(watch.recorder))
+            watch = self._decisions.watch(num_tokens, dtype, x.device)
+            policy = self._policy(cells, counts, x_TD, self._context(watch.recorder))
             if work is not None and isinstance(watch, CallWatch):
                 work()  # plans predict a phase by itself, and so it is timed
                 work = None
@@ -217,11 +212,6 @@ class PlannedLayer(nn.Module, ABC):
         """Begin the record of the routing anew, on all ranks alike."""
         self._loads.clear()
 
-    def _record(self, rows_CL: Sequence[Sequence[int]]) -> None:
-        """Add a training step's rows to the record, [piece][local expert]."""
-        if self.training:
-            self._loads.add_pass(rows_CL)
-
     def extra_repr(self) -> str:
         """Show the shape and the ranks."""
         shape = self.shape
@@ -231,27 +221,71 @@ class PlannedLayer(nn.Module, ABC):
             f"activation={shape.activation}, ranks={self.communicator.num_ranks}"
         )
 
-    @abstractmethod
     def _prepare(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
-    ) -> "LayerStep":
-        """Agree with the other ranks, decide, and route the tokens.
+    ) -> tuple[int, Routing, Cells, RowCounts]:
+        """Agree with the other ranks, decide, route the tokens and count them.
+
+        Once the ranks have met the host stops once: numbers of rows travel with the opening, for
+        the chunks that this number of tokens had before. Only where the ranks agree on other chunks
+        are they counted again.
+
+        Returns:
+            The tokens to look plans up by, the routing, its rows, and their numbers.
 
         Raises:
             InputError: the input has a problem (one rank).
             RankMismatchError: the ranks differ; the same on every rank.
             CollectiveError: an exchange failed.
         """
+        dispatcher, cells, counts = self.dispatcher, None, None
+        if dispatcher.has_met:
+            degrees = self._expected_degrees(opening.num_tokens)
+            routing = None if opening.problem else route()
+            if routing is not None:
+                cells = dispatcher.cells(routing, (opening.num_tokens,), degrees)
+            rows, counts = dispatcher.open(opening, cells, degrees, x.device)
+            num_tokens = opening.agree(rows, self.communicator)
+            planned = self._decide(num_tokens, dtype)
+            assert routing is not None  # noqa: S101 - a problem on any rank has raised on all
+            if degrees != self._degrees:
+                counts = None
+            self._expect_degrees(opening.num_tokens)
+        else:
+            num_tokens = agree_on_tokens(self.communicator, opening, x.device)
+            dispatcher.meet()
+            planned = self._decide(num_tokens, dtype)
+            routing = route()
+        if counts is None:
+            cells = dispatcher.cells(routing, num_tokens, self._degrees)
+            counts = dispatcher.count(cells)
+        assert cells is not None  # noqa: S101 - they were counted
+        if self.training:
+            self._loads.add_pass(counts.rows_CL)
+        return planned, routing, cells, counts
 
-    def _decide(self, num_tokens: tuple[int, ...], note: int, dtype: torch.dtype) -> int:
+    def _policy(
+        self, cells: Cells, counts: RowCounts, x_TD: torch.Tensor, context: PipelineContext
+    ) -> MemoryPolicy:
+        """Return the memory policy of a step, now that the rows' numbers are known."""
+        grouped = None
+        if has_grouped(x_TD, self.experts.w1):
+            grouped = GroupedRows.of(
+                counts.receive_PCL.sum(0), sum(map(sum, counts.rows_CL)),
+                like=x_TD, bias=self.experts.b1 is not None,
+            )  # fmt: skip
+        dispatch = cells.dispatch(counts, grouped=grouped)
+        self._num_dropped = dispatch.num_dropped
+        self._tracker.add(*dispatch.tensors)
+        return self.dispatcher.policy(dispatch, context, x_TD, self.decision, self.shape)
+
+    def _decide(self, num_tokens: tuple[int, ...], dtype: torch.dtype) -> int:
         """Set this step's decision, once the ranks agree; return the tokens that it is for.
 
         Args:
             num_tokens: of every rank.
-            note: code of the first rank's `PlanChange`.
         """
-        self._decisions.apply_change(note, dtype)
-        tokens = self._planned_tokens(num_tokens)
+        tokens = self.dispatcher.planned_tokens(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         return tokens
 
@@ -279,13 +313,55 @@ class PlannedLayer(nn.Module, ABC):
             form=self.experts.form, weight_gradients=self.weight_gradients,
         )  # fmt: skip
 
-    def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
-        """Return the number of tokens to look plans up by, from those of every rank."""
-        return max(num_tokens)
-
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         return (
             f"{self.shape}, {dtype}, "
             f"{self._decisions.version}, gradients {torch.is_grad_enabled()}, "
-            f"of the input {x.requires_grad}"
+            f"of the input {x.requires_grad}{self.dispatcher.signature(x)}"
         )
+
+
+def expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
+    """Return the ranks of a mesh that the experts are spread over.
+
+    Args:
+        other: was given beside the mesh.
+
+    Raises:
+        InputError: the mesh has more dimensions than experts and replicas, or is not alone.
+    """
+    if other is not None:
+        raise InputError("give one of mesh, group and communicator")
+    if mesh.ndim > _MESH_DIMS:
+        raise InputError(
+            f"mesh has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; experts are spread over one",
+            'take one of them, or two with the replicas first, as in mesh["replicas", "experts"]',
+        )
+    experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
+    return experts
+
+
+def _input_problem(
+    x: torch.Tensor, dtype: torch.dtype, shape: LayerShape, experts: LocalExperts
+) -> str:
+    """Return why the experts cannot take a step's tokens; "" if they can.
+
+    Args:
+        dtype: that the step computes in.
+    """
+    if not x.dim() or x.shape[-1] != shape.d_model:
+        return f"x has shape {tuple(x.shape)}, its last size must be {shape.d_model}"
+    weight = experts.w1
+    # FSDP2 moves what it gathers from the host.
+    if x.device.type != weight.device.type and not is_dtensor(weight):
+        return f"x is on {x.device}, the experts are on {weight.device}"
+    is_cast = experts.compute_dtype or torch.is_autocast_enabled(x.device.type)
+    if dtype != weight.dtype and not is_cast:
+        return f"x is {x.dtype}, the experts are {weight.dtype}"
+    return ""
+
+
+def _input_dtype(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype that experts compute a step's tokens in, that of autocast where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -112,9 +112,7 @@ class WeightExchange:
         rows_N1 = transpose_blocks(rows_N1, self._chunk_counts, torch.empty_like(rows_N1))
         arrived_R1 = rows_N1.new_empty(sum(self._receive), 1)
         name = "the exchange of weights"
-        self._communicator.all_to_all(
-            arrived_R1, rows_N1, self._receive, self._send, name, is_alone=True
-        ).wait()
+        self._communicator.all_to_all(arrived_R1, rows_N1, self._receive, self._send, name).wait()
         if self._places_R is None:
             return arrived_R1
         return arrived_R1.index_select(0, self._places_R)
@@ -125,9 +123,7 @@ class WeightExchange:
             grads_R1 = torch.empty_like(grads_R1).index_copy_(0, self._places_R, grads_R1)
         arrived_N1 = grads_R1.new_empty(sum(self._send), 1)
         name = "the exchange of the weights' gradients"
-        self._communicator.all_to_all(
-            arrived_N1, grads_R1, self._send, self._receive, name, is_alone=True
-        ).wait()
+        self._communicator.all_to_all(arrived_N1, grads_R1, self._send, self._receive, name).wait()
         rows_N1 = transpose_blocks(arrived_N1, self._rank_counts, torch.empty_like(arrived_N1))
         order = self._dispatch.forward
         return pick(rows_N1, order.rows_TK, drops=order.drops).squeeze(2).to(like_TK.dtype)

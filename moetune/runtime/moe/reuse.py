@@ -9,7 +9,6 @@ sends T_DI again and computes T_M again.
 T tokens, K choices, R rows this rank receives, D model width.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,13 +17,14 @@ from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
 from moetune.runtime.moe.executor import (
     Executor,
+    PhaseRun,
     PipelineContext,
     pipelined_schedule,
     ring_schedule,
 )
 from moetune.runtime.moe.expert_grads import CombineWeights, ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
-from moetune.runtime.moe.function import PhaseInputs, Saved
+from moetune.runtime.moe.function import MemoryPolicy, PhaseInputs
 from moetune.runtime.moe.offload import Copy, Offload
 from moetune.runtime.moe.regroup import WeightExchange, by_expert
 from moetune.runtime.moe.rings import Ring, RingShape, TokenExchange, make_rings
@@ -39,38 +39,33 @@ _LEAVING = 3
 arrived: one arrives, one is computed, one leaves. The forward's schedule would need a fourth."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReuseBuffers:
-    """The policy whose chunks take a few buffers in turn.
+def reuse_buffers(context: PipelineContext, dispatch: Dispatch, offload: Offload) -> MemoryPolicy:
+    """Return the policy whose chunks take a few buffers in turn.
 
     Args:
         offload: copies to the host and back what the strategy does not restore otherwise.
     """
-
-    context: PipelineContext
-    dispatch: Dispatch
-    offload: Offload
-
-    def forward(self, inputs: PhaseInputs) -> "_ReuseForward":
-        """Make the buffers of the forward phase."""
-        return _ReuseForward(self, inputs)
-
-    def backward(self, inputs: PhaseInputs) -> "_ReuseBackward":
-        """Make the buffers of the backward phase."""
-        return _ReuseBackward(self, inputs)
-
-    def release(self) -> None:
-        """Give the host memory back."""
-        self.offload.end()
+    return MemoryPolicy(
+        context=context,
+        forward=partial(_ReuseForward, context, dispatch, offload),
+        backward=partial(_ReuseBackward, context, dispatch, offload),
+        release=offload.end,
+    )
 
 
-class _ReusePhase:
+class _ReusePhase(PhaseRun):
     """The common part of both phases: chunks, rings, and the one buffer for pre-activations."""
 
-    def __init__(self, policy: ReuseBuffers, phase: Phase, inputs: PhaseInputs) -> None:
-        dispatch, context = policy.dispatch, policy.context
+    def __init__(
+        self,
+        phase: Phase,
+        context: PipelineContext,
+        dispatch: Dispatch,
+        offload: Offload,
+        inputs: PhaseInputs,
+    ) -> None:
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
-        self._experts, self._offload = inputs.experts, policy.offload
+        self._experts, self._offload = inputs.experts, offload
         self._order: PhaseOrder = getattr(dispatch, phase)
         self._layout = dispatch.layout(self._order)
         self._places_R = by_expert(dispatch, self._order.chunk_pieces)
@@ -139,15 +134,15 @@ class _ReusePhase:
 class _ReuseForward(_ReusePhase):
     """The forward phase; all of its buffers are made before the first exchange."""
 
-    saved: Saved
-
-    def __init__(self, policy: ReuseBuffers, inputs: PhaseInputs) -> None:
-        super().__init__(policy, "forward", inputs)
+    def __init__(
+        self, context: PipelineContext, dispatch: Dispatch, offload: Offload, inputs: PhaseInputs
+    ) -> None:
+        super().__init__("forward", context, dispatch, offload, inputs)
         degree, x_TD = self._order.degree, inputs.values_TD
         self.schedule = ring_schedule(degree)
         at_experts = {"arrivals": _AT_EXPERTS, "departures": _AT_EXPERTS}
         self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
-        y_TD = policy.context.tracker.empty("the results", x_TD.shape, x_TD)
+        y_TD = context.tracker.empty("the results", x_TD.shape, x_TD)
         self._tokens = self._token_exchange(self._rings["travelling"], y_TD)
 
     def begin(self) -> None:
@@ -213,8 +208,10 @@ class _ReuseForward(_ReusePhase):
 class _ReuseBackward(_ReusePhase):
     """The backward phase: the rows' gradients overwrite those of the results."""
 
-    def __init__(self, policy: ReuseBuffers, inputs: PhaseInputs) -> None:
-        super().__init__(policy, "backward", inputs)
+    def __init__(
+        self, context: PipelineContext, dispatch: Dispatch, offload: Offload, inputs: PhaseInputs
+    ) -> None:
+        super().__init__("backward", context, dispatch, offload, inputs)
         self._x_TD, self._weights_R1 = inputs.saved
         grad_TD, degree = inputs.values_TD, self._order.degree
         self.schedule = pipelined_schedule(degree, "interleaved")
@@ -222,7 +219,7 @@ class _ReuseBackward(_ReusePhase):
         num_travelling = (1 if self._x_TD is None else 2) + (degree > 1)
         at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
         self._rings = self._make_rings(num_travelling, at_experts)
-        tracker = policy.context.tracker
+        tracker = context.tracker
         self.grads = ExpertGrads(
             inputs.experts, inputs.wanted, self._layout.num_parts, self._buffers, tracker
         )

@@ -1,6 +1,6 @@
 """`RoutedLayer`: experts behind a router of the caller's, over the ranks of a group.
 
-First step of a token's way: as in `all_to_all`, without a gate.
+First step of a token's way: as in `planned_layer`, without a gate.
 """
 
 import os
@@ -13,16 +13,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from moetune.comm.group import Communicator
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.plan import Plan
-from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.shared_work import SharedWork
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
 
 
-class RoutedLayer(AllToAllLayer):
+class RoutedLayer(PlannedLayer):
     """Experts that a router of the caller's has chosen.
 
     The layer has no parameters: its experts are a module of the caller's.

@@ -3,8 +3,8 @@
 A token's way to the wire: as in `function`, whose helpers and phases these are. Work that does not
 need the experts' results, such as shared experts, is ordinary autograd between two functions:
 
-    forward     Leave: rows leave | the work | Arrive: experts, combine
-    backward    Arrive: all but the wait for the last results | of the work | Leave: that wait
+    forward     Leave: rows leave | the work | ExpertFunction: experts, combine
+    backward    ExpertFunction: all but the wait for the last results | the work | Leave: that wait
 
 Autograd runs what was made last first, so that the backward pass has this order by itself.
 
@@ -20,14 +20,10 @@ from torch.autograd.function import once_differentiable
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.executor import leading
 from moetune.runtime.moe.function import (
-    BackwardPhase,
+    Crossing,
     ExpertFunction,
-    ForwardPhase,
     MemoryPolicy,
     during,
-    parameter_grads,
-    run_backward,
-    save,
     start_forward,
 )
 from moetune.runtime.selective import HiddenModes
@@ -51,44 +47,17 @@ def run_experts(
         parameters: as of `ExpertFunction`.
         work: runs behind the first dispatches, and its backward pass behind the last combine.
     """
-    y_TD: torch.Tensor
-    if work is None:
-        y_TD = ExpertFunction.apply(x_TD, weights_TK, policy, *parameters)  # type: ignore[no-untyped-call]
-        return y_TD
-    crossing = _Crossing(policy)
-    left = _Leave.apply(x_TD, weights_TK, crossing, parameters)  # type: ignore[no-untyped-call]
-    with during(policy, "the work behind a dispatch"):
-        work()
-    y_TD = _Arrive.apply(left, crossing, *parameters)  # type: ignore[no-untyped-call]
+    left, crossing = x_TD, None
+    if work is not None:
+        crossing = Crossing(policy)
+        left = _Leave.apply(x_TD, weights_TK, crossing, parameters)  # type: ignore[no-untyped-call]
+        weights_TK = weights_TK.detach()  # whose gradient `_Leave` returns
+        with during(policy, "the work behind a dispatch"):
+            work()
+    y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
+        left, weights_TK, policy, crossing, *parameters
+    )
     return y_TD
-
-
-class _Crossing:
-    """State that both functions of a call share."""
-
-    def __init__(self, policy: MemoryPolicy) -> None:
-        self.policy = policy
-        self.forward: tuple[ForwardPhase, torch.Tensor] | None = None
-        self._backward: BackwardPhase | None = None
-        self._grads: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def leave(self, phase: BackwardPhase) -> None:
-        """Keep a backward phase whose last results travel, with its buffers."""
-        self._backward = phase
-        self.policy.context.workspace.hold(self._end)
-
-    def end(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Wait for the last results; return the gradients of x and of the weights."""
-        self.policy.context.workspace.end_held()
-        assert self._grads is not None  # noqa: S101 - `leave` comes before, in every backward pass
-        grads, self._grads = self._grads, None
-        return grads
-
-    def _end(self) -> None:
-        assert self._backward is not None  # noqa: S101 - held until now
-        phase, self._backward = self._backward, None
-        with self.policy.context.workspace.guard("a backward pass"):
-            self._grads = phase.finish()
 
 
 class _Leave(torch.autograd.Function):
@@ -99,7 +68,7 @@ class _Leave(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401 - torch's context has no public type
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
-        crossing: _Crossing,
+        crossing: Crossing,
         parameters: Sequence[Any],
     ) -> torch.Tensor:
         """Return an empty tensor, by which autograd knows the order.
@@ -108,12 +77,12 @@ class _Leave(torch.autograd.Function):
         same order, as activation checkpointing needs it.
         """
         ctx.crossing = crossing
-        # Theirs are the graph's inputs, which `_Arrive` does not have.
+        # The graph's inputs are this function's, not the phase's.
         x_TD, weights_TK = x_TD.detach(), weights_TK.detach()
         with during(crossing.policy, "a forward pass"):
             phase = start_forward(crossing.policy, x_TD, weights_TK, parameters)
             phase.executor.run(leading(phase.schedule), phase)
-        crossing.forward = phase, weights_TK
+        crossing.phase = phase
         return x_TD.new_empty(0)
 
     @staticmethod
@@ -124,46 +93,6 @@ class _Leave(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and of the weights, once the last results are there."""
         return *ctx.crossing.end(), None, None
-
-
-class _Arrive(torch.autograd.Function):
-    """Computes the experts on what has left, and brings the results back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        _: torch.Tensor,
-        crossing: _Crossing,
-        *parameters: Any,  # noqa: ANN401
-    ) -> torch.Tensor:
-        """Return (T, D)."""
-        assert crossing.forward is not None  # noqa: S101 - rows have left
-        (phase, weights_TK), crossing.forward = crossing.forward, None
-        with during(crossing.policy, "a forward pass"):
-            phase.executor.run(phase.schedule[len(leading(phase.schedule)) :], phase)
-            y_TD = phase.finish()
-        ctx.crossing = crossing
-        save(ctx, crossing.policy, (weights_TK, *phase.saved), parameters)
-        return y_TD
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any,  # noqa: ANN401
-        grad_TD: torch.Tensor,
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of the parameters, while the last results travel."""
-        policy: MemoryPolicy = ctx.policy
-        with policy.context.workspace.guard("a backward pass"):
-            try:
-                phase = run_backward(ctx, grad_TD)
-            finally:
-                policy.release()
-            ctx.crossing.leave(phase)
-            grads = parameter_grads(ctx, phase)
-        if not ctx.needs_input_grad[0]:  # nobody asks for the rest
-            ctx.crossing.end()
-        return grad_TD.new_empty(0), None, *grads
 
 
 class CallersWork:

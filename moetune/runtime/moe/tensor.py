@@ -1,6 +1,6 @@
 """Sum the experts of a tensor-parallel group: the memory policy without dispatch (PPMoE §3.3).
 
-A token's way to the wire: `tensor_layer`, `gate`, `function`, `executor`, **tensor**, `comm`.
+A token's way to the wire: `layer`, `gate`, `function`, `executor`, **tensor**, `comm`.
 
 Every rank has all tokens, or a sequence shard of them. With shards the input is all-gathered and
 the outputs are reduce-scattered; backward the same happens to the gradients.
@@ -8,92 +8,150 @@ the outputs are reduce-scattered; backward the same happens to the gradients.
 T tokens of the group, S of this rank, K choices, R pairs of this rank's experts, D model width.
 """
 
+import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from moetune.comm.group import Communicator
 from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.executor import Executor, PipelineContext, local_schedule
+from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
+from moetune.runtime.moe.executor import Executor, PhaseRun, PipelineContext, local_schedule
 from moetune.runtime.moe.expert_grads import CombineWeights, ExpertGrads
 from moetune.runtime.moe.experts import ExpertWeights, SavedActivations
-from moetune.runtime.moe.function import PhaseInputs, Saved
+from moetune.runtime.moe.function import MemoryPolicy, PhaseInputs
 from moetune.runtime.moe.pairs import sum_pairs
-from moetune.runtime.moe.tensor_tokens import LocalPairs, TensorChunks, TokenSharing, all_tokens
-from moetune.runtime.moe.workspace import Shape
+from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
 _ANY_ORDER = 2
 """Addends whose sum, from zero, has the same bits in any order, and is rounded once."""
+Parts = tuple[slice, ...]
+"""A slice of each shard's tokens, by their places among all T."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorParallelPolicy:
-    """The policy that computes the pairs of this rank's experts, and sums outputs over the ranks.
+class TokenSharing:
+    """The distribution of tokens over the ranks, and the exchanges that it needs.
+
+    Args:
+        num_tokens: of every shard, in the order of the ranks; of one where all ranks have all.
+        in_shards: each rank has a shard of the tokens.
+    """
+
+    communicator: Communicator
+    num_tokens: tuple[int, ...]
+    in_shards: bool
+
+    def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """Return (T, …) from this rank's part of it, of shards by one all-gather."""
+        if not self.in_shards:
+            return values
+        return self.communicator.all_gather_rows(values, self.num_tokens, name)
+
+    def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
+        """Return memory for this rank's part of the sums (T, …), which may be `sums` itself.
+
+        Args:
+            what: purpose of the memory, for the error.
+        """
+        if not self.in_shards:
+            return sums
+        return tracker.empty(what, (self.num_tokens[self.communicator.rank], *sums.shape[1:]), sums)
+
+    def reduce(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
+        """Start summing some tokens over the ranks: an all-reduce, of shards a reduce-scatter.
+
+        Args:
+            parts: those tokens.
+            sums: (T, …), this rank's.
+            own: the memory from `output`, for this rank's part of the result.
+        """
+        if not self.in_shards:
+            return self.communicator.all_reduce(sums[parts[0]], name)
+        rank = self.communicator.rank
+        first, mine = sum(self.num_tokens[:rank]), parts[rank]
+        into = own[mine.start - first : mine.stop - first]
+        return self.communicator.reduce_scatter(into, [sums[part] for part in parts], name)
+
+    def chunks(self, degree: int) -> list[Parts]:
+        """Return the tokens of every chunk: a part of each shard's."""
+        firsts = itertools.accumulate(self.num_tokens, initial=0)
+        shards = [
+            [first + num * chunk // degree for chunk in range(degree + 1)]
+            for first, num in zip(firsts, self.num_tokens, strict=False)
+        ]
+        return [
+            tuple(slice(*bounds[chunk : chunk + 2]) for bounds in shards) for chunk in range(degree)
+        ]
+
+
+def sum_over_ranks(
+    context: PipelineContext, dispatch: Dispatch, sharing: TokenSharing
+) -> MemoryPolicy:
+    """Return the policy that computes the pairs of this rank's experts, and sums over the ranks.
 
     Saved for the backward pass: x and the experts' pre-activations. Rows are gathered from x again.
     """
-
-    context: PipelineContext
-    sharing: TokenSharing
-    pairs: LocalPairs
-
-    def forward(self, inputs: PhaseInputs) -> "_TensorForward":
-        """Gather x and make the buffers of the forward phase."""
-        return _TensorForward(self, inputs)
-
-    def backward(self, inputs: PhaseInputs) -> "_TensorBackward":
-        """Gather the gradient and make the buffers of the backward phase."""
-        return _TensorBackward(self, inputs)
-
-    def release(self) -> None:
-        """Do nothing: the policy borrows no memory."""
-
-    def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Return (T, …) from this rank's part of it."""
-        whole = self.sharing.gather(values, name)
-        if self.sharing.in_shards:
-            self.context.tracker.add(whole)
-        return whole
-
-    def gather_tokens(self, phase: Phase, values_SD: torch.Tensor) -> torch.Tensor:
-        """Return (T, D), x or the gradient of y; the phase's first chunk waits for it."""
-        if not self.sharing.in_shards:
-            return values_SD
-        name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
-        with self.context.recorder.exchange(phase, "gather", 0, values_SD.nbytes):
-            return self.gather(values_SD, name)
+    return MemoryPolicy(
+        context=context,
+        forward=partial(_TensorForward, context, dispatch, sharing),
+        backward=partial(_TensorBackward, context, dispatch, sharing),
+    )
 
 
-class _TensorPhase:
+def _gather(
+    context: PipelineContext, sharing: TokenSharing, values: torch.Tensor, name: str
+) -> torch.Tensor:
+    """Return (T, …) from this rank's part of it."""
+    whole = sharing.gather(values, name)
+    if sharing.in_shards:
+        context.tracker.add(whole)
+    return whole
+
+
+def _gather_tokens(
+    context: PipelineContext, sharing: TokenSharing, phase: Phase, values_SD: torch.Tensor
+) -> torch.Tensor:
+    """Return (T, D), x or the gradient of y; the phase's first chunk waits for it."""
+    if not sharing.in_shards:
+        return values_SD
+    name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
+    with context.recorder.exchange(phase, "gather", 0, values_SD.nbytes):
+        return _gather(context, sharing, values_SD, name)
+
+
+class _TensorPhase(PhaseRun):
     """The common part of both phases: sum a chunk's rows by token, then over the ranks."""
 
     def __init__(
         self,
-        policy: TensorParallelPolicy,
         phase: Phase,
+        context: PipelineContext,
+        dispatch: Dispatch,
+        sharing: TokenSharing,
         like_TD: torch.Tensor,
         experts: ExpertWeights,
     ) -> None:
-        self._sharing, self._pairs = policy.sharing, policy.pairs
-        self._tracker = policy.context.tracker
-        self._chunks: TensorChunks = getattr(policy.pairs, phase)
-        self.executor = Executor(policy.context, phase, self._chunks.degree)
-        self.schedule = local_schedule(self._chunks.degree)
+        self._sharing, self._tracker = sharing, context.tracker
+        self._order: PhaseOrder = getattr(dispatch, phase)
+        self._layout, degree = dispatch.layout(self._order), self._order.degree
+        self._chunks = sharing.chunks(degree)
+        self.executor = Executor(context, phase, degree)
+        self.schedule = local_schedule(degree)
         self._reductions: list[Transfer] = []
-        most_addends = min(policy.pairs.rows_TK.shape[1], len(experts.w1))
+        most_addends = min(self._order.rows_TK.shape[1], len(experts.w1))
         self._adds = most_addends <= _ANY_ORDER
-        is_backward, most = phase == "backward", self._chunks.layout.most_rows
+        is_backward, most = phase == "backward", self._layout.most_rows
         names = ("rows", "grads" if is_backward else "results")
         shapes: dict[str, Shape] = dict.fromkeys(names, (most, like_TD.shape[1]))
         shapes |= experts.hidden_shapes(most, backward=is_backward)
-        self._buffers = policy.context.workspace.buffers(shapes, like_TD)
-
-    def dispatch(self, chunk: int) -> None:
-        """Send nothing: the schedule has no such step."""
+        self._buffers = context.workspace.buffers(shapes, like_TD)
 
     def combine(self, chunk: int) -> None:
         """Start summing the chunk's tokens over the ranks."""
-        parts = self._chunks.tokens[chunk]
+        parts = self._chunks[chunk]
         self._reductions.append(
             self.executor.start(
                 "sum", chunk,
@@ -113,14 +171,19 @@ class _TensorPhase:
         if self._adds:  # touches this rank's rows alone, not all ranks' pairs
             self._sums_TD.index_add_(0, self._tokens(chunk), rows)
             return
-        first = self._chunks.layout.rows[chunk].start
-        for part in self._chunks.tokens[chunk]:
-            rows_TK = self._pairs.rows_TK[part]
+        first = self._layout.rows[chunk].start
+        for part in self._chunks[chunk]:
+            rows_TK = self._order.rows_TK[part]
             sum_pairs(rows, rows_TK - first if first else rows_TK, self._sums_TD[part], drops=True)
+
+    def _take(self, buffer: str, values_TD: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' rows in a buffer."""
+        out = self._buffers[buffer][: len(tokens)]
+        return torch.index_select(values_TD, 0, tokens, out=out)
 
     def _tokens(self, chunk: int) -> torch.Tensor:
         """Return the tokens of the chunk's rows."""
-        return self._pairs.tokens_R[self._chunks.layout.rows[chunk]]
+        return self._order.tokens_N[self._layout.rows[chunk]]
 
     def _release_sums(self) -> None:
         """Drop the sums: with shards only the transfers still need them, and then free them."""
@@ -136,17 +199,24 @@ class _TensorPhase:
 class _TensorForward(_TensorPhase):
     """The forward phase."""
 
-    def __init__(self, policy: TensorParallelPolicy, inputs: PhaseInputs) -> None:
-        self._x_TD = x_TD = policy.gather_tokens("forward", inputs.values_TD)
-        weights_TK = policy.gather(inputs.weights_TK, "the gathering of weights")
-        weights_R1 = weights_TK.reshape(-1)[policy.pairs.pairs_R].to(x_TD.dtype).unsqueeze(1)
-        tracker, experts = policy.context.tracker, inputs.experts
+    def __init__(
+        self,
+        context: PipelineContext,
+        dispatch: Dispatch,
+        sharing: TokenSharing,
+        inputs: PhaseInputs,
+    ) -> None:
+        self._x_TD = x_TD = _gather_tokens(context, sharing, "forward", inputs.values_TD)
+        weights_TK = _gather(context, sharing, inputs.weights_TK, "the gathering of weights")
+        weights_R1 = dispatch.forward.weights_of_rows(weights_TK).to(x_TD.dtype)
+        weights_R1 = weights_R1.unsqueeze(1)
+        tracker, experts = context.tracker, inputs.experts
         self._activations = experts.save_activations(len(weights_R1), x_TD, tracker)
         tracker.add(weights_R1)
-        super().__init__(policy, "forward", x_TD, experts)
+        super().__init__("forward", context, dispatch, sharing, x_TD, experts)
         self._weights_R1, self._experts = weights_R1, experts
         activations = self._activations
-        self.saved: Saved = x_TD, weights_R1, activations.pre_RH, activations.gate_RH
+        self.saved = x_TD, weights_R1, activations.pre_RH, activations.gate_RH
 
     def begin(self) -> None:
         """Allocate the sums by token."""
@@ -159,9 +229,9 @@ class _TensorForward(_TensorPhase):
 
     def compute(self, chunk: int) -> None:
         """Sum the experts' weighted results at their tokens."""
-        layout, experts, tokens = self._chunks.layout, self._experts, self._tokens(chunk)
+        layout, experts, tokens = self._layout, self._experts, self._tokens(chunk)
         mine = layout.rows[chunk]
-        rows = _gather(self._x_TD, tokens, self._buffers["rows"])
+        rows = self._take("rows", self._x_TD, tokens)
         results = self._buffers["results"][: len(rows)]
         for part in layout.parts[chunk]:
             some = part.within(mine)
@@ -174,16 +244,22 @@ class _TensorForward(_TensorPhase):
 class _TensorBackward(_TensorPhase):
     """The backward phase."""
 
-    def __init__(self, policy: TensorParallelPolicy, inputs: PhaseInputs) -> None:
+    def __init__(
+        self,
+        context: PipelineContext,
+        dispatch: Dispatch,
+        sharing: TokenSharing,
+        inputs: PhaseInputs,
+    ) -> None:
         self._x_TD, self._weights_R1, pre_RH, gate_RH = inputs.saved
         self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
-        self._grad_TD = policy.gather_tokens("backward", inputs.values_TD.contiguous())
-        super().__init__(policy, "backward", self._grad_TD, inputs.experts)
+        self._grad_TD = _gather_tokens(context, sharing, "backward", inputs.values_TD.contiguous())
+        super().__init__("backward", context, dispatch, sharing, self._grad_TD, inputs.experts)
         self._weights_SK, self._b2 = inputs.weights_TK, inputs.experts.b2
         self.grads = ExpertGrads(
             inputs.experts,
             inputs.wanted,
-            self._chunks.layout.num_parts,
+            self._layout.num_parts,
             self._buffers,
             self._tracker,
         )
@@ -200,21 +276,21 @@ class _TensorBackward(_TensorPhase):
         self._release_sums()
         weights_SK = self._weights_SK
         grads_TK = weights_SK.new_zeros((len(self._x_TD), weights_SK.shape[1]))
-        grads_TK.view(-1)[self._pairs.pairs_R] = self._grad_weights_R1.squeeze(1).to(
+        grads_TK.view(-1)[self._order.pairs_N] = self._grad_weights_R1.squeeze(1).to(
             weights_SK.dtype
         )
         grads_SK = self._sharing.output("the gradients of weights", grads_TK, self._tracker)
-        parts = all_tokens(self._sharing.num_tokens)
+        (parts,) = self._sharing.chunks(1)
         name = "backward sum of the weights' gradients"
         self._reductions.append(self._sharing.reduce(parts, grads_TK, grads_SK, name))
         return self._reduced(), grads_SK
 
     def compute(self, chunk: int) -> None:
         """Sum the gradients of the experts' rows at their tokens."""
-        mine, tokens = self._chunks.layout.rows[chunk], self._tokens(chunk)
-        rows = _gather(self._x_TD, tokens, self._buffers["rows"])
-        grads = _gather(self._grad_TD, tokens, self._buffers["grads"])
-        for part in self._chunks.layout.parts[chunk]:
+        mine, tokens = self._layout.rows[chunk], self._tokens(chunk)
+        rows = self._take("rows", self._x_TD, tokens)
+        grads = self._take("grads", self._grad_TD, tokens)
+        for part in self._layout.parts[chunk]:
             some, places = part.within(mine), part.rows
             weights = self._weights_R1[places], self._grad_weights_R1[places]
             self.grads.run(
@@ -226,7 +302,3 @@ class _TensorBackward(_TensorPhase):
                 combine_weights=CombineWeights(*weights, self._b2),
             )
         self._sum(chunk, grads)
-
-
-def _gather(values_TD: torch.Tensor, tokens: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    return torch.index_select(values_TD, 0, tokens, out=into[: len(tokens)])

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.parallel.twin import Places, on_meta, twin_of
+from moetune.runtime.parallel.model_stage import RoutedBlocks, has_meta, on_meta, with_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def find_blocks(model: nn.Module, name: str | None) -> nn.ModuleList:
     Raises:
         InputError: there is none of that name, or not one alone.
     """
-    lists = {one: each for one, each in model.named_modules() if isinstance(each, nn.ModuleList)}
+    lists = {path: each for path, each in model.named_modules() if isinstance(each, nn.ModuleList)}
     if name is not None:
         if name not in lists:
             there = ", ".join(lists) or "none"
@@ -55,8 +55,12 @@ def find_blocks(model: nn.Module, name: str | None) -> nn.ModuleList:
                 f"{type(model).__name__} has no nn.ModuleList {name!r}", f"it has {there}"
             )
         return lists[name]
-    found = {one: each for one, each in lists.items() if _has_experts(each)}
-    outer = [one for one in found if not any(one.startswith(f"{other}.") for other in found)]
+    sparse = [
+        path
+        for path, blocks in lists.items()
+        if any(isinstance(module, PlannedLayer) for module in blocks.modules())
+    ]
+    outer = [path for path in sparse if not any(path.startswith(f"{up}.") for up in sparse)]
     if len(outer) != 1:
         there = ", ".join(outer) or "none"
         raise InputError(
@@ -64,11 +68,7 @@ def find_blocks(model: nn.Module, name: str | None) -> nn.ModuleList:
             f"{there}",
             'name it, as in blocks="layers"',
         )
-    return found[outer[0]]
-
-
-def _has_experts(blocks: nn.ModuleList) -> bool:
-    return any(isinstance(each, PlannedLayer) for each in blocks.modules())
+    return lists[outer[0]]
 
 
 def trace_chain(model: nn.Module, blocks: nn.ModuleList, inputs: torch.Tensor) -> Chain:
@@ -80,14 +80,15 @@ def trace_chain(model: nn.Module, blocks: nn.ModuleList, inputs: torch.Tensor) -
     Raises:
         InputError: the model is no chain of blocks, or cannot run without numbers.
     """
-    beside = {id(one): name for name, one in _beside(model, blocks).items()}
+    inside = {id(each) for each in blocks.parameters()}
+    outside = {id(each): name for name, each in model.named_parameters() if id(each) not in inside}
     stand_ins = {
-        id(one): torch.empty_like(one, device="meta", requires_grad=False)
-        for one in model.parameters() if id(one) in beside
+        id(each): torch.empty_like(each, device="meta", requires_grad=False)
+        for each in model.parameters() if id(each) in outside
     }  # fmt: skip
-    trace = _Trace(blocks, {id(one): known for known, one in stand_ins.items()})
-    places = Places(len(blocks), {}, trace)
-    twin = twin_of(model, blocks, places, stand_ins)
+    trace = _Trace(blocks, {id(each): known for known, each in stand_ins.items()})
+    routed = RoutedBlocks(len(blocks), {}, trace)
+    twin = with_blocks(model, {id(blocks): routed}, stand_ins)
     try:
         with trace:
             outputs = twin(on_meta(inputs))
@@ -99,38 +100,33 @@ def trace_chain(model: nn.Module, blocks: nn.ModuleList, inputs: torch.Tensor) -
             "call it with one tensor of tokens, keep constants in buffers, and read no values",
         ) from error
     hidden = trace.check(outputs, type(model).__name__, batch=len(inputs))
-    sides = trace.sides
-    both = sorted(beside[known] for known, used in sides.items() if len(used) > 1)
-    between = sorted(beside[known] for known, used in sides.items() if "between" in used)
     uncuttable = trace.skipped or _shared(model, blocks)
-    if both or between:
-        name = (both or between)[0]
+    several = [
+        outside[known]
+        for known, used in trace.sides.items() if len(used) > 1 or "between" in used
+    ]  # fmt: skip
+    if several:
+        name = min(several)
         uncuttable = f"{name} is used on several sides of the blocks, by several pipeline stages"
-    last = frozenset(known for known, used in sides.items() if used == {"behind"})
+    last = frozenset(known for known, used in trace.sides.items() if used == {"behind"})
     return Chain(
-        blocks=blocks, first=frozenset(beside) - last, last=last, hidden=hidden, outputs=outputs,
+        blocks=blocks, first=frozenset(outside) - last, last=last, hidden=hidden, outputs=outputs,
         uncuttable=uncuttable,
     )  # fmt: skip
-
-
-def _beside(model: nn.Module, blocks: nn.ModuleList) -> Mapping[str, nn.Parameter]:
-    """Return the parameters that are not of the blocks."""
-    inside = {id(one) for one in blocks.parameters()}
-    return {name: one for name, one in model.named_parameters() if id(one) not in inside}
 
 
 def _shared(model: nn.Module, blocks: nn.ModuleList) -> str:
     """Return which parameter of a block something else has, too; "" where none is shared."""
     owners: dict[int, int] = {}
     for number, block in enumerate(blocks):
-        for name, one in block.named_parameters():
-            if owners.setdefault(id(one), number) != number:
-                return f"block {number} shares {name} with block {owners[id(one)]}"
+        for name, each in block.named_parameters():
+            if owners.setdefault(id(each), number) != number:
+                return f"block {number} shares {name} with block {owners[id(each)]}"
     inside = {id(module) for module in blocks.modules()}
     for path, module in model.named_modules():
-        for name, one in module.named_parameters(recurse=False):
-            if id(module) not in inside and id(one) in owners:
-                return f"{path}.{name} is shared with block {owners[id(one)]}"
+        for name, each in module.named_parameters(recurse=False):
+            if id(module) not in inside and id(each) in owners:
+                return f"{path}.{name} is shared with block {owners[id(each)]}"
     return ""
 
 
@@ -147,12 +143,12 @@ class _Trace(TorchFunctionMode):
 
     def __init__(self, blocks: nn.ModuleList, known: Mapping[int, int]) -> None:
         super().__init__()
-        self._blocks, self._num_blocks, self._known = blocks, len(blocks), known
+        self._blocks, self._known = blocks, known
         self._called = 0
         self._hidden: torch.Tensor | None = None
-        # Tensors, so that no id is used twice: of the last block's output, and of what was before.
-        self._fresh: dict[int, torch.Tensor] = {}
-        self._stale: dict[int, torch.Tensor] = {}
+        # Tensors that depend on parameters, which live so that no id is used twice, and how many
+        # blocks had been called when each was computed.
+        self._made: dict[int, tuple[torch.Tensor, int]] = {}
         self.sides: dict[int, set[str]] = {}
         self.skipped = ""
 
@@ -163,45 +159,53 @@ class _Trace(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        if any(one.is_meta for one in given):
+        given = _tensors((args, kwargs))
+        if has_meta(given):
             args, kwargs = on_meta((args, kwargs))
         result = func(*args, **(kwargs or {}))
-        made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
-        if made and self._note(given, getattr(func, "__name__", str(func))):
-            self._fresh |= {id(one): one for one in made}
+        made = _tensors(result)
+        if made and self._depends(given):
+            self._note(given, getattr(func, "__name__", str(func)))
+            self._made |= {id(each): (each, self._called) for each in made}
         return result
 
-    def _note(self, given: list[torch.Tensor], what: str) -> bool:
-        """Note what a function takes; return whether its result depends on parameters."""
-        depends = False
-        for one in given:
-            known = self._known.get(id(one))
-            if known is not None:
-                self.sides.setdefault(known, set()).add(self._side)
-            if id(one) in self._stale:
-                self.skipped = self.skipped or f"{what} takes {self._past}"
-            depends |= known is not None or id(one) in self._fresh or id(one) in self._stale
-        return depends
+    def _depends(self, given: list[torch.Tensor]) -> bool:
+        return any(id(each) in self._known or id(each) in self._made for each in given)
 
-    @property
-    def _side(self) -> str:
-        if self._called == 0:
-            return "before"
-        return "behind" if self._called == self._num_blocks else "between"
+    def _note(self, given: list[torch.Tensor], what: str) -> None:
+        """Note the parameters that a function takes, and tensors from before a block."""
+        side = "before" if self._called == 0 else "between"
+        side = "behind" if self._called == len(self._blocks) else side
+        for each in given:
+            if id(each) in self._known:
+                self.sides.setdefault(self._known[id(each)], set()).add(side)
+            elif id(each) in self._made and self._made[id(each)][1] != self._called:
+                self._skip(f"{what} takes {self._past}")
+
+    def _skip(self, what: str) -> None:
+        self.skipped = self.skipped or what
 
     @property
     def _past(self) -> str:
         return f"a tensor that was computed before block {self._called - 1}"
 
-    def run_place(
-        self,
-        number: int,
-        x: Any,  # noqa: ANN401 - what the model gives
-        *args: Any,  # noqa: ANN401
-        **kwargs: Any,  # noqa: ANN401
-    ) -> torch.Tensor:
+    def run_block(self, number: int, x: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
         """Return what stands for a block's output."""
+        self._check_call(number, x)
+        if self._made.get(id(x), (x, -1))[1] != self._called:
+            self._skip(f"block {number} takes {self._past}")
+        if self._depends(_tensors((args, kwargs))):
+            self._skip(
+                f"block {number} takes a tensor that depends on parameters, as well as the hidden "
+                "states"
+            )
+        self._hidden = torch.empty(x.shape, dtype=x.dtype, device="meta")
+        self._called += 1
+        self._made[id(self._hidden)] = self._hidden, self._called
+        return self._hidden
+
+    def _check_call(self, number: int, x: object) -> None:
+        """Raise InputError where a block is not next, or gets no hidden states as the others."""
         if number != self._called:
             raise InputError(
                 f"block {number} is called when {self._called} is next",
@@ -212,31 +216,17 @@ class _Trace(TorchFunctionMode):
                 f"block {number} is not called with hidden states as its first argument",
                 "call blocks as in `x = block(x)`; more arguments may follow",
             )
-        if self._hidden is not None and (x.shape, x.dtype) != (
-            self._hidden.shape, self._hidden.dtype,
-        ):  # fmt: skip
+        first = self._hidden
+        if first is not None and (x.shape, x.dtype) != (first.shape, first.dtype):
             raise InputError(
                 f"block {number} takes hidden states {tuple(x.shape)} in {x.dtype}, the first one "
-                f"{tuple(self._hidden.shape)} in {self._hidden.dtype}",
+                f"{tuple(first.shape)} in {first.dtype}",
                 "give all blocks the same shape and dtype",
             )
-        if id(x) not in self._fresh:
-            self.skipped = self.skipped or f"block {number} takes {self._past}"
-        for one in tree_leaves((args, kwargs)):
-            if any(id(one) in known for known in (self._known, self._fresh, self._stale)):
-                self.skipped = self.skipped or (
-                    f"block {number} takes a tensor beside the hidden states that depends on "
-                    "parameters"
-                )
-        self._hidden = torch.empty(x.shape, dtype=x.dtype, device="meta")
-        self._stale |= self._fresh
-        self._fresh = {id(self._hidden): self._hidden}
-        self._called += 1
-        return self._hidden
 
-    def read_place(self, number: int, name: str) -> Any:  # noqa: ANN401
+    def read_block(self, number: int, name: str) -> Any:  # noqa: ANN401
         """Return an attribute of a block, which one stage alone has."""
-        self.skipped = self.skipped or f"its forward reads {name} of block {number}"
+        self._skip(f"its forward reads {name} of block {number}")
         return getattr(self._blocks[number], name)
 
     def check(self, outputs: object, name: str, *, batch: int) -> torch.Tensor:
@@ -245,18 +235,21 @@ class _Trace(TorchFunctionMode):
         Raises:
             InputError: the pass did not call all blocks, or returned no tensor of the batch.
         """
-        if self._called != self._num_blocks or self._hidden is None:
+        if self._called != len(self._blocks) or self._hidden is None:
             raise InputError(
-                f"{name} calls {self._called} of its {self._num_blocks} blocks",
+                f"{name} calls {self._called} of its {len(self._blocks)} blocks",
                 "call every block once, in order",
             )
         for what, value in (("returns", outputs), ("gives its blocks", self._hidden)):
             if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != batch:
-                found = (
-                    tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-                )
+                found = type(value).__name__
+                found = str(tuple(value.shape)) if isinstance(value, torch.Tensor) else found
                 raise InputError(
                     f"{name} {what} {found}, not a tensor of {batch} sequences",
                     "keep the sequences in the first dimension",
                 )
         return self._hidden
+
+
+def _tensors(values: object) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]

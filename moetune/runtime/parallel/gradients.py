@@ -5,8 +5,8 @@ from torch import nn
 
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.process_group import GroupCommunicator
-from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.executor import GradientMean
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.replicas import (
     check_placements,
     equalize,
@@ -54,7 +54,7 @@ def _average_experts(model: nn.Module, group: dist.ProcessGroup | None) -> list[
     found: list[str] = []
     means: dict[tuple[int, ...], GradientMean] = {}
     for _, layer in spread_layers(model):
-        if not isinstance(layer, AllToAllLayer):
+        if layer.expert_parallel != "all_to_all":
             continue
         found += (names[id(each)] for each in layer.experts.parameters())
         members = layer.communicator.members
@@ -65,7 +65,7 @@ def _average_experts(model: nn.Module, group: dist.ProcessGroup | None) -> list[
     return found
 
 
-def _mean_over(group: dist.ProcessGroup | None, layer: AllToAllLayer) -> GradientMean:
+def _mean_over(group: dist.ProcessGroup | None, layer: PlannedLayer) -> GradientMean:
     """Return what makes means over the group of the gradients of layers like this one."""
     data_parallel = GroupCommunicator(group)
     groups = expert_groups(layer, data_parallel)

@@ -28,10 +28,8 @@ from moetune.domain.plan import Decision
 from moetune.domain.target_rules import layout_rules
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.group_rows import GroupsByRows, expert_rows
 
 _DIMS = ("pp", "dp", "tp")

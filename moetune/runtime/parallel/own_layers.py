@@ -13,10 +13,9 @@ from torch import nn
 
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.all_to_all import AllToAllLayer
-from moetune.runtime.moe.expert_layer import ExpertLayer
-from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.parallel.groups import ParallelGroups
 
 
@@ -24,8 +23,7 @@ def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
     """Raise InputError unless all layers of experts are such as a layout spreads, in the blocks."""
     inside = {id(one) for one in blocks.modules()}
     for name, layer in named_layers(model):
-        is_routed = isinstance(layer, AllToAllLayer) and not isinstance(layer, ExpertLayer)
-        if type(layer) is not MoELayer and not is_routed:
+        if type(layer) is not MoELayer and not isinstance(layer, RoutedLayer):
             raise InputError(
                 f"{name} is a {type(layer).__name__}, which moetune.parallelize does not spread",
                 "use moetune.MoELayer itself",

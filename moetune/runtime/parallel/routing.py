@@ -32,7 +32,7 @@ def routing_record(model: nn.Module | ParallelModel) -> ModelRoutingRecord:
     mine = dict[int, tuple[RoutingRecord, ...]]()
     for part in model.parts:
         assert isinstance(part, ModelStage)  # noqa: S101 - `parallel_model` makes them
-        mine |= {number: _of_layers(block) for number, block in part.own_blocks.items()}
+        mine |= {number: _of_layers(block) for number, block in part.blocks.items()}
     pipeline = communicator_of(model.ranks.mesh.get_group("pp"))
     stages = pipeline.all_gather_object(mine, "the records of all stages' routing")
     every = {number: records for stage in stages for number, records in stage.items()}

@@ -23,9 +23,9 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.pipeline import SPLITTING, V_SCHEDULES
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.delayed import WeightGradients
-from moetune.runtime.moe.all_to_all import AllToAllLayer
 from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.clip import clip_gradients
 from moetune.runtime.parallel.fully_sharded import (
     forget_failed_passes,
@@ -314,6 +314,6 @@ def _weight_gradients(part: nn.Module) -> WeightGradients:
     """Return where the weights' products of a part wait from now on."""
     waiting = WeightGradients()
     for module in part.modules():
-        if isinstance(module, AllToAllLayer | Gate):
+        if isinstance(module, PlannedLayer | Gate):
             module.weight_gradients = waiting
     return waiting

@@ -5,7 +5,6 @@ A look-up is a dictionary access and exchanges nothing.
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -13,39 +12,14 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.document import digest
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan
-from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.plans.drift import DriftAlarm
 from moetune.runtime.plans.monitor import CallObserver, LayerMonitor, first_of_each_size
 from moetune.runtime.plans.online import LayerSearch, OnlineSearch
 from moetune.runtime.plans.reports import StepReporter
 from moetune.runtime.plans.timers import Clock, Watch, device_clock
-from moetune.runtime.plans.trial import OneChunkTrial, may_lose, one_chunk_of
 
 _LOGGER = logging.getLogger("moetune")
 _MAX_SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class PlanChange:
-    """What the first rank changes in the plans of a layer, from one call on.
-
-    Args:
-        tokens: a rank's, whose calls change; 0 changes nothing.
-        runs_one_chunk: they run one chunk; else the plan again.
-    """
-
-    tokens: int = 0
-    runs_one_chunk: bool = False
-
-    @property
-    def code(self) -> int:
-        """The number that travels with the ranks' agreement on their tokens."""
-        return self.tokens if self.runs_one_chunk else -self.tokens
-
-    @classmethod
-    def of(cls, code: int) -> "PlanChange":
-        """Return the change of a code."""
-        return cls(abs(code), code > 0)
 
 
 class LayerPlans:
@@ -54,8 +28,7 @@ class LayerPlans:
     Args:
         plans: without any, every decision is the safe one.
         search: finds better decisions while the layer trains.
-        monitor: watches some calls; unused with a search.
-        trials: of one chunk, on the first rank.
+        monitor: watches some calls, on the first rank; unused with a search.
     """
 
     def __init__(
@@ -64,10 +37,8 @@ class LayerPlans:
         *,
         search: LayerSearch | None = None,
         monitor: LayerMonitor | None = None,
-        trials: Sequence[OneChunkTrial] = (),
     ) -> None:
         self._plans, self._search, self._monitor = plans, search, monitor
-        self._trials, self._in_one_chunk = trials, set[int]()
         self._by_tokens: dict[int, Decision] = {} if search is None else search.decisions
 
     def __deepcopy__(self, _: object) -> "LayerPlans":
@@ -97,35 +68,12 @@ class LayerPlans:
             return self._monitor.watch(tokens_per_rank, device, self.decide(tokens_per_rank))
         return Watch()
 
-    def pending_change(self) -> PlanChange:
-        """Return the change that the first rank asks for with this call.
-
-        A change waits until no call is between its passes: a forward pass that
-        activation checkpointing repeats has the chunks of the first one.
-        """
-        if self._monitor is None or is_in_backward():
-            return PlanChange()
-        self._monitor.collect()
-        for trial in self._trials:
-            tokens = trial.plan.tokens_per_rank
-            is_changing = trial.runs_one_chunk != (tokens in self._in_one_chunk)
-            if is_changing and self._monitor.is_between_calls():
-                return PlanChange(tokens, trial.runs_one_chunk)
-        return PlanChange()
-
-    def apply_change(self, change: PlanChange) -> None:
-        """Change the decision for a number of tokens as the first rank asks."""
-        update = self._in_one_chunk.add if change.runs_one_chunk else self._in_one_chunk.discard
-        update(change.tokens)
-        self._by_tokens.pop(change.tokens, None)
-
     def _look_up(self, tokens: int) -> Decision:
         if not self._plans:
             return SAFE_DECISION
         if self._search is not None:
             return self._search.decide(tokens)
-        plan = nearest_plan(self._plans, tokens)
-        return one_chunk_of(plan) if tokens in self._in_one_chunk else plan.decide(tokens)
+        return nearest_plan(self._plans, tokens).decide(tokens)
 
 
 class PlanBook:
@@ -160,7 +108,7 @@ class PlanBook:
         for plan in self.plans:
             self._by_layer.setdefault(plan.workload.key, []).append(plan)
         self._search, self._reporter, self._is_complete = search, reporter, is_complete
-        self._clock, self._lost = clock, set[str]()
+        self._clock = clock
         self._alarms: dict[LayerKey, DriftAlarm] = {}
         self._monitors: list[LayerMonitor] = []
         self.digest = digest(list(self.plans))
@@ -210,16 +158,12 @@ class PlanBook:
             return LayerPlans(plans, search=search)
         if rank:
             return LayerPlans(plans)
-        predicting = first_of_each_size(plans, memory_reuse)
-        trials = [OneChunkTrial(plan, self._lost) for plan in predicting if may_lose(plan)]
-        monitor = self._monitor(key, predicting, trials)
-        return LayerPlans(plans, monitor=monitor, trials=trials)
+        monitor = self._monitor(key, first_of_each_size(plans, memory_reuse))
+        return LayerPlans(plans, monitor=monitor)
 
-    def _monitor(
-        self, key: LayerKey, plans: Sequence[Plan], trials: Sequence[OneChunkTrial]
-    ) -> LayerMonitor:
+    def _monitor(self, key: LayerKey, plans: Sequence[Plan]) -> LayerMonitor:
         """Return the monitor of one more layer; of equal ones only the first has the alarm."""
-        observers: list[CallObserver] = [*trials]
+        observers: list[CallObserver] = []
         if key in self._alarms:
             self._alarms[key].num_layers += 1
         else:

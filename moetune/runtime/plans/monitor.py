@@ -1,8 +1,8 @@
 """Watch some calls of a layer while it trains: their steps and operations, without ever waiting.
 
 A `LayerMonitor` times the calls that its observers want, by the timers of `timers`, and gives them
-each one when its backward pass has ended. Observers report to a service (`reports`), look for
-operations whose time changes (`drift`), and compare the plan with one chunk (`trial`).
+each one when its backward pass has ended. Observers report to a service (`reports`), and look for
+operations whose time changes (`drift`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -78,7 +78,6 @@ class LayerMonitor:
         self._plans = {plan.tokens_per_rank: plan for plan in plans}
         self._num_calls: dict[int, int] = {}
         self._pending: tuple[CallWatch, Plan, Decision, int] | None = None
-        self._open: list[CallWatch] = []
 
     def watch(self, tokens_per_rank: int, device: torch.device, decision: Decision) -> Watch:
         """Return the timer of a call, and pass on the one watched before if it has ended."""
@@ -92,7 +91,6 @@ class LayerMonitor:
 
         def note(call: CallWatch) -> None:
             self._pending = call, plan, decision, number
-            self._open.append(call)
 
         return CallWatch(
             self._clock, device, tokens_per_rank=tokens_per_rank, note=note,
@@ -113,11 +111,6 @@ class LayerMonitor:
         )  # fmt: skip
         for observer in self._observers:
             observer.take(call)
-
-    def is_between_calls(self) -> bool:
-        """Return whether no watched call waits for its backward pass."""
-        self._open = [call for call in self._open if not (call.is_complete or call.is_gone)]
-        return not self._open
 
 
 def _operation_times(

@@ -23,7 +23,7 @@ from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
 from moetune.runtime.plans.timers import CallWatch, Clock, Watch, device_clock
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, LostTime, Tuner, TuningTask, outcome
-from moetune.solve.layer.search_space import search_space
+from moetune.solve.layer.online import search_space
 from moetune.solve.layer.settled_ranges import AdaptiveRanges
 
 PATIENCE_STEPS = 100

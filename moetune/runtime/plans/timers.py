@@ -5,7 +5,6 @@ the backward pass. On a GPU events are recorded in the stream and read between t
 nothing waits within one.
 """
 
-import weakref
 from collections.abc import Callable
 
 import torch
@@ -64,7 +63,6 @@ class CallWatch(Watch):
         self._clock, self._device, self._note = clock, device, note
         self._forward: list[Stamp] = []
         self._backward: list[Stamp] = []
-        self._graph: Callable[[], object] = lambda: None
 
     def begin(self) -> None:
         """Begin the forward pass of the pipelined part."""
@@ -76,10 +74,8 @@ class CallWatch(Watch):
         if node is None:
             return
         self._forward.append(self._clock("forward", self._device))
-        hooks = _BackwardHooks(self)
-        self._graph = weakref.ref(hooks)
-        node.register_prehook(hooks.begin)
-        node.register_hook(hooks.end)
+        node.register_prehook(lambda _: self.begin_backward())
+        node.register_hook(lambda *_: self.end_backward())
         self._note(self)
 
     def is_over(self) -> bool:
@@ -88,16 +84,12 @@ class CallWatch(Watch):
             return False
         return self.recorder is None or self.recorder.is_over()
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the call's graph was dropped: no backward pass can follow."""
-        return self._graph() is None
-
     def seconds(self) -> tuple[float, float] | None:
         """Return the forward and backward times, None while the backward pass has not ended."""
         if not self.is_complete:
             return None
-        return _between(*self._forward), _between(*self._backward)
+        (begin, end), (begin_back, end_back) = self._forward, self._backward
+        return end.since(begin), end_back.since(begin_back)
 
     # A retained graph may run backward again: only its first pass counts.
 
@@ -111,20 +103,3 @@ class CallWatch(Watch):
         if self._backward and not self.is_complete:
             self._backward.append(self._clock("backward", self._device))
             self.is_complete = True
-
-
-def _between(begin: Stamp, end: Stamp) -> float:
-    return end.since(begin)
-
-
-class _BackwardHooks:
-    """Hooks of an autograd node, which alone holds them: they are gone when the graph is."""
-
-    def __init__(self, watch: CallWatch) -> None:
-        self._watch = watch
-
-    def begin(self, _: object) -> None:
-        self._watch.begin_backward()
-
-    def end(self, *_: object) -> None:
-        self._watch.end_backward()

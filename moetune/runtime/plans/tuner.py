@@ -9,7 +9,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.domain.units import format_seconds
-from moetune.solve.layer.search_space import Space
+from moetune.solve.layer.online import Space
 
 BUDGET_SECONDS = 36.0
 """A hundredth of an hour, for all searches of one job together."""

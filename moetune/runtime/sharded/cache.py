@@ -1,16 +1,114 @@
 """The cache of whole chunks on the device (Elixir's rCache): fetch, reduce and evict.
 
-The `manager` calls it for every use of a chunk; it moves chunks (`stored`) as `schedule` plans.
+The first step records the order in which chunks are used (Elixir §4). Steps that repeat it fetch
+ahead by Belady's policy. `ModelChunks` calls the cache for every use of a chunk.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from moetune.domain.chunks import Use
 from moetune.domain.errors import InputError
-from moetune.runtime.sharded.schedule import AccessTrace, Fetch
 from moetune.runtime.sharded.stored import StoredChunk
-from moetune.solve.chunks.cache import AT_START
+from moetune.solve.chunks.cache import AT_START, NextUses, gathers_of_step
+
+_LAG = 2
+"""Uses until a reduced chunk has left the cache: its reduction runs during the next use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """One planned fetch of a chunk.
+
+    Args:
+        position: of the use that needs it.
+        ready: first position at whose beginning the cache has space for it; `AT_START` before all.
+        victim: the chunk to evict for it, None if there is space.
+    """
+
+    position: int
+    ready: int
+    chunk: int
+    victim: int | None
+
+
+def plan_fetches(order: Sequence[Use], capacity: int, resident: Iterable[int]) -> tuple[Fetch, ...]:
+    """Return the fetches of one step under Belady's policy, in their order.
+
+    Args:
+        order: the step's uses; none has more chunks than the capacity.
+        capacity: whole chunks that the cache holds.
+        resident: chunks in the cache before the step.
+    """
+    gathers, _ = gathers_of_step(order, NextUses(order), capacity, resident)
+    fetches: list[Fetch] = []
+    ready, position = AT_START, 0
+    gone: dict[int, int] = {}
+    for one in gathers:
+        for passed in range(position, one.use):
+            gone.update(dict.fromkeys(order[passed].leaves, passed + _LAG))
+        position = one.use
+        free = one.free_after
+        if free != AT_START:
+            free += _LAG if one.was_reduced else 1
+        ready = min(max(ready, free, gone.get(one.chunk, AT_START)), position)
+        fetches.append(Fetch(position=position, ready=ready, chunk=one.chunk, victim=one.evicted))
+    return tuple(fetches)
+
+
+class AccessTrace:
+    """The chunk uses of training steps, or of evaluation steps.
+
+    Attributes:
+        known: uses of the last whole step, empty before there is one.
+        repeats: this step's uses so far are the known step's.
+    """
+
+    def __init__(self) -> None:
+        self.known: tuple[Use, ...] = ()
+        self.repeats = False
+        self._now: list[Use] = []
+        self._next_uses = NextUses(())
+        self._plans: dict[frozenset[int], tuple[Fetch, ...]] = {}
+
+    @property
+    def position(self) -> int:
+        """Index of the current use in this step."""
+        return len(self._now) - 1
+
+    def begin(self) -> None:
+        """End this step and begin the next."""
+        found = tuple(self._now)
+        if found and found != self.known:
+            self.known, self._next_uses = found, NextUses(found)
+            self._plans.clear()
+        self._now = []
+        self.repeats = bool(self.known)
+
+    def note(self, chunks: tuple[int, ...]) -> None:
+        """Record a use."""
+        position = len(self._now)
+        if self.repeats and (position >= len(self.known) or self.known[position].chunks != chunks):
+            self.repeats = False
+        self._now.append(Use(chunks=chunks))
+
+    def fetches(self, capacity: int, resident: Collection[int]) -> tuple[Fetch, ...]:
+        """Return the fetches of a step that repeats the known one, see `plan_fetches`."""
+        key = frozenset(resident)
+        if key not in self._plans:
+            self._plans[key] = plan_fetches(self.known, capacity, resident)
+        return self._plans[key]
+
+    def farthest(self, chunks: Sequence[int]) -> int:
+        """Return the chunk whose next use is farthest away in the known step."""
+        return self._next_uses.farthest(chunks, self.position)
+
+    def note_eviction(self, chunk: int) -> None:
+        """Record that a chunk was reduced and evicted after the current use."""
+        if self._now:
+            last = self._now[-1]
+            self._now[-1] = replace(last, leaves=(*last.leaves, chunk))
 
 
 class Cache:
@@ -21,13 +119,12 @@ class Cache:
     the last, it is the chunk whose next use is farthest away (Belady).
 
     Args:
-        chunks: all chunks of the model; resident ones are always whole, and not in the cache.
+        chunks: all chunks of the model. Fused ones take no place: they come with their first use
+            in a step, and leave when they are reduced.
         capacity: whole chunks that it may hold.
 
     Attributes:
         digest: of all transfers so far, equal on all ranks.
-        on_reduced: called with a chunk when its gradients are reduced.
-        finish_step: waits for the step of a chunk that a thread took over in `on_reduced`.
     """
 
     def __init__(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
@@ -38,8 +135,6 @@ class Cache:
         self._trains = True
         self._fetches: deque[Fetch] = deque()
         self.digest = 0
-        self.on_reduced: Callable[[StoredChunk], None] = lambda _: None
-        self.finish_step: Callable[[StoredChunk], None] = lambda _: None
 
     @property
     def order(self) -> tuple[Use, ...]:
@@ -68,9 +163,13 @@ class Cache:
         Raises:
             InputError: they do not fit together with the chunks needed at the same time.
         """
-        wanted = {number for number in numbers if not self._chunks[number].is_resident}
-        for number in wanted:
-            self._restore_values(self._chunks[number], names)
+        chunks = [self._chunks[number] for number in numbers]
+        for chunk in chunks:
+            self._restore_values(chunk, names)
+            if chunk.chunk.is_fused and chunk.phase == "away":
+                self._add_to_digest(0, chunk.number)
+                chunk.start_gather()
+        wanted = {chunk.number for chunk in chunks if not chunk.chunk.is_fused}
         busy = {n for n in self._inside if self._is_busy(self._chunks[n])} | wanted
         busy = self._fit(busy, wanted, label)
         trace = self._traces[self._trains]
@@ -81,15 +180,16 @@ class Cache:
             self._make_space(busy)
             self._fetch(number)
         self._fetch_ahead(trace.position)
-        for number in wanted:
-            self._chunks[number].finish_gather()
+        for chunk in chunks:
+            chunk.finish_gather()
 
     def allocate_for_gradients(self, chunk: StoredChunk) -> None:
         """Allocate a chunk's buffer for gradients alone, without fetching its values."""
-        busy = {n for n in self._inside if self._is_busy(self._chunks[n])}
-        busy = self._fit(busy | {chunk.number}, {chunk.number}, chunk.names[0])
-        self._make_space(busy)
-        self._inside[chunk.number] = None
+        if not chunk.chunk.is_fused:
+            busy = {n for n in self._inside if self._is_busy(self._chunks[n])}
+            busy = self._fit(busy | {chunk.number}, {chunk.number}, chunk.names[0])
+            self._make_space(busy)
+            self._inside[chunk.number] = None
         chunk.allocate_for_gradients()
 
     def reduce(self, chunk: StoredChunk) -> None:
@@ -97,7 +197,7 @@ class Cache:
         self._add_to_digest(1, chunk.number)
         chunk.start_reduce()
         self._reducing.append(chunk)
-        if not chunk.is_resident:
+        if not chunk.chunk.is_fused:
             self._traces[self._trains].note_eviction(chunk.number)
 
     def finish_reduction(self) -> StoredChunk | None:
@@ -112,10 +212,13 @@ class Cache:
     def evict(self, *, only_trainable: bool) -> None:
         """Evict chunks, because their shards have new values."""
         self.finish_reductions()
-        for number in list(self._inside):
-            if self._chunks[number].chunk.group.is_trainable or not only_trainable:
-                self._evict(number)
-                self._traces[self._trains].note_eviction(number)
+        for chunk in self._chunks:
+            if chunk.phase == "away" or (only_trainable and not chunk.chunk.group.is_trainable):
+                continue
+            chunk.drop()
+            if chunk.number in self._inside:
+                del self._inside[chunk.number]
+                self._traces[self._trains].note_eviction(chunk.number)
 
     def abandon_backward(self) -> None:
         """Discard the gradients of a backward pass that did not end."""
@@ -157,7 +260,7 @@ class Cache:
 
     def _make_space(self, busy: set[int]) -> None:
         while len(self._inside) >= self.capacity:
-            if any(not chunk.is_resident for chunk in self._reducing):
+            if any(not chunk.chunk.is_fused for chunk in self._reducing):
                 self._finish_reduction()
                 continue
             free = [number for number in self._inside if number not in busy]
@@ -173,7 +276,7 @@ class Cache:
             if fetch.chunk in self._inside:
                 break
             if len(self._inside) >= self.capacity:
-                if any(not chunk.is_resident for chunk in self._reducing):
+                if any(not chunk.chunk.is_fused for chunk in self._reducing):
                     self._finish_reduction()
                     continue
                 victim = fetch.victim
@@ -191,7 +294,6 @@ class Cache:
     def _fetch(self, number: int) -> None:
         self._add_to_digest(0, number)
         self._inside[number] = None
-        self.finish_step(self._chunks[number])
         self._chunks[number].start_gather()
 
     def _evict(self, number: int) -> None:
@@ -201,7 +303,5 @@ class Cache:
     def _finish_reduction(self) -> StoredChunk:
         chunk = self._reducing.popleft()
         chunk.finish_reduce()
-        if not chunk.is_resident:
-            self._inside.pop(chunk.number, None)
-        self.on_reduced(chunk)
+        self._inside.pop(chunk.number, None)
         return chunk

@@ -1,15 +1,16 @@
-"""Hooks into a model, for the `manager`: module calls, reads of parameters, changed parameters."""
+"""Hooks into a model, for `ModelChunks`: its units, their calls, and reads of parameters."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from moetune.domain.errors import InputError
+from moetune.runtime.moe.layer import ExpertLayer
 
 _HARMLESS = frozenset(
     {
@@ -96,28 +97,13 @@ _READ_GRAD: Any = vars(torch.Tensor.__base__)["grad"].__get__
 _CLIPS = "torch.nn.utils.clip_grad"
 
 
-class ReadHandler(Protocol):
-    """Fetches the values of parameters for the functions that read them."""
-
-    def run(
-        self,
-        parameters: Sequence["ChunkedParameter"],
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401 - what the function returns
-        """Run a function that reads these parameters."""
-        ...
-
-
 class ChunkedParameter(nn.Parameter):
-    """A parameter whose memory is freed and filled again: `handler` runs functions that read it.
+    """A parameter whose memory is freed and filled again: `is_held` says whether it is there.
 
     Reading freed memory would end the process. Functions of other tensors have no overhead.
     """
 
-    handler: ReadHandler
-    chunk_number: int
+    is_held: Callable[[str], bool]
     name_in_model: str
 
     @classmethod
@@ -128,10 +114,11 @@ class ChunkedParameter(nn.Parameter):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what the function returns
-        """Run `func` when the values of its parameters are in memory.
+        """Run `func`.
 
         Raises:
-            InputError: torch's functions that clip gradients read them, and they are in chunks.
+            InputError: it reads the values of a parameter outside of the calls of its module, or
+                torch's functions that clip gradients read them, and they are in chunks.
         """
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses
             if func == _READ_GRAD and sys._getframe(1).f_globals["__name__"] == _CLIPS:  # noqa: SLF001 - its caller is not told
@@ -140,29 +127,23 @@ class ChunkedParameter(nn.Parameter):
                     "would find none in its parameters",
                     "use moetune.clip_grad_norm_(model, max_norm), or the optimizer's",
                 )
-            if _is_harmless(func):
-                return func(*args, **(kwargs or {}))
-            parameters = list(_parameters((*args, *(kwargs or {}).values())))
-            if not parameters:
-                return func(*args, **(kwargs or {}))
-            return parameters[0].handler.run(parameters, func, args, kwargs or {})
+            if not _is_harmless(func):
+                for parameter in _parameters((*args, *(kwargs or {}).values())):
+                    if not parameter.is_held(parameter.name_in_model):
+                        raise InputError(
+                            f"{parameter.name_in_model} is read outside of the calls of its "
+                            "module, and its values are in chunks",
+                            "call the module, share the parameter, as in head.weight = "
+                            "embedding.weight, or read moetune.full_state_dict(model)",
+                        )
+            return func(*args, **(kwargs or {}))
 
 
-def intercept_reads(parameter: nn.Parameter, name: str, chunk: int, handler: ReadHandler) -> None:
+def guard_reads(parameter: nn.Parameter, name: str, is_held: Callable[[str], bool]) -> None:
     """Turn a parameter into a `ChunkedParameter` in place."""
     parameter.__class__ = ChunkedParameter
     assert isinstance(parameter, ChunkedParameter)  # noqa: S101 - for the reader and for mypy
-    parameter.handler, parameter.chunk_number, parameter.name_in_model = handler, chunk, name
-
-
-def is_view(result: object, parameters: Sequence[ChunkedParameter]) -> bool:
-    """Return whether a result shares a parameter's memory: reads of it are not intercepted."""
-    storages = {each.untyped_storage()._cdata for each in parameters}  # noqa: SLF001 - its identity
-    found = result if isinstance(result, list | tuple) else (result,)
-    return any(
-        isinstance(each, torch.Tensor) and each.untyped_storage()._cdata in storages  # noqa: SLF001
-        for each in found
-    )
+    parameter.is_held, parameter.name_in_model = is_held, name
 
 
 def _is_harmless(func: Callable[..., Any]) -> bool:
@@ -178,3 +159,41 @@ def _parameters(values: Sequence[Any]) -> Iterator[ChunkedParameter]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _parameters(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A module that reads parameters itself, not only through its children.
+
+    Args:
+        name: of the module in the model.
+        parameters: names of its own; also of all its descendants', if it does not call them.
+    """
+
+    name: str
+    module: nn.Module
+    parameters: tuple[str, ...]
+
+
+def find_units(model: nn.Module) -> tuple[Unit, ...]:
+    """Return the units of a model: modules with parameters of their own.
+
+    Layers of experts, which need all their parameters at once, and `nn.MultiheadAttention`, which
+    does not call its children, are one unit with everything below them.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return tuple(_units(model, "", names, set()))
+
+
+def _units(module: nn.Module, name: str, names: dict[int, str], seen: set[int]) -> Iterator[Unit]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    is_whole = isinstance(module, ExpertLayer | nn.MultiheadAttention)
+    own = tuple(dict.fromkeys(names[id(each)] for each in module.parameters(recurse=is_whole)))
+    if own:
+        yield Unit(name=name or type(module).__name__, module=module, parameters=own)
+    if is_whole:
+        return
+    for child_name, child in module.named_children():
+        yield from _units(child, f"{name}.{child_name}".strip("."), names, seen)

@@ -1,22 +1,31 @@
-"""Options of `moetune.shard`, and the checks that all ranks make before they allocate."""
+"""Options of `moetune.shard`, of its caller or of a plan, and the checks before it allocates."""
 
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from moetune.comm.agree import raise_on_all
 from moetune.comm.group import Communicator
+from moetune.domain.any_plan import AnyPlan, plan_from_json
 from moetune.domain.chunks import Chunk
 from moetune.domain.errors import AllocationError, InputError
+from moetune.domain.model_plan import Chunks
+from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, pinned_bytes
+from moetune.runtime.moe.planned_layer import PlannedLayer
 
 CHUNK_BYTES = 32 * 2**20
 _ALLOCATED_COPIES = 2
 """Master and gradient, which a chunk allocates; the optimizer's states are torch's."""
 _MEMINFO = Path("/proc/meminfo")
+_MAX_RATIO = 1.5
+"""Ratio of parameters from which a model is another one: heads may share the embedding's."""
+_ELSE = "plan this model with `moetune plan --output`, or give chunk_bytes instead of a plan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +39,6 @@ class ShardOptions:
 
     chunk_bytes: int = CHUNK_BYTES
     cache_bytes: int | None = None
-    scatter: bool = True
     offload: bool = False
     pin: bool = True
     plan: str = ""
@@ -42,12 +50,6 @@ class ShardOptions:
             raise InputError(
                 f"cache_bytes {self.cache_bytes} is less than two chunks of {self.chunk_bytes}",
                 f"use a cache_bytes of at least {2 * self.chunk_bytes}",
-            )
-        if self.offload and not self.scatter:
-            raise InputError(
-                "offload=True with scatter=False would keep every chunk in every rank's host "
-                "memory",
-                "use scatter=True",
             )
 
 
@@ -86,8 +88,6 @@ def available_bytes(meminfo: Path = _MEMINFO) -> int:
 
 
 def _host_bytes(chunk: Chunk, copies: int, pins: bool) -> int:
-    if chunk.is_fused:
-        return 0
     elements = chunk.num_elements // chunk.group.ranks
     size: int = getattr(torch, chunk.group.dtype).itemsize
     full = max(size, torch.float32.itemsize)
@@ -97,3 +97,99 @@ def _host_bytes(chunk: Chunk, copies: int, pins: bool) -> int:
         states = elements * full * (copies - _ALLOCATED_COPIES)
     sizes = [elements * each for each in allocated]
     return states + sum(map(pinned_bytes, sizes) if pins else sizes)
+
+
+def planned_options(
+    plan: object, model: nn.Module, num_ranks: int, *, given: ShardOptions
+) -> ShardOptions:
+    """Return a plan's chunks as options.
+
+    Args:
+        plan: of a training, as `moetune.plan` returns it, or the path of a plan file.
+        num_ranks: of the data-parallel group.
+        given: what the caller gave with the plan, of which only `pin` may differ from the default.
+
+    Raises:
+        InputError: there is no plan, the plan has no chunks or is for another model or number of
+            ranks, or there are other options, too.
+    """
+    found = _plan_of(plan)
+    name = f"plan {found.id[:6]}"
+    if given != ShardOptions(pin=given.pin):
+        raise InputError(
+            f"{name} and other options of chunks are given",
+            "omit chunk_bytes, cache_bytes and offload, or the plan",
+        )
+    if found.chunks is None:
+        raise InputError(
+            f"{name} has no chunks: its states are not sharded over single ranks",
+            "plan with --target moetune --zero 3 --tp 1 --cp 1 --pp 1, or give chunk_bytes",
+        )
+    if not found.chunks.scatter:
+        raise InputError(
+            f"{name} keeps every chunk whole on every rank",
+            "use DistributedDataParallel with moetune.prepare_ddp, or plan again",
+        )
+    _check_ranks(found, model, num_ranks, name)
+    _check_size(found.chunks, model, name)
+    return ShardOptions(
+        chunk_bytes=found.chunks.chunk_bytes, cache_bytes=found.chunks.cache_bytes,
+        offload=found.chunks.offload, pin=given.pin, plan=found.id,
+    )  # fmt: skip
+
+
+def _plan_of(plan: object) -> TrainingDocument:
+    """Return a training's plan: of a view, of itself, or of its file."""
+    found = getattr(plan, "plan", plan)
+    if isinstance(found, str | os.PathLike):
+        found = _read(Path(found))
+    if not hasattr(found, "as_model"):
+        raise InputError(
+            f"{plan!r} is neither the plan of a training nor a path",
+            "make one with moetune.plan, or give the path of a plan file",
+        )
+    model: TrainingDocument = found.as_model()
+    return model
+
+
+def _read(path: Path) -> AnyPlan:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a plan", "name one of its files")
+    try:
+        return plan_from_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
+
+
+def _check_ranks(plan: TrainingDocument, model: nn.Module, num_ranks: int, name: str) -> None:
+    """Raise InputError unless states and experts are spread over as many ranks as the plan's."""
+    layout = plan.layout
+    if layout.dp != num_ranks:
+        raise InputError(
+            f"{name} shards over {layout.dp} ranks, the data-parallel group has {num_ranks}",
+            _ELSE,
+        )
+    for module in model.modules():
+        if isinstance(module, PlannedLayer) and module.communicator.num_ranks != layout.ep:
+            raise InputError(
+                f"{name} is for experts on {layout.ep} ranks, this model has them on "
+                f"{module.communicator.num_ranks}",
+                _ELSE,
+            )
+
+
+def _check_size(chunks: Chunks, model: nn.Module, name: str) -> None:
+    """Raise InputError where the model has far more or fewer parameters than the plan's."""
+    spread = {
+        id(parameter): module.communicator.num_ranks
+        for module in model.modules()
+        if isinstance(module, PlannedLayer)
+        for parameter in module.experts.parameters()
+    }
+    found = sum(one.numel() * spread.get(id(one), 1) for one in model.parameters())
+    if not 1 / _MAX_RATIO < found / chunks.num_parameters < _MAX_RATIO:
+        raise InputError(
+            f"{name} is for a model of {chunks.num_parameters:,} parameters, this one has "
+            f"{found:,}",
+            _ELSE,
+        )

@@ -1,33 +1,38 @@
 """`moetune.shard`: put a model and its optimizer's states into chunks (Elixir).
 
-It packs parameters (`layout`), allocates each chunk (`stored`), hooks the model (`manager`, with
-its `cache`), and returns an optimizer over the shards (`optimizer`).
+It packs parameters, allocates each chunk (`stored`), hooks the model (`model_chunks`, with its
+`cache`), and returns an optimizer over the shards (`optimizer`).
 """
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from moetune.comm.agree import agree
+from moetune.comm.agree import agree, first_text
 from moetune.comm.gloo import check_joined
-from moetune.domain.errors import InputError
+from moetune.comm.group import Communicator
+from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
+from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.sharded.cache import Cache
-from moetune.runtime.sharded.layout import cache_capacity, find_units, pack_model, replica_groups
-from moetune.runtime.sharded.manager import ChunkManager
-from moetune.runtime.sharded.model_chunks import ModelChunks, attach
-from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.runtime.sharded.options import CHUNK_BYTES, ShardOptions, check_host_memory
-from moetune.runtime.sharded.parameter_shards import check_optimizer, state_copies
-from moetune.runtime.sharded.placement import ChunkStats, Placement
-from moetune.runtime.sharded.planned import planned_options
-from moetune.runtime.sharded.replicas import replica_group
+from moetune.runtime.sharded.hooks import find_units
+from moetune.runtime.sharded.model_chunks import ModelChunks
+from moetune.runtime.sharded.optimizer import ChunkedOptimizer, check_optimizer, state_copies
+from moetune.runtime.sharded.options import (
+    CHUNK_BYTES,
+    ShardOptions,
+    check_host_memory,
+    planned_options,
+)
 from moetune.runtime.sharded.stored import StoredChunk
+from moetune.runtime.sharded.transfers import ChunkStats, Placement, replica_group
 
 
 def shard(
@@ -36,10 +41,8 @@ def shard(
     *,
     chunk_bytes: int | None = None,
     cache_bytes: int | None = None,
-    scatter: bool = True,
     offload: bool = False,
     pin: bool = True,
-    step_in_backward: bool = False,
     group: dist.ProcessGroup | None = None,
     device: torch.device | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
@@ -55,16 +58,13 @@ def shard(
         optimizer: a fresh Adam, AdamW or SGD over parameters of the model.
         chunk_bytes: of a chunk, at least the largest parameter's; default 32 MiB.
         cache_bytes: of the whole chunks on the device, at least two; default all chunks.
-        scatter: False leaves every chunk whole on every rank, as DistributedDataParallel does.
         offload: shards, gradients and optimizer states are in host memory.
         pin: that memory is page-locked, if the device is a GPU.
-        step_in_backward: chunks are stepped as soon as their gradients are complete, overlapped
-            with the rest of the backward pass. For steps of one backward pass without clipping.
         group: data-parallel group, default the world. It contains the expert-parallel groups, and
             no two ranks of a tensor-parallel group.
         device: of the computation; default, that of the parameters.
-        plan: a plan with chunks, or the path of its file: gives chunk_bytes, cache_bytes, scatter
-            and offload. Every rank gives the same one.
+        plan: a plan with chunks, or the path of its file: gives chunk_bytes, cache_bytes and
+            offload. Every rank gives the same one.
 
     Raises:
         InputError: a chunk is smaller than a parameter, the cache smaller than two chunks, the
@@ -82,7 +82,7 @@ def shard(
     def usable_options() -> ShardOptions:
         given = ShardOptions(
             chunk_bytes=CHUNK_BYTES if chunk_bytes is None else chunk_bytes,
-            cache_bytes=cache_bytes, scatter=scatter, offload=offload, pin=pin,
+            cache_bytes=cache_bytes, offload=offload, pin=pin,
         )  # fmt: skip
         _check_plain(parameters)
         check_optimizer(optimizer, parameters)
@@ -96,9 +96,9 @@ def shard(
         lambda options: [str(options), *map(_described, parameters.items())],
         "moetune.shard",
     )
-    replicas_of, labels = replica_groups(model, replicas)
-    packed = pack_model(parameters, replicas_of, labels, options)
-    capacity = cache_capacity(packed, options)
+    replicas_of, labels = _replica_groups(model, replicas)
+    packed = _pack_model(parameters, replicas_of, labels, options)
+    capacity = _cache_capacity(packed, options)
     target = next(iter(parameters.values())).device if device is None else torch.device(device)
     if options.offload:
         copies, pins = 2 + state_copies(optimizer), options.pin and target.type != "cpu"
@@ -109,11 +109,10 @@ def shard(
         for number, chunk in enumerate(packed)
     )
     _move_buffers(model, target)
-    manager = ChunkManager(model, find_units(model), chunks, parameters, Cache(chunks, capacity))
-    stepper = ChunkedOptimizer(
-        optimizer, manager, replicas, placement.reduce_stream, in_backward=step_in_backward
-    )
-    attach(model, ModelChunks(model, manager, stats, replicas, stepper.clip_grad_norm_))
+    cache, units = Cache(chunks, capacity), find_units(model)
+    held = ModelChunks(model, units, chunks, parameters, cache, stats, replicas)
+    stepper = ChunkedOptimizer(optimizer, held, placement.reduce_stream)
+    held.clip_grad_norm_ = stepper.clip_grad_norm_
     return model, stepper
 
 
@@ -136,3 +135,116 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
         for name, buffer in module._buffers.items():  # noqa: SLF001 - as `Module.to` does
             if buffer is not None:
                 module._buffers[name] = buffer.to(device)  # noqa: SLF001
+
+
+def expert_layers(model: nn.Module) -> dict[str, PlannedLayer]:
+    """Return the MoE layer of each parameter that expert-parallel ranks do not replicate."""
+    owners: dict[int, PlannedLayer] = {
+        id(parameter): module
+        for module in model.modules()
+        if isinstance(module, PlannedLayer) and module.expert_parallel == "all_to_all"
+        if module.communicator.num_ranks > 1
+        for parameter in module.experts.parameters()
+    }
+    return {
+        name: owners[id(parameter)]
+        for name, parameter in model.named_parameters()
+        if id(parameter) in owners
+    }
+
+
+def _replica_groups(
+    model: nn.Module, replicas: Communicator
+) -> tuple[dict[str, Communicator], dict[str, str]]:
+    """Return the ranks with replicas of each parameter, and labels that tell experts' groups apart.
+
+    Raises:
+        RankMismatchError: the ranks have different layers.
+        InputError: a layer's expert-parallel ranks are not all in the group, or a plan has placed
+            its experts; the latter on all ranks.
+    """
+    layers = expert_layers(model)
+    _check_natural(layers, replicas)
+    replicas_of = dict.fromkeys((name for name, _ in model.named_parameters()), replicas)
+    labels: dict[str, str] = {}
+    made = {replicas.members: replicas}
+    rows = replicas.all_gather_object(
+        {name: layer.communicator.rank for name, layer in layers.items()}, "the layers of experts"
+    )
+    for name, layer in layers.items():
+        if any(row.keys() != layers.keys() for row in rows):
+            raise RankMismatchError("the ranks have different layers of experts")
+        ranks = [row[name] for row in rows]
+        counts = Counter(ranks)
+        if len(counts) != layer.communicator.num_ranks or len(set(counts.values())) > 1:
+            raise InputError(
+                f"{name} is spread over {layer.communicator.num_ranks} ranks that are not all in "
+                f"the data-parallel group of {replicas.num_ranks}",
+                "give shard a group that contains the layer's",
+            )
+        members = tuple(
+            member
+            for member, rank in zip(replicas.members, ranks, strict=True)
+            if rank == layer.communicator.rank
+        )
+        if members not in made:
+            made[members] = replica_group(members)
+        replicas_of[name], labels[name] = made[members], f"experts {ranks}"
+    return replicas_of, labels
+
+
+def _check_natural(layers: Mapping[str, PlannedLayer], replicas: Communicator) -> None:
+    placed = sorted(name for name, layer in layers.items() if layer.experts.placement.order)
+    name = first_text(replicas, next(iter(placed), ""), "the experts' places")
+    if name:
+        raise InputError(
+            f"a plan has placed the experts of {name}, and chunks keep them in the order of ranks",
+            "plan with --expert-placement natural, or use DistributedDataParallel",
+        )
+
+
+def _pack_model(
+    parameters: Mapping[str, nn.Parameter],
+    replicas_of: Mapping[str, Communicator],
+    labels: Mapping[str, str],
+    options: ShardOptions,
+) -> tuple[Chunk, ...]:
+    """Return the chunks of a model's parameters, packed in their order.
+
+    Raises:
+        InputError: a parameter is larger than a chunk, or chunks cannot have its dtype.
+    """
+    return pack(
+        (
+            PackedParameter(
+                name=name,
+                num_elements=parameter.numel(),
+                group=ChunkGroup(
+                    dtype=str(parameter.dtype).removeprefix("torch."),
+                    ranks=replicas_of[name].num_ranks,
+                    label=labels.get(name, ""),
+                    is_trainable=parameter.requires_grad,
+                ),
+            )
+            for name, parameter in parameters.items()
+        ),
+        chunk_bytes=options.chunk_bytes,
+    )
+
+
+def _cache_capacity(chunks: Sequence[Chunk], options: ShardOptions) -> int:
+    """Return the number of whole chunks that the cache may hold.
+
+    Raises:
+        InputError: the number is below two.
+    """
+    cached = [chunk.num_bytes for chunk in chunks if not chunk.is_fused]
+    if options.cache_bytes is None or not cached:
+        return max(len(cached), 2)
+    if options.cache_bytes < 2 * max(cached):
+        raise InputError(
+            f"cache_bytes {options.cache_bytes} is less than two chunks, which have "
+            f"{max(cached)} bytes each, rounded up for their ranks",
+            f"use a cache_bytes of at least {2 * max(cached)}",
+        )
+    return options.cache_bytes // max(cached)

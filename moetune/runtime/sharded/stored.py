@@ -10,9 +10,15 @@ import torch
 from torch import nn
 
 from moetune.comm.group import Communicator
-from moetune.domain.chunks import Chunk, Slot
-from moetune.runtime.sharded.placement import ChunkStats, Placement, Traffic, Wait, nothing
-from moetune.runtime.sharded.replicas import start_all_reduce, start_reduce_scatter
+from moetune.domain.chunks import Chunk
+from moetune.runtime.sharded.transfers import (
+    ChunkStats,
+    Placement,
+    Traffic,
+    Wait,
+    nothing,
+    start_reduce_scatter,
+)
 
 Phase = Literal["away", "gathering", "values", "gradients", "reducing"]
 """Contents of the whole buffer: nothing; values being gathered; values, or gradients in the slots
@@ -30,9 +36,8 @@ class StoredChunk:
         parameters: by name; their data become views of this chunk.
 
     Attributes:
-        is_resident: the buffer is never freed, because the chunk is fused or not sharded.
         low, high: this rank's shard, in elements of the chunk.
-        master: values of the shard (of the whole chunk where resident) in at least float32.
+        master: values of the shard in at least float32.
         gradient: of the shard, as `master`; its values are valid if `has_gradient`.
         num_readers: calls of modules that need it now.
         arrived: parameters whose gradients are in their slots of the buffer.
@@ -48,7 +53,6 @@ class StoredChunk:
         stats: ChunkStats,
     ) -> None:
         self.number, self.chunk, self.replicas = number, chunk, replicas
-        self.is_resident = chunk.is_fused or not placement.scatter
         self.names = tuple(slot.name for slot in chunk.slots)
         self.phase: Phase = "values"
         self.num_readers = 0
@@ -60,33 +64,28 @@ class StoredChunk:
         self._received: torch.Tensor | None = None
         dtype = getattr(torch, chunk.group.dtype)
         self.whole = torch.zeros(chunk.num_elements, dtype=dtype, device=placement.device)
-        self._bind(parameters)
-        self._gradients = self.whole if not self.is_resident else torch.empty_like(self.whole)
-        self._slots = self._views(self._gradients, parameters)
-        if self.is_resident:
-            _free(self._gradients)
+        self._slots = self._views(parameters)
+        for name, view in self._slots.items():
+            view.copy_(parameters[name].detach())
+            parameters[name].data = view
         share = chunk.num_elements // replicas.num_ranks
-        self.low = 0 if self.is_resident else replicas.rank * share
-        self.high = chunk.num_elements if self.is_resident else self.low + share
-        self._payload = (
-            self.whole
-            if self.is_resident
-            else self._to_shard_memory(self.whole[self.low : self.high])
-        )
+        self.low, self.high = replicas.rank * share, (replicas.rank + 1) * share
+        self._payload = self._to_shard_memory(self.whole[self.low : self.high])
         self.master = self._payload
         if dtype.itemsize < torch.float32.itemsize and chunk.group.is_trainable:
             self.master = self._to_shard_memory(self.whole[self.low : self.high].float())
         self.gradient: torch.Tensor | None = None
         self.has_gradient = False
-        stats.allocated(self._num_own_bytes(), is_cached=False)
-        if not self.is_resident:
-            stats.allocated(chunk.num_bytes, is_cached=True)
-            self.drop()
+        if not self.is_offloaded:
+            own = {id(values): _bytes(values) for values in (self._payload, self.master)}
+            stats.allocated(sum(own.values()))
+        self._count(chunk.num_bytes)
+        self.drop()
 
     @property
     def is_offloaded(self) -> bool:
         """Whether this rank's shard is in host memory."""
-        return self._placement.offload and not self.is_resident
+        return self._placement.offload
 
     @property
     def has_unreduced_gradients(self) -> bool:
@@ -95,13 +94,7 @@ class StoredChunk:
 
     def has_lost(self, names: frozenset[str]) -> bool:
         """Return whether gradients have overwritten these parameters' values in the buffer."""
-        if self.is_resident:
-            return False
         return self.phase in {"gradients", "reducing"} or not self.arrived.isdisjoint(names)
-
-    def own_range(self, slot: Slot) -> tuple[int, int]:
-        """Return the part of a slot on this rank, in elements of the chunk; empty if low ≥ high."""
-        return max(slot.offset, self.low), min(slot.offset + slot.num_elements, self.high)
 
     def start_gather(self) -> None:
         """Allocate the whole buffer and start gathering the values."""
@@ -133,8 +126,8 @@ class StoredChunk:
     def drop(self) -> None:
         """Free the whole buffer; the shards have all values."""
         self.finish_gather()
-        _free(self.whole)
-        self._stats.allocated(-self.chunk.num_bytes, is_cached=True)
+        self.whole.untyped_storage().resize_(0)
+        self._count(-self.chunk.num_bytes)
         self.arrived.clear()
         self.phase = "away"
 
@@ -145,7 +138,6 @@ class StoredChunk:
 
     def receive(self, name: str, gradient: torch.Tensor) -> None:
         """Copy a parameter's gradient into its slot, over values that are not needed any more."""
-        self._allocate_gradients()
         if name in self.arrived:
             self._slots[name].add_(gradient)
         else:
@@ -154,7 +146,6 @@ class StoredChunk:
 
     def start_reduce(self) -> None:
         """Start reducing the ranks' gradients; missing ones are zeros."""
-        self._allocate_gradients()
         for name in set(self.names) - self.arrived:
             self._slots[name].zero_()
         total = self._begin_sum()
@@ -162,8 +153,7 @@ class StoredChunk:
         self._wait = stream.run_late(lambda: self._accumulate(total()))
         self._end_last_reduce = stream.mark()
         self.phase = "reducing"
-        times = 2 if self.is_resident else 1
-        reduced, stored = self._traffic(times * self.chunk.num_bytes, _bytes(self.master))
+        reduced, stored = self._traffic(self.chunk.num_bytes, _bytes(self.master))
         self._stats.moved(Traffic(reduces=1, reduced_bytes=reduced, stored_bytes=stored))
 
     def _traffic(self, wire_bytes: int, host_bytes: int) -> tuple[int, int]:
@@ -171,18 +161,10 @@ class StoredChunk:
         is_wired = self.replicas.num_ranks > 1
         return wire_bytes if is_wired else 0, host_bytes if self.is_offloaded else 0
 
-    def _allocate_gradients(self) -> None:
-        """Allocate a resident chunk's gradients, before the first of a step."""
-        if self.is_resident and not self.arrived:
-            self._gradients.untyped_storage().resize_(self.chunk.num_bytes)
-            self._stats.allocated(self.chunk.num_bytes)
-
     def _begin_sum(self) -> Callable[[], torch.Tensor]:
         """Start summing over the ranks; return the function that waits for this rank's part."""
         if self.replicas.num_ranks == 1:
-            return lambda: self._gradients[self.low : self.high]
-        if self.is_resident:
-            return start_all_reduce(self.replicas, self._gradients)
+            return lambda: self.whole
         self._received, total = start_reduce_scatter(self.replicas, self.whole, self.master.dtype)
         self._stats.allocated(_bytes(self._received))
         return total
@@ -195,24 +177,13 @@ class StoredChunk:
         if self._received is not None:
             self._stats.allocated(-_bytes(self._received))
             self._received = None
-        if self.is_resident:
-            self._free_gradients()
-            self.phase = "values"
-        else:
-            self.drop()
+        self.drop()
 
     def discard_gradients(self) -> None:
         """Discard gradients of a backward pass that did not end; none is being reduced."""
-        if self.is_resident and self.arrived:
-            self._free_gradients()
-        elif self.arrived or self.phase == "gradients":
+        if self.arrived or self.phase == "gradients":
             self.drop()
         self.num_readers = 0
-
-    def _free_gradients(self) -> None:
-        _free(self._gradients)
-        self._stats.allocated(-self.chunk.num_bytes)
-        self.arrived.clear()
 
     def make_readable(self) -> None:
         """Block the host until this chunk's gradient is in its memory; others may be on the way."""
@@ -232,7 +203,7 @@ class StoredChunk:
     def gather_whole(self, shard: torch.Tensor) -> torch.Tensor:
         """Return a state, such as the master, whole on the device, from the ranks' shards."""
         source = shard.detach().to(self.whole.device)
-        if self.is_resident or self.replicas.num_ranks == 1:
+        if self.replicas.num_ranks == 1:
             return source
         whole = torch.empty(self.chunk.num_elements, dtype=source.dtype, device=source.device)
         self._gather_from(whole, source)()
@@ -264,19 +235,15 @@ class StoredChunk:
 
     def _allocate(self) -> None:
         self.whole.untyped_storage().resize_(self.chunk.num_bytes)
-        self._stats.allocated(self.chunk.num_bytes, is_cached=True)
+        self._count(self.chunk.num_bytes)
 
-    def _bind(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        views = self._views(self.whole, parameters)
-        for name, view in views.items():
-            view.copy_(parameters[name].detach())
-            parameters[name].data = view
+    def _count(self, num_bytes: int) -> None:
+        """Count bytes of the whole buffer; fused chunks are not the cache's."""
+        self._stats.allocated(num_bytes, is_cached=not self.chunk.is_fused)
 
-    def _views(
-        self, buffer: torch.Tensor, parameters: Mapping[str, nn.Parameter]
-    ) -> dict[str, torch.Tensor]:
+    def _views(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
         return {
-            slot.name: buffer[slot.offset : slot.offset + slot.num_elements].view(
+            slot.name: self.whole[slot.offset : slot.offset + slot.num_elements].view(
                 parameters[slot.name].shape
             )
             for slot in self.chunk.slots
@@ -289,17 +256,6 @@ class StoredChunk:
         pin = self._placement.pin and values.device.type != "cpu"
         return torch.empty_like(values, device="cpu", pin_memory=pin).copy_(values)
 
-    def _num_own_bytes(self) -> int:
-        """Return the bytes on the device besides the whole buffer."""
-        if self.is_offloaded:
-            return 0
-        own = _bytes(self._payload)
-        return own + (_bytes(self.master) if self.master is not self._payload else 0)
-
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _free(buffer: torch.Tensor) -> None:
-    buffer.untyped_storage().resize_(0)

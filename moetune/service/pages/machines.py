@@ -1,17 +1,13 @@
 """Pages of measurements: machines, one profile, and observed steps."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from moetune.domain.errors import MoetuneError
 from moetune.domain.records import FitInfo, MachineInfo
 from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library, cursor
 from moetune.service.pages.page import Link, Page, address, age_now
-from moetune.service.problems import problem_of
-from moetune.service.uploads import MAX_FILE_BYTES
 from moetune.workflows.drift import observed_drifts
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.library import plans_by_id
@@ -23,21 +19,8 @@ _MOST_MACHINES = 200
 PAGE_SIZE = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    """The form that adds a profile.
-
-    Args:
-        may_write: whether the request may write without a token in the form.
-        problem: of a form that was not taken; None before one is sent.
-    """
-
-    may_write: bool
-    problem: MoetuneError | None = None
-
-
-def machines_page(library: Library, *, upload: Upload) -> Page:
-    """Return the page of machines, of the profiles measured on them, and the form that adds one."""
+def machines_page(library: Library) -> Page:
+    """Return the page of machines, and of the profiles measured on them."""
     machines = library.store.machines(limit=_MOST_MACHINES)
     newest = {fit.profile: fit for fit in reversed(library.fits())}
     sections = (
@@ -45,19 +28,15 @@ def machines_page(library: Library, *, upload: Upload) -> Page:
         _profiles(library, newest),
         _references(library, set(newest)),
     )
-    problem = upload.problem
     return Page(
         template="machines.html",
         title="Machines",
         here="machines",
-        status=int(problem_of(problem).status) if problem else 200,
         sections=tuple(one for one in sections if one.name != "references" or one.tables[0].rows),
         context={
             "intro": "The machines, and the quality of their measured profiles, which is that of "
             "the worst group of operations: good predicts left-out points within 5 %, usable "
             "within 10 %.",
-            "upload": upload,
-            "most_bytes": MAX_FILE_BYTES,
         },
     )
 

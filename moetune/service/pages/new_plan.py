@@ -28,7 +28,7 @@ from moetune.huggingface.pasted import NAME, PastedConfig, pasted_config, unpack
 from moetune.huggingface.registry import model_names
 from moetune.report.section import Section
 from moetune.service.access import Access
-from moetune.service.bodies import FORM, read_form
+from moetune.service.bodies import read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
 from moetune.service.pages.fields import Field, field_of
 from moetune.service.pages.library import Library
@@ -48,7 +48,6 @@ _EXAMPLE = {
 """What an address without fields shows, before it is asked for."""
 _YES = ("yes",)
 _SWITCH = ("yes", "no")
-_MOST_FIELDS = 100
 
 
 def _field(name: str, label: str, hint: str = "", choices: tuple[str, ...] = ()) -> Field:
@@ -202,7 +201,7 @@ def new_plan_router(
 
     @router.post("/new")
     async def asked(request: Request) -> Response:
-        form = _Form.of(await _fields(request))
+        form = _Form.of(await read_form(request))
         try:
             there = form.address()
         except MoetuneError:
@@ -213,7 +212,7 @@ def new_plan_router(
 
     @router.post(KEEP_PATH)
     async def keep(request: Request) -> Response:
-        fields = await _fields(request)
+        fields = await read_form(request)
         if not may_write(request.scope, access, fields.get("token", "").strip()):
             raise ForbiddenError(
                 "keeping a plan needs the write token, and this is not it",
@@ -227,11 +226,6 @@ def new_plan_router(
         return RedirectResponse(address("plans", plan.id), HTTPStatus.SEE_OTHER)
 
     return router
-
-
-async def _fields(request: Request) -> dict[str, str]:
-    form = await read_form(request, kind=FORM, max_fields=_MOST_FIELDS)
-    return {name: value.decode() for name, value in form.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.chunks import Use
-from moetune.domain.errors import InputError
 
 AT_START = -1
 """Stands for a time before the step's first use."""
 FEWEST_PLACES = 2
-_MOST_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,50 +35,6 @@ class Gather:
     evicted: int | None
     free_after: int
     was_reduced: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """Gathers of training in its steady state, which repeats after one step or a few.
-
-    Args:
-        steps: of one period, the gathers of each step in the order in which they are needed.
-    """
-
-    steps: tuple[tuple[Gather, ...], ...]
-
-    @property
-    def num_gathers(self) -> float:
-        """Gathers of a step, on average."""
-        return sum(map(len, self.steps)) / len(self.steps)
-
-
-def fewest_places(order: Sequence[Use]) -> int:
-    """Return the fewest places of a cache that holds each use's chunks; at least two."""
-    return max(FEWEST_PLACES, *(len(set(use.chunks)) for use in order), 0)
-
-
-def replay(order: Sequence[Use], *, num_places: int) -> Replay:
-    """Return the gathers of a step in the steady state, when steps repeat an earlier one.
-
-    Raises:
-        InputError: a use needs more chunks than the cache has places, or there are fewer than 2.
-    """
-    needed = fewest_places(order)
-    if num_places < needed:
-        raise InputError(
-            f"a cache of {num_places} chunks is too small: the order needs {needed}",
-            f"use a cache of at least {needed} chunks",
-        )
-    uses = NextUses(order)
-    resident: frozenset[int] = frozenset()
-    seen: dict[frozenset[int], int] = {}
-    steps: list[tuple[Gather, ...]] = []
-    while resident not in seen and len(steps) < _MOST_STEPS:
-        seen[resident] = len(steps)
-        gathers, resident = gathers_of_step(order, uses, num_places, resident)
-        steps.append(gathers)
-    return Replay(steps=tuple(steps[seen.get(resident, -1) :]))
 
 
 class NextUses:

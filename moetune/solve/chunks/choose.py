@@ -15,7 +15,7 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.units import dtype_bytes
 from moetune.solve.chunks.cache import FEWEST_PLACES
 from moetune.solve.training.modules import projections_of
-from moetune.solve.training.states import WHOLE_BLOCKS
+from moetune.solve.training.parameters import WHOLE_BLOCKS
 
 _LEAST_BYTES = 2**25
 """Of a chunk: `moetune.shard`'s own default, from which on copies run near their best rate."""

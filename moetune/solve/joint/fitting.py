@@ -1,17 +1,33 @@
 """Layouts that fit into memory: with as much in host memory as they must have.
 
 What is in host memory takes no less time: it is tried only where less of it does not fit.
+
+Before pipelines are cut there are bounds. Of L blocks on p pipeline ranks some rank has ⌈L/p⌉ or
+more. Equal and balanced cuts tell more: a rank between the ends has ⌈L/p⌉ − 1 or more, because a
+block goes to the rank that has least to do (`balanced_stages`). Which blocks these are is not
+known: those of the model that take least.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from moetune.domain.arrays import Floats
 from moetune.domain.cluster import HEADROOM
-from moetune.domain.training import FoldedLayout, LayoutRequest
+from moetune.domain.pipeline import V_SCHEDULES
+from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute
 from moetune.solve.joint.space import LayoutSpace
-from moetune.solve.joint.ties import on_host
-from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.offload import OPTIMIZER_SHARES
+from moetune.solve.training.memory import (
+    FRAGMENTATION,
+    LIBRARY_BYTES,
+    OPTIMIZER_SHARES,
+    MemoryModel,
+)
+
+_LESS = np.array([[[0.0]], [[-1.0]]])
+"""Blocks that the rank that has most of them has more, and one between the ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +50,12 @@ class Fitting:
 
     def fits_into(self, peak_bytes: float, host_bytes: float) -> bool:
         """Return whether the bytes of a device and those of its host fit."""
-        return peak_bytes <= self.limit_bytes and self.fits_host(host_bytes)
-
-    def fits_host(self, host_bytes: float) -> bool:
-        """Return whether the bytes that a device has in host memory fit there."""
-        return host_bytes <= self.host_bytes
+        return peak_bytes <= self.limit_bytes and host_bytes <= self.host_bytes
 
     def is_roomy(self, layout: FoldedLayout) -> bool:
         """Return whether a layout leaves memory free, and the host alone."""
         most = self.limit_bytes * (1 - HEADROOM)
-        return not on_host(layout) and self.memory.needs(layout)[0] <= most
+        return not layout.on_host and self.memory.needs(layout)[0] <= most
 
     def least_of_states(
         self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool = True
@@ -76,15 +88,12 @@ class Fitting:
         """Yield a layout if it fits, else as it fits with some of it in host memory."""
         if self.fits(layout):
             yield layout
-        elif self._may_fit_with_host(layout, pins):
-            yield from self.offloaded(layout, pins)
-
-    def _may_fit_with_host(self, layout: FoldedLayout, pins: LayoutRequest) -> bool:
+            return
         target = self.space.target
-        if not (target.offloads_optimizer or target.offloads_activations):
-            return False
-        most = self.with_most_waiting(layout, pins)
-        return self.memory.needs(most, on_host=1.0)[0] <= self.limit_bytes
+        if target.offloads_optimizer or target.offloads_activations:
+            most = self.with_most_waiting(layout, pins)
+            if self.memory.needs(most, on_host=1.0)[0] <= self.limit_bytes:
+                yield from self.offloaded(layout, pins)
 
     def shares(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[float]:
         """Return the shares of the optimizer that the host may keep."""
@@ -127,17 +136,80 @@ class Fitting:
     def _with_activations(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout | None:
         """Return a layout with the fewest blocks' activations in host memory; None where no fit."""
         num = self.space.job.decoder.num_layers
-        if num == 1 or self.with_most_waiting(layout, pins) is layout:
+        able = self.with_most_waiting(layout, pins) is not layout
+        if not able or not self.space.is_allowed(layout.changed(offload_activations=1 / num)):
             return None
-        if not self.space.is_allowed(layout.changed(offload_activations=1 / num)):
+        every = [count / num for count in range(1, num)]
+        fitting = bisect_left(
+            every, -self.limit_bytes,
+            key=lambda share: -self.memory.needs(layout.changed(offload_activations=share))[0],
+        )  # fmt: skip
+        if fitting == len(every):
             return None
-        low, high = 0, num - 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            one = layout.changed(offload_activations=middle / num)
-            low, high = (low, middle) if self._fits_device(one) else (middle, high)
-        found = layout.changed(offload_activations=high / num)
+        found = layout.changed(offload_activations=every[fitting])
         return found if self.fits(found) else None
 
-    def _fits_device(self, layout: FoldedLayout) -> bool:
-        return self.memory.needs(layout)[0] <= self.limit_bytes
+    def least_bytes(
+        self,
+        pipelines: Sequence[FoldedLayout],
+        recomputes: Sequence[tuple[Recompute, ...]],
+        pins: LayoutRequest,
+        *,
+        may_offload: bool,
+    ) -> Floats:
+        """Return bytes that the fullest device needs at least, [pipeline, recomputation].
+
+        Pipelines are cut equally or balanced, the states are kept in the way that takes least.
+
+        Args:
+            pipelines: layouts of the same sizes, which differ in overlap, vpp and schedule.
+            may_offload: whether what is not pinned may be in host memory.
+        """
+        if pins.stages is not None:
+            return np.zeros((len(pipelines), len(recomputes)))
+        first, memory, loss = pipelines[0], self.memory, 1 + FRAGMENTATION
+        usual = memory.kept(first)
+        kept = memory.kept(self.with_most_waiting(first, pins)) if may_offload else usual
+        ways = self.ways(first, pins, may_offload=may_offload)
+        counts = np.array(memory.stages.whole.counts, dtype=float)
+        blocks = memory.sizes_of_blocks(first, recomputes)
+        activations = np.array(
+            [
+                [loss * (usual if modules else kept) * one.total for one in every]
+                for modules, every in zip(recomputes, blocks, strict=True)
+            ]
+        )
+        workspace = np.array([min(one.workspace for one in every) for every in blocks])
+        live = np.array([self._live(one) for one in pipelines])[:, :, None, None] * activations
+        states = loss * np.array([memory.states_of_blocks(to, on_host=share) for to, share in ways])
+        num = -(-self.space.job.decoder.num_layers // first.pp)
+        taken = cheapest(_LESS + num, counts, states[:, None, None, None] + live)
+        fullest = np.maximum(taken[:, :, 0], taken[:, :, 1])
+        if first.pp == 1:  # all is on one rank, the ends with it
+            whole = [memory.least(to, on_host=share) - LIBRARY_BYTES for to, share in ways]
+            fullest += (np.array(whole) - states @ counts)[:, None, None]
+        bound: Floats = fullest.min(axis=0) + (loss * workspace + LIBRARY_BYTES)
+        return bound
+
+    def _live(self, layout: FoldedLayout) -> tuple[float, float]:
+        """Return the least micro-batches in work on any rank, and the most between the ends."""
+        live = self.memory.live(layout)
+        middle = live[1:] if layout.order in V_SCHEDULES else live[1:-1]
+        return min(live), max(middle, default=0.0)
+
+
+def cheapest(num: Floats, counts: Floats, sizes: Floats) -> Floats:
+    """Return the bytes of those blocks that take least, [way, pipeline, rank, recomputation].
+
+        min Σ x_k·s_k  for  Σ x_k = n, 0 ≤ x_k ≤ c_k  is  max_j (n·s_j − Σ c_k·max(0, s_j − s_k))
+
+    Args:
+        num: n, of the blocks, [rank, 1, 1].
+        counts: c, that the model has of each kind.
+        sizes: s, of one block, [way, pipeline, rank, recomputation, kind].
+    """
+    if len(counts) == 1:
+        return (num * sizes)[..., 0]
+    saved = np.maximum(sizes[..., :, None] - sizes[..., None, :], 0.0) @ counts
+    least: Floats = (num * sizes - saved).max(axis=-1)
+    return least

@@ -5,47 +5,64 @@ step so far are left out. Each layout that does is on the front. Steps that save
 before are omitted.
 """
 
+import heapq
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
-from moetune.domain.training import FoldedLayout, LayoutRequest
+from moetune.domain.training import CudaGraphs, FoldedLayout, LayoutRequest
 from moetune.solve.joint.pins import contradiction
-from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.search import NOISE, FoldedSearch, PricedLayout
 from moetune.solve.joint.table import LayoutTable, Node, wholes_in_order
-from moetune.solve.joint.ties import NOISE, PricedLayout
 
 
-def memory_front(search: FoldedSearch, pins: LayoutRequest) -> tuple[PricedLayout, ...]:
+def memory_front(
+    search: FoldedSearch, pins: LayoutRequest, graphs: CudaGraphs = "none"
+) -> tuple[PricedLayout, ...]:
     """Return the layouts of which none is both as fast and as small as another one.
 
     In order of memory, whose only limit is the hosts'; what is in host memory takes none of the
     devices'.
 
+    Args:
+        graphs: CUDA graphs that layouts may have, too, where the pins name none.
+
     Raises:
         InputError: the pins break a rule, or no layout obeys the rules.
     """
-    front = [*_Sweep(LayoutTable(search=search, pins=pins)).front()]
+    graphed = replace(pins, cuda_graphs=pins.cuda_graphs or graphs)
+    every = (pins, graphed) if graphed.cuda_graphs not in (pins.cuda_graphs, "none") else (pins,)
+    numbers = itertools.count()
+    tables = [LayoutTable(search=search, pins=one, numbers=numbers) for one in every]
+    front = [*_Sweep(tables).front()]
     if not front:
         raise contradiction(search.space, pins)
-    if search.apart is not None:
+    if search.prices is not search.wholes:
         front = [*_falling(front)]
     return tuple(map(search.told, front))
 
 
 class _Sweep:
-    """The table's rows in the order of their bytes, as far as they may be on the front."""
+    """The tables' rows in the order of their bytes, as far as they may be on the front."""
 
-    def __init__(self, table: LayoutTable) -> None:
-        self._table, self._search = table, table.search
+    def __init__(self, tables: Sequence[LayoutTable]) -> None:
+        self._tables, self._search = tables, tables[0].search
         self._worth = float("inf")  # seconds of a step that is on the front, as far as it is found
 
     def front(self) -> Iterable[PricedLayout]:
         """Return the front, least memory first."""
         front: dict[float, PricedLayout] = {}
         search = self._search
-        heap = self._table.nodes(
-            lambda seconds, peak: (peak, seconds), self._cuts, most_bytes=float("inf")
-        )
+        heap = [
+            node
+            for table in self._tables
+            for node in table.nodes(
+                lambda seconds, peak: (peak, seconds), partial(self._cuts, table),
+                most_bytes=float("inf"),
+            )
+        ]  # fmt: skip
+        heapq.heapify(heap)
         for (peak, _), _, layout, _ in wholes_in_order(heap, lambda _: True, self._is_worth):
             if search.prices.least(layout) > self._worth or not search.space.is_allowed(layout):
                 continue
@@ -59,27 +76,27 @@ class _Sweep:
         _, seconds = node.bounds
         return seconds <= self._worth
 
-    def _cuts(self, row: FoldedLayout) -> Iterator[Node]:
+    def _cuts(self, table: LayoutTable, row: FoldedLayout) -> Iterator[Node]:
         """Yield a row with each cut, ZeRO stage and dispatcher."""
-        prices, fitting, pins = self._search.prices, self._search.fitting, self._table.pins
+        prices, fitting, pins = self._search.prices, self._search.fitting, table.pins
         rounds = prices.rounds_at_least(row)
-        for cut in self._table.cuts(row):
+        for cut in table.cuts(row):
             passes = prices.least_of_pipeline(cut)  # with the other dispatchers it is longer
             if passes > self._worth:
                 continue
-            for sharded in self._table.sharded(cut):
+            for sharded in table.sharded(cut):
                 least = passes + prices.update.least_of_gradients(sharded)
-                for seconds, dispatcher in self._table.ranked(row):
+                for seconds, dispatcher in table.ranked(row):
                     layout = sharded.changed(dispatcher=dispatcher)
                     bound, peak = (
                         max(least, seconds * rounds),
                         fitting.least_offloaded(layout, pins),
                     )
-                    yield self._table.node((peak, bound), layout, partial(self._wholes, layout))
+                    yield table.node((peak, bound), layout, partial(self._wholes, table, layout))
 
-    def _wholes(self, layout: FoldedLayout) -> Iterator[Node]:
+    def _wholes(self, table: LayoutTable, layout: FoldedLayout) -> Iterator[Node]:
         """Yield a cut with all that may be in host memory, which tells its memory."""
-        fitting, prices, pins = self._search.fitting, self._search.prices, self._table.pins
+        fitting, prices, pins = self._search.fitting, self._search.prices, table.pins
         passes = prices.least_of_passes(layout)
         for share in fitting.shares(layout, pins):
             seconds = passes + prices.update.optimizer_seconds(layout, share)
@@ -87,8 +104,8 @@ class _Sweep:
                 continue
             for whole in fitting.waiting(layout, share, pins):
                 peak, host = self._search.memory.needs(whole)
-                if fitting.fits_host(host):
-                    yield self._table.node((peak, seconds), whole)
+                if host <= fitting.host_bytes:
+                    yield table.node((peak, seconds), whole)
 
 
 def _falling(found: Sequence[PricedLayout]) -> Iterator[PricedLayout]:
@@ -102,27 +119,6 @@ def _falling(found: Sequence[PricedLayout]) -> Iterator[PricedLayout]:
         if one.step.seconds <= worth:
             yield one
             worth = one.step.seconds * (1 - NOISE)
-
-
-def merged(
-    front: Sequence[PricedLayout], others: Iterable[PricedLayout]
-) -> tuple[PricedLayout, ...]:
-    """Return a front with those of other layouts that beat it by more than noise.
-
-    For no memory is it slower than the front. Whatever is left is not both larger and slower than
-    another one.
-    """
-    kept = [*front]
-    for one in sorted(others, key=_size):
-        within = [two.step.seconds for two in kept if two.memory.peak_bytes <= _size(one)[0]]
-        if one.step.seconds < min(within, default=float("inf")) * (1 - NOISE):
-            kept.append(one)
-    found, worth = [], float("inf")
-    for one in sorted(kept, key=_size):
-        if one.step.seconds < worth:
-            found.append(one)
-            worth = one.step.seconds
-    return tuple(found)
 
 
 def _size(one: PricedLayout) -> tuple[float, float]:

@@ -1,21 +1,57 @@
 """A model's layouts with its experts placed by the loads of each layer, where that is worth it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from types import MappingProxyType
 
+from moetune.domain.once import once
 from moetune.domain.placement import LayerPlacement, ModelPlacement
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.targets import Target
 from moetune.domain.training import LayoutRequest, TrainingJob, ZeroStage
 from moetune.domain.units import format_share
 from moetune.solve.joint.best import BestLayouts
-from moetune.solve.joint.placed_layers import PlacedLayers
-from moetune.solve.joint.search import FoldedSearch
-from moetune.solve.joint.ties import PricedLayout
-from moetune.solve.layer.placed import WORTH_PLACING
+from moetune.solve.joint.search import FoldedSearch, PricedLayout
+from moetune.solve.layer.placed import WORTH_PLACING, least_fullest, place_experts
 from moetune.solve.training.machine import Trusts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedLayers(RecordedLayers):
+    """Layers whose experts are placed by their loads, where that is better than their order."""
+
+    @classmethod
+    def of(cls, natural: RecordedLayers) -> "PlacedLayers":
+        """Return the layers with their experts placed."""
+        return cls(name=natural.name, layers=natural.layers)
+
+    def fullest(self, layer: int, ep: int) -> float:
+        """Return the fullest rank's rows of a layer over the mean."""
+        return self.placement(layer, ep).placed_skew
+
+    def fullest_at_least(self, layer: int, ep: int) -> float:
+        """Return what `fullest` is at least, without placing anything."""
+        return min(self.layers[layer].fullest(ep), self._least(layer, ep))
+
+    def placements(self, ep: int) -> tuple[LayerPlacement, ...]:
+        """Return the placement of every layer on ep ranks."""
+        return tuple(self.placement(layer, ep) for layer in range(len(self.layers)))
+
+    @once(lambda layer, ep: (layer, ep))
+    def placement(self, layer: int, ep: int) -> LayerPlacement:
+        """Return the placement of a layer on ep ranks."""
+        return place_experts(self._shares(layer), ep, natural_skew=self.layers[layer].fullest(ep))
+
+    def _least(self, layer: int, ep: int) -> float:
+        return 1.0 if ep == 1 else least_fullest(self._shares(layer), ep) * ep
+
+    def _shares(self, layer: int) -> tuple[float, ...]:
+        one = self.layers[layer]
+        shares = one.loads.shares(one.top_k)
+        assert shares is not None  # noqa: S101 - records have loads of single experts
+        return shares
+
 
 _MOST_ZERO: ZeroStage = 1
 """Shards of experts (FSDP2), from stage 2 on, are in the order of the ranks."""
@@ -52,7 +88,7 @@ def solve_placed(
     """
     of_layouts = replace(pins, expert_placement=None)
     natural = BestLayouts.of(search, of_layouts)
-    best, (prices, _) = natural.best(), search.of_wholes
+    best, prices = natural.best(), search.wholes
     if not isinstance(prices.job.routing, RecordedLayers):
         return natural, None
     job = placed_job(prices.job)
@@ -64,10 +100,8 @@ def solve_placed(
     if why := _unplaceable(pins):
         return natural, _kept(layers, f"{why}; {_natural_words(layers)}", seconds)
     device = replace(prices.device, trusts=Trusts())
-    placed = BestLayouts.of(
-        search.under(replace(prices, job=job, device=device, target=placing(search.target))),
-        of_layouts,
-    )
+    wholes = replace(prices, job=job, device=device, target=placing(search.target))
+    placed = BestLayouts.of(replace(search, wholes=wholes), of_layouts)
     placed_seconds = _seconds(placed.search, placed.best())
     if placed_seconds is None:
         return natural, _kept(layers, "no layout that places them fits", seconds)

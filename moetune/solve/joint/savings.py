@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moetune.domain.training import FoldedLayout, LayoutRequest
-from moetune.solve.joint.best import BestLayouts
-from moetune.solve.joint.graphs import as_graphed, with_graphs
+from moetune.solve.joint.best import BestLayouts, as_graphed, with_graphs
 from moetune.solve.joint.pins import pin_flag, pinned, without
-from moetune.solve.joint.search import FoldedSearch
-from moetune.solve.joint.ties import PricedLayout
+from moetune.solve.joint.search import FoldedSearch, PricedLayout
 
 LEAST_SAVED = 0.02
 """Of a step: less is not worth a word."""

@@ -1,5 +1,6 @@
 """The layouts of a job that a plan chooses among, with their prices and memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,119 +10,131 @@ from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.solve.joint.fitting import Fitting
 from moetune.solve.joint.space import LayoutSpace
-from moetune.solve.joint.ties import PricedLayout
-from moetune.solve.training.memory import MemoryModel
+from moetune.solve.training.memory import MemoryModel, RankMemory
 from moetune.solve.training.stages import DecoderStages
-from moetune.solve.training.step import StepPrices
+from moetune.solve.training.step import StepPrices, StepSeconds
+
+NOISE = 0.01
+"""Steps within it of each other tie: one that leaves memory free is taken, then the simpler one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedLayout:
+    """A layout with its step and its fullest pipeline rank.
+
+    Args:
+        saved_seconds: of the step, by hidden exchanges; only of a search's answers.
+        saved_by_graphs_seconds: as against launching each kernel; only of a search's answers.
+        mean_parts: of the step, on the mean of the pipeline ranks; only of a search's answers
+            with a pipeline.
+    """
+
+    layout: FoldedLayout
+    step: StepSeconds
+    memory: RankMemory
+    saved_seconds: float = 0.0
+    saved_by_graphs_seconds: float = 0.0
+    mean_parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedSearch:
     """The layouts of a job.
 
+    Where layers are told apart by their routing, bounds are those of their mean: `prices`, `memory`
+    and `job` are of it.
+
     Args:
+        wholes: prices of whole layouts, of which the runtime's rules bound the layouts.
         limit_bytes: usable memory of a device.
-        target: the runtime, which bounds the layouts.
-        host_bytes: host memory of one rank.
         site: the machine, as the runtime's rules ask for it; None where it is not known.
         asks_runtime: as of `LayoutSpace`.
-        apart: prices and memory of whole layouts whose layers are told apart by their routing; None
-            where layers of a kind are alike. `prices` and `memory` take the mean of such layers.
+        host_bytes: host memory of one rank.
+        memory_of_wholes: of whole layouts.
         space: the layouts that the rules and the target allow.
         fitting: those that fit into memory.
         answers: `BestLayouts` of pins that were asked for.
     """
 
-    job: TrainingJob
-    prices: StepPrices
-    memory: MemoryModel
+    wholes: StepPrices
     limit_bytes: float
-    target: Target
     site: Site | None = None
     asks_runtime: bool = True
     host_bytes: float = float("inf")
-    apart: tuple[StepPrices, MemoryModel] | None = None
+    prices: StepPrices = field(init=False)
+    memory_of_wholes: MemoryModel = field(init=False, repr=False)
     space: LayoutSpace = field(init=False)
     fitting: Fitting = field(init=False)
     answers: dict[LayoutRequest, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        prices = self.wholes
+        memory = of_wholes = _memory(prices)
+        if isinstance(prices.job.routing, RecordedLayers):
+            job = prices.job.alike
+            prices = replace(prices, job=job, stages=DecoderStages(job.decoder))
+            memory = _memory(prices)
         space = LayoutSpace(
-            job=self.job, target=self.target, site=self.site, asks_runtime=self.asks_runtime
+            job=prices.job, target=prices.target, site=self.site, asks_runtime=self.asks_runtime
         )
         fitting = Fitting(
-            space=space, memory=self.memory, limit_bytes=self.limit_bytes,
-            host_bytes=self.host_bytes,
-        )  # fmt: skip
+            space=space, memory=memory, limit_bytes=self.limit_bytes, host_bytes=self.host_bytes
+        )
+        object.__setattr__(self, "prices", prices)
+        object.__setattr__(self, "memory_of_wholes", of_wholes)
         object.__setattr__(self, "space", space)
         object.__setattr__(self, "fitting", fitting)
 
-    @classmethod
-    def of(
-        cls, prices: StepPrices, *, limit_bytes: float, site: Site | None = None,
-        host_bytes: float = float("inf"), asks_runtime: bool = True,
-    ) -> "FoldedSearch":  # fmt: skip
-        """Return the search of the layouts of a job that has prices."""
-        apart, job, target = None, prices.job, prices.target
-        if isinstance(job.routing, RecordedLayers):
-            apart = prices, MemoryModel(job=job, stages=prices.stages, target=target)
-            job = job.alike
-            prices = replace(prices, job=job, stages=DecoderStages(job.decoder))
-        return cls(
-            job=job, prices=prices, apart=apart, target=target, limit_bytes=limit_bytes,
-            memory=MemoryModel(job=job, stages=prices.stages, target=target),
-            site=site, host_bytes=host_bytes, asks_runtime=asks_runtime,
-        )  # fmt: skip
+    @property
+    def job(self) -> TrainingJob:
+        """The job."""
+        return self.prices.job
 
-    def under(self, prices: StepPrices) -> "FoldedSearch":
-        """Return the search on the same machine with other prices."""
-        return FoldedSearch.of(
-            prices, limit_bytes=self.limit_bytes, site=self.site, host_bytes=self.host_bytes,
-            asks_runtime=self.asks_runtime,
-        )  # fmt: skip
+    @property
+    def target(self) -> Target:
+        """The runtime."""
+        return self.prices.target
+
+    @property
+    def memory(self) -> MemoryModel:
+        """The memory of layouts."""
+        return self.fitting.memory
 
     def priced(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
-        prices, memory = self.of_wholes
-        step = prices.step(self._cut(layout))
-        return PricedLayout(layout=layout, step=step, memory=memory.peak(layout))
+        step = self.wholes.step(self._cut(layout))
+        return PricedLayout(layout=layout, step=step, memory=self.memory_of_wholes.peak(layout))
+
+    def fits(self, layout: FoldedLayout) -> bool:
+        """Return whether a layout fits into the memory of the devices and of their host."""
+        return self.fitting.fits_into(*self.memory_of_wholes.needs(layout))
 
     def _cut(self, layout: FoldedLayout) -> FoldedLayout:
         """Return a layout with the degrees that are the fastest on the mean of its layers.
 
         All layers have the same ones, and a hundred layers told apart need not be priced in each.
         """
-        if layout.overlap != "chunks" or self.apart is None:
+        if layout.overlap != "chunks" or self.prices is self.wholes:
             return layout
         return replace(layout, degree=self.prices.blocks.degree(layout))
 
-    def keeps(self, layout: FoldedLayout) -> bool:
-        """Return whether a layout that fits on the mean of its layers fits as it is."""
-        return self.apart is None or self.fits(layout)
-
-    @property
-    def of_wholes(self) -> tuple[StepPrices, MemoryModel]:
-        """Prices and memory of whole layouts."""
-        return self.apart or (self.prices, self.memory)
-
     def told(self, one: PricedLayout) -> PricedLayout:
         """Return an answer with its degrees, its parts on all ranks, and what it saves by what."""
-        prices, _ = self.of_wholes
         if one.layout.cuda_graphs != "none":
             launched = self._cut(one.layout.changed(cuda_graphs="none"))
-            saved = prices.step(launched).seconds - one.step.seconds
+            saved = self.wholes.step(launched).seconds - one.step.seconds
             one = replace(one, saved_by_graphs_seconds=saved)
         if one.layout.pp > 1:
-            one = replace(one, mean_parts=prices.mean_parts(self._cut(one.layout)))
+            one = replace(one, mean_parts=self.wholes.mean_parts(self._cut(one.layout)))
         if one.layout.overlap == "none":
             return one
         plain = replace(one.layout, overlap="none", degree=None)
         return replace(
             one,
             layout=replace(one.layout, degree=self.prices.blocks.degree(one.layout)),
-            saved_seconds=prices.step(plain).seconds - one.step.seconds,
+            saved_seconds=self.wholes.step(plain).seconds - one.step.seconds,
         )
 
-    def fits(self, layout: FoldedLayout) -> bool:
-        """Return whether a layout fits into the memory of the devices and of their host."""
-        return self.fitting.fits_into(*self.of_wholes[1].needs(layout))
+
+def _memory(prices: StepPrices) -> MemoryModel:
+    return MemoryModel(job=prices.job, stages=prices.stages, target=prices.target)

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.dispatcher_rules import dispatcher_rules, family_rules
 from moetune.domain.layout import BrokenRule, divisors
 from moetune.domain.megatron_rules import overlapped_rules
 from moetune.domain.pipeline import (
@@ -17,7 +16,13 @@ from moetune.domain.pipeline import (
     usual_schedule,
 )
 from moetune.domain.site import Site
-from moetune.domain.target_rules import host_rules, overlap_rules, target_rules
+from moetune.domain.target_rules import (
+    dispatcher_rules,
+    family_rules,
+    host_rules,
+    overlap_rules,
+    target_rules,
+)
 from moetune.domain.targets import Target
 from moetune.domain.training import (
     FoldedLayout,

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from moetune.domain.once import Tables, once
 from moetune.domain.training import FoldedLayout, LayoutRequest, TokenDispatcher
-from moetune.solve.joint.memory_bounds import least_bytes
 from moetune.solve.joint.pins import contradiction
 from moetune.solve.joint.search import FoldedSearch
 
@@ -62,15 +61,16 @@ class LayoutTable(Tables):
     """Layouts of a job that obey some pins.
 
     Args:
+        numbers: of nodes, which tables that are looked at together share.
         groups: of rows with the same sizes of the ranks.
         seconds: of each group's fastest layout at least.
     """
 
     search: FoldedSearch
     pins: LayoutRequest
+    numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
     groups: tuple[Group, ...] = field(init=False)
     seconds: tuple[float, ...] = field(init=False)
-    _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
 
     def __post_init__(self) -> None:
         space, rounds = self.search.space, self.search.prices.rounds
@@ -91,8 +91,8 @@ class LayoutTable(Tables):
         pipelines = [one for sizes in group for one in space.pipelines(sizes, self.pins)]
         if not pipelines:
             return
-        bounds = least_bytes(
-            self.search.fitting, pipelines, lists, self.pins, may_offload=may_offload
+        bounds = self.search.fitting.least_bytes(
+            pipelines, lists, self.pins, may_offload=may_offload
         )
         for pipeline, row in zip(pipelines, bounds.tolist(), strict=True):
             for modules, peak in zip(lists, row, strict=True):
@@ -135,7 +135,7 @@ class LayoutTable(Tables):
         parts: Callable[[], Iterable[Node]] | None = None,
     ) -> Node:
         """Return a node with a number of its own."""
-        return Node(bounds, next(self._numbers), layout, parts)
+        return Node(bounds, next(self.numbers), layout, parts)
 
     @once(
         lambda layout: (

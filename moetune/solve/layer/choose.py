@@ -9,9 +9,9 @@ import numpy as np
 
 from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.layer import PHASES, Phase
-from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.memory import Degrees, MemoryBudget
 from moetune.solve.layer.times import PhaseTime, phase_seconds, phase_time
 
 NOISE = 0.01

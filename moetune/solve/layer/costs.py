@@ -17,13 +17,12 @@ import numpy as np
 
 from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.costs import Estimate
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, Phase
+from moetune.domain.samples import GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS, LayerOperations
-from moetune.solve.layer.totals import at_least, total
+from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS, LayerOperations, at_least, total
 
 _Key = float | bytes
 Kept = TypeVar("Kept")

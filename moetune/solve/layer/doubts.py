@@ -1,64 +1,86 @@
-"""Plans that rest on what was not measured: one chunk where that is safe, and warnings."""
+"""Warnings of a plan: of what was not measured, of pins, and of pageable copies."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-import numpy as np
-
-from moetune.domain.arrays import floats_of
-from moetune.domain.costs import Costs, Doubt
-from moetune.domain.layer import LayerShape
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
+from moetune.domain.costs import Doubt
+from moetune.domain.layer import PHASES, LayerShape
+from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.domain.units import format_bytes
+from moetune.domain.units import format_bytes, format_share
 from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.refits import refits_of
-from moetune.solve.layer.times import StepTime, step_time
+from moetune.solve.layer.strategies import RankedLayer
 
 PROFILE = "moetune profile"
+WORTH_A_WARNING = 1e-3
 NUM_NAMED = 5
 """Most operations that a plan's warnings name one by one."""
+_PAGEABLE = (
+    "no copies from pinned memory were measured: activations are offloaded to pageable memory, and "
+    "nothing is computed meanwhile; `moetune profile` measures pinned copies"
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declined:
-    """Several chunks that were not taken, as they may lose more than they promise.
-
-    Args:
-        regret: mean relative loss against one chunk, over refits.
-    """
-
-    step: StepTime
-    regret: float
-
-
-def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | None:
-    """Return the ranking's several chunks where one chunk is the safe answer, else None.
-
-    Nominal costs decide where they are measured. A time that was not may be wrong by far, and
-    the more so the further one of the two choices is from what was measured; so here the choice
-    with the smaller expected loss over the refits is taken, which are as wide as that error.
+def plan_warnings(
+    ranked: RankedLayer,
+    inputs: PlanInputs,
+    provenance: Provenance,
+    *,
+    has_refits: bool,
+    launch: str = PROFILE,
+) -> Iterator[str]:
+    """Yield what is doubtful in a plan, with the command that helps.
 
     Args:
-        resamples: without any nothing is declined.
+        provenance: of the profile; of a published one warnings name what of it is not published.
+        launch: begins the command that measures the inputs' ranks.
     """
-    best, one_chunk = ranking.step, ranking.sequential
-    if not ranking.has_one_chunk or max(best.degrees) == 1 or ranking.strategy != "none":
-        return None
-    if not resamples or not (best.doubts or one_chunk.doubts):
-        return None
-    refits = refits_of(ranking.costs, resamples, tokens=ranking.tokens)
-    several, single = (
-        step_time(
-            costs=refits.stack, tokens=ranking.tokens, forward_degree=step.forward.degree,
-            backward_degree=step.backward.degree, order=ranking.order,
-        ).seconds
-        for step in (best, one_chunk)
-    )  # fmt: skip
-    ratios = floats_of(several) / single
-    regret, regret_of_one = (
-        float(np.maximum(ratio - 1, 0.0).mean()) for ratio in (ratios, 1 / ratios)
-    )
-    return None if regret < regret_of_one else Declined(step=best, regret=regret)
+    ranking, profile = ranked.best, inputs.profile
+    compared = [ranking.step, ranking.sequential]
+    if ranked.declined is not None:
+        compared.append(ranked.declined.step)
+    command = profile_command(inputs, launch) if provenance == "measured" else ""
+    doubts = (doubt for step in compared for doubt in step.doubts)
+    named, trust = [*doubt_warnings(doubts, command=command)], ranking.step.trust
+    if provenance != "measured":
+        yield (
+            f"the numbers come from the {provenance} profile {profile!r}, not from your machine: "
+            "run `moetune profile` there"
+        )
+        if has_refits and not ranking.chooser.is_measured:
+            yield f"the step's range assumes an error of 5 % in each number of {profile!r}"
+    if provenance != "modelled" and named:
+        yield from named
+    elif provenance == "measured" and trust == "modelled":
+        yield "some times were not measured and are modelled from similar operations"
+    elif provenance == "measured" and trust == "extrapolated":
+        yield (
+            f"some sizes, or numbers of transfers in flight, lie outside what {profile!r} measured "
+            "and are extrapolated: run `moetune profile --preset full`"
+        )
+    offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
+    if offloads and ranking.costs.costs.copy_mode == "pageable":
+        yield _PAGEABLE
+    yield from _pin_warnings(ranking)
+
+
+def _pin_warnings(ranking: Ranking) -> Iterator[str]:
+    """Yield a warning for each pin whose phase is slower than the best by 0.1 % or more."""
+    bounds = replace(ranking.chooser.bounds, forward_degree=None, backward_degree=None)
+    free = replace(ranking.chooser, costs=ranking.costs, bounds=bounds, budget=None)
+    chosen_phases = ranking.step.forward, ranking.step.backward
+    for phase, chosen in zip(PHASES, chosen_phases, strict=True):
+        if ranking.bounds.pinned(phase) is None:
+            continue
+        degrees = free.degrees(ranking.tokens) or ranking.degrees
+        best = free.time(phase, ranking.tokens, degrees[PHASES.index(phase)])
+        slower = chosen.seconds / best.seconds - 1
+        if slower > WORTH_A_WARNING:
+            yield (
+                f"the pinned {phase} degree {chosen.degree} makes the phase "
+                f"{format_share(slower)} slower than {best.degree}"
+            )
 
 
 def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:

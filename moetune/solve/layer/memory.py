@@ -1,20 +1,27 @@
-"""Memory and time of one layer by the papers' formulas (MPipeMoE Eq. 1–6, 10, PPMoE §4.1).
+"""Memory of one layer by the papers' formulas (MPipeMoE Eq. 1–6, PPMoE §4.1), and its budget.
 
 T tokens a rank, k experts a token, N = T·k rows, M d_model, H d_hidden, E experts, E_l of them
 on this rank, n chunks. The paper has k = E_l = 1 and H = 4·M.
 """
 
-from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
-from moetune.domain.cost_keys import CopyKey
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import Self
+
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InfeasiblePlanError
-from moetune.domain.interference import Interference
-from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
+from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Memory
 from moetune.domain.request import PlanInputs
-from moetune.domain.samples import Direction
 from moetune.domain.units import dtype_bytes, format_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.peak import StateBytes, TensorParallelCounts, middle_elements
+from moetune.solve.layer.peak import (
+    Peak,
+    StateBytes,
+    TensorParallelCounts,
+    middle_elements,
+    peak_bytes,
+)
 
 
 def layer_memory(
@@ -141,49 +148,67 @@ def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:
     return limit - taken
 
 
-def paper_seconds(*, costs: LayerCosts, strategy: Strategy, tokens: int) -> float:
-    """Return the step of MPipeMoE's Eq. 10, which explains a strategy and does not decide.
+Degrees = tuple[int, int]
+"""Chunks forward and backward."""
+MOST_TOKENS = 2**40
 
-        C = max(q₁·b·H·M/(σ·W_comp), q₂·b·M·s/(μ·W_comm), q₃·b·M·s/(η·W_mem)), both phases
 
-    b are the rows of one rank; q are those of Table II in general form: 2 GEMMs forward (3 for
-    swiglu), twice as many backward and those that recompute T_M; 2 transfers, and one more where
-    T_DI is sent again; copies of T_DI and T_M. The speeds W are those of the whole batch. The
-    equation omits start-up times and the filling of the pipeline.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """A layer, and the bytes that the peak of its step may take on one device.
 
-    Raises:
-        ProfileError: the strategy copies, and no copies were measured.
+    Args:
+        is_grouped: one kernel of the device takes the rows of all local experts.
     """
-    return sum(_paper_phase(costs, strategy, tokens, phase) for phase in PHASES)
 
+    workload: Workload
+    limit_bytes: int
+    is_grouped: bool = False
 
-def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phase) -> float:
-    layer, rows = costs.layer, costs.rows(tokens)
-    copied = layer.d_model * (strategy in OFFLOADS_INPUT)
-    copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
-    comp_speed, comm_speed, mem_speed = _speeds(costs.costs.interference, copies=copied > 0)
-    transfers, gemms = costs.num_transfers, layer.num_gemms
-    if phase == "backward":
-        gemms *= 2
-        gemms += (layer.num_gemms - 1) * (strategy in {"S3", "S4"})
-        transfers += strategy in {"S2", "S4"}
-    one_gemm = costs.gemm("forward", rows=rows).seconds
-    one_transfer = costs.transfer(rows=rows, degree=1).seconds
-    copy_seconds = 0.0
-    if copied:
-        way: Direction = "d2h" if phase == "forward" else "h2d"
-        copy = CopyKey(way, costs.costs.copy_mode != "pageable")
-        num_bytes = rows * copied * dtype_bytes(costs.dtype)
-        copy_seconds = costs.costs.seconds(copy, num_bytes).seconds
-    return max(
-        gemms * one_gemm / comp_speed,
-        transfers * one_transfer / comm_speed,
-        copy_seconds / mem_speed,
-    )
+    @classmethod
+    def of(cls, *, workload: Workload, costs: LayerCosts, limit_bytes: int) -> Self:
+        """Return the budget of a layer that runs as its costs are measured."""
+        is_gpu = costs.costs.copy_mode == "pinned"
+        is_grouped = workload.dtype == "bfloat16" and is_gpu
+        return cls(workload=workload, limit_bytes=limit_bytes, is_grouped=is_grouped)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no memory is reused: in a tensor-parallel group."""
+        return self.workload.expert_parallel == "tensor"
 
-def _speeds(table: Interference, *, copies: bool) -> tuple[float, float, float]:
-    """Return σ, μ and η: with both others running where the strategy copies, else with one."""
-    if copies:
-        return table.comp.all, table.comm.all, table.mem.all
-    return table.comp.comm, table.comm.comp, 1.0
+    def peak(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> Peak:
+        """Return the peak of a step, for the workload's tokens or for others."""
+        workload = self.workload
+        if tokens is not None and tokens != workload.tokens_per_rank:
+            workload = replace(workload, tokens_per_rank=tokens)
+        return peak_bytes(
+            workload=workload,
+            forward_degree=degrees[0],
+            backward_degree=degrees[1],
+            strategy=strategy,
+            is_grouped=self.is_grouped,
+        )
+
+    def memory(self, *, strategy: Strategy, degrees: Degrees) -> Memory:
+        """Return the memory of a choice by the papers' formulas, with its peak."""
+        memory = layer_memory(
+            workload=self.workload,
+            forward_degree=degrees[0],
+            backward_degree=degrees[1],
+            strategy=strategy,
+        )
+        peak = self.peak(strategy=strategy, degrees=degrees)
+        return replace(memory, peak_bytes=peak.device_bytes)
+
+    def fits(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> bool:
+        """Return whether the peak of a choice is within the limit."""
+        peak = self.peak(strategy=strategy, degrees=degrees, tokens=tokens)
+        return peak.device_bytes <= self.limit_bytes
+
+    def most_tokens(self, *, strategy: Strategy, degrees: Degrees) -> int:
+        """Return the most tokens per rank that fit, as a peak grows with them; 0 for none."""
+        return bisect_left(
+            range(1, MOST_TOKENS), True,  # noqa: FBT003 - looked for, no switch
+            key=lambda tokens: not self.fits(strategy=strategy, degrees=degrees, tokens=tokens),
+        )  # fmt: skip

@@ -2,22 +2,73 @@
 
 T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chunks.
 `solve.layer.costs` makes chunks and phases of them.
+
+A kernel for all experts cuts the rows of each into tiles, and pads the last tile of each. Gradients
+of weights are sums over an expert's rows, and that of the most loaded expert is the longest. Loads
+between even ones and those of the uneven forms take a part of these forms' extra time, by tiles or
+by the most loaded expert's share: measured on an H100 (docs/decisions/gpus.md#0130).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 
 import numpy as np
 
-from moetune.domain.arrays import array_of, longer
+from moetune.domain.arrays import Floats, array_of, floats_of, is_many, longer
 from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
-from moetune.domain.costs import Costs, Estimate, seconds_if_known
-from moetune.domain.gemm_forms import GemmForm, uneven_form
+from moetune.domain.costs import Costs, Doubt, Estimate, least_trust, seconds_if_known
 from moetune.domain.layer import PHASES, LayerKey, LayerShape, Phase
-from moetune.domain.samples import HOST_CHUNKS, LAUNCHES, CollectiveOp
-from moetune.solve.layer.totals import total
-from moetune.solve.layer.uneven import unevenness
+from moetune.domain.samples import (
+    HOST_CHUNKS,
+    LAUNCHES,
+    CollectiveOp,
+    GemmForm,
+    even_form,
+    hottest_share,
+    uneven_form,
+)
+
+_SECONDS, _TRUST, _DOUBTS = map(attrgetter, Estimate._fields)  # a plan sums thousands
+
+
+def total(*parts: Estimate | None) -> Estimate:
+    """Return the sum.
+
+    Args:
+        parts: None for what was not measured, which counts as 0 s.
+    """
+    known = [part for part in parts if part is not None]
+    trusts = set(map(_TRUST, known))
+    return Estimate(
+        seconds=sum(map(_SECONDS, known), 0.0),
+        trust=least_trust(trusts) if len(trusts) != 1 else trusts.pop(),
+        doubts=doubts_of(known),
+    )
+
+
+def at_least(estimate: Estimate, least: Estimate | None) -> Estimate:
+    """Return the estimate, or what it cannot be shorter than; None for nothing."""
+    if least is None:
+        return estimate
+    return estimate._replace(seconds=longer(estimate.seconds, least.seconds))
+
+
+def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
+    """Return the doubts in any of the estimates, each once, those about the longest first."""
+    doubted = list(filter(_DOUBTS, parts))
+    if len(doubted) < 2:  # noqa: PLR2004 - nothing to merge
+        return doubted[0].doubts if doubted else ()
+    doubted.sort(key=_longest, reverse=True)
+    return tuple(dict.fromkeys(chain.from_iterable(map(_DOUBTS, doubted))))
+
+
+def _longest(part: Estimate) -> float:
+    """Return the seconds, of many sizes the longest."""
+    return float(np.max(part.seconds)) if is_many(part.seconds) else part.seconds
+
 
 COUNT_BYTES = 8
 """Of a number of tokens, which ranks exchange as int64."""
@@ -177,3 +228,48 @@ class LayerOperations:
             found = self.collective(op, array_of(sizes[same]), in_flight=number)
             seconds[same] = found.seconds
         return Estimate(seconds=array_of(seconds), trust="measured")
+
+
+TILE_ROWS = 128
+"""Of the kernels that multiply all experts at once, on GPUs of compute capability 9.0."""
+_LEAST, _MOST = -1.0, 1.5
+"""Loads with fewer tiles than even ones are faster; beyond the measured ones it is a guess."""
+
+
+def unevenness(form: GemmForm, shares: Sequence[float], *, rows: float) -> float:
+    """Return which part of the uneven form's extra time loads take: 0 if even, 1 as measured.
+
+    Args:
+        shares: of all rows, of each expert.
+        rows: of all experts together, or an array of them.
+    """
+    num_experts = len(shares)
+    hottest = hottest_share(num_experts)
+    by_share = (max(shares) - 1 / num_experts) / (hottest - 1 / num_experts)
+    if even_form(form) == "grad_weight":
+        return min(by_share, _MOST)
+    even = _nearly_even_tiles(rows, num_experts)
+    others = _nearly_even_tiles(floats_of(rows) * (1 - hottest), num_experts - 1)
+    more = _tiles(rows, [hottest]) + others - even
+    found = np.where(
+        more > 0, (_tiles(rows, shares) - even) / np.where(more > 0, more, 1), by_share
+    )
+    found = np.clip(found, _LEAST, _MOST)
+    return array_of(found) if is_many(rows) else float(found)
+
+
+def _tiles(rows: float, shares: Sequence[float]) -> Floats:
+    each = np.multiply.outer(floats_of(rows), np.asarray(shares))
+    return _whole(each)
+
+
+def _nearly_even_tiles(rows: float | Floats, num_experts: int) -> Floats:
+    """Return the tiles of experts with even loads, which are never equal: see `expert_rows`."""
+    beside = np.zeros(num_experts)
+    beside[: num_experts - 1 : 4], beside[1::4] = 1, -1
+    return _whole(np.asarray(rows, float)[..., None] / num_experts + beside)
+
+
+def _whole(rows: Floats) -> Floats:
+    tiles: Floats = np.ceil(np.maximum(rows, 0.0) / TILE_ROWS).sum(axis=-1)
+    return tiles

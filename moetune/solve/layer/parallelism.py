@@ -15,8 +15,7 @@ from moetune.domain.layer import Phase, Workload
 from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES
-from moetune.solve.layer.totals import total
+from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES, total
 
 _WEIGHT_BYTES = 4
 """A weight of the gate is no narrower than float32."""

@@ -277,7 +277,9 @@ class GroupedCounts(BufferCounts):
             return rows * (hidden + layer.d_model) * self._element
         # The dot products are over before the first chunk's rows are computed.
         dots = min(_DOT_VALUES, self._pairs * layer.d_model) * FULL_BYTES
-        return max(dots, rows * (self._middle + layer.d_hidden + layer.d_model) * self._element)
+        # Gradients of T_M and x; where gate and up are one matrix, also that of the hidden values.
+        hidden = (layer.activation == "swiglu") * layer.d_hidden
+        return max(dots, rows * (self._middle + hidden + layer.d_model) * self._element)
 
 
 class TensorParallelCounts(BufferCounts):

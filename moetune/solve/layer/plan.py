@@ -2,36 +2,37 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Bounds
+from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.layer import PHASES
 from moetune.domain.layout import Layout
 from moetune.domain.model_plan import Confidence
 from moetune.domain.placement import PlacementChoice
-from moetune.domain.plan import Pipeline, Plan, Predicted
+from moetune.domain.plan import (
+    LayerTerms,
+    PhaseTerms,
+    Pipeline,
+    Plan,
+    Predicted,
+    Range,
+    StrategyTerms,
+)
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.domain.terms import LayerTerms
-from moetune.solve.layer.doubts import (
-    PROFILE,
-    doubt_warnings,
-    profile_command,
-)
-from moetune.solve.layer.ranges import solve_ranges
+from moetune.domain.units import pinned_bytes
+from moetune.solve.layer.choose import DegreeChooser
+from moetune.solve.layer.doubts import PROFILE, plan_warnings
+from moetune.solve.layer.memory import Degrees, total_bytes
 from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.strategies import (
-    RankedLayer,
-    choose_safely,
-    phase_terms,
-    rank_layer,
-    strategy_terms,
-)
+from moetune.solve.layer.strategies import RankedLayer, choose_safely, rank_layer
+from moetune.solve.layer.times import PhaseTime
 from moetune.solve.layer.uncertainty import judge_choice
-from moetune.solve.layer.verdict import alternatives_of, verdict_of
-from moetune.solve.layer.words import (
-    PAGEABLE,
-    trust_warnings,
-)
+from moetune.solve.layer.words import alternatives_of, explain_strategy_loss, verdict_of
+
+MIN_TOP = 2**20
+HEADROOM = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class SolvedPlan:
         return LayerTerms(
             forward=phase_terms(self.ranked.step.forward),
             backward=phase_terms(self.ranked.step.backward),
-            strategies=strategy_terms(self.ranked),
+            strategies=_strategy_terms(self.ranked),
         )
 
 
@@ -111,34 +112,16 @@ class LayerProblem:
             predicted=_predicted(ranking, confidence, self.provenance),
             decision=verdict_of(ranked, confidence, others),
             alternatives=tuple(alternatives_of(ranked, others)),
-            warnings=(
-                *self._trust_warnings(ranked),
-                *_choice_warnings(ranking),
+            warnings=tuple(
+                plan_warnings(
+                    ranked,
+                    inputs,
+                    self.provenance,
+                    has_refits=bool(self.resamples),
+                    launch=self.launch,
+                )
             ),
         )
-
-    def _trust_warnings(self, ranked: RankedLayer) -> Iterator[str]:
-        ranking, inputs = ranked.best, self.inputs
-        compared = [ranking.step, ranking.sequential]
-        if ranked.declined is not None:
-            compared.append(ranked.declined.step)
-        doubts = (doubt for step in compared for doubt in step.doubts)
-        command = profile_command(inputs, self.launch) if self.provenance == "measured" else ""
-        yield from trust_warnings(
-            trust=ranking.step.trust,
-            provenance=self.provenance,
-            profile=inputs.profile,
-            assumed_spread=bool(self.resamples) and not ranking.chooser.is_measured,
-            doubts=doubt_warnings(doubts, command=command),
-        )
-
-
-def _choice_warnings(ranking: Ranking) -> Iterator[str]:
-    """Yield warnings about the choice's copies and pins."""
-    offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
-    if offloads and ranking.costs.costs.copy_mode == "pageable":
-        yield PAGEABLE
-    yield from ranking.pin_warnings()
 
 
 def _pipeline(ranking: Ranking) -> Pipeline:
@@ -165,3 +148,99 @@ def _predicted(ranking: Ranking, confidence: Confidence, provenance: Provenance)
         p95_step_seconds=confidence.p95_step_seconds,
         trust=least_trust((best.trust, *not_measured)),
     )
+
+
+def phase_terms(phase: PhaseTime) -> PhaseTerms:
+    """Return the terms of one phase."""
+    return PhaseTerms(
+        degree=phase.degree,
+        seconds=phase.seconds,
+        gathering_seconds=phase.gathering.seconds,
+        transfer_seconds=phase.transfer.seconds,
+        compute_seconds=phase.compute.seconds,
+        total_transfer_seconds=phase.link_seconds,
+        total_compute_seconds=phase.device_seconds,
+        exposed_communication_seconds=max(0.0, phase.seconds - phase.device_seconds),
+        hidden_seconds=max(0.0, phase.work_seconds - phase.seconds),
+        transfer_trust=phase.transfer.trust,
+        compute_trust=phase.compute.trust,
+    )
+
+
+def _strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
+    """Return one row for each memory strategy whose operations were measured.
+
+    None in tensor parallelism, where no memory is reused.
+    """
+    best = ranked.best
+    if best.budget.workload.expert_parallel == "tensor":
+        return ()
+    return tuple(_row(ranked, contender) for contender in ranked.contenders)
+
+
+def _row(ranked: RankedLayer, one: Ranking) -> StrategyTerms:
+    budget = ranked.best.budget
+    forward_degree, backward_degree = one.degrees
+    peak = budget.peak(strategy=one.strategy, degrees=one.degrees)
+    pins_host = ranked.best.costs.costs.copy_mode == "pinned"
+    is_chosen = one.strategy == ranked.best.strategy
+    return StrategyTerms(
+        strategy=one.strategy,
+        forward_degree=forward_degree,
+        backward_degree=backward_degree,
+        step_seconds=one.step.seconds,
+        needed_bytes=total_bytes(one.memory),
+        peak_bytes=peak.device_bytes,
+        host_bytes=pinned_bytes(peak.host_bytes) if pins_host else peak.host_bytes,
+        saving_ratio=one.memory.saving_ratio,
+        fits=one.fits,
+        is_chosen=is_chosen,
+        lost_because="" if is_chosen else explain_strategy_loss(ranked, one),
+    )
+
+
+def solve_ranges(chooser: DegreeChooser, tokens: int, degrees: Degrees) -> tuple[Range, ...]:
+    """Return disjoint, sorted ranges without gaps from 1 to at least 4·tokens and 2^20.
+
+    A range's degrees are the best ones for its geometric mean that fit its last size, and that its
+    first size may have. Where nothing fits, they are those with the least memory.
+
+    Args:
+        tokens: the plan's own, per rank.
+        degrees: the plan's own, forward and backward, which hold for `tokens`.
+    """
+    spans = [(low + 1, high) for low, high in pairwise([0, *_sizes(chooser, tokens)])]
+    found: list[Range] = []
+    for (low, high), chosen in zip(spans, _chosen(chooser, spans, tokens, degrees), strict=True):
+        if found and found[-1][2:] == chosen:
+            low = found.pop()[0]  # noqa: PLW2901 - equal neighbours are one range
+        found.append((low, high, *chosen))
+    return tuple(found)
+
+
+def _sizes(chooser: DegreeChooser, tokens: int) -> list[int]:
+    """Return the last sizes of spans, ascending.
+
+    They are powers of two, the plan's own, those below pins, and the most that fit in 1, 2, 4 …
+    chunks.
+    """
+    top = max(MIN_TOP, HEADROOM * tokens)
+    powers = [2**step for step in range(top.bit_length())]
+    sizes = {*powers, tokens, *((chooser.pinned(phase) or 1) - 1 for phase in PHASES)}
+    if chooser.budget is not None:
+        largest = chooser.bounds.max_degree
+        for degree in (one for one in powers if one <= largest):
+            degrees = degree, degree
+            sizes.add(chooser.budget.most_tokens(strategy=chooser.strategy, degrees=degrees))
+    return sorted({top, *(size for size in sizes if 1 <= size < top)})
+
+
+def _chosen(
+    chooser: DegreeChooser, spans: list[tuple[int, int]], tokens: int, degrees: Degrees
+) -> Iterator[Degrees]:
+    """Yield the degrees of each span."""
+    for (_, high), table in zip(spans, chooser.tables(spans), strict=True):
+        if high == tokens:
+            yield degrees
+        else:
+            yield table.best() or chooser.least(high)

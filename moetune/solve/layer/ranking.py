@@ -1,19 +1,16 @@
 """The choice of degrees with one strategy within the memory, and what it is compared with."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import Bounds, Order, Strategy
 from moetune.domain.layer import PHASES
 from moetune.domain.plan import Memory
-from moetune.solve.layer.budget import Degrees, MemoryBudget
 from moetune.solve.layer.choose import DegreeChooser, DegreeTable, rounded
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.memory import Degrees, MemoryBudget
 from moetune.solve.layer.times import StepTime, step_time
-from moetune.solve.layer.words import explain_pin
 
 NUM_ALTERNATIVES = 5
-WORTH_A_WARNING = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,21 +104,6 @@ class Ranking:
         several = [step for step in steps if max(step.degrees) > 1]
         others = [*several[: NUM_ALTERNATIVES - 1], self.sequential]
         return sorted(others, key=lambda step: (rounded(step.seconds), *step.degrees))
-
-    def pin_warnings(self) -> Iterator[str]:
-        """Yield a warning for each pin whose phase is slower than the best by 0.1 % or more."""
-        bounds = replace(self.chooser.bounds, forward_degree=None, backward_degree=None)
-        free = replace(self.chooser, costs=self.costs, bounds=bounds, budget=None)
-        for phase, chosen in zip(PHASES, (self.step.forward, self.step.backward), strict=True):
-            if self.bounds.pinned(phase) is None:
-                continue
-            degrees = free.degrees(self.tokens) or self.degrees
-            best = free.time(phase, self.tokens, degrees[PHASES.index(phase)])
-            slower = chosen.seconds / best.seconds - 1
-            if slower > WORTH_A_WARNING:
-                yield explain_pin(
-                    phase=phase, pinned=chosen.degree, best=best.degree, slower=slower
-                )
 
 
 def rank_degrees(

@@ -15,9 +15,9 @@ from moetune.domain.layer import Phase
 from moetune.domain.samples import Direction
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.operations import total
 from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.timeline import COMPUTE, LINK, Task
-from moetune.solve.layer.totals import total
 
 COPIES = "copies"
 _AHEAD = 2

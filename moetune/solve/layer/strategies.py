@@ -1,31 +1,78 @@
-"""Choice of a memory strategy: each one at its best degrees, then the fastest one that fits."""
+"""Choice of a memory strategy: each one at its best degrees, then the fastest one that fits.
 
+Where none fits the error says what would: other chunks, fewer tokens, more ranks.
+"""
+
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+import numpy as np
+
+from moetune.domain.arrays import floats_of
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
-from moetune.domain.layout import Layout
+from moetune.domain.layout import Layout, divisors
 from moetune.domain.request import PlanInputs
-from moetune.domain.terms import PhaseTerms, StrategyTerms
-from moetune.domain.units import pinned_bytes
-from moetune.solve.layer.budget import MemoryBudget
+from moetune.domain.units import format_bytes
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.doubts import Declined, decline_chunks
-from moetune.solve.layer.memory import device_bytes, limit_of, paper_seconds, total_bytes
+from moetune.solve.layer.memory import Degrees, MemoryBudget, limit_of
 from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.peak import Peak
 from moetune.solve.layer.ranking import Ranking, rank_degrees
-from moetune.solve.layer.times import PhaseTime, StepTime
-from moetune.solve.layer.too_large import too_large
-from moetune.solve.layer.words import explain_strategy_loss
+from moetune.solve.layer.times import StepTime, step_time
+from moetune.solve.layer.uncertainty import refits_of
 
 UNLIMITED = 2**62
 NO_REUSE: tuple[Strategy, ...] = ("none",)
 """The strategies where no memory is reused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined:
+    """Several chunks that were not taken, as they may lose more than they promise.
+
+    Args:
+        regret: mean relative loss against one chunk, over refits.
+    """
+
+    step: StepTime
+    regret: float
+
+
+def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | None:
+    """Return the ranking's several chunks where one chunk is the safe answer, else None.
+
+    Nominal costs decide where they are measured. A time that was not may be wrong by far, and
+    the more so the further one of the two choices is from what was measured; so here the choice
+    with the smaller expected loss over the refits is taken, which are as wide as that error.
+
+    Args:
+        resamples: without any nothing is declined.
+    """
+    best, one_chunk = ranking.step, ranking.sequential
+    if not ranking.has_one_chunk or max(best.degrees) == 1 or ranking.strategy != "none":
+        return None
+    if not resamples or not (best.doubts or one_chunk.doubts):
+        return None
+    refits = refits_of(ranking.costs, resamples, tokens=ranking.tokens)
+    several, single = (
+        step_time(
+            costs=refits.stack, tokens=ranking.tokens, forward_degree=step.forward.degree,
+            backward_degree=step.backward.degree, order=ranking.order,
+        ).seconds
+        for step in (best, one_chunk)
+    )  # fmt: skip
+    ratios = floats_of(several) / single
+    regret, regret_of_one = (
+        float(np.maximum(ratio - 1, 0.0).mean()) for ratio in (ratios, 1 / ratios)
+    )
+    return None if regret < regret_of_one else Declined(step=best, regret=regret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +169,7 @@ def choose_strategy(
     }
     fitting = [ranking for name in allowed if (ranking := rankings[name]) is not None]
     if not fitting:
-        raise too_large(budget, allowed, DegreeChooser(costs=costs, bounds=bounds))
+        raise _too_large(budget, allowed, DegreeChooser(costs=costs, bounds=bounds))
     best = _fastest(fitting)
     contenders = (rankings[name] or _without_limit(replace(best, strategy=name)) for name in every)
     return RankedLayer(best=best, contenders=tuple(contenders))
@@ -189,79 +236,81 @@ def _without_limit(layer: Ranking) -> Ranking:
     return replace(ranking, budget=layer.budget, fits=False)
 
 
-def phase_terms(phase: PhaseTime) -> PhaseTerms:
-    """Return the terms of one phase."""
-    return PhaseTerms(
-        degree=phase.degree,
-        seconds=phase.seconds,
-        gathering_seconds=phase.gathering.seconds,
-        transfer_seconds=phase.transfer.seconds,
-        compute_seconds=phase.compute.seconds,
-        total_transfer_seconds=phase.link_seconds,
-        total_compute_seconds=phase.device_seconds,
-        exposed_communication_seconds=max(0.0, phase.seconds - phase.device_seconds),
-        hidden_seconds=max(0.0, phase.work_seconds - phase.seconds),
-        transfer_trust=phase.transfer.trust,
-        compute_trust=phase.compute.trust,
-    )
+class _Choice(NamedTuple):
+    strategy: Strategy
+    degrees: Degrees
+    peak: Peak
+
+    @property
+    def words(self) -> str:
+        """The numbers of chunks."""
+        forward, backward = self.degrees
+        return f"{forward} and {backward} chunk{'' if backward == 1 else 's'}"
 
 
-def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
-    """Return one row for each memory strategy whose operations were measured.
+def _too_large(
+    budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser
+) -> InfeasiblePlanError:
+    """Return the error of a layer that fits with no allowed strategy, and what would fit.
 
-    None in tensor parallelism, where no memory is reused.
-
-    Raises:
-        ProfileError: the profile lacks an operation of the layer.
+    Args:
+        chooser: of any strategy, for its bounds.
     """
-    best = ranked.best
-    if best.budget.workload.expert_parallel == "tensor":
-        return ()
-    contenders = ranked.contenders
-    paper = {
-        one.strategy: paper_seconds(costs=best.costs, strategy=one.strategy, tokens=best.tokens)
-        for one in contenders
-    }
-    reusing = [one for one in paper if one != "none"]
-    paper_choice = min(reusing, key=lambda one: paper[one], default=None)
-    return tuple(
-        _row(
-            ranked,
-            one,
-            paper_seconds=paper[one.strategy],
-            is_paper_choice=one.strategy == paper_choice,
-        )
-        for one in contenders
+    smallest = _smallest(budget, allowed, chooser, budget.workload.tokens_per_rank)
+    peak = smallest.peak
+    return InfeasiblePlanError(
+        f"memory binds: the smallest plan ({smallest.words}, strategy "
+        f"{smallest.strategy}) peaks at {format_bytes(peak.device_bytes)} per device "
+        f"(states {format_bytes(peak.state_bytes)}, activations "
+        f"{format_bytes(peak.activation_bytes)}, buffers "
+        f"{format_bytes(peak.buffer_bytes + peak.ring_bytes + peak.routing_bytes)}), "
+        f"{format_bytes(peak.device_bytes - budget.limit_bytes)} more than the limit of "
+        f"{format_bytes(budget.limit_bytes)}",
+        _what_would_fit(budget, smallest, allowed, chooser),
     )
 
 
-def _row(
-    ranked: RankedLayer, one: Ranking, *, paper_seconds: float, is_paper_choice: bool
-) -> StrategyTerms:
-    budget = ranked.best.budget
-    forward_degree, backward_degree = one.degrees
-    peak = budget.peak(strategy=one.strategy, degrees=one.degrees)
-    pins_host = ranked.best.costs.costs.copy_mode == "pinned"
-    is_chosen = one.strategy == ranked.best.strategy
-    lost = explain_strategy_loss(
-        other=one.step,
-        peak_bytes=device_bytes(one.memory),
-        limit_bytes=budget.limit_bytes,
-        best=ranked.step,
-        is_pinned=ranked.best.bounds.strategy is not None,
-    )
-    return StrategyTerms(
-        strategy=one.strategy,
-        forward_degree=forward_degree,
-        backward_degree=backward_degree,
-        step_seconds=one.step.seconds,
-        needed_bytes=total_bytes(one.memory),
-        peak_bytes=peak.device_bytes,
-        host_bytes=pinned_bytes(peak.host_bytes) if pins_host else peak.host_bytes,
-        saving_ratio=one.memory.saving_ratio,
-        fits=one.fits,
-        is_chosen=is_chosen,
-        paper_seconds=paper_seconds,
-        is_paper_choice=is_paper_choice,
-        lost_because="" if is_chosen else lost,
-    )
+def _smallest(
+    budget: MemoryBudget, allowed: Sequence[Strategy], chooser: DegreeChooser, tokens: int
+) -> _Choice:
+    """Return the plan with the smallest peak; of equal ones that with the least work."""
+    choices = []
+    for strategy in allowed:
+        degrees = replace(chooser, strategy=strategy, budget=budget).least(tokens)
+        peak = budget.peak(strategy=strategy, degrees=degrees, tokens=tokens)
+        choices.append(_Choice(strategy, degrees, peak))
+    return min(choices, key=lambda choice: choice.peak.device_bytes)
+
+
+def _what_would_fit(
+    budget: MemoryBudget, smallest: _Choice, allowed: Sequence[Strategy], chooser: DegreeChooser
+) -> str:
+    planned = budget.workload.tokens_per_rank
+    bounds = replace(chooser.bounds, forward_degree=None, backward_degree=None, strategy=None)
+    if bounds != chooser.bounds:
+        free = replace(chooser, bounds=bounds)
+        nearest: tuple[Strategy, ...] = ("none", "S4")  # least work first, then least memory
+        for strategy in nearest[:1] if budget.keeps_all else nearest:
+            choice = _smallest(budget, [strategy], free, planned)
+            if choice.peak.device_bytes <= budget.limit_bytes:
+                return f"nearest: {choice.words} with strategy {strategy}"
+    most = bisect_left(
+        range(1, planned), True,  # noqa: FBT003 - looked for, no switch
+        key=lambda tokens: _smallest(budget, allowed, chooser, tokens).peak.device_bytes
+        > budget.limit_bytes,
+    )  # fmt: skip
+    if most >= 1:
+        return f"nearest: {most} tokens per rank instead of {planned}"
+    return _ranks_that_fit(budget, smallest)
+
+
+def _ranks_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:
+    """Return the fewest ranks with which so many tokens fit."""
+    workload = budget.workload
+    for ranks in divisors(workload.layer.num_experts):
+        there = replace(budget, workload=replace(workload, world_size=ranks))
+        if ranks > workload.world_size and there.fits(
+            strategy=smallest.strategy, degrees=smallest.degrees
+        ):
+            return f"no number of tokens fits; it does on {ranks} ranks (--world-size {ranks})"
+    return "no number of tokens fits: allow more memory, or take a smaller layer"

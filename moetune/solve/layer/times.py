@@ -16,11 +16,10 @@ from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan, tensor_parallel_makespan
-from moetune.solve.layer.operations import NOTHING
+from moetune.solve.layer.operations import NOTHING, doubts_of
 from moetune.solve.layer.reuse import chunk_of
 from moetune.solve.layer.reuse_times import Ints, ReusedPhases, reused_seconds
 from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
-from moetune.solve.layer.totals import doubts_of
 
 OVERHEAD_SHARE = 0.05
 """Share of the step below which the overhead's trust does not count."""

@@ -1,14 +1,17 @@
-"""Reasons in words, with figures: why a choice won, why others lost, and warnings."""
+"""A plan's decision in words, with figures: why a choice won, and why others lost."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.costs import Trust
 from moetune.domain.interference import Interference
-from moetune.domain.plan import Binding
-from moetune.domain.profile import Provenance
+from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Alternative, Binding, Choice, Verdict
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.memory import device_bytes
+from moetune.solve.layer.ranking import Ranking
+from moetune.solve.layer.strategies import RankedLayer
 from moetune.solve.layer.times import StepTime
 
 STRATEGY_WORDS: dict[Strategy, str] = {
@@ -19,14 +22,93 @@ STRATEGY_WORDS: dict[Strategy, str] = {
     "S4": "tokens are sent again, pre-activations are computed again",
 }
 """Restoration of activations for the backward pass, by strategy (MPipeMoE Table II)."""
-PAGEABLE = (
-    "no copies from pinned memory were measured: activations are offloaded to pageable memory, and "
-    "nothing is computed meanwhile; `moetune profile` measures pinned copies"
-)
-ONE_RANK = (
+_ONE_RANK = (
     "One rank sends nothing, so there is no transfer to hide, and more chunks would only repeat "
     "the start-up of the experts."
 )
+
+
+def alternatives_of(ranked: RankedLayer, others: Sequence[StepTime]) -> Iterator[Alternative]:
+    """Yield other degrees and strategies.
+
+    Args:
+        others: steps of the chosen strategy at other degrees, the best first.
+    """
+    ranking = ranked.best
+    for other in others:
+        yield _alternative(ranking, other, explain_loss(other=other, best=ranking.step))
+    for loser in ranked.losers:
+        yield _alternative(ranking, loser.step, explain_strategy_loss(ranked, loser))
+
+
+def _alternative(ranking: Ranking, step: StepTime, lost_because: str) -> Alternative:
+    return Alternative(**asdict(_choice(ranking, step)), lost_because=lost_because)
+
+
+def _choice(ranking: Ranking, step: StepTime) -> Choice:
+    is_reused = step.strategy != "none"
+    return Choice(
+        forward_degree=step.forward.degree,
+        backward_degree=step.backward.degree,
+        order="interleaved" if is_reused else ranking.bounds.chosen_order,
+        strategy=step.strategy,
+        step_seconds=step.seconds,
+    )
+
+
+def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
+    """Return the decision and why it was taken.
+
+    Args:
+        others: steps of the chosen strategy at other degrees, the best first.
+    """
+    ranking = ranked.best
+    rest = [*others[:1], *ranked.rivals]
+    runner_up = min(rest, key=lambda step: step.seconds, default=None)
+    return Verdict(
+        probability_best=confidence.probability_best,
+        expected_regret=confidence.expected_regret,
+        runner_up=None if runner_up is None else _choice(ranking, runner_up),
+        binding="memory" if ranked.is_forced else binding_resource(ranking.step),
+        why=_why(ranked, others[0] if others else None),
+    )
+
+
+def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
+    ranking, step = ranked.best, ranked.best.step
+    limit = format_bytes(ranking.budget.limit_bytes)
+    without = next((one for one in ranked.losers if one.strategy == "none"), None)
+    if without is not None and _reuses(step) and not without.fits:
+        return (
+            f"Memory binds: keeping everything peaks at "
+            f"{format_bytes(device_bytes(without.memory))}, the limit is {limit}. Strategy "
+            f"{step.strategy} ({STRATEGY_WORDS[step.strategy]}) peaks at "
+            f"{format_bytes(device_bytes(ranking.memory))} and is the fastest one that fits. Of "
+            f"its times {binding_resource(step)} is the longest: {_busy_words(step)}."
+        )
+    if ranking.memory_forced:
+        wanted = ranking.wanted
+        peak = ranking.budget.peak(strategy="none", degrees=wanted.degrees)
+        return (
+            f"Memory binds: with {_chunks(wanted)} a step would peak at "
+            f"{format_bytes(peak.device_bytes)}, the limit is {limit}. "
+            f"{_chunks(step).capitalize()} is the fastest choice that fits."
+        )
+    if (declined := ranked.declined) is not None:
+        return (
+            f"One chunk is the safe answer: {_chunks(declined.step)} promise "
+            f"{format_seconds(declined.step.seconds)} instead of {format_seconds(step.seconds)}, "
+            "but that rests on times that were not measured; as far as these may be wrong, more is "
+            f"lost by cutting ({format_share(declined.regret)} on average) than gained."
+        )
+    if ranking.costs.world_size == 1 and max(ranking.degrees) == 1:
+        return _ONE_RANK
+    return explain_choice(
+        step=step,
+        sequential=ranking.sequential,
+        runner_up=runner_up,
+        interference=ranking.costs.costs.interference,
+    )
 
 
 def binding_resource(step: StepTime) -> Binding:
@@ -34,7 +116,7 @@ def binding_resource(step: StepTime) -> Binding:
 
     Where memory is reused, the busiest one.
     """
-    if reuses(step):
+    if _reuses(step):
         link, device, copies = _all_seconds(step)
         if copies > max(link, device):
             return "copies"
@@ -80,20 +162,6 @@ def explain_choice(
     )
 
 
-def explain_declined(*, several: StepTime, one_chunk: StepTime, regret: float) -> str:
-    """Return why one chunk is safer than several that were not measured.
-
-    Args:
-        regret: expected relative loss of several.
-    """
-    return (
-        f"One chunk is the safe answer: {_chunks(several)} promise "
-        f"{format_seconds(several.seconds)} instead of {format_seconds(one_chunk.seconds)}, but "
-        "that rests on times that were not measured; as far as these may be wrong, more is lost "
-        f"by cutting ({format_share(regret)} on average) than gained."
-    )
-
-
 def explain_loss(*, other: StepTime, best: StepTime) -> str:
     """Return by how much the other choice is slower, with its extra work and missing overlap."""
     slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
@@ -118,14 +186,10 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
     return f"+{100 * slower:.1f} %: {cost}, and {less}"
 
 
-def explain_strategy_loss(
-    *, other: StepTime, peak_bytes: int, limit_bytes: int, best: StepTime, is_pinned: bool = False
-) -> str:
-    """Return why another strategy lost: it does not fit, or its extra work.
-
-    Args:
-        is_pinned: whether the strategy of `best` was given, so that a faster one was no choice.
-    """
+def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
+    """Return why another strategy lost: it does not fit, or its extra work."""
+    other, best = loser.step, ranked.step
+    peak_bytes, limit_bytes = device_bytes(loser.memory), ranked.best.budget.limit_bytes
     if peak_bytes > limit_bytes:
         return (
             f"does not fit: it peaks at {format_bytes(peak_bytes)}, "
@@ -133,6 +197,7 @@ def explain_strategy_loss(
         )
     slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
     if slower < -TIE:
+        is_pinned = ranked.best.bounds.strategy is not None
         lost = "but the strategy is pinned" if is_pinned else "within what predictions miss"
         return f"{format_share(slower)}, {lost}"
     if slower <= TIE:
@@ -148,91 +213,13 @@ def explain_strategy_loss(
     return f"+{100 * slower:.1f} %: {reason}"
 
 
-def explain_strategy(
-    *, best: StepTime, peak_bytes: int, without_bytes: int, limit_bytes: int
-) -> str:
-    """Return why the strategy of `best` reuses memory.
-
-    Args:
-        peak_bytes: of the choice.
-        without_bytes: at the peak of the fastest choice without reuse.
-    """
-    return (
-        f"Memory binds: keeping everything peaks at {format_bytes(without_bytes)}, the limit is "
-        f"{format_bytes(limit_bytes)}. Strategy {best.strategy} ({STRATEGY_WORDS[best.strategy]}) "
-        f"peaks at {format_bytes(peak_bytes)} and is the fastest one that fits. Of its times "
-        f"{binding_resource(best)} is the longest: {_busy_words(best)}."
-    )
-
-
-def explain_memory(*, step: StepTime, wanted: StepTime, wanted_bytes: int, limit_bytes: int) -> str:
-    """Return why other chunks are taken than the fastest ones.
-
-    Args:
-        wanted: the step that would be chosen with more memory.
-        wanted_bytes: at its peak.
-    """
-    return (
-        f"Memory binds: with {_chunks(wanted)} a step would peak at {format_bytes(wanted_bytes)}, "
-        f"the limit is {format_bytes(limit_bytes)}. {_chunks(step).capitalize()} is the fastest "
-        "choice that fits."
-    )
-
-
-def trust_warnings(
-    *,
-    trust: Trust,
-    provenance: Provenance,
-    profile: str,
-    assumed_spread: bool,
-    doubts: Iterable[str] = (),
-) -> Iterator[str]:
-    """Yield warnings about a doubtful prediction, with the command that helps.
-
-    Args:
-        trust: the least trust in any number behind the step.
-        assumed_spread: whether the spread comes from an assumed error instead of a measured one.
-        doubts: warnings that name what was not measured; of a published profile, what of it is not
-            published.
-    """
-    named = tuple(doubts)
-    if provenance != "measured":
-        yield (
-            f"the numbers come from the {provenance} profile {profile!r}, not from your machine: "
-            "run `moetune profile` there"
-        )
-        if assumed_spread:
-            yield f"the step's range assumes an error of 5 % in each number of {profile!r}"
-        if provenance == "published":
-            yield from named
-    elif named:
-        yield from named
-    elif trust == "modelled":
-        yield "some times were not measured and are modelled from similar operations"
-    elif trust == "extrapolated":
-        yield (
-            f"some sizes, or numbers of transfers in flight, lie outside what {profile!r} measured "
-            "and are extrapolated: run `moetune profile --preset full`"
-        )
-
-
-def explain_pin(*, phase: str, pinned: int, best: int, slower: float) -> str:
-    """Return by how much a pinned degree is slower than the best one; `slower` is relative."""
-    longer = format_share(slower)
-    return f"the pinned {phase} degree {pinned} makes the phase {longer} slower than {best}"
-
-
-def count_chunks(degree: int) -> str:
-    """Return "1 chunk", "2 chunks"."""
-    return f"{degree} chunk{'' if degree == 1 else 's'}"
-
-
 def _chunks(step: StepTime) -> str:
-    return f"{count_chunks(step.forward.degree)} forward and {step.backward.degree} backward"
+    forward, backward = step.degrees
+    return f"{forward} chunk{'' if forward == 1 else 's'} forward and {backward} backward"
 
 
 def _critical_path(step: StepTime) -> str:
-    if reuses(step):
+    if _reuses(step):
         return f"{binding_resource(step).capitalize()} binds: {_busy_words(step)}."
     link, device = _critical_seconds(step)
     if device == 0:
@@ -270,7 +257,7 @@ def _gain(step: StepTime, sequential: StepTime) -> str:
     return f"{hide} at a cost of {format_seconds(work)} for smaller chunks" if work else hide
 
 
-def reuses(step: StepTime) -> bool:
+def _reuses(step: StepTime) -> bool:
     """Return whether the step reuses memory, which one chunk each way never does."""
     return step.strategy != "none" and max(step.degrees) > 1
 

@@ -10,27 +10,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.architecture import Block, Decoder, Mixer
-from moetune.domain.arrays import array_of
 from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
-from moetune.domain.gemm_forms import GemmForm
 from moetune.domain.kernels import (
-    ALL_SHOWN,
     BIASED_ACTIVATION,
     BIASED_RESULTS,
-    FUSED,
-    RuntimeKernels,
-    TensorComm,
 )
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
+from moetune.domain.samples import GemmForm
+from moetune.domain.targets import Target
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
-from moetune.solve.training.activations import ELEMENT
-from moetune.solve.training.block_times import NO_TIME, BlockTimes, Passes
+from moetune.solve.training.activations import AS_MEGATRON, ELEMENT
 from moetune.solve.training.exchange import exchange_seconds
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.modules import (
     CHUNK_TOKENS,
+    NO_TIME,
+    BlockTimes,
     ModuleName,
+    Passes,
     computed_keys,
     head_dim_of,
     projections_of,
@@ -56,21 +54,13 @@ class BlockPrices:
     """Prices of a decoder's blocks under a layout.
 
     Args:
-        repeats_activations: whether experts compute their activation again in every backward pass
-            (`KeptByExperts.activations`), which is then a part of that pass.
-        shared_beside, comm, kernels: as in `Target`.
-        records: of layers that are priced at once, instead of a part's own; their seconds are
-            arrays.
+        target: the runtime.
     """
 
     job: TrainingJob
     layout: FoldedLayout
     device: DevicePrices
-    repeats_activations: bool = False
-    shared_beside: bool = False
-    comm: TensorComm = ALL_SHOWN
-    kernels: RuntimeKernels = FUSED
-    records: tuple[int | None, ...] = ()
+    target: Target = AS_MEGATRON
 
     @property
     def decoder(self) -> Decoder:
@@ -141,7 +131,7 @@ class BlockPrices:
             self._attention(part, scored, backward=backward)
             + self.device.recurrence(updated, backward=backward)
             + self._states(part, backward=backward)
-            + self._rotary(part, added=self.kernels.rotary[backward])
+            + self._rotary(part, added=self.target.kernels.rotary[backward])
             for backward in (False, True)
         )
         yield "core_attn", Passes(forward=forward, grad_input=backward)
@@ -192,7 +182,7 @@ class BlockPrices:
                 return found
         return self.device.attention_core(
             macs, head_dim=head_dim_of(part), length=self.job.length / self.layout.cp,
-            backward=backward, has_flash2=self.kernels.has_flash2,
+            backward=backward, has_flash2=self.target.kernels.has_flash2,
         )  # fmt: skip
 
     def _states(self, part: Mixer, *, backward: bool) -> float:
@@ -217,7 +207,7 @@ class BlockPrices:
         """
         elements = self.own_tokens * self.decoder.d_model
         tensors = 4 if streams == 1 else 4 * streams + 4
-        more, more_back = self.kernels.norm
+        more, more_back = self.target.kernels.norm
         return Passes(
             forward=self.device.moved((tensors + more) * ELEMENT * elements, kernels=2),
             grad_input=self.device.moved(
@@ -241,9 +231,9 @@ class BlockPrices:
         scatter = self.device.collective("reduce_scatter", span, ELEMENT * elements)
         forward, grad_input, grad_weight = map(math.fsum, zip(*matrices, strict=True))
         behind = scatter
-        if self.comm.scatters_beside_weights:
+        if self.target.comm.scatters_beside_weights:
             behind = max(0.0, scatter - grad_weight)
-        hidden = self.comm.in_pieces * (1 - 1 / tp)
+        hidden = self.target.comm.in_pieces * (1 - 1 / tp)
         there, back = gather + scatter, gather + behind
         return Passes(
             forward=there - min(hidden * there, forward),
@@ -285,7 +275,7 @@ class BlockPrices:
 
     def _activation(self, elements: float, num_gemms: int) -> Passes:
         """Return an activation: its inputs read and one output written, and backward again."""
-        more, more_back = self.kernels.activation if num_gemms == _GATED else (0.0, 0.0)
+        more, more_back = self.target.kernels.activation if num_gemms == _GATED else (0.0, 0.0)
         return Passes(
             forward=self.device.moved((num_gemms + more) * ELEMENT * elements),
             grad_input=self.device.moved((2 * num_gemms + more_back) * ELEMENT * elements),
@@ -312,19 +302,15 @@ class BlockPrices:
 
     def beside(self, part: RoutedExperts) -> Passes:
         """Return what runs beside the exchanges of experts in one chunk, too: shared experts."""
-        if part.shared is None or not self.shared_beside or self.layout.tp > 1:
+        if part.shared is None or not self.target.shared_beside or self.layout.tp > 1:
             return NO_TIME
         return self._ffn(part.shared, self.tokens, self.layout.tp)
 
     def _rows(self, part: RoutedExperts) -> float:
         """Return the rows of the fullest rank, for which the others wait."""
-        return self.own_tokens * (part.mean_top_k * self._skew(part) * self.layout.etp)
-
-    def _skew(self, part: RoutedExperts) -> float:
-        """Return how full the fullest rank is: an array where layers are priced at once."""
-        if self.records:
-            return array_of(self.job.mean_skews(self.records, self.layout.ep))
-        return self.job.skew(part, self.layout.ep).mean
+        return self.own_tokens * (
+            part.mean_top_k * self.job.skew(part, self.layout.ep).mean * self.layout.etp
+        )
 
     def _experts(self, part: RoutedExperts, rows: float) -> Passes:
         layout, experts = self.layout, part.num_experts // self.layout.ep
@@ -337,7 +323,7 @@ class BlockPrices:
     def _expert_activation(self, part: RoutedExperts, rows: float) -> Passes:
         width = max(1, part.d_hidden // self.layout.etp)
         once = self._activation(rows * width, part.num_gemms)
-        once += Passes(grad_input=once.forward * self.repeats_activations)
+        once += Passes(grad_input=once.forward * (not self.target.kept_by_experts.activations))
         return once + self._biases(part, rows, width) if part.biases else once
 
     def _biases(self, part: RoutedExperts, rows: float, width: int) -> Passes:
@@ -361,7 +347,7 @@ class BlockPrices:
         moves = (2 if is_ordered_once else 4) + _PADS * self._copies_rows_to_pad
         forward, backward = (
             self.device.moved((2 * moves + more) * ELEMENT * elements, kernels=4 + moves)
-            for more in self.kernels.rows
+            for more in self.target.kernels.rows
         )
         return Passes(forward=forward, grad_input=backward)
 
@@ -376,7 +362,7 @@ class BlockPrices:
         return is_narrow and layout.dispatcher != "hybrid_ep" and layout.cuda_graphs != "full"
 
     def _exchange(self, part: RoutedExperts, tokens: float) -> Passes:
-        skew = self._skew(part)
+        skew = self.job.skew(part, self.layout.ep).mean
         dispatch, combine = (
             skew
             * exchange_seconds(

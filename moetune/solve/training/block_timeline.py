@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from moetune.solve.layer.timeline import Span, Timeline
-from moetune.solve.training.block_times import BlockTimes
-from moetune.solve.training.modules import COMMUNICATION, ModuleName
+from moetune.solve.training.modules import COMMUNICATION, BlockTimes, ModuleName
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds
 
 COMPUTE, EXCHANGE, HIDDEN = "compute", "communication", "hidden"

@@ -10,18 +10,16 @@ from moetune.domain.experts import RoutedExperts
 from moetune.domain.once import Tables, once
 from moetune.domain.targets import Target
 from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
-from moetune.solve.training.alike import AlikeLayers, alike_layers
 from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.block_times import BlockTimes
 from moetune.solve.training.chunks import (
     ChunkedBlock,
     ChunkedPasses,
-    Hidden,
     best_degrees,
     chunked_passes,
     hidden_beside,
 )
 from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.modules import BlockTimes
 from moetune.solve.training.passes import (
     BlockSeconds,
     DevicePasses,
@@ -35,7 +33,6 @@ from moetune.solve.training.stages import DecoderStages, block_counts
 
 _Key = tuple[object, ...]
 _Priced = TypeVar("_Priced")
-_NOTHING_HIDDEN = Hidden()
 
 
 class _OnDevice(NamedTuple):
@@ -76,11 +73,22 @@ class BlockTable(Tables):
     target: Target
     _kinds: tuple[Block, ...] = field(init=False, repr=False)
     _at: tuple[int, ...] = field(init=False, repr=False)
-    _local: tuple[Block, ...] = field(init=False, repr=False)
-    _local_at: tuple[int, ...] = field(init=False, repr=False)
     _counts: tuple[int, ...] = field(init=False, repr=False)
-    _routed: tuple[RoutedExperts | None, ...] = field(init=False, repr=False)
-    _alike: tuple[AlikeLayers, ...] = field(init=False, repr=False)
+    _local: tuple[tuple[Block, ...], tuple[int, ...]] = field(init=False, repr=False)
+    _routed: tuple[tuple[RoutedExperts | None, ...], tuple[int, ...]] = field(
+        init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        kinds, at = _distinct(self.job.decoder.kinds_and_predictions)
+        counts = [0] * len(kinds)
+        for index, count in zip(at, block_counts(self.stages.whole, len(at)), strict=True):
+            counts[index] += count
+        object.__setattr__(self, "_kinds", kinds)
+        object.__setattr__(self, "_at", at)
+        object.__setattr__(self, "_counts", tuple(counts))
+        object.__setattr__(self, "_local", _distinct(kind.with_record(None) for kind in kinds))
+        object.__setattr__(self, "_routed", _distinct(kind.routed for kind in kinds))
 
     @once(
         lambda layout: (
@@ -89,8 +97,28 @@ class BlockTable(Tables):
     )  # fmt: skip
     def seconds(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of the blocks for one micro-batch."""
-        priced = (self._in_chunks if layout.overlap == "chunks" else self._whole)(layout)
-        return tuple(priced[index] for index in self._at)
+        degree, is_chunked = self.degree(layout), layout.overlap == "chunks"
+        on_device = self._on_device(layout)
+        nothing: Sequence[ChunkedBlock | None] = (None,) * len(on_device)
+        chunked = self._chunked(layout, on_device) if is_chunked else nothing
+        # Prices of runtimes that chunk have no such idle time.
+        has_idle = not is_chunked and "chunks" not in self.target.overlaps
+        found = []
+        for kind, one, cut, beside in zip(
+            self._kinds, on_device, chunked, self._beside(layout), strict=True
+        ):
+            slack, saved = one.slack, (0.0, 0.0)
+            if cut is not None and degree is not None:
+                slack, saved = slack - cut.launches(degree), cut.saved(degree)
+            if has_idle:
+                slack = min(slack, -idle_seconds(kind.routed, layout))
+            found.append(
+                block_seconds(
+                    one.times, layout, device=one.passes, slack=slack, saved=saved, beside=beside,
+                    overlap_hidden=self.target.overlap_hidden,
+                )
+            )  # fmt: skip
+        return tuple(found[index] for index in self._at)
 
     def times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
         """Return the blocks' modules for one micro-batch, before recomputation and overlap."""
@@ -99,23 +127,19 @@ class BlockTable(Tables):
 
     @once(_shape)
     def _times_of_kinds(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
-        computed = self._computed_times(layout)
-        if not any(self._routed):
-            return computed
-        return self._with(computed, layout, BlockPrices.sent_times)
+        return self._with(self._computed_times(layout), layout, BlockPrices.sent_times)
 
     @once(lambda layout: (_of_tokens(layout), layout.ep, layout.etp, layout.cuda_graphs == "full"))
     def _computed_times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
         """Return the times without exchanges."""
-        if not any(self._routed):
-            return self._local_times(layout)
         return self._with(self._local_times(layout), layout, BlockPrices.expert_times)
 
     @once(_of_tokens)
     def _local_times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
         """Return the times without the experts."""
-        every = [*map(self._prices(layout).local_times, self._local)]
-        return tuple(every[index] for index in self._local_at)
+        blocks, at = self._local
+        every = [*map(self._prices(layout).local_times, blocks)]
+        return tuple(every[index] for index in at)
 
     def degree(self, layout: FoldedLayout) -> Degrees | None:
         """Return the layout's degrees, the fastest where it has none; None without chunks."""
@@ -141,58 +165,15 @@ class BlockTable(Tables):
             saved += count * both
         return saved
 
-    def __post_init__(self) -> None:
-        decoder = self.job.decoder
-        every = *decoder.kinds, *(block for one in decoder.predictions for block in one.blocks)
-        kinds, at = _distinct(every)
-        counts = [0] * len(kinds)
-        for index, count in zip(at, block_counts(self.stages.whole, len(at)), strict=True):
-            counts[index] += count
-        local, local_at = _distinct(kind.with_record(None) for kind in kinds)
-        object.__setattr__(self, "_local", local)
-        object.__setattr__(self, "_local_at", local_at)
-        object.__setattr__(self, "_kinds", kinds)
-        object.__setattr__(self, "_at", at)
-        object.__setattr__(self, "_counts", tuple(counts))
-        object.__setattr__(self, "_routed", tuple(kind.routed for kind in kinds))
-        object.__setattr__(self, "_alike", alike_layers(self._routed))
-
-    def _whole(self, layout: FoldedLayout) -> list[BlockSeconds]:
-        is_chunked = "chunks" in self.target.overlaps  # whose prices have no such idle time
-        return [
-            block_seconds(
-                times, layout, device=device, overlap_hidden=self.target.overlap_hidden,
-                beside=beside,
-                slack=slack if is_chunked else min(slack, -idle_seconds(part, layout)),
-            )
-            for (times, device, slack), beside, part in zip(
-                self._on_device(layout), self._beside(layout), self._routed, strict=True
-            )
-        ]  # fmt: skip
-
-    def _in_chunks(self, layout: FoldedLayout) -> list[BlockSeconds]:
-        degree, found, every = self.degree(layout), [], self._on_device(layout)
-        for (times, device, slack), chunked, beside in zip(
-            every, self._chunked(layout, every), self._beside(layout), strict=True
-        ):
-            left, saved = slack, (0.0, 0.0)
-            if chunked is not None and degree is not None:
-                left, saved = slack - chunked.launches(degree), chunked.saved(degree)
-            found.append(
-                block_seconds(times, layout, device=device, slack=left, saved=saved, beside=beside)
-            )
-        return found
-
-    def _beside(self, layout: FoldedLayout) -> tuple[Hidden, ...]:
+    def _beside(self, layout: FoldedLayout) -> tuple[tuple[float, float], ...]:
         """Return what each kind's shared experts hide in one chunk, of both passes."""
         if not self.target.shared_beside:
-            return (_NOTHING_HIDDEN,) * len(self._routed)
+            return ((0.0, 0.0),) * len(self._kinds)
         return self._hidden(self._prices(layout))
 
     @once(_of_exchange)
-    def _hidden(self, prices: BlockPrices) -> tuple[Hidden, ...]:
-        every = self._of_parts(prices, hidden_beside)
-        return tuple(one or _NOTHING_HIDDEN for one in every)
+    def _hidden(self, prices: BlockPrices) -> tuple[tuple[float, float], ...]:
+        return tuple(one or (0.0, 0.0) for one in self._of_parts(prices, hidden_beside))
 
     def _chunked(
         self, layout: FoldedLayout, on_device: Sequence[_OnDevice]
@@ -204,23 +185,13 @@ class BlockTable(Tables):
         )
 
     @once(lambda prices: (_of_exchange(prices), prices.layout.degree))
-    def _passes_in_chunks(self, prices: BlockPrices) -> tuple[ChunkedPasses | None, ...]:
+    def _passes_in_chunks(self, prices: BlockPrices) -> Sequence[ChunkedPasses | None]:
         if not prices.exchanges:
-            return (None,) * len(self._routed)
-        price = partial(chunked_passes, cut=prices.layout.degree)
-        found = self._of_parts(prices, price)
-        return tuple(found)
+            return (None,) * len(self._kinds)
+        return self._of_parts(prices, partial(chunked_passes, cut=prices.layout.degree))
 
     def _prices(self, layout: FoldedLayout) -> BlockPrices:
-        return BlockPrices(
-            job=self.job,
-            layout=layout,
-            device=self.device,
-            repeats_activations=not self.target.kept_by_experts.activations,
-            shared_beside=self.target.shared_beside,
-            comm=self.target.comm,
-            kernels=self.target.kernels,
-        )
+        return BlockPrices(job=self.job, layout=layout, device=self.device, target=self.target)
 
     def _with(
         self,
@@ -228,23 +199,19 @@ class BlockTable(Tables):
         layout: FoldedLayout,
         price: Callable[[BlockPrices, RoutedExperts], BlockTimes],
     ) -> tuple[BlockTimes, ...]:
-        """Return the times of each kind with a price of its experts; equal ones have the same."""
+        """Return the times of each kind with a price of its experts."""
         every = self._of_parts(self._prices(layout), price)
         return tuple(
             own if added is None else own + added for own, added in zip(times, every, strict=True)
         )
 
     def _of_parts(
-        self,
-        prices: BlockPrices,
-        price: Callable[[BlockPrices, RoutedExperts], _Priced],
+        self, prices: BlockPrices, price: Callable[[BlockPrices, RoutedExperts], _Priced]
     ) -> list[_Priced | None]:
         """Return a price of each kind's experts; None without any."""
-        found: list[_Priced | None] = [None] * len(self._routed)
-        for layers in self._alike:
-            for place, one in zip(layers.places, layers.priced(prices, price), strict=True):
-                found[place] = one
-        return found
+        parts, at = self._routed
+        priced = [None if part is None else price(prices, part) for part in parts]
+        return [priced[index] for index in at]
 
     def _on_device(self, layout: FoldedLayout) -> list[_OnDevice]:
         every = zip(self._times_of_kinds(layout), self._host_seconds(layout), strict=True)
@@ -262,8 +229,8 @@ class BlockTable(Tables):
         )
 
 
-def _distinct(blocks: Iterable[Block]) -> tuple[tuple[Block, ...], tuple[int, ...]]:
-    """Return the blocks, of equal ones the first, and the index among them of each."""
-    found: dict[Block, int] = {}
-    at = tuple(found.setdefault(one, len(found)) for one in blocks)
+def _distinct(values: Iterable[_Priced]) -> tuple[tuple[_Priced, ...], tuple[int, ...]]:
+    """Return the values, of equal ones the first, and the index among them of each."""
+    found: dict[_Priced, int] = {}
+    at = tuple(found.setdefault(one, len(found)) for one in values)
     return tuple(found), at

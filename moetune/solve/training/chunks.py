@@ -10,12 +10,11 @@ Source: PipeMoE Eq. 9-12, with the corrections of `solve.layer.degree`.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from moetune.domain.arrays import longer
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.training import Degrees
 from moetune.solve.layer.degree import TIE, makespan, makespan_beside
@@ -47,10 +46,12 @@ class ChunkedPass:
     Args:
         seconds: by the number of chunks, of which one is 1.
         kernels: that the host launches for one more chunk.
+        work: seconds of all in one chunk, with nothing hidden.
     """
 
     seconds: Mapping[int, float]
     kernels: int
+    work: float = 0.0
 
     def saved(self, degree: int) -> float:
         """Return the seconds that so many chunks take less than one."""
@@ -66,13 +67,6 @@ class ChunkedPasses(NamedTuple):
 
     forward: ChunkedPass
     backward: ChunkedPass
-
-
-class Hidden(NamedTuple):
-    """Seconds by which shared experts shorten both passes of a layer in one chunk."""
-
-    forward: float = 0.0
-    backward: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,44 +109,31 @@ def chunked_passes(
         cut: the degrees to price beside one chunk; None for up to 16.
     """
     degrees = range(1, MOST_CHUNKS + 1) if cut is None else sorted({1, cut.forward, cut.backward})
-    (forward, backward), gemms = _passes(prices, part, degrees), part.num_gemms
-    return ChunkedPasses(
-        forward=ChunkedPass(seconds=forward.seconds, kernels=gemms + 3),
-        backward=ChunkedPass(seconds=backward.seconds, kernels=2 * gemms + 3),
-    )
-
-
-def hidden_beside(prices: BlockPrices, part: RoutedExperts) -> Hidden:
-    """Return what shared experts hide in one chunk."""
-    if not prices.exchanges or not prices.beside(part).forward:
-        return Hidden()
-    forward, backward = _passes(prices, part, (1,))
-    return Hidden(forward.work - forward.seconds[1], backward.work - backward.seconds[1])
-
-
-class _Pass(NamedTuple):
-    """A pass by its number of chunks, and all of its work in one, with nothing hidden."""
-
-    seconds: Mapping[int, float]
-    work: float
-
-
-def _passes(
-    prices: BlockPrices, part: RoutedExperts, degrees: Iterable[int]
-) -> tuple[_Pass, _Pass]:
-    """Return the forward and the backward pass in these numbers of chunks, of which one is 1."""
     chunks = {degree: prices.chunk(part, degree) for degree in degrees}
-    beside = prices.beside(part)
+    beside, gemms = prices.beside(part), part.num_gemms
     forward = {one: (computed.forward, sent.forward) for one, (computed, sent) in chunks.items()}
     backward = {
         one: (computed.backward, sent.grad_input) for one, (computed, sent) in chunks.items()
     }
-    return (
-        _Pass(_makespans(prices, part, forward, beside.forward), sum(forward[1]) + beside.forward),
-        _Pass(
-            _makespans(prices, part, backward, beside.backward), sum(backward[1]) + beside.backward
-        ),
-    )
+    return ChunkedPasses(
+        *(
+            ChunkedPass(
+                seconds=_makespans(prices, part, each, shared), kernels=kernels,
+                work=sum(each[1]) + shared,
+            )
+            for each, shared, kernels in (
+                (forward, beside.forward, gemms + 3), (backward, beside.backward, 2 * gemms + 3),
+            )
+        )
+    )  # fmt: skip
+
+
+def hidden_beside(prices: BlockPrices, part: RoutedExperts) -> tuple[float, float]:
+    """Return by what shared experts shorten both passes of a layer in one chunk."""
+    if not prices.exchanges or not prices.beside(part).forward:
+        return 0.0, 0.0
+    forward, backward = chunked_passes(prices, part, _WHOLE)
+    return forward.work - forward.seconds[1], backward.work - backward.seconds[1]
 
 
 def best_degrees(
@@ -196,14 +177,14 @@ def _makespans(
     num_bytes = prices.exchanged_rows(part) * part.d_expert * ELEMENT
     found = {}
     for degree, (experts, exchange) in chunks.items():
-        transfer = longer(exchange, whole_exchange / degree) / _TRANSFERS
+        transfer = max(exchange, whole_exchange / degree) / _TRANSFERS
         speeds = prices.device.costs.overlap_speeds(
             exchange_bytes=num_bytes / degree, exchange_seconds=transfer
         )
         price = partial(makespan_beside, beside_seconds=beside) if beside else makespan
         found[degree] = price(
             degree=degree, transfer_seconds=transfer,
-            compute_seconds=longer(experts, whole_experts / degree),
+            compute_seconds=max(experts, whole_experts / degree),
             comm_speed=speeds.comm, comp_speed=speeds.comp,
         )  # fmt: skip
     return found

@@ -4,9 +4,14 @@ A rank has t tokens, k experts each, over ep·etp ranks in n nodes. An all-to-al
 expert) pair over ep ranks, with a gather over the etp ones that share an expert's width behind it.
 DeepEP and HybridEP send
 a token once to each node, and inside it once to each rank, that has one of its experts.
-Where hosts post the messages, DeepEP and HybridEP are taken to send the same chunks (`posted`).
+
+On InfiniBand the GPUs post their own messages. On EFA a thread of each rank's host does, and
+messages arrive in any order: the counter that tells the receiver of a chunk of tokens waits until
+the chunk has arrived. So each chunk costs a round trip, however few bytes it has; HybridEP is taken
+to send the chunks that DeepEP does.
 """
 
+import bisect
 import math
 
 from moetune.domain.experts import RoutedExperts
@@ -15,7 +20,6 @@ from moetune.domain.routing import reached
 from moetune.domain.training import DEDUPLICATING, FoldedLayout
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices, RankSpan
-from moetune.solve.training.posted import posted_chunks
 
 
 def reached_nodes(part: RoutedExperts, nodes: int) -> float:
@@ -114,3 +118,36 @@ def _shared_width(
     if phase == "dispatch":
         return device.collective("all_gather", span, num_bytes)
     return device.collective("reduce_scatter", span, num_bytes * span.size)
+
+
+_CHANNELS = 10
+"""Of the 20 multiprocessors that DeepEP takes unless it is told otherwise."""
+_RANKS = (2, 16, 24, 96)
+_CHUNK_TOKENS: dict[TransferPhase, tuple[int, ...]] = {
+    "dispatch": (6, 20, 8, 12),
+    "combine": (6, 12, 8, 8),
+}
+
+
+def posted_chunks(
+    phase: TransferPhase,
+    *,
+    num_ranks: int,
+    num_nodes: int,
+    tokens: float,
+    reach: float,
+) -> float:
+    """Return the chunks that one rank sends to other nodes in a dispatch or combine.
+
+    DeepEP's kernels have a channel for every two multiprocessors; each sends its share of a rank's
+    tokens to each other node in chunks, whose tokens are set by the number of ranks
+    (deep_ep/buffer.py: `get_dispatch_config`, `get_combine_config`).
+
+    Args:
+        num_ranks: that the experts are on, on `num_nodes` nodes.
+        tokens: of the rank.
+        reach: expected nodes that a token goes to, its own among them.
+    """
+    chunk = _CHUNK_TOKENS[phase][bisect.bisect_right(_RANKS, num_ranks) - 1]
+    in_channel = tokens * reach / num_nodes / _CHANNELS
+    return (num_nodes - 1) * _CHANNELS * math.ceil(in_channel / chunk)

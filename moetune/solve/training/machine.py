@@ -7,19 +7,14 @@ from it, by rules with their sources beside them.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
-from moetune.domain.arrays import Floats, array_of, floats_of, is_many
 from moetune.domain.cluster import Machine
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust, seconds_if_known
 from moetune.domain.data_sheets import memory_bytes_per_second
 from moetune.domain.errors import ProfileError
-from moetune.domain.gemm_forms import GemmForm
-from moetune.domain.samples import CollectiveOp, Direction
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 
 _ADAM_BYTES = 30
 """Of one parameter's step: gradient, master copy and two moments read, all but the first written,
@@ -163,14 +158,9 @@ class DevicePrices:
     ) -> float:  # fmt: skip
         """Return the seconds of one GEMM of `num_experts` experts with so many rows each.
 
-        Its dtype is `element` unless another is named. Of an array of rows above 0 an array.
+        Its dtype is `element` unless another is named.
         """
         dtype = dtype or self.element
-        if is_many(rows):
-            return self._gemms(
-                product, floats_of(rows), d_in=d_in, d_out=d_out, num_experts=num_experts,
-                dtype=dtype,
-            )  # fmt: skip
         if rows <= 0:
             return 0.0
         key = ("gemm", product, rows, d_in, d_out, num_experts, dtype)
@@ -180,20 +170,6 @@ class DevicePrices:
             self.trusts.note(estimate)
             found = self._known[key] = estimate.seconds / self.reached + self.gap_seconds
         return found
-
-    def _gemms(
-        self, product: GemmForm, rows: Floats, *, d_in: int, d_out: int, num_experts: int,
-        dtype: str,
-    ) -> float:  # fmt: skip
-        price = partial(
-            self.gemm, product, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=dtype
-        )
-        ordered = np.sort(rows)
-        for one in ordered[[0, len(ordered) // 2, -1]].tolist():
-            price(rows=one)  # arrays have no trust: it is that of their ends and the middle
-        key = GemmKey(dtype, product, num_experts, d_in, d_out)
-        every = self.costs.seconds(key, array_of(rows))
-        return every.seconds / self.reached + self.gap_seconds
 
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
         """Return the seconds of a collective; 0 in a group of one."""

@@ -3,6 +3,11 @@
 Bytes of the device that a training step takes at its peak with Megatron-Core's distributed
 optimizer: bfloat16 parameters, gradients and states by the optimizer's own bytes, activations of
 the micro-batches in work, and what the libraries take.
+
+In host memory, as Megatron-Core and Transformer Engine have it, are the activations of whole
+blocks, n of L spread evenly: each is copied out while the blocks behind it are computed, and copied
+back before its own backward pass. Of an optimizer the host keeps a share of the states and computes
+it, behind the device's own share.
 """
 
 import itertools
@@ -11,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from moetune.domain.architecture import Block
 from moetune.domain.once import Tables, once
 from moetune.domain.optimizers import Optimizer
 from moetune.domain.pipeline import SPLITTING
@@ -20,28 +24,32 @@ from moetune.domain.targets import Target
 from moetune.domain.training import HALF_PRECISION, FoldedLayout, Recompute, TrainingJob
 from moetune.solve.training.activations import (
     AS_MEGATRON,
+    ELEMENT,
     GEMM_INPUT,
     block_modules,
     exchange_bytes,
     workspace_bytes,
 )
-from moetune.solve.training.offload import (
-    BUFFERED_BLOCKS,
-    HOST_OPTIMIZER_BYTES,
-    offloaded_share,
-)
 from moetune.solve.training.parameters import (
+    SHARDS_GRADIENTS,
+    WHOLE_BLOCKS,
     RankParameters,
-    block_parameters,
-    largest_sharded_block,
+    shard_of,
+    state_bytes,
 )
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages, RankBlocks, block_counts
-from moetune.solve.training.states import WHOLE_BLOCKS, gathered_bytes, shard_of, state_bytes
+
+HOST_OPTIMIZER_BYTES = 18
+"""Of a parameter: master copy, two moments and the gradient in float32, the parameter in bfloat16
+(`HybridDeviceOptimizer`, with gradients and parameters in pinned memory)."""
+OPTIMIZER_SHARES = (0.25, 0.5, 0.75, 1.0)
+"""That a search tries."""
+BUFFERED_BLOCKS = 2
+"""Blocks on the device that are being copied, and computed meanwhile."""
+
 
 _GIB = 2**30
-_GATHERS_PARAMETERS = 2
-"""ZeRO stages above it do."""
 LIBRARY_BYTES = 1.5 * _GIB
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
 _FULL_GRAPH = 0.2
@@ -174,10 +182,11 @@ class MemoryModel(Tables):
 
     def peak(self, layout: FoldedLayout) -> RankMemory:
         """Return the memory of the pipeline rank that has most."""
-        ranks, share = self._bytes_of_ranks(layout), layout.offload_optimizer
-        return self._memory(
-            layout, max(ranks, key=lambda one: self._needs_of(layout, one, share)[0])
+        share = layout.offload_optimizer
+        fullest = max(
+            self._bytes_of_ranks(layout), key=lambda one: sum(self._parts(layout, one, share)[0])
         )
+        return self._memory(layout, fullest)
 
     def needs(self, layout: FoldedLayout, *, on_host: float | None = None) -> tuple[float, float]:
         """Return the bytes of the fullest device, and of its host.
@@ -186,10 +195,8 @@ class MemoryModel(Tables):
             on_host: another share of the optimizer than the layout's.
         """
         share = layout.offload_optimizer if on_host is None else on_host
-        ranks = self._bytes_of_ranks(layout)
-        if len(ranks) == 1:
-            return self._needs_of(layout, ranks[0], share)
-        return max(self._needs_of(layout, one, share) for one in ranks)
+        every = (self._parts(layout, one, share) for one in self._bytes_of_ranks(layout))
+        return max((sum(parts), host) for parts, host in every)
 
     def least(self, layout: FoldedLayout, *, on_host: float) -> float:
         """Return bytes that the fullest device needs at least, however the stages are cut.
@@ -207,21 +214,14 @@ class MemoryModel(Tables):
 
     def states_of_blocks(self, layout: FoldedLayout, *, on_host: float) -> list[float]:
         """Return the bytes of the states of a block of each kind: least of them, as `least`."""
-        every = (block_parameters(kind, layout) for kind in self.job.decoder.kinds)
+        every = self._parameters.of_kinds(layout)[: len(self.job.decoder.kinds)]
         return [sum(self._states(layout, *one, on_host)) for one in every]
 
-    def of_every_rank(self, layout: FoldedLayout) -> tuple[RankMemory, ...]:
-        """Return the memory of each pipeline rank, in their order."""
-        found = {
-            rank: self.of_rank(layout, replace(one, ranks=(rank,)))
-            for one in self.stages.ranks(layout)
-            for rank in one.ranks
-        }
-        return tuple(found[rank] for rank in sorted(found))
-
-    def of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> RankMemory:
-        """Return the memory of that of such pipeline ranks which keeps most activations."""
-        return self._memory(layout, self._bytes_of_rank(layout, rank, self.live(layout)))
+    def of_rank(self, layout: FoldedLayout, rank: int) -> RankMemory:
+        """Return the memory of a pipeline rank."""
+        [blocks] = (one for one in self.stages.ranks(layout) if rank in one.ranks)
+        own = replace(blocks, ranks=(rank,))
+        return self._memory(layout, self._bytes_of_rank(layout, own, self.live(layout)))
 
     def _memory(self, layout: FoldedLayout, rank: _RankBytes) -> RankMemory:
         parts, host = self._parts(layout, rank, layout.offload_optimizer)
@@ -237,13 +237,6 @@ class MemoryModel(Tables):
             host_bytes=host,
         )
 
-    def _needs_of(
-        self, layout: FoldedLayout, rank: _RankBytes, on_host: float
-    ) -> tuple[float, float]:
-        """Return the bytes of a rank's device, and of its host."""
-        parts, host = self._parts(layout, rank, on_host)
-        return sum(parts), host
-
     def _parts(
         self, layout: FoldedLayout, rank: _RankBytes, on_host: float
     ) -> tuple[tuple[float, ...], float]:
@@ -252,7 +245,7 @@ class MemoryModel(Tables):
         updated = shard_of(layout, dense, experts) if layout.zero else dense + experts
         activations, host = rank.activations, 0.0
         if layout.offload_activations:
-            host = offloaded_share(layout, self.job) * activations
+            host = layout.offloaded_share(self.job.decoder) * activations
             activations *= self.kept(layout)
         states = self._states(layout, dense, experts, on_host)
         host += on_host * HOST_OPTIMIZER_BYTES * updated
@@ -279,21 +272,23 @@ class MemoryModel(Tables):
         return found[0] + 2 * GEMM_INPUT[self.job.dtype] * (dense + experts), *found[1:]
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
-        """Return the bytes of what is sharded and yet whole for a while."""
-        element = gathered_bytes(layout, self._optimizer)
-        if not element:
-            return 0.0
-        largest = self._largest_block(layout, rank.blocks)
-        return element * min(WHOLE_BLOCKS * largest, rank.dense + rank.experts)
+        """Return the bytes of what is sharded and yet whole for a while.
 
-    @once(
-        lambda layout, rank: (
-            layout.tp, layout.ep * layout.etp, layout.dp * layout.cp > 1, layout.edp > 1, rank,
+        Gradients before they are reduced, from ZeRO stage 2 on, and under stage 3 gathered
+        parameters, in bfloat16.
+        """
+        if layout.zero < SHARDS_GRADIENTS:
+            return 0.0
+        element = self._optimizer.gradient_bytes + ELEMENT * (layout.zero > SHARDS_GRADIENTS)
+        dense, experts = _shards(layout)
+        largest = max(
+            (
+                dense * one.dense + experts * one.experts
+                for _, one in self._parameters.blocks(layout, rank.blocks)
+            ),
+            default=0.0,
         )
-    )  # fmt: skip
-    def _largest_block(self, layout: FoldedLayout, rank: RankBlocks) -> float:
-        """Return the parameters on one device of the block that has most to shard."""
-        return largest_sharded_block(self.job.decoder, layout, rank, _shards(layout))
+        return element * min(WHOLE_BLOCKS * largest, rank.dense + rank.experts)
 
     @once(
         lambda layout: (
@@ -313,10 +308,10 @@ class MemoryModel(Tables):
         dense, experts = self._parameters.of(layout, rank)
         fullest = max(rank.ranks, key=every_live.__getitem__)
         live = every_live[fullest]
-        activations, workspace = self._activations(layout, rank, live)
+        activations, workspace = self.activations(layout, rank, live)
         uneven = 0.0
         if self._natural is not None:
-            uneven = self._natural.of_rows(layout, rank, live) - activations - workspace
+            uneven = sum(self._natural.activations(layout, rank, live)) - activations - workspace
         return _RankBytes(
             rank=fullest,
             live=live,
@@ -329,21 +324,17 @@ class MemoryModel(Tables):
             uneven=max(0.0, uneven),
         )
 
-    def _activations(
+    def activations(
         self, layout: FoldedLayout, rank: RankBlocks, live: float
     ) -> tuple[float, float]:
-        """Return the bytes of a rank's activations, and of its workspace."""
-        counted = self._counted(layout, rank)
-        kept = live * sum(count * block.total for count, block in counted)
-        return kept, max((block.workspace for count, block in counted if count), default=0.0)
-
-    def of_rows(self, layout: FoldedLayout, rank: RankBlocks, live: float) -> float:
-        """Return the bytes that depend on how many rows a rank gets: those of its activations.
+        """Return the bytes of a rank's activations, and of its workspace.
 
         Args:
             live: micro-batches in work.
         """
-        return sum(self._activations(layout, rank, live))
+        counted = self._counted(layout, rank)
+        kept = live * sum(count * block.total for count, block in counted)
+        return kept, max((block.workspace for count, block in counted if count), default=0.0)
 
     def _counted(self, layout: FoldedLayout, rank: RankBlocks) -> list[tuple[int, BlockBytes]]:
         """Return the number and the bytes of each kind of block, those of predictions last.
@@ -365,7 +356,7 @@ class MemoryModel(Tables):
 
     def kept(self, layout: FoldedLayout) -> float:
         """Return the share of the activations that a device keeps, with the blocks in buffers."""
-        share = offloaded_share(layout, self.job)
+        share = layout.offloaded_share(self.job.decoder)
         if not share:
             return 1.0
         return min(1.0, 1 - share + min(1.0, BUFFERED_BLOCKS / self.job.decoder.num_layers))
@@ -401,27 +392,14 @@ class MemoryModel(Tables):
     ) -> list[BlockBytes]:
         """Return the bytes of each kind of block, then of each of multi-token prediction."""
         able = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
-        decoder = self.job.decoder
-        kinds = *decoder.kinds, *(block for one in decoder.predictions for block in one.blocks)
-        plain: Sequence[BlockBytes | None] = [None] * len(kinds)
-        if recompute:
-            plain = self._bytes_of_blocks(layout, ())
-        return [self._of_block(kind, able, one) for kind, one in zip(kinds, plain, strict=True)]
-
-    def _of_block(self, block: Block, layout: FoldedLayout, plain: BlockBytes | None) -> BlockBytes:
-        """Return the bytes of a block.
-
-        Args:
-            plain: those without recomputation; None where these are they.
-        """
-        modules = block_modules(block, self.job, layout, self.target)
-        total = sum(modules.values())
-        again = 0.0 if plain is None else plain.total - total
-        return BlockBytes(
-            modules=modules,
-            total=total,
-            workspace=again + workspace_bytes(block, self.job, layout),
-        )
+        found = []
+        for place, kind in enumerate(self.job.decoder.kinds_and_predictions):
+            modules = block_modules(kind, self.job, able, self.target)
+            total = sum(modules.values())
+            plain = self._bytes_of_blocks(layout, ())[place].total if recompute else total
+            workspace = plain - total + workspace_bytes(kind, self.job, able)
+            found.append(BlockBytes(modules=modules, total=total, workspace=workspace))
+        return found
 
     def _logits(self, layout: FoldedLayout, rank: RankBlocks) -> float:
         """Return the logits of a rank's heads at the loss, with their gradients.
@@ -442,6 +420,6 @@ def _shards(layout: FoldedLayout) -> tuple[bool, bool]:
 
     What one rank has alone is whole, unless it is in host memory.
     """
-    if layout.offload_optimizer and layout.zero > _GATHERS_PARAMETERS:
+    if layout.offload_optimizer and layout.zero > SHARDS_GRADIENTS:
         return True, True
     return layout.dp * layout.cp > 1, layout.edp > 1

@@ -1,4 +1,8 @@
-"""Parameters of a pipeline rank on one device."""
+"""Parameters of a pipeline rank on one device, and the bytes of their states by the stage of ZeRO.
+
+From stage 1 on a replica has its shard of the states alone, from stage 2 on of the gradients, too,
+and under stage 3 of the parameters. Dense parameters have dp·cp replicas, experts edp.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -8,8 +12,10 @@ from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.once import Tables, once
+from moetune.domain.optimizers import Optimizer
 from moetune.domain.training import FoldedLayout
-from moetune.solve.training.stages import StageBlocks
+from moetune.solve.training.activations import ELEMENT
+from moetune.solve.training.stages import StageBlocks, block_counts
 
 
 class Parameters(NamedTuple):
@@ -37,40 +43,26 @@ class RankParameters(Tables):
         table = decoder.vocab_size * decoder.d_model / layout.tp
         tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
         dense, experts = table * tables, 0.0
-        for count, kind in zip(rank.counts, self._of_kinds(layout), strict=True):
-            if count:
-                dense, experts = dense + count * kind.dense, experts + count * kind.experts
-        for one in decoder.predictions if rank.has_predictions else ():
-            dense += one.projection / layout.tp
-            for block in one.blocks:
-                own = block_parameters(block, layout)
-                dense, experts = dense + own.dense, experts + own.experts
+        for count, block in self.blocks(layout, rank):
+            dense, experts = dense + count * block.dense, experts + count * block.experts
+        if rank.has_predictions:
+            dense += sum(one.projection for one in decoder.predictions) / layout.tp
         return Parameters(dense, experts)
 
+    def blocks(self, layout: FoldedLayout, rank: StageBlocks) -> list[tuple[int, Parameters]]:
+        """Return the number and the parameters of each kind of block that a pipeline rank has."""
+        every = self.of_kinds(layout)
+        counted = zip(block_counts(rank, len(every)), every, strict=True)
+        return [(count, one) for count, one in counted if count]
+
     @once(_sizes)
-    def _of_kinds(self, layout: FoldedLayout) -> tuple[Parameters, ...]:
-        return tuple(block_parameters(kind, layout) for kind in self.decoder.kinds)
-
-
-def largest_sharded_block(
-    decoder: Decoder, layout: FoldedLayout, rank: StageBlocks, shards: tuple[bool, bool]
-) -> float:
-    """Return the parameters on one device of the pipeline rank's block that has most to shard.
-
-    Args:
-        shards: whether all but the experts is sharded, and whether experts are.
-    """
-    shards_dense, shards_experts = shards
-    own = [kind for count, kind in zip(rank.counts, decoder.kinds, strict=True) if count]
-    if rank.has_predictions:
-        own += [block for one in decoder.predictions for block in one.blocks]
-    return max(
-        (
-            shards_dense * dense + shards_experts * experts
-            for dense, experts in (block_parameters(one, layout) for one in own)
-        ),
-        default=0.0,
-    )
+    def of_kinds(self, layout: FoldedLayout) -> tuple[Parameters, ...]:
+        """Return the parameters of each kind of block, then of each of multi-token prediction."""
+        found = []
+        for whole, shared, experts in map(_amounts, self.decoder.kinds_and_predictions):
+            dense = whole + shared / layout.tp
+            found.append(Parameters(dense, experts / (layout.ep * layout.etp)))
+        return tuple(found)
 
 
 @cache
@@ -84,7 +76,41 @@ def _amounts(block: Block) -> tuple[float, float, float]:
     return whole, amounts.attention - latent + amounts.dense + amounts.shared, experts
 
 
-def block_parameters(block: Block, layout: FoldedLayout) -> Parameters:
-    """Return a block's parameters on one device."""
-    whole, shared, experts = _amounts(block)
-    return Parameters(whole + shared / layout.tp, experts / (layout.ep * layout.etp))
+SHARDS_GRADIENTS = 2
+"""The ZeRO stage, and those above it."""
+WHOLE_BLOCKS = 2
+"""Of a sharded model that a device has at once: the one that is computed and the next one.
+
+Megatron-FSDP takes twice a block as the size of its queues (`suggested_communication_unit_size`).
+"""
+
+
+def shard_of(layout: FoldedLayout, dense: float, experts: float) -> float:
+    """Return the parameters of one replica's shard."""
+    return dense / (layout.dp * layout.cp) + experts / layout.edp
+
+
+def state_bytes(
+    layout: FoldedLayout, optimizer: Optimizer, dense: float, experts: float, *, on_host: float
+) -> tuple[float, float, float]:
+    """Return the bytes of so many parameters, of their gradients, and of their states.
+
+    FSDP2 shards float32 parameters at every stage. At stage 2 what it gathers stays for the whole
+    step, and gradients of micro-batches are added up whole
+    (`torch/distributed/fsdp/_fully_shard/_fsdp_param.py`, `unsharded_accumulated_grad`).
+
+    Args:
+        on_host: share of the optimizer that the host keeps.
+    """
+    count, shard, zero = dense + experts, shard_of(layout, dense, experts), layout.zero
+    is_whole = zero <= SHARDS_GRADIENTS
+    parameters = optimizer.parameter_bytes * (count if is_whole else shard)
+    gradients = optimizer.gradient_bytes * (shard if zero >= SHARDS_GRADIENTS else count)
+    if optimizer.updates_parameters and is_whole:
+        parameters = optimizer.parameter_bytes * shard + ELEMENT * count
+        gradients += optimizer.gradient_bytes * count * (layout.pp > 1)
+    return (
+        parameters,
+        gradients,
+        (1 - on_host) * optimizer.state_bytes * (shard if zero else count),
+    )

@@ -1,5 +1,7 @@
 """Passes of a block on a rank: its modules with recomputation, launches, and hidden exchanges."""
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from moetune.domain.architecture import Block, Part
@@ -7,9 +9,9 @@ from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import HALF_PRECISION, FoldedLayout, TrainingDtype
-from moetune.solve.training.block_times import BlockTimes
-from moetune.solve.training.modules import ModuleName
-from moetune.solve.training.selective import AGAIN
+from moetune.solve.training.activations import AGAIN
+from moetune.solve.training.modules import BlockTimes, ModuleName
+from moetune.solve.training.stages import StageBlocks, block_counts
 
 _HOST_SECONDS = {"mixer": 1.5e-3, "latent": 3.2e-3, "dense": 0.5e-3, "routed": 3.5e-3}
 """Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
@@ -214,3 +216,43 @@ def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
     again = {*layout.recompute, *(_OF_EXPERTS if "moe" in layout.recompute else ())}
     names = (name for name in _RECOMPUTABLE if name in again and name in times.modules)
     return sum(times.modules[name].forward for name in names)
+
+
+class Room(NamedTuple):
+    """Seconds that gradients and parameters can run beside, of one micro-batch's passes."""
+
+    forward: float
+    backward: float
+
+    def divided(self, by: float) -> "Room":
+        """Return so many times less room."""
+        return Room(self.forward / by, self.backward / by)
+
+
+NO_ROOM, WITHOUT_END = Room(0.0, 0.0), Room(math.inf, math.inf)
+
+
+def computing(
+    rank: StageBlocks,
+    blocks: Sequence[BlockSeconds],
+    ends: tuple[float, float],
+    layout: FoldedLayout,
+) -> Room:
+    """Return the room of a rank: its passes without any communication, hidden or not.
+
+    Args:
+        blocks: of each kind.
+        ends: the embedding's and a head's, both passes.
+    """
+    heads = rank.has_head + rank.has_predictions * (len(blocks) - len(rank.counts))
+    both = rank.has_embedding * ends[0] + heads * ends[1]
+    forward, backward = FORWARD_OF_BOTH * both, (1 - FORWARD_OF_BOTH) * both
+    for count, one in zip(block_counts(rank, len(blocks)), blocks, strict=True):
+        if count:
+            sent = one.times.communication
+            again = sent.forward if "full" in layout.recompute else 0.0
+            if not again and repeats_exchange(layout):
+                again = one.times.passes("exchange").forward
+            forward += count * max(0.0, one.forward - sent.forward)
+            backward += count * max(0.0, one.backward - sent.backward - again)
+    return Room(forward, backward)

@@ -6,8 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from moetune.domain.pipeline import SPLITTING, Schedule, rank_of_stage
-from moetune.solve.training.schedule import Pass
-from moetune.solve.training.timetable import KINDS, Timetable, timetable
+from moetune.solve.training.schedule import KINDS, Pass, Timetable, timetable
 
 _ROUNDS = 4
 """Rounds of p micro-batches that are played; more repeat the last one."""

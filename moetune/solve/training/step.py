@@ -8,17 +8,12 @@ from moetune.domain.once import Tables, once
 from moetune.domain.pipeline import SPLITTING, StageLetters
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.activations import ELEMENT
+from moetune.solve.training.activations import ELEMENT, block_bytes
 from moetune.solve.training.block import GEMM_FORMS
 from moetune.solve.training.blocks import BlockTable
 from moetune.solve.training.machine import DevicePrices
-from moetune.solve.training.offload import (
-    activation_bytes,
-    offloaded_share,
-)
-from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds
+from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds, Room, computing
 from moetune.solve.training.pipeline import StagePipeline, StageSeconds, least_seconds, play
-from moetune.solve.training.room import Room, computing
 from moetune.solve.training.stages import (
     DecoderStages,
     RankBlocks,
@@ -236,13 +231,16 @@ class StepPrices(Tables):
 
     def _waits_for_copies(self, layout: FoldedLayout, stage: StageSeconds) -> tuple[float, float]:
         """Return what copies of activations take longer than the pass that they run beside."""
-        size = offloaded_share(layout, self.job) * self._activation_bytes(layout)
+        size = layout.offloaded_share(self.job.decoder) * self._activation_bytes(layout)
         out, back = self.device.copied("d2h", size), self.device.copied("h2d", size)
         return max(0.0, out - stage.forward), max(0.0, back - stage.backward)
 
     @once(lambda layout: (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch))
     def _activation_bytes(self, layout: FoldedLayout) -> float:
-        return activation_bytes(layout, self.job)
+        """Return the bytes of all blocks' activations for one micro-batch."""
+        decoder = self.job.decoder
+        every = zip(self.stages.whole.counts, decoder.kinds, strict=True)
+        return fsum(count * block_bytes(kind, self.job, layout) for count, kind in every)
 
     def balanced(self, layout: FoldedLayout) -> FoldedLayout:
         """Return the layout with stages whose ranks take as equally long as blocks allow."""

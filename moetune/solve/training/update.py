@@ -8,25 +8,9 @@ from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices
-from moetune.solve.training.parameters import RankParameters
-from moetune.solve.training.room import NO_ROOM, WITHOUT_END, Room
-from moetune.solve.training.stages import DecoderStages, RankBlocks
-from moetune.solve.training.states import shard_of
-
-_SHARDS_GRADIENTS = 2
-
-
-class _Held(NamedTuple):
-    """Parameters of one device of the pipeline rank with most of them.
-
-    Args:
-        dense, experts: all but the experts, and the experts.
-        num_blocks: of the rank.
-    """
-
-    dense: float
-    experts: float
-    num_blocks: int
+from moetune.solve.training.parameters import SHARDS_GRADIENTS, Parameters, RankParameters, shard_of
+from moetune.solve.training.passes import NO_ROOM, WITHOUT_END, Room
+from moetune.solve.training.stages import DecoderStages
 
 
 class _Alone(NamedTuple):
@@ -62,20 +46,22 @@ class UpdatePrices(Tables):
         reduced after each micro-batch. Sharded parameters are gathered before each pass, and
         before a backward pass on the links of its reduction.
         """
-        held, num = self._most_parameters(layout), num_micro_batches
+        (held, blocks), num = self._most_parameters(layout), num_micro_batches
         if not self.target.hides_gradients:
-            reduced, gathered = self._alone(layout, held.dense, held.experts)
+            reduced, gathered = self._alone(layout, held)
             if layout.offload_optimizer and self.target.offloads_states:
-                return num * self._over_host(layout, held, reduced + 2 * gathered, room)
-            shards_all = layout.zero > _SHARDS_GRADIENTS
+                return num * self._over_host(layout, held, blocks, reduced + 2 * gathered, room)
+            shards_all = layout.zero > SHARDS_GRADIENTS
             return num * (reduced + 2 * gathered) if shards_all else reduced + gathered
-        if layout.zero > _SHARDS_GRADIENTS:
-            return num * self._block_by_block(layout, held, room)
-        reduced, gathered = self._alone(layout, held.dense, held.experts)
+        if layout.zero > SHARDS_GRADIENTS:
+            return num * self._block_by_block(layout, held, blocks, room)
+        reduced, gathered = self._alone(layout, held)
         ahead, behind = max(0.0, gathered - room.forward), max(0.0, reduced - room.backward)
-        return ahead + behind * (num if layout.zero == _SHARDS_GRADIENTS else 1)
+        return ahead + behind * (num if layout.zero == SHARDS_GRADIENTS else 1)
 
-    def _block_by_block(self, layout: FoldedLayout, held: _Held, room: Room) -> float:
+    def _block_by_block(
+        self, layout: FoldedLayout, held: Parameters, num: int, room: Room
+    ) -> float:
         """Return what ZeRO stage 3 shows of one micro-batch, with one block fetched ahead.
 
             2·g + r + (n - 1)·(max(0, g - F/n) + max(0, g + r - B/n)) + copies
@@ -85,8 +71,7 @@ class UpdatePrices(Tables):
         are copied out of a buffer, and gradients into it, on the stream that computes
         (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
         """
-        reduced, gathered = self._alone(layout, held.dense, held.experts)
-        num = held.num_blocks
+        reduced, gathered = self._alone(layout, held)
         reduce, gather = reduced / num, gathered / num
         later = max(0.0, gather - room.forward / num)
         later += max(0.0, gather + reduce - room.backward / num)
@@ -95,11 +80,11 @@ class UpdatePrices(Tables):
             return shown
         summed = self.target.optimizer(self.job.optimizer).gradient_bytes
         copied = 2 * (ELEMENT + ELEMENT) + ELEMENT + summed
-        return shown + self.device.moved(copied * (held.dense + held.experts))
+        return shown + self.device.moved(copied * sum(held))
 
     def shares_link(self, layout: FoldedLayout) -> bool:
         """Return whether ZeRO stage 3 gathers over the link that exchanges tokens."""
-        if layout.zero <= _SHARDS_GRADIENTS or not self.job.decoder.num_moe_layers:
+        if layout.zero <= SHARDS_GRADIENTS or not self.job.decoder.num_moe_layers:
             return False
         exchange = self.device.span(layout.ep * layout.etp, 1)
         data = self.device.span(layout.dp * layout.cp, layout.tp)
@@ -112,18 +97,20 @@ class UpdatePrices(Tables):
             self.gradients(layout, room, num_micro_batches=num) for room in (WITHOUT_END, NO_ROOM)
         )  # computation may lose more beside gradients than these gain
 
-    def _alone(self, layout: FoldedLayout, dense: float, experts: float) -> _Alone:
+    def _alone(self, layout: FoldedLayout, held: Parameters) -> _Alone:
         """Return the seconds of so many parameters by themselves."""
         data = self.device.span(layout.dp * layout.cp, layout.tp)
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
         summed = self.target.optimizer(self.job.optimizer).gradient_bytes
         reduced = gathered = 0.0
-        for count, span in ((dense, data), (experts, replicas)):
+        for count, span in zip(held, (data, replicas), strict=True):
             reduced += self.device.collective("reduce_scatter", span, summed * count)
             gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
         return _Alone(reduced, gathered)
 
-    def _over_host(self, layout: FoldedLayout, held: _Held, sent: float, room: Room) -> float:
+    def _over_host(
+        self, layout: FoldedLayout, held: Parameters, num: int, sent: float, room: Room
+    ) -> float:
         """Return what a micro-batch shows of states that are in host memory, and of their shards.
 
             max(0, max(fetch, store, link) - computed) + (fetch + store + link) / blocks
@@ -132,31 +119,22 @@ class UpdatePrices(Tables):
         fetched before it, and the last one's gradients are stored behind it. Parameters are fetched
         for each pass.
         """
-        count = shard_of(layout, held.dense, held.experts)
+        count = shard_of(layout, *held)
         summed = self.target.optimizer(self.job.optimizer).gradient_bytes
         ways = (
             2 * self.device.copied("h2d", ELEMENT * count),
             self.device.copied("d2h", summed * count), sent,
         )  # fmt: skip
         waited = max(0.0, max(ways) - room.forward - room.backward)
-        return waited + sum(ways) / held.num_blocks
+        return waited + sum(ways) / num
 
     def optimizer_seconds(self, layout: FoldedLayout, on_host: float) -> float:
         """Return the optimizer's seconds with a share of it on the host."""
-        dense, experts, *_ = self._most_parameters(layout)
-        shards = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
+        held, _ = self._most_parameters(layout)
         each = self.target.optimizer(self.job.optimizer).moved_bytes
-        count = dense / shards[0] + experts / shards[1]
+        count = shard_of(layout, *held) if layout.zero else sum(held)
         device = self.device.moved((1 - on_host) * each * count)
         return device + on_host * count * self.device.host_adam_seconds
-
-    def host_seconds(self, layout: FoldedLayout, share: float) -> float:
-        """Return what the host takes at least with a share of the optimizer, of ZeRO stage 1."""
-        if not share:
-            return 0.0
-        dense, experts, *_ = self._most_parameters(layout)
-        count = dense / (layout.dp * layout.cp) + experts / layout.edp
-        return share * count * self.device.host_adam_seconds
 
     @once(
         lambda layout: (
@@ -164,10 +142,10 @@ class UpdatePrices(Tables):
             layout.pp, layout.vpp, layout.order, layout.stages,
         )
     )  # fmt: skip
-    def _most_parameters(self, layout: FoldedLayout) -> _Held:
-        every = (self._of_rank(layout, one) for one in self.stages.ranks(layout))
-        return max(every, key=lambda one: one.dense + one.experts)
-
-    def _of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> _Held:
-        dense, experts = self._parameters.of(layout, rank)
-        return _Held(dense=dense, experts=experts, num_blocks=max(1, sum(rank.counts)))
+    def _most_parameters(self, layout: FoldedLayout) -> tuple[Parameters, int]:
+        """Return the parameters of a device of the rank that has most, and its blocks."""
+        every = (
+            (self._parameters.of(layout, one), max(1, sum(one.counts)))
+            for one in self.stages.ranks(layout)
+        )
+        return max(every, key=lambda one: sum(one[0]))

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from moetune.domain.constraint_texts import constraint_words
-from moetune.domain.plan import Plan
-from moetune.domain.terms import PhaseTerms, StrategyTerms
+from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
 from moetune.domain.units import format_seconds
 from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import degree_figure
@@ -35,11 +34,6 @@ _BYTES = (
     "peak: of a step as the layer runs it, which the limit is for; formulas: Eq. 1 to 6 of "
     "MPipeMoE, which omit some buffers and the routing data."
 )
-_PAPER = (
-    "Eq. 10 is MPipeMoE's own rule, and * its choice where memory is reused. It has no start-up "
-    "times and does not decide here."
-)
-
 _RANGE = "the range that nine of ten such steps should lie in"
 
 
@@ -162,16 +156,11 @@ def _strategies(explanation: Explanation, *, is_drawn: bool) -> Iterator[Section
     table = Table(
         name="strategies",
         header=(
-            "strategy", "chunks", "peak", "formulas", "host", "step", "Eq. 10", "how",
-            "why it lost",
+            "strategy", "chunks", "peak", "formulas", "host", "step", "how", "why it lost",
         ),
         rows=tuple(map(_strategy, found)),
         prose=("how", "why it lost"),
-        notes=(
-            *(absent if missing else ()),
-            _BYTES,
-            _PAPER,
-        ),
+        notes=(*(absent if missing else ()), _BYTES),
     )  # fmt: skip
     yield Section(
         name="strategies", title="Ways to keep activations", tables=(table,), figures=figures
@@ -179,7 +168,6 @@ def _strategies(explanation: Explanation, *, is_drawn: bool) -> Iterator[Section
 
 
 def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
-    paper = format_seconds(one.paper_seconds) + (" *" if one.is_paper_choice else "")
     return (
         Cell.words(one.strategy, mark="chosen" if one.is_chosen else ""),
         Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
@@ -187,7 +175,6 @@ def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
         Cell.size(one.needed_bytes),
         Cell.size(one.host_bytes or None),
         Cell.seconds(one.step_seconds),
-        Cell(text=paper, value=one.paper_seconds, unit="s"),
         Cell.words(STRATEGY_WORDS[one.strategy]),
         Cell.words(one.lost_because or "the plan"),
     )

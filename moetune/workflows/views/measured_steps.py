@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from moetune.domain.prediction_error import prediction_error
 from moetune.domain.profile import Profile
+from moetune.domain.records import prediction_error
 from moetune.domain.samples import StepRecord
 from moetune.report.section import Cell, Section, Table
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_bytes
-from moetune.report.memory_figure import memory_parts_figure
+from moetune.report.plan_figures import memory_parts_figure
 from moetune.report.section import Cell, Highlight, Section, Table, plural
 from moetune.workflows.memory import FittedLayout, MemoryAnswer
 from moetune.workflows.training_plan import layout_words

@@ -5,10 +5,9 @@ Nothing here loads a solver: `moetune models` answers at once.
 
 from dataclasses import fields
 
-from moetune.domain.amounts import Amounts
 from moetune.domain.architecture import Decoder, Part
 from moetune.domain.document import encode
-from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS, WHOLE_MODELS, Model
 from moetune.huggingface.registry import RegisteredModel

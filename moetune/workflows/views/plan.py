@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.plan import Memory, Plan
+from moetune.domain.plan import Memory, PhaseTerms, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import LAUNCHES, RowsPoint
-from moetune.domain.terms import PhaseTerms
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import (
     EMPTY,

@@ -7,8 +7,7 @@ from moetune.domain.model_plan import Chunks
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.memory_figure import memory_parts_figure
-from moetune.report.plan_figures import Option, pareto_figure
+from moetune.report.plan_figures import Option, memory_parts_figure, pareto_figure
 from moetune.report.section import (
     EMPTY,
     Cell,
@@ -22,7 +21,7 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.joint.ties import NOISE
+from moetune.solve.joint.search import NOISE
 from moetune.workflows.views.decision import how_sure_of_training
 from moetune.workflows.views.figures import training_figures
 from moetune.workflows.views.first_words import binding_words, origin_words, saving_words

@@ -10,7 +10,7 @@ from moetune.domain.document import encode
 from moetune.domain.placement import LayerPlacement
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
-from moetune.solve.joint.ties import NOISE
+from moetune.solve.joint.search import NOISE
 from moetune.workflows.views.decision import how_sure_of_training
 from moetune.workflows.views.first_words import binding_words, saving_words
 from moetune.workflows.views.training import time_table

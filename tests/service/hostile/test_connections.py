@@ -89,18 +89,11 @@ def test_what_never_ends_is_cut_off(service: Served, start: bytes, piece: bytes)
     assert is_well(service)
 
 
-def test_a_long_header_is_refused_by_name_and_a_short_one_passes(service: Served) -> None:
-    for size, status in ((60_000, b"200"), (70_000, b"431")):
-        with contextlib.closing(connect(service)) as connection:
-            connection.sendall(HEAD + b"X-Long: " + b"a" * size + b"\r\nConnection: close\r\n\r\n")
-            assert rest_of(connection).split()[1] == status
-
-
 def test_requests_that_arrive_too_slowly_are_ended(service: Served) -> None:
     with contextlib.ExitStack() as stack:
         started, silent = (stack.enter_context(contextlib.closing(connect(service))) for _ in "ab")
         started.sendall(HEAD)
-        assert rest_of(started).startswith(b"HTTP/1.1 408 ")
+        assert rest_of(started) == b""
         assert rest_of(silent) == b""
     assert is_well(service)
 

@@ -63,10 +63,10 @@ def test_limits_on_requests_hold_behind_tls(secured: Secured) -> None:
         found = b""
         with contextlib.suppress(OSError):
             connection.sendall(
-                b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 99_999
+                b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 999_999
             )
         with contextlib.suppress(OSError):
             while part := connection.recv(4096):
                 found += part
-        assert found == b"" or b" 431 " in found
+        assert found == b""
     assert secured.is_well()

@@ -98,7 +98,7 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
 
 def test_words_of_a_table_are_no_formulas() -> None:
     figure = Figure(
-        name="f", title="F", words="", drawing={}, header=("=1+1", "seconds"),
+        name="f", title="F", words="", panels=(), header=("=1+1", "seconds"),
         rows=(("@cmd", -1.5), ("-2", 3.0), ("plain", "+x")),
     )  # fmt: skip
     assert figure.csv.split("\r\n") == ["'=1+1,seconds", "'@cmd,-1.5", "'-2,3.0", "plain,'+x", ""]

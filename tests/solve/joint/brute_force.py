@@ -14,9 +14,8 @@ from moetune.domain.training import (
     ZeroStage,
 )
 from moetune.domain.training_rules import broken_rules
-from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.search import FoldedSearch, PricedLayout
 from moetune.solve.joint.space import LayoutSpace
-from moetune.solve.joint.ties import PricedLayout
 
 LISTS: tuple[tuple[Recompute, ...], ...] = (
     (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),

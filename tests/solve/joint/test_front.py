@@ -7,7 +7,7 @@ import pytest
 from moetune.domain.errors import InputError, RefusedLayoutError
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.solve.joint.front import memory_front
-from moetune.solve.joint.ties import NOISE
+from moetune.solve.joint.search import NOISE
 from tests.solve.joint.brute_force import every_layout
 from tests.solve.joint.test_search import OLMOE, search_of
 

@@ -10,18 +10,16 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import CudaGraphs, LayoutRequest, TrainingDtype, TrainingJob
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
-from moetune.solve.joint.best import BestLayouts
-from moetune.solve.joint.graphs import (
+from moetune.solve.joint.best import (
     ROOM_FOR_GRAPHS,
     WORTH_GRAPHS,
+    BestLayouts,
     as_graphed,
-    with_and_without_graphs,
     with_graphs,
 )
-from moetune.solve.joint.search import FoldedSearch
-from moetune.solve.joint.ties import NOISE, PricedLayout
+from moetune.solve.joint.front import memory_front
+from moetune.solve.joint.search import NOISE, FoldedSearch, PricedLayout
 from moetune.solve.training.machine import DevicePrices
-from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -40,11 +38,8 @@ def search_of(
     job = TrainingJob(decoder=SMALL, world_size=8, global_batch=64, length=length, dtype=dtype)
     device = DevicePrices(costs=costs_of(machine, allow_modelled=True), machine=machine.machine)
     stages, runtime = DecoderStages(job.decoder), find_target(target)
-    return FoldedSearch(
-        job=job, prices=StepPrices(job=job, device=device, stages=stages, target=runtime),
-        memory=MemoryModel(job=job, stages=stages, target=runtime), limit_bytes=gib * 2**30,
-        target=runtime, site=site_of(machine),
-    )  # fmt: skip
+    prices = StepPrices(job=job, device=device, stages=stages, target=runtime)
+    return FoldedSearch(wholes=prices, limit_bytes=gib * 2**30, site=site_of(machine))
 
 
 def best_of(search: FoldedSearch, pins: LayoutRequest) -> PricedLayout:
@@ -119,14 +114,13 @@ def test_no_graphs_are_tried_where_they_are_pinned_or_nothing_fits() -> None:
 
 def test_a_front_has_layouts_with_graphs_and_without() -> None:
     search = search_of()
-    plain = best_of(search, NO_PINS)
     graphed = best_of(search, replace(NO_PINS, cuda_graphs="partial"))
-
-    def front_of(pins: LayoutRequest) -> tuple[PricedLayout, ...]:
-        return (graphed if pins.cuda_graphs == "partial" else plain,)
-
-    both = with_and_without_graphs(NO_PINS, graphed.layout, front_of)
-    assert min(both, key=lambda one: one.step.seconds) is graphed
-    assert with_and_without_graphs(NO_PINS, plain.layout, front_of) == (plain,)
-    pinned = replace(NO_PINS, cuda_graphs="partial")
-    assert with_and_without_graphs(pinned, graphed.layout, front_of) == (graphed,)
+    plain, both = memory_front(search, NO_PINS), memory_front(search, NO_PINS, "partial")
+    assert {one.layout.cuda_graphs for one in plain} == {"none"}
+    assert both[-1].step.seconds <= graphed.step.seconds * (1 + NOISE)
+    for one in (*plain, graphed):
+        within = [two for two in both if two.memory.peak_bytes <= one.memory.peak_bytes]
+        least = min(two.step.seconds for two in within)
+        assert least <= one.step.seconds / (1 - NOISE)
+    pinned = replace(NO_PINS, cuda_graphs="none")
+    assert memory_front(search, pinned, "partial") == memory_front(search, pinned)

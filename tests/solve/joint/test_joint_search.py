@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from moetune.domain.errors import InputError, RefusedLayoutError
 from moetune.domain.training import LayoutRequest, TrainingJob
-from moetune.solve.joint import ties as ties_module
-from moetune.solve.joint.best import best_layouts
+from moetune.solve.joint import best as best_module
+from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.search import FoldedSearch
-from moetune.solve.joint.ties import on_host
 from tests.solve.joint.brute_force import every_layout, fitting
 from tests.solve.joint.test_search import OLMOE, search_of
 
@@ -77,21 +76,21 @@ def questions(draw: st.DrawFn) -> Question:
 def test_the_best_is_that_of_every_layout_priced(
     monkeypatch: pytest.MonkeyPatch, question: Question
 ) -> None:
-    monkeypatch.setattr(ties_module, "NOISE", 0.0)
+    monkeypatch.setattr(best_module, "NOISE", 0.0)
     search, pins = question.search, question.pins
     every = [*every_layout(search, pins)]
     if not every:
         with pytest.raises((InputError, RefusedLayoutError)):
-            best_layouts(search, pins)
+            BestLayouts(search, pins).ranked()
         return
     peaks = sorted(search.memory.peak(one).peak_bytes for one in every)
     limit = peaks[int(question.quantile * len(peaks))] if question.quantile >= 0 else peaks[0] - 1
     search = replace(search, limit_bytes=limit)
-    found = best_layouts(search, pins)
+    found = BestLayouts(search, pins).ranked()
     priced = fitting(search, every)
     if not priced:
         assert not search.fits(found[0].layout)
-        plain = [one for one in every if pins.offload_optimizer is not None or not on_host(one)]
+        plain = [one for one in every if pins.offload_optimizer is not None or not one.on_host]
         least = min(
             search.memory.peak(one).peak_bytes for one in plain if not one.offload_activations
         )

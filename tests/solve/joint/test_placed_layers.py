@@ -10,13 +10,11 @@ from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
-from moetune.solve.joint.best import best_layouts
+from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.front import memory_front
-from moetune.solve.joint.placed_layers import PlacedLayers
-from moetune.solve.joint.placement import placing, solve_placed
-from moetune.solve.joint.search import FoldedSearch
+from moetune.solve.joint.placement import PlacedLayers, placing, solve_placed
+from moetune.solve.joint.search import NOISE, FoldedSearch
 from moetune.solve.joint.table import LayoutTable
-from moetune.solve.joint.ties import NOISE
 from tests.solve.joint.brute_force import every_layout
 from tests.solve.joint.test_search import OLMOE, search_of
 
@@ -61,12 +59,7 @@ def job_of(layers: RecordedLayers, *, ranks: int = 4, batch: int = 8) -> Trainin
 
 def apart_search(job: TrainingJob, *, gib: float = 70.0) -> FoldedSearch:
     """Return the search with the mean of the layers, and each layer's own for whole layouts."""
-    target = find_target("moetune")
-    mean, own = (
-        replace(one, memory=replace(one.memory, target=target))
-        for one in (search_of(each, target="moetune", gib=gib) for each in (job.alike, job))
-    )
-    return replace(mean, apart=(own.prices, own.memory))
+    return search_of(job, target="moetune", gib=gib)
 
 
 def test_memory_is_that_of_the_steps_that_are_fullest() -> None:
@@ -97,7 +90,7 @@ def test_no_layout_is_faster_with_each_layers_own_routing(
     every = [*every_layout(open_search, pins)]
     peaks = sorted(open_search.priced(one).memory.peak_bytes for one in every)
     search = apart_search(job, gib=peaks[int(quantile * (len(peaks) - 1))] / 2**30)
-    found = best_layouts(search, pins)
+    found = BestLayouts(search, pins).ranked()
     every = [one for one in every if search.fits(one)]
     assert every
     best = min(search.priced(one).step.seconds for one in every)
@@ -112,14 +105,13 @@ def test_a_layout_that_fits_on_the_mean_alone_is_left_out() -> None:
     steep = (8.0,) * 4 + (1.0,) * (EXPERTS - 4)
     pins = LayoutRequest(tp=1, pp=2, vpp=1, ep=2, micro_batch=4, overlap="none", recompute=())
     search = apart_search(job_of(recorded(even, even, steep, steep, top_k=TOP_K)))
-    roomy = best_layouts(search, pins)[0]
-    assert search.apart is not None
-    mean, own = search.memory.needs(roomy.layout)[0], search.apart[1].needs(roomy.layout)[0]
+    roomy = BestLayouts(search, pins).ranked()[0]
+    mean, own = search.memory.needs(roomy.layout)[0], search.memory_of_wholes.needs(roomy.layout)[0]
     assert mean < own
-    tight = apart_search(search.apart[0].job, gib=(mean + own) / 2 / 2**30)
+    tight = apart_search(search.wholes.job, gib=(mean + own) / 2 / 2**30)
     assert tight.memory.needs(roomy.layout)[0] < tight.limit_bytes
-    assert not tight.keeps(roomy.layout)
-    for one in best_layouts(tight, pins):
+    assert not tight.fits(roomy.layout)
+    for one in BestLayouts(tight, pins).ranked():
         assert (
             tight.fits(one.layout) or one.layout == LayoutTable(search=tight, pins=pins).smallest()
         )
@@ -157,8 +149,10 @@ def test_a_placement_is_taken_where_the_step_gains_more_than_two_percent(
 ) -> None:
     loads = recorded(*(uneven(seed, spread) for seed in range(4)), top_k=TOP_K)
     pins = LayoutRequest(tp=1, pp=1, ep=4, zero=1)
-    natural = best_layouts(apart_search(job_of(loads)), pins)[0].step.seconds
-    placed = best_layouts(apart_search(job_of(PlacedLayers.of(loads))), pins)[0].step.seconds
+    natural = BestLayouts(apart_search(job_of(loads)), pins).ranked()[0].step.seconds
+    placed = (
+        BestLayouts(apart_search(job_of(PlacedLayers.of(loads))), pins).ranked()[0].step.seconds
+    )
     layouts, choice = solve_placed(apart_search(job_of(loads)), pins)
     assert choice is not None
     assert choice.gain == pytest.approx(1 - placed / natural, rel=1e-9)
@@ -174,7 +168,7 @@ def test_a_placement_is_taken_where_nothing_else_fits() -> None:
     loads = recorded(*(uneven(seed, 1.5) for seed in range(4)), top_k=TOP_K)
     pins = LayoutRequest(tp=1, pp=1, ep=4, zero=1, micro_batch=2, recompute=(), overlap="none")
     peaks = [
-        best_layouts(apart_search(job_of(one)), pins)[0].memory.peak_bytes
+        BestLayouts(apart_search(job_of(one)), pins).ranked()[0].memory.peak_bytes
         for one in (loads, PlacedLayers.of(loads))
     ]
     assert peaks[1] < peaks[0]

@@ -13,12 +13,10 @@ from moetune.domain.training import (
 )
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
-from moetune.solve.joint import ties as ties_module
-from moetune.solve.joint.best import best_layouts
-from moetune.solve.joint.search import FoldedSearch
-from moetune.solve.joint.ties import NOISE
+from moetune.solve.joint import best as best_module
+from moetune.solve.joint.best import BestLayouts
+from moetune.solve.joint.search import NOISE, FoldedSearch
 from moetune.solve.training.machine import DevicePrices
-from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -31,13 +29,8 @@ OLMOE = named_model("olmoe").decoder
 def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) -> FoldedSearch:
     device = DevicePrices(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
     stages, runtime = DecoderStages(job.decoder), find_target(target)
-    return FoldedSearch(
-        job=job,
-        prices=StepPrices(job=job, device=device, stages=stages, target=runtime),
-        memory=MemoryModel(job=job, stages=stages),
-        limit_bytes=gib * 2**30,
-        target=runtime,
-    )
+    prices = StepPrices(job=job, device=device, stages=stages, target=runtime)
+    return FoldedSearch(wholes=prices, limit_bytes=gib * 2**30)
 
 
 @pytest.mark.unmeasured
@@ -54,12 +47,12 @@ def test_no_layout_that_fits_is_faster(target: str, gib: float, pins: LayoutRequ
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     search = search_of(job, target=target, gib=gib)
     best = min(one.step.seconds for one in fitting(search, every_layout(search, pins)))
-    assert best <= best_layouts(search, pins)[0].step.seconds <= best * (1 + NOISE)
+    assert best <= BestLayouts(search, pins).ranked()[0].step.seconds <= best * (1 + NOISE)
 
 
 def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
-    for one in best_layouts(search_of(job), LayoutRequest()):
+    for one in BestLayouts(search_of(job), LayoutRequest()).ranked():
         assert sum(one.step.parts.values()) == pytest.approx(one.step.seconds)
         assert sum(one.memory.parts.values()) == pytest.approx(one.memory.peak_bytes)
         by_module = sum(one.memory.activations.values())
@@ -71,13 +64,13 @@ def test_a_head_that_takes_long_has_fewer_blocks_beside_it() -> None:
     job = TrainingJob(decoder=qwen, world_size=32, global_batch=256, length=4096)
     search = search_of(job)
     pins = LayoutRequest(tp=1, cp=1, pp=4, vpp=1, ep=8, micro_batch=1)
-    one = best_layouts(search, pins)[0]
+    one = BestLayouts(search, pins).ranked()[0]
     sizes = [word.count("t") for word in one.layout.stages_of(qwen)]
     assert sizes[-1] < min(sizes[:-1])
     even = search.priced(replace(one.layout, stages=None))
     assert one.step.seconds * (1 + NOISE) < even.step.seconds
     by_hand = replace(pins, stages=even_stages(48, 0, 4))
-    assert best_layouts(search, by_hand)[0].layout.stages == by_hand.stages
+    assert BestLayouts(search, by_hand).ranked()[0].layout.stages == by_hand.stages
 
 
 @pytest.mark.parametrize(
@@ -105,7 +98,7 @@ def test_balanced_stages_of_deepseek_v3_are_those_that_megatron_bridge_ships(
 def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ties_module, "NOISE", 0.05)  # few real layouts tie within 1 %
+    monkeypatch.setattr(best_module, "NOISE", 0.05)  # few real layouts tie within 1 %
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=256, length=4096)
     pins = LayoutRequest(tp=1, pp=1, ep=8, micro_batch=2, overlap="none", dispatcher="deepep")
     layout = FoldedLayout(dp=8, ep=8, micro_batch=2, dispatcher="deepep")
@@ -115,7 +108,10 @@ def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
     assert fastest.step.seconds < other.step.seconds < 1.05 * fastest.step.seconds
     gib = fastest.memory.peak_bytes / 2**30
     for share, recompute in ((0.94, ()), (0.97, ("moe_act", "norm"))):
-        assert best_layouts(search_of(job, gib=gib / share), pins)[0].layout.recompute == recompute
+        assert (
+            BestLayouts(search_of(job, gib=gib / share), pins).ranked()[0].layout.recompute
+            == recompute
+        )
     # Where none leaves as much free, the simplest is taken.
     pinned = replace(pins, recompute=())
-    assert best_layouts(search_of(job, gib=gib / 0.97), pinned)[0].layout.recompute == ()
+    assert BestLayouts(search_of(job, gib=gib / 0.97), pinned).ranked()[0].layout.recompute == ()

@@ -8,7 +8,7 @@ from moetune.domain.reference import TransferPhase
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TokenDispatcher, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.posted import posted_chunks
+from moetune.solve.training.exchange import posted_chunks
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file

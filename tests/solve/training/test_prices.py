@@ -206,7 +206,12 @@ def test_a_profile_without_adam_is_refused() -> None:
 def test_scatters_of_tensor_ranks_run_beside_gradients_of_weights_in_megatron() -> None:
     layout = FoldedLayout(dp=16, tp=4)
     shown, hidden, pieces = (
-        BlockPrices(job=job_of("mixtral-8x22b"), layout=layout, device=device(), comm=comm)
+        BlockPrices(
+            job=job_of("mixtral-8x22b"),
+            layout=layout,
+            device=device(),
+            target=replace(find_target("megatron"), comm=comm),
+        )
         for comm in (ALL_SHOWN, BESIDE_WEIGHTS, USERBUFFERS)
     )
     [block] = shown.decoder.kinds

@@ -20,7 +20,7 @@ from moetune.solve.training.chunks import (
 )
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.step import StepPrices
-from tests.solve.training.test_chunks import DISTURBED, H100, H800, prices_of
+from tests.solve.training.test_chunks import DISTURBED, H100, H800, MOETUNE, prices_of
 
 EXCHANGED = FoldedLayout(dp=64, ep=8)
 ALONE = Interference()
@@ -74,7 +74,7 @@ def test_passes_of_a_model_end_when_their_simulated_events_do(interference: Inte
     costs = costs_of(replace(H100, interference=interference), allow_modelled=True)
     prices = BlockPrices(
         job=job, layout=EXCHANGED, device=DevicePrices(costs=costs, machine=H100.machine),
-        shared_beside=True,
+        target=MOETUNE,
     )  # fmt: skip
     part = job.decoder.blocks[-1].routed
     assert part is not None

@@ -6,11 +6,12 @@ import pytest
 
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import named_model
 from moetune.solve.joint.uncertainty import P05_RATIO, P95_RATIO, confidence_of
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.training import plan_training
-from moetune.workflows.training_plan import TrainingPlan, TrainingRequest
+from moetune.workflows.training_plan import TrainingRequest
 
 
 def test_ranges_of_independent_errors_add_up_in_squares() -> None:
@@ -26,7 +27,7 @@ def test_ranges_of_independent_errors_add_up_in_squares() -> None:
     assert confidence_of([2.0], ratios=(1.1, 0.9)) == confidence_of([2.0])
 
 
-def planned(profile: str) -> TrainingPlan:
+def planned(profile: str) -> TrainingDocument:
     job = TrainingJob(
         decoder=named_model("olmoe").decoder, world_size=32, global_batch=256, length=2048
     )
@@ -38,14 +39,12 @@ def planned(profile: str) -> TrainingPlan:
 
 def test_wires_of_a_node_that_stand_for_a_network_are_named_and_widen_the_range() -> None:
     node, cluster = planned("a100-x4"), planned("a100-x8")
-    assert "one node and no network: between the 8 nodes" in node.stand_ins.words[0]
-    low, high = node.stand_ins.ratios
-    assert low < 0.97
-    assert high > 1.03
-    step = node.best.step.seconds
-    assert node.confidence.p95_step_seconds > step * P95_RATIO
-    assert node.confidence.p05_step_seconds < step * P05_RATIO
-    assert not any("no network" in words for words in cluster.stand_ins.words)
-    assert cluster.stand_ins.ratios == (1.0, 1.0)
-    assert any("rule for more ranks stands in" in words for words in cluster.stand_ins.words)
-    assert node.document["warnings"] == list(node.stand_ins.words)
+    assert "one node and no network: between the 8 nodes" in node.warnings[0]
+    step, found = node.predicted.step_seconds, node.confidence
+    assert found.p95_step_seconds > step * P95_RATIO * 1.001
+    assert found.p05_step_seconds < step * P05_RATIO * 0.999
+    assert not any("no network" in words for words in cluster.warnings)
+    step, found = cluster.predicted.step_seconds, cluster.confidence
+    assert found.p95_step_seconds == pytest.approx(step * P95_RATIO)
+    assert found.p05_step_seconds == pytest.approx(step * P05_RATIO)
+    assert any("rule for more ranks stands in" in words for words in cluster.warnings)

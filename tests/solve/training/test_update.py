@@ -10,7 +10,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, ZeroStage
 from moetune.fit.slowed import BANDWIDTH, START, Slowdown, slowed
 from moetune.solve.training.machine import DevicePrices
-from moetune.solve.training.room import NO_ROOM, WITHOUT_END, Room
+from moetune.solve.training.passes import NO_ROOM, WITHOUT_END, Room
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from tests.solve.training.test_prices import device, job_of
@@ -83,7 +83,7 @@ def test_one_block_ahead_hides_what_fits_beside_its_neighbour(target: str, share
     shown = walked - room.forward - room.backward
     priced = prices_of(target).update.gradients(layout, room, num_micro_batches=1)
     copied = (
-        14 * sum(count for count in prices_of(target).update._most_parameters(layout)[:2])
+        14 * sum(prices_of(target).update._most_parameters(layout)[0])
         if target == "torchtitan"
         else 0
     )

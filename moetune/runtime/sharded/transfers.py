@@ -1,13 +1,16 @@
-"""Devices of a model's chunks, the streams of their transfers, and counts of bytes."""
+"""Transfers of a model's chunks: their streams, their collectives, and counts of bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
+from moetune.comm.gloo import new_communicator
+from moetune.comm.group import Communicator, OneRank
 from moetune.runtime.sharded.options import ShardOptions
 
+REDUCTION = "the reduction of a chunk"
 Wait = Callable[[], None]
 """Makes the current stream, or the host on a CPU, wait for a transfer."""
 
@@ -68,14 +71,13 @@ class Placement:
 
     Args:
         device: of the computation.
-        scatter, offload: as in `moetune.shard`.
+        offload: as in `moetune.shard`.
         pin: shards in host memory are page-locked.
         scale: factor of summed gradients: 1 / the ranks of the data-parallel group.
         gather_stream, reduce_stream: for incoming values, and for outgoing gradients.
     """
 
     device: torch.device
-    scatter: bool
     offload: bool
     pin: bool
     scale: float
@@ -86,8 +88,8 @@ class Placement:
     def of(cls, device: torch.device, options: ShardOptions, num_ranks: int) -> "Placement":
         """Return the placement that options ask for, over so many data-parallel ranks."""
         return cls(
-            device=device, scatter=options.scatter, offload=options.offload, pin=options.pin,
-            scale=1 / num_ranks, gather_stream=SideStream(device), reduce_stream=SideStream(device),
+            device=device, offload=options.offload, pin=options.pin, scale=1 / num_ranks,
+            gather_stream=SideStream(device), reduce_stream=SideStream(device),
         )  # fmt: skip
 
 
@@ -96,8 +98,7 @@ class Traffic(NamedTuple):
 
     Args:
         gathers, reduces: number of chunks gathered, and of chunks reduced.
-        gathered_bytes: a chunk's bytes for every all-gather.
-        reduced_bytes: a chunk's bytes for every reduce-scatter, twice that for an all-reduce.
+        gathered_bytes, reduced_bytes: a chunk's bytes for every all-gather and reduce-scatter.
         loaded_bytes, stored_bytes: of shards that came from host memory, and of gradients
             that went there.
     """
@@ -113,10 +114,6 @@ class Traffic(NamedTuple):
     def communicated_bytes(self) -> int:
         """Bytes between ranks: 2M a step where the cache holds everything."""
         return self.gathered_bytes + self.reduced_bytes
-
-    def plus(self, more: "Traffic") -> "Traffic":
-        """Return the traffic and more of it."""
-        return Traffic(*map(sum, zip(self, more, strict=True)))
 
     def __sub__(self, earlier: "Traffic") -> "Traffic":
         return Traffic(*(now - before for now, before in zip(self, earlier, strict=True)))
@@ -147,4 +144,44 @@ class ChunkStats:
 
     def moved(self, traffic: Traffic) -> None:
         """Count a transfer."""
-        self.traffic = self.traffic.plus(traffic)
+        self.traffic = Traffic(*map(sum, zip(self.traffic, traffic, strict=True)))
+
+
+def replica_group(members: Sequence[int]) -> Communicator:
+    """Return the communicator of ranks that share the states of some chunks.
+
+    It is not the model's, whose exchanges would come between theirs.
+
+    Args:
+        members: their ranks in the world, in order.
+    """
+    if len(members) < 2:  # noqa: PLR2004 - one rank, or none without torch.distributed
+        return OneRank()
+    return new_communicator(tuple(members), purpose="a model's chunks")
+
+
+def start_reduce_scatter(
+    replicas: Communicator, whole: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
+    """Start a reduce-scatter of `whole`; return its buffer, and what waits for this rank's sum.
+
+    Where the backend's own sends as little and its sum has the dtype, it is that. Else it is
+    an all-to-all and a local sum: gloo's own is an all-reduce, which sends at least twice as
+    much, and a sum of bfloat16 values on the way would be rounded at every rank.
+
+    Args:
+        dtype: of the sum.
+    """
+    is_own = whole.is_cuda and whole.dtype == dtype and whole.is_floating_point()
+    received = whole.new_empty(whole.numel() // replicas.num_ranks if is_own else whole.numel())
+    if is_own:
+        transfer = replicas.reduce_scatter(received, whole, REDUCTION)
+    else:  # as bytes: backends lack some dtypes that need only be moved
+        into, parts = received.view(torch.uint8), whole.view(torch.uint8)
+        transfer = replicas.all_to_all(into, parts, None, None, REDUCTION)
+
+    def total() -> torch.Tensor:
+        transfer.wait()
+        return received if is_own else received.view(replicas.num_ranks, -1).sum(dim=0, dtype=dtype)
+
+    return received, total

@@ -1,0 +1,227 @@
+"""Dispatchers: the way of a layer's tokens to the experts of all ranks, and of the results back.
+
+`planned_layer` asks one for a step's rows and their numbers, and for the memory policy that runs
+the step: `keep` or `reuse` behind an all-to-all, `tensor` where all ranks have all tokens.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from moetune.comm.agree import Opening
+from moetune.comm.group import Communicator
+from moetune.domain.errors import InputError
+from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.placement import places_of
+from moetune.domain.plan import Decision
+from moetune.runtime.moe.cells import Cells
+from moetune.runtime.moe.counts import (
+    RowCounts,
+    exchange_counts,
+    local_counts,
+    open_with_counts,
+    open_with_local_counts,
+)
+from moetune.runtime.moe.dispatch import Dispatch
+from moetune.runtime.moe.executor import PipelineContext
+from moetune.runtime.moe.function import MemoryPolicy
+from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.keep import keep_activations
+from moetune.runtime.moe.offload import DeviceCopies, HostPool, Offload
+from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.reuse import reuse_buffers
+from moetune.runtime.moe.tensor import TokenSharing, sum_over_ranks
+from moetune.runtime.moe.workspace import MemoryTracker
+
+
+class AllToAll:
+    """Every rank sends its tokens to the ranks of their experts, and gets the results back.
+
+    Args:
+        placement: of the experts over the communicator's ranks.
+        host_tracker: of buffers for activations that leave the device.
+
+    Attributes:
+        has_met: the ranks have compared their layers, whose shape is the size of an exchange.
+    """
+
+    expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
+
+    def __init__(
+        self, communicator: Communicator, placement: ExpertPlacement, host_tracker: MemoryTracker
+    ) -> None:
+        self._communicator, self._placement = communicator, placement
+        self._num_local = placement.num_local
+        self.has_met = False
+        self.host_pool = HostPool(host_tracker, DeviceCopies())
+
+    def meet(self) -> None:
+        """Take note that the ranks have compared their layers."""
+        self.has_met = self._communicator.num_ranks > 1
+
+    def cells(self, routing: Routing, _: Sequence[int], degrees: tuple[int, int]) -> Cells:
+        """Return this rank's rows, before the host knows their numbers.
+
+        Args:
+            _: numbers of tokens: of every rank in shards, else this rank's first.
+            degrees: forward and backward.
+        """
+        num_ranks = self._communicator.num_ranks
+        return Cells(
+            self.places_of(routing.experts_TK), routing.kept,
+            num_experts=self._num_local * num_ranks, num_ranks=num_ranks, degrees=degrees,
+        )  # fmt: skip
+
+    def count(self, cells: Cells) -> RowCounts:
+        """Exchange and read the numbers of rows.
+
+        Raises:
+            CollectiveError: the exchange failed.
+        """
+        return exchange_counts(cells.counts_CPL, self._communicator)
+
+    def open(
+        self, opening: Opening, cells: Cells | None, degrees: tuple[int, int], device: torch.device
+    ) -> tuple[list[list[int]], RowCounts | None]:
+        """Exchange openings and numbers of rows at once, and read both.
+
+        Args:
+            cells: None where the rank's input has a problem.
+
+        Returns:
+            Every rank's opening, and the numbers; None where the ranks' chunks differ.
+
+        Raises:
+            CollectiveError: the exchange failed.
+        """
+        if cells is None:
+            shape = 1, self._communicator.num_ranks, self._num_local
+            sent = torch.zeros(shape, dtype=torch.int64, device=device)
+        else:
+            sent = cells.counts_CPL
+        return open_with_counts(opening, sent, degrees, self._communicator)
+
+    def policy(
+        self,
+        dispatch: Dispatch,
+        context: PipelineContext,
+        x_TD: torch.Tensor,
+        decision: Decision,
+        layer: LayerShape,
+    ) -> MemoryPolicy:
+        """Return the memory policy of a step.
+
+        Raises:
+            InputError: it reuses memory that gradients of weights wait in.
+            AllocationError: there is no host memory for activations.
+        """
+        if dispatch.is_single_chunk or decision.strategy == "none":
+            return keep_activations(context, dispatch, decision.order)
+        if context.weight_gradients is not None:
+            raise InputError(
+                f"strategy {decision.strategy!r} reuses memory that gradients of weights wait in",
+                'use the strategy "none" with a schedule that splits the backward pass',
+            )
+        offload = Offload(
+            decision.strategy, self.host_pool, num_rows=dispatch.num_received, layer=layer,
+            like=x_TD, is_needed=torch.is_grad_enabled(), is_fused=context.form is not None,
+        )  # fmt: skip
+        return reuse_buffers(context, dispatch, offload)
+
+    def planned_tokens(self, num_tokens: Sequence[int]) -> int:
+        """Return the number of tokens to look plans up by, from those of every rank."""
+        return max(num_tokens)
+
+    def signature(self, _: torch.Tensor) -> str:
+        """Return what must be equal on all ranks of their tokens' numbers."""
+        return ""
+
+    def places_of(self, experts_TK: torch.Tensor) -> torch.Tensor:
+        """Return the places of experts: rows travel to those."""
+        order = self._placement.order
+        if not order:
+            return experts_TK
+        places_E = self._places.get(experts_TK.device)
+        if places_E is None:
+            places_E = torch.tensor(places_of(order), device=experts_TK.device)
+            self._places[experts_TK.device] = places_E
+        return places_E[experts_TK]
+
+    @cached_property
+    def _places(self) -> dict[torch.device, torch.Tensor]:
+        """Place of each expert, on each device where it was needed."""
+        return {}
+
+
+class AllGather(AllToAll):
+    """Every rank has all tokens, and its experts' results are summed over the ranks (PPMoE).
+
+    Numbers of rows are the rank's own: the openings alone are exchanged.
+
+    Args:
+        in_shards: each rank has a shard of the tokens, and the experts see all of them. The ranks
+            must agree before they route: the gate sums over them, and choices are gathered by the
+            shards' sizes.
+    """
+
+    expert_parallel: ClassVar[ExpertParallel] = "tensor"
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        placement: ExpertPlacement,
+        host_tracker: MemoryTracker,
+        *,
+        in_shards: bool,
+    ) -> None:
+        super().__init__(communicator, placement, host_tracker)
+        self._asks_shards = in_shards
+        self._in_shards = in_shards and communicator.num_ranks > 1
+        self.has_met = communicator.num_ranks > 1 and not in_shards
+
+    def meet(self) -> None:
+        """Do nothing: sizes of exchanges do not follow from the layer's shape."""
+
+    def cells(self, routing: Routing, num_tokens: Sequence[int], degrees: tuple[int, int]) -> Cells:
+        """Return the rows of this rank's experts."""
+        sharing = self._share(num_tokens)
+        experts_TK = sharing.gather(routing.experts_TK, "the gathering of choices")
+        local_TK = experts_TK - self._placement.first
+        return Cells(
+            local_TK, (local_TK >= 0) & (local_TK < self._num_local),
+            num_experts=self._num_local, num_ranks=1, degrees=degrees,
+            shards=sharing.num_tokens,
+        )  # fmt: skip
+
+    def count(self, cells: Cells) -> RowCounts:
+        """Read the numbers of rows."""
+        return local_counts(cells.counts_CPL, cells.counts_CPL[:, 0].tolist())
+
+    def open(
+        self, opening: Opening, cells: Cells | None, _: tuple[int, int], device: torch.device
+    ) -> tuple[list[list[int]], RowCounts | None]:
+        """Exchange openings, and read them with the numbers of rows."""
+        counts_CPL = None if cells is None else cells.counts_CPL
+        return open_with_local_counts(opening, counts_CPL, self._communicator, device)
+
+    def policy(self, dispatch: Dispatch, context: PipelineContext, *_: object) -> MemoryPolicy:
+        """Return the policy that sums outputs over the ranks."""
+        return sum_over_ranks(context, dispatch, self._share(dispatch.shards))
+
+    def planned_tokens(self, num_tokens: Sequence[int]) -> int:
+        """Return the number of all ranks' tokens, of which replicas count once."""
+        return sum(self._share(num_tokens).num_tokens)
+
+    def signature(self, x: torch.Tensor) -> str:
+        """Return what must be equal on all ranks of their tokens' numbers."""
+        if self._asks_shards:
+            return ", shards of the tokens"
+        return f", {x.shape[:-1].numel()} tokens on every rank"
+
+    def _share(self, num_tokens: Sequence[int]) -> TokenSharing:
+        return TokenSharing(
+            communicator=self._communicator, in_shards=self._in_shards,
+            num_tokens=tuple(num_tokens if self._in_shards else num_tokens[:1]),
+        )  # fmt: skip
