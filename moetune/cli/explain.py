@@ -1,7 +1,9 @@
 """`moetune explain`: the reasons of a plan, and why it is not another choice."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -10,17 +12,11 @@ from moetune.cli.session import (
     Json,
     PlanArgument,
     ProfileOption,
-    Session,
     TrainedModelOption,
     example,
-    refuse_model,
     session_of,
 )
 from moetune.domain.spelling import AS_FLAGS
-
-if TYPE_CHECKING:
-    from moetune.domain.training_document import TrainingDocument
-    from moetune.workflows.compared import WhyNotAnswer
 
 EPILOG = example("moetune explain 3f9c21 --degree 8")
 
@@ -56,15 +52,15 @@ def explain(
 ) -> None:
     """Explain a plan's choice and its times, or why it is not another one.
 
-    Shows the terms, the alternatives that lost, other batch sizes, and the uncertainty. Of a
-    Hugging Face model's plan: where its step and its memory go, and why the next layouts lost.
+    Shows where its step and its memory go, the alternatives that lost, other batch sizes, and the
+    uncertainty.
     With another choice: by how much it is slower, of what, and whether it fits and is allowed.
     """
-    from moetune.domain.training_document import TrainingDocument
+    from moetune.workflows.compared import WhyNot
     from moetune.workflows.files import find_plan
     from moetune.workflows.open_planner import local_planner
     from moetune.workflows.views.explanation import explanation_sections
-    from moetune.workflows.why_not import WhyNot
+    from moetune.workflows.views.why_not import why_not_sections
 
     session = session_of(context, all_rows=all_)
     question = WhyNot(
@@ -73,40 +69,15 @@ def explain(
         spelling=replace(AS_FLAGS, names={**AS_FLAGS.names, "layout": "--layout"}),
     )  # fmt: skip
     wanted = find_plan(plan, stores=session.find_store)
-    if not isinstance(wanted, TrainingDocument):
-        refuse_model(model)
-    elif not question.is_asked:
-        _explain_training(session, wanted, as_json=json)
-        return
     with local_planner(session.settings, profile=profile) as planner:
-        if question.is_asked or isinstance(wanted, TrainingDocument):
-            _show(session, planner.why_not(wanted, question, model=model), as_json=json)
-            return
-        found = planner.explain_plan(wanted)
+        if question.is_asked:
+            answer = planner.why_not(wanted, question, model=model)
+            document: Mapping[str, object] = answer.document
+            view = partial(why_not_sections, answer)
+        else:
+            subject = planner.explain(wanted, model=model)
+            document, view = subject.document, partial(explanation_sections, subject)
     if json:
-        session.screen.document(found.document)
+        session.screen.document(document)
     else:
-        session.screen.answer(explanation_sections(found))
-
-
-def _explain_training(session: Session, plan: "TrainingDocument", *, as_json: bool) -> None:
-    """Explain the plan of a Hugging Face model's training."""
-    from moetune.workflows.views.training_explanation import (
-        TrainingExplanation,
-        training_explanation_sections,
-    )
-
-    why = TrainingExplanation(plan=plan)
-    if as_json:
-        session.screen.document(why.document)
-    else:
-        session.screen.answer(training_explanation_sections(why))
-
-
-def _show(session: Session, answer: "WhyNotAnswer", *, as_json: bool) -> None:
-    from moetune.workflows.views.why_not import why_not_sections
-
-    if as_json:
-        session.screen.document(answer.document)
-    else:
-        session.screen.answer(why_not_sections(answer))
+        session.screen.answer(view())

@@ -69,7 +69,7 @@ def show(
         session.screen.document(found)
         return
     with local_planner(session.settings, profile=profile) as planner:
-        session.screen.answer(plan_sections(found, planner.explain_plan))
+        session.screen.answer(plan_sections(planner.explain(found)))
 
 
 @app.command("export", epilog=example("moetune plans export 1a2b3c --output plan.json"))

@@ -8,7 +8,6 @@ from moetune.cli.session import (
     ProfileOption,
     TrainedModelOption,
     example,
-    refuse_model,
     session_of,
 )
 
@@ -28,15 +27,12 @@ def sensitivity(
     Each part is made 1 % slower and faster with the plan's choice held fixed; each decision is
     moved to its neighbours. Nothing is stored.
     """
-    from moetune.domain.training_document import TrainingDocument
     from moetune.workflows.files import find_plan
     from moetune.workflows.open_planner import local_planner
     from moetune.workflows.views.sensitivity import sensitivity_sections
 
     session = session_of(context)
     wanted = find_plan(plan, stores=session.find_store)
-    if not isinstance(wanted, TrainingDocument):
-        refuse_model(model)
     with local_planner(session.settings, profile=profile) as planner:
         found = planner.sensitivity(wanted, model=model)
     if json:

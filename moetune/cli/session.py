@@ -10,7 +10,7 @@ import typer
 
 from moetune.cli.completers import plan_ids, profile_names
 from moetune.config import NO_STORE
-from moetune.domain.errors import InputError, SchemaMismatchError, StoreUnavailableError
+from moetune.domain.errors import SchemaMismatchError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -152,15 +152,6 @@ def command_again(session: Session, *more: str, without: tuple[str, ...] = ()) -
             words.append(word)
     words += [word for word in more if word not in words]
     return shlex.join(["moetune", *words])
-
-
-def refuse_model(model: str | None) -> None:
-    """Raise InputError where `--model` was given with a plan that has its own."""
-    if model is not None:
-        raise InputError(
-            "--model is for the plans of Hugging Face models, and this plan says its own",
-            "omit --model",
-        )
 
 
 def session_of(context: typer.Context, *, all_rows: bool = True) -> Session:

@@ -1,6 +1,5 @@
 """`moetune trace`: a plan's timelines as a file for Perfetto."""
 
-from collections.abc import Mapping
 from json import dumps as dump
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,15 +13,13 @@ from moetune.cli.session import (
     ProfileOption,
     TrainedModelOption,
     example,
-    refuse_model,
     session_of,
 )
-from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.errors import ProfileError
 from moetune.domain.units import format_share
 
 if TYPE_CHECKING:
-    from moetune.config import Launch
-    from moetune.domain.training_document import TrainingDocument
+    from moetune.domain.any_plan import AnyPlan
     from moetune.workflows.planner import Planner
     from moetune.workflows.trace import Overlap, Trace
 
@@ -51,28 +48,23 @@ def trace(
     every pipeline rank, and of a Hugging Face model one block besides.
     """
     from moetune import config
-    from moetune.domain.training_document import TrainingDocument
     from moetune.workflows.files import find_plan, write_text
     from moetune.workflows.open_planner import local_planner
+    from moetune.workflows.subjects import subject_of
+    from moetune.workflows.trace import recorded_trace
 
     session = session_of(context)
     environ = config.environment()
     launch = config.launch(environ)
-    is_recorded = nproc is not None or launch is not None
     wanted = find_plan(plan, stores=session.find_store)
-    if not isinstance(wanted, TrainingDocument):
-        refuse_model(model)
-    found: Trace | None
     with local_planner(session.settings, profile=profile) as planner:
-        if isinstance(wanted, TrainingDocument):
-            found = _of_training(planner, wanted, model, is_recorded=is_recorded)
-        elif is_recorded:
-            found = _recorded(
-                planner, plan, num_ranks=nproc, launch=launch, environ=environ,
-                oversubscribe=oversubscribe,
-            )  # fmt: skip
+        if nproc is None and launch is None:
+            found: Trace | None = _predicted(planner, wanted, model)
         else:
-            found = _predicted(planner, plan)
+            found = recorded_trace(
+                subject_of(wanted, profile=planner.profile_if_known(wanted), model=model),
+                num_ranks=nproc, launch=launch, environ=environ, oversubscribe=oversubscribe,
+            )  # fmt: skip
     if found is None:
         return
     write_text(output, dump(found.document))
@@ -88,42 +80,13 @@ def trace(
     screen.line(f"Written to {output}. Open it in ui.perfetto.dev or chrome://tracing.")
 
 
-def _predicted(planner: "Planner", plan: str) -> "Trace":
+def _predicted(planner: "Planner", plan: "AnyPlan", model: str | None) -> "Trace":
     try:
-        return planner.trace(plan)
+        return planner.trace(plan, model=model)
     except ProfileError as error:
         raise ProfileError(
-            error.what, "name its profile with --profile, or record a real step with --nproc"
+            error.what, "name its profile with --profile, or record a layer's step with --nproc"
         ) from None
-
-
-def _of_training(
-    planner: "Planner", plan: "TrainingDocument", model: str | None, *, is_recorded: bool
-) -> "Trace":
-    if is_recorded:
-        raise InputError(
-            f"plan {plan.id[:6]} is a training plan, whose steps only its target runs",
-            "omit --nproc: the trace has what the plan predicts",
-        )
-    return planner.trace_training(plan, model=model)
-
-
-def _recorded(
-    planner: "Planner",
-    plan: str,
-    *,
-    num_ranks: int | None,
-    launch: "Launch | None",
-    environ: Mapping[str, str],
-    oversubscribe: bool,
-) -> "Trace | None":
-    from moetune.workflows.trace import recorded_trace
-
-    made = planner.plan(plan)
-    return recorded_trace(
-        made, profile=planner.profile_if_known(made), num_ranks=num_ranks, launch=launch,
-        environ=environ, oversubscribe=oversubscribe,
-    )  # fmt: skip
 
 
 def _words(overlap: "Overlap") -> str:

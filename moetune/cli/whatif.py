@@ -13,7 +13,6 @@ from moetune.cli.session import (
     ProfileOption,
     TrainedModelOption,
     example,
-    refuse_model,
     session_of,
 )
 from moetune.domain.errors import InputError
@@ -84,8 +83,6 @@ def whatif(
         plan_id=plan, changes=changes, speeds=dict(map(_speed, speed or ())), spelling=_FLAGS
     )
     wanted = find_plan(plan, stores=session.find_store)
-    if wanted.kind != "training":
-        refuse_model(model)
     with local_planner(session.settings, profile=profile) as planner:
         answer = answer_of(planner, question, wanted, model=model)
     session.screen.answer(whatif_sections(answer), answer.document, as_json=json)

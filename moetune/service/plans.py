@@ -20,11 +20,10 @@ from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.workflows.arguments import named_as_arguments
 from moetune.workflows.changes import WhatIf
+from moetune.workflows.compared import WhyNot
 from moetune.workflows.plan import InputsDocument
 from moetune.workflows.questions import Question, asks_for_model, read_question
-from moetune.workflows.views.training_explanation import TrainingExplanation
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIfAnswer, whatif
-from moetune.workflows.why_not import WhyNot
 
 INPUTS_SCHEMA = "moetune.inputs/1"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -151,15 +150,12 @@ def _add_explain(app: FastAPI, pools: WorkerPools) -> None:
         return document(await _explained(pools, plan_id, question))
 
 
-async def _explained(pools: WorkerPools, plan_id: str, question: WhyNot) -> dict[str, object]:
+async def _explained(pools: WorkerPools, plan_id: str, question: WhyNot) -> Mapping[str, object]:
     """Return the document of a plan's reasons, or of the other choice that is asked for."""
-    await _require(pools, plan_id)
-    plan = await pools.read(pools.planner.sources.plan, plan_id)
+    plan = await _stored(pools, plan_id)
     if question.is_asked:
         return (await pools.solve(pools.planner.why_not, plan, question)).document
-    if plan.kind == "training":
-        return TrainingExplanation(plan=plan).document
-    return (await pools.solve(pools.planner.explain_plan, plan)).document
+    return (await pools.read(pools.planner.explain, plan)).document
 
 
 def _add_trace(app: FastAPI, pools: WorkerPools) -> None:
@@ -169,13 +165,7 @@ def _add_trace(app: FastAPI, pools: WorkerPools) -> None:
     )
     async def trace(plan_id: str) -> Response:
         """Return a Chrome trace for ui.perfetto.dev."""
-        await _require(pools, plan_id)
-        plan = await pools.read(pools.planner.sources.plan, plan_id)
-        found = await (
-            pools.solve(pools.planner.trace_training, plan)
-            if plan.kind == "training"
-            else pools.solve(pools.planner.trace, plan_id)
-        )
+        found = await pools.solve(pools.planner.trace, await _stored(pools, plan_id))
         name = f'attachment; filename="trace-{plan_id[:6]}.json"'
         return document(found.document, headers={"Content-Disposition": name})
 
@@ -255,6 +245,12 @@ def _check_query(request: Request) -> None:
             raise InputError(
                 f"the query has the unknown parameter {shown(key)}", f"known: {', '.join(_CHOICES)}"
             )
+
+
+async def _stored(pools: WorkerPools, plan_id: str) -> AnyPlan:
+    """Return the stored plan with exactly this id."""
+    await _require(pools, plan_id)
+    return await pools.read(pools.planner.sources.plan, plan_id)
 
 
 async def _require(pools: WorkerPools, plan_id: str) -> None:

@@ -12,6 +12,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.model import Model, WholeModel
 from moetune.domain.model_plan import Confidence
 from moetune.domain.placement import ModelPlacement
+from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
 from moetune.domain.samples import Point
@@ -80,6 +81,12 @@ _MODELS: Mapping[str, tuple[Keys, ...]] = {
 }  # fmt: skip
 _PLANS: Mapping[str, tuple[Keys, ...]] = {
     "drift/1": (Keys({"items": ListOf(Keys({"words": str}, of=OperationDrift))}),),
+    "explanation/1": (
+        Keys({
+            "plan": Plan, "forward": PhaseTerms | None, "backward": PhaseTerms | None,
+            "strategies": tuple[StrategyTerms, ...], "note": str,
+        }),
+    ),
     "inputs/1": (Keys({}, of=InputsDocument),),
     "observations/1": (Keys({"observations": tuple[Observation, ...]}),),
     "observations.list/1": (Keys({"observations": ListOf(_OBSERVATION), **_SECTIONS}),),

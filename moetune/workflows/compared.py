@@ -1,12 +1,13 @@
-"""Two choices of one plan side by side: the answer to "why not this one", in words and numbers."""
+"""Two choices of one plan side by side: the question "why not this one", and its answer."""
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from moetune.domain.document import encode
-from moetune.domain.plan import Alternative, Decision
+from moetune.domain.errors import InputError
+from moetune.domain.spelling import AS_FIELDS, Spelling
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.layer.degree import TIE
 
@@ -18,8 +19,6 @@ _NAMED = 3
 """Parts of a difference that are said."""
 _SMALL = 5e-4
 """Of the step: smaller differences of parts are not said."""
-_NOTHING = 1e-9
-"""Of the step: parts that are smaller in both choices are left out."""
 _SAME = 1e-9
 """Of a step, between two versions of moetune."""
 _WAYS = (
@@ -27,6 +26,66 @@ _WAYS = (
     "cuda-graphs", "offload-activations", "offload-optimizer",
 )  # fmt: skip
 """Decisions that the name of a layout does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyNot:
+    """Another choice of a plan that is asked for; None for what is left to the solver.
+
+    Args:
+        degree: chunks forward and backward, where both are the same.
+        layout: of a model's training: "tp=2,pp=4", or as plans print it.
+        spelling: the caller's names of these, for errors.
+    """
+
+    degree: int | None = None
+    forward_degree: int | None = None
+    backward_degree: int | None = None
+    strategy: str | None = None
+    layout: str | None = None
+    spelling: Spelling = AS_FIELDS
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any other choice is asked for."""
+        asked = (self.degree, self.forward_degree, self.backward_degree, self.strategy, self.layout)
+        return any(value is not None for value in asked)
+
+    @property
+    def degree_texts(self) -> dict[str, str]:
+        """The degrees by the names of their flags.
+
+        Raises:
+            InputError: one degree is given for both phases, and another one for one of them.
+        """
+        phases = {"forward-degree": self.forward_degree, "backward-degree": self.backward_degree}
+        texts = {flag: str(degree) for flag, degree in phases.items() if degree is not None}
+        if self.degree is None:
+            return texts
+        if texts:
+            both, phase = self.spelling("degree"), self.spelling(next(iter(texts)))
+            raise InputError(
+                f"{both} and {phase} exclude each other", f"{both} is for both phases: omit one"
+            )
+        return dict.fromkeys(phases, str(self.degree))
+
+    @property
+    def degree_spelling(self) -> Spelling:
+        """The caller's names: `degree` for those of both phases, where it was given."""
+        if self.degree is None:
+            return self.spelling
+        both = self.spelling("degree")
+        phases = {"forward-degree": both, "backward-degree": both}
+        return replace(self.spelling, names={**self.spelling.names, **phases})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of one plan: by flag in texts, and as its planner takes it."""
+
+    texts: Mapping[str, str]
+    pins: Mapping[str, Any]
+    spelling: Spelling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,22 +187,7 @@ class WhyNotAnswer:
     @property
     def difference(self) -> StepDifference | None:
         """The other step less the chosen one; None where a rule refuses it."""
-        if self.other is None:
-            return None
-        own, found = self.chosen.parts, self.other.parts
-        least = _NOTHING * self.chosen.step_seconds
-        names = dict.fromkeys((*own, *found)) if own and found else {}
-        more = {
-            name: found.get(name, 0.0) - own.get(name, 0.0)
-            for name in names
-            if max(found.get(name, 0.0), own.get(name, 0.0)) > least
-        }
-        seconds = self.other.step_seconds - self.chosen.step_seconds
-        return StepDifference(
-            seconds=seconds,
-            share=seconds / self.chosen.step_seconds,
-            parts=dict(sorted(more.items(), key=lambda item: (-abs(item[1]), item[0]))),
-        )
+        return None if self.other is None else difference_of(self.chosen, self.other)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -162,39 +206,22 @@ class WhyNotAnswer:
         }
 
 
-def is_same_step(now: float, recorded: float) -> bool:
-    """Return whether this version of moetune predicts the seconds that a plan has."""
-    return math.isclose(now, recorded, rel_tol=_SAME)
-
-
-def drift_notes(now: float, recorded: float, *, what: str) -> tuple[str, ...]:
-    """Return a note where this version predicts another step for the plan's own choice.
-
-    Args:
-        what: the plan chooses: "choice" or "layout".
-    """
-    if is_same_step(now, recorded):
-        return ()
-    note = f"This version of moetune predicts {format_seconds(now)} for the plan's own {what}: "
-    return (f"{note}make the plan again to compare like with like",)
-
-
-def only_kept_note(profile: str, *, what: str) -> str:
-    """Return the note of an answer that is looked for among what the plan has kept.
-
-    Args:
-        what: the plan keeps: "candidate" or "layout".
-    """
-    return (
-        f"Profile {profile!r} is not here, or has changed: this is the fastest such {what} that "
-        "the plan has kept, and others were not compared"
+def difference_of(chosen: ComparedChoice, other: ComparedChoice) -> StepDifference:
+    """Return another step less the chosen one; parts where both choices have them."""
+    left, right = chosen.parts, other.parts
+    names = dict.fromkeys((*left, *right)) if left and right else {}
+    more = {name: right.get(name, 0.0) - left.get(name, 0.0) for name in names}
+    seconds = other.step_seconds - chosen.step_seconds
+    return StepDifference(
+        seconds=seconds,
+        share=seconds / chosen.step_seconds,
+        parts=dict(sorted(more.items(), key=lambda item: (-abs(item[1]), item[0]))),
     )
 
 
-def degrees_name(choice: Decision | Alternative) -> str:
-    """Return "8 and 8 chunks, strategy none"."""
-    name = f"{choice.forward_degree} and {choice.backward_degree} chunks"
-    return f"{name}, strategy {choice.strategy}"
+def is_same_step(now: float, recorded: float) -> bool:
+    """Return whether this version of moetune predicts the seconds that a plan has."""
+    return math.isclose(now, recorded, rel_tol=_SAME)
 
 
 def _words(answer: WhyNotAnswer) -> Iterator[str]:

@@ -10,15 +10,15 @@ from moetune.report.plan_figures import Option
 from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
-from moetune.workflows.explain import Explanation
+from moetune.workflows.subjects.layer import LayerSubject
 
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
 
-def layer_options(explanation: Explanation, costs: Costs) -> tuple[Option, ...]:
+def layer_options(subject: LayerSubject, costs: Costs) -> tuple[Option, ...]:
     """Return the plan's choice, and every strategy with 1, 2, 4 … 64 chunks in both phases."""
-    plan = explanation.plan
-    strategies = [one.strategy for one in explanation.strategies] or [plan.memory.strategy]
+    plan = subject.plan
+    strategies = [one.strategy for one in subject.strategies] or [plan.memory.strategy]
     return tuple(_ways(plan, costs, strategies))
 
 

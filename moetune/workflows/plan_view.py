@@ -16,7 +16,6 @@ from typing import Any, Protocol, cast
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import encode
-from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.spelling import AS_FIELDS
 from moetune.report.section import Section
@@ -24,23 +23,19 @@ from moetune.report.text import text_of
 from moetune.workflows import wiring
 from moetune.workflows.arguments import named_as_arguments
 from moetune.workflows.changes import CHANGES, WhatIf
-from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.compared import WhyNot
 from moetune.workflows.export import ExportDocument, export_plan
 from moetune.workflows.files import write_text
 from moetune.workflows.memory import MemoryAnswer
 from moetune.workflows.open_planner import local_planner
 from moetune.workflows.planner import Planner
+from moetune.workflows.subjects import Subject, subject_of
 from moetune.workflows.views.comparison import whatif_sections
 from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.memory import memory_document, memory_page, memory_sections
 from moetune.workflows.views.plan import plan_sections
-from moetune.workflows.views.training_explanation import (
-    TrainingExplanation,
-    training_explanation_sections,
-)
 from moetune.workflows.views.why_not import why_not_sections
 from moetune.workflows.whatif import whatif
-from moetune.workflows.why_not import WhyNot
 
 _ANSWER = 2
 """Sections that a notebook shows; it unfolds the others."""
@@ -175,17 +170,13 @@ class PlanView(Drawn):
             InputError: the choice cannot be read.
             ProfileError: the plan's profile is missing or has changed.
         """
-        plan = self.plan
-        if not choice and plan.kind == "training":
-            why = TrainingExplanation(plan=plan)
-            return self._answer(tuple(training_explanation_sections(why)), why.document)
-        if not choice:
-            found = self._explained(plan.as_layer())
-            return self._answer(explanation_sections(found), found.document)
-        question = WhyNot(**choice, spelling=replace(AS_FIELDS, names={"layout": "layout"}))
         with named_as_arguments(), self._planner() as planner:
-            answer = planner.why_not(plan, question, model=model)
-        return self._answer(why_not_sections(answer), answer.document)
+            if not choice:
+                subject = self._subject(model)
+                return self._answer(explanation_sections(subject), subject.document)
+            question = WhyNot(**choice, spelling=replace(AS_FIELDS, names={"layout": "layout"}))
+            answer = planner.why_not(self.plan, question, model=model)
+            return self._answer(why_not_sections(answer), answer.document)
 
     def whatif(
         self,
@@ -234,11 +225,11 @@ class PlanView(Drawn):
             stores = partial(wiring.find_store, wiring.configure(db=self.db).settings)
             return export_plan(self.plan.as_model(), to=to, model=model, stores=stores).document
 
-    def _explained(self, plan: Plan) -> Explanation:
+    def _subject(self, model: str | None = None) -> Subject:
         if self.profile is not None:
-            return explain_plan(plan, profile=self.profile)
+            return subject_of(self.plan, profile=self.profile, model=model)
         with self._planner() as planner:
-            return planner.explain_plan(plan)
+            return planner.explain(self.plan, model=model)
 
     def _answer(
         self, sections: tuple[Section, ...], document: Mapping[str, object]
@@ -249,9 +240,9 @@ class PlanView(Drawn):
         return local_planner(wiring.configure(db=self.db).settings, profile=profile)
 
     def _printed(self) -> tuple[Section, ...]:
-        return plan_sections(self.plan, self._explained)
+        return plan_sections(self._subject())
 
     def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
-        found = plan_sections(self.plan, self._explained, is_page=True)
+        found = plan_sections(self._subject(), is_page=True)
         answer = tuple(replace(section, figures=()) for section in found[:_ANSWER])
         return f"plan-{self.plan.id[:12]}", answer, found[_ANSWER:]

@@ -7,27 +7,22 @@ that `workflows.views` turns into sections.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, overload
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import AbandonedError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
-from moetune.domain.training_document import TrainingDocument
-from moetune.workflows.compared import WhyNotAnswer
-from moetune.workflows.explain import Explanation, explain_plan
-from moetune.workflows.layer_sensitivity import LayerSubject
+from moetune.workflows.compared import WhyNot, WhyNotAnswer
 from moetune.workflows.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
 from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
 from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import PlanSources
+from moetune.workflows.subjects import LayerSubject, Subject, subject_of
 from moetune.workflows.trace import Trace, predicted_trace
-from moetune.workflows.training_sensitivity import training_sensitivity
-from moetune.workflows.training_trace import training_trace
-from moetune.workflows.training_why_not import compare_layouts, kept_layout
-from moetune.workflows.why_not import WhyNot, answer_from_plan, compare_choices
+from moetune.workflows.why_not import answer_why_not
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -110,56 +105,42 @@ class Planner:
         """
         return self.sources.plan(wanted).as_layer()
 
-    def explain(self, wanted: str) -> Explanation:
-        """Return the terms behind the times of the plan of an id or its beginning.
+    @overload
+    def explain(self, plan: Plan, *, model: str | None = None) -> LayerSubject: ...
+
+    @overload
+    def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject: ...
+
+    def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
+        """Return a plan with its profile; where that is missing or has changed, with the reason.
 
         Raises:
-            InputError: there is no such plan.
-            ProfileError: `--profile` names a missing profile, or the profile lacks an operation.
-        """
-        return self.explain_plan(self.plan(wanted))
-
-    def explain_plan(self, plan: Plan) -> Explanation:
-        """Return the terms behind a plan's times.
-
-        Raises:
-            ProfileError: `--profile` names a missing profile, or the profile lacks an operation.
+            ProfileError: `--profile` names a missing profile.
         """
         try:
             found = self.sources.profile_of(plan)
         except ProfileError:
             if self.sources.must_match:
                 raise
-            name = plan.inputs.profile
-            missing = f"profile {name!r} was not found, name it with --profile"
-            return explain_plan(plan, profile=None, missing=missing)
+            missing = f"profile {plan.inputs.profile!r} was not found, name it with --profile"
+            return subject_of(plan, missing=missing, model=model)
         if found.digest != plan.inputs.profile_fingerprint:
-            return explain_plan(plan, profile=None, missing=_is_another(found.profile.name))
-        return self.run(plan.inputs.profile, explain_plan, plan, profile=found.profile)
+            name = f"profile {found.profile.name!r}"
+            missing = f"{name} is not the one that the plan was made with, or has changed since"
+            return subject_of(plan, missing=missing, model=model)
+        return subject_of(plan, profile=found.profile, model=model)
 
-    def trace(self, wanted: str) -> Trace:
+    def trace(self, plan: AnyPlan, *, model: str | None = None) -> Trace:
         """Return a plan's predicted timelines.
 
-        Raises:
-            InputError: there is no such plan.
-            ProfileError: its profile is missing or has changed.
-        """
-        plan = self.plan(wanted)
-        profile = self.profile_behind(plan)
-        return self.run(plan.inputs.profile, predicted_trace, plan, profile=profile)
-
-    def trace_training(self, plan: TrainingDocument, *, model: str | None = None) -> Trace:
-        """Return a training plan's predicted passes, and one block of its model.
-
         Args:
-            model: the `config.json` of a plan whose model has no name.
+            model: the `config.json` of a training plan whose model has no name.
 
         Raises:
             InputError: another version of moetune has made the plan, or its model is another one.
-            ProfileError: the plan's profile is missing or has changed.
+            ProfileError: its profile is missing or has changed.
         """
-        profile = self.profile_behind(plan)
-        return self.run(profile.name, training_trace, plan, profile=profile, model=model)
+        return self._priced(plan, model, predicted_trace)
 
     def drafted(self, inputs: Mapping[str, object]) -> Plan:
         """Return the stored plan for a plan's `inputs`, else solve for it and store nothing.
@@ -183,18 +164,14 @@ class Planner:
             ProfileError: the plan has not kept such a candidate, and its profile is missing or has
                 changed.
         """
-        profile = self.profile_if_known(plan)
-        if isinstance(plan, TrainingDocument):
-            kept = kept_layout(plan, question) if profile is None else None
-            return kept or self.run(
-                plan.inputs.profile, compare_layouts, plan,
-                profile=profile or self.profile_behind(plan), question=question, model=model,
-            )  # fmt: skip
-        answer = answer_from_plan(plan, question) if profile is None else None
-        return answer or self.run(
-            plan.inputs.profile, compare_choices, plan,
-            profile=profile or self.profile_behind(plan), question=question,
-        )  # fmt: skip
+        if self.profile_if_known(plan) is not None:
+            answer = self._priced(plan, model, answer_why_not, question)
+        else:
+            answer = answer_why_not(self.explain(plan, model=model), question)
+        if answer is None:
+            self.profile_behind(plan)  # which says that it is missing
+        assert answer is not None  # noqa: S101 - with a profile there is always one
+        return answer
 
     def sensitivity(self, plan: AnyPlan, *, model: str | None = None) -> Sensitivity:
         """Return what a plan's step follows: parts of its machine, and its own decisions.
@@ -206,10 +183,16 @@ class Planner:
             InputError: another version of moetune has made the plan.
             ProfileError: the plan's profile is missing, has changed, or lacks an operation.
         """
+        return self._priced(plan, model, sensitivity_of)
+
+    def _priced(
+        self, plan: AnyPlan, model: str | None,
+        question: Callable[Concatenate[Subject, P], T], *args: P.args, **kwargs: P.kwargs,
+    ) -> T:  # fmt: skip
+        """Return the answer to a question on a plan with its profile."""
         profile = self.profile_behind(plan)
-        if isinstance(plan, TrainingDocument):
-            return self.run(profile.name, training_sensitivity, plan, profile=profile, model=model)
-        return self.run(profile.name, _sensitivity, plan, profile)
+        subject = subject_of(plan, profile=profile, model=model)
+        return self.run(profile.name, question, subject, *args, **kwargs)
 
     def profile_behind(self, plan: AnyPlan) -> Profile:
         """Return the profile that a plan was made with.
@@ -217,13 +200,13 @@ class Planner:
         Raises:
             ProfileError: it is missing, or has changed.
         """
-        found = self.sources.profile_of(plan)
-        if found.digest == plan.inputs.profile_fingerprint:
-            return found.profile
-        raise ProfileError(
-            f"{_is_another(found.profile.name)}: plan {plan.id[:6]}",
-            "make the plan again, or name its own profile",
-        )
+        subject = self.explain(plan)
+        if subject.profile is None:
+            raise ProfileError(
+                f"{subject.missing}: plan {plan.id[:6]}",
+                "make the plan again, or name its own profile",
+            )
+        return subject.profile
 
     def profile_if_known(self, plan: AnyPlan) -> Profile | None:
         """Return the profile that a plan was made with; None where it is missing or has changed.
@@ -231,12 +214,7 @@ class Planner:
         Raises:
             ProfileError: `--profile` names another profile.
         """
-        try:
-            return self.profile_behind(plan)
-        except ProfileError:
-            if self.sources.must_match:
-                raise
-            return None
+        return self.profile_behind(plan) if self.sources.must_match else self.explain(plan).profile
 
     def _read(self, inputs: Mapping[str, object]) -> CompleteRequest:
         document = read_inputs(inputs)
@@ -279,11 +257,3 @@ class Planner:
 def _soundly(profile: str, work: Callable[[], T]) -> T:
     with sound_numbers(profile):
         return work()
-
-
-def _sensitivity(plan: Plan, profile: Profile) -> Sensitivity:
-    return sensitivity_of(LayerSubject(plan=plan, profile=profile))
-
-
-def _is_another(profile: str) -> str:
-    return f"profile {profile!r} is not the one that the plan was made with, or has changed since"

@@ -106,7 +106,7 @@ def _profile(
 
 def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
     planner = Planner(sources=LocalSources(stores=stores))
-    sections = plan_sections(plan, planner.explain_plan, is_page=True)
+    sections = plan_sections(planner.explain(plan), is_page=True)
     with stores() as store:
         page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
     figures = observed_figures(seen(page))

@@ -21,7 +21,6 @@ from moetune.workflows.compared import (
     WhyNotAnswer,
 )
 from moetune.workflows.doctor import DOCTOR_SCHEMA, Diagnosis
-from moetune.workflows.explain import EXPLANATION_SCHEMA, Explanation
 from moetune.workflows.export import ExportDocument
 from moetune.workflows.sensitivity import SENSITIVITY_SCHEMA, Sensitivity
 from moetune.workflows.verify import VERIFICATION_SCHEMA, Verification
@@ -35,9 +34,6 @@ _OF_CLASSES: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
     {
         "doctor": partial(schema_of, Diagnosis, tag=DOCTOR_SCHEMA),
         "error": partial(schema_of, ErrorDocument),
-        "explanation": partial(
-            schema_of, Explanation, tag=EXPLANATION_SCHEMA, without=("profile",)
-        ),
         "export": partial(schema_of, ExportDocument),
         "model-routing": partial(schema_of, ModelRoutingRecord),
         "plan": partial(schema_of, Plan),

@@ -5,20 +5,20 @@ decision is moved to its neighbours. `Planner.sensitivity` finds the plan and it
 is stored.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.units import format_seconds
 from moetune.fit.slowed import BANDWIDTH, INTERFERENCE, START, Slowdown
-from moetune.solve.sensitivity import PERCENT, seconds_per_percent
 from moetune.workflows.compared import is_same_step
+from moetune.workflows.subjects import Subject
+from moetune.workflows.subjects.values import Neighbour
 
 SENSITIVITY_SCHEMA = "moetune.sensitivity/1"
-GIB = 2**30
+PERCENT = 0.01
 _NOTHING = 1e-7
 """Of the step, for every percent: parts that change it less are left out."""
 _TIE = 1e-9
@@ -67,33 +67,6 @@ class KnobEffect:
     note: str = ""
 
 
-class Subject(Protocol):
-    """A plan that can be priced again under other costs."""
-
-    @property
-    def plan_id(self) -> str:
-        """The plan's id."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The plan's choice, in words."""
-        ...
-
-    @property
-    def parts(self) -> Iterable[str]:
-        """Parts of the machine that may count."""
-        ...
-
-    def step(self, slowdown: Slowdown | None) -> float:
-        """Return the seconds of the plan's own choice."""
-        ...
-
-    def knobs(self) -> Iterator[KnobEffect]:
-        """Yield the neighbours of the plan's decisions."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
     """Effects on a plan's step.
@@ -124,12 +97,13 @@ class Sensitivity:
         return {"schema": SENSITIVITY_SCHEMA, **encode(self), "words": list(self.words)}
 
 
-def check_same(plan_id: str, *, now: float, then: float) -> None:
+def check_same(subject: Subject) -> None:
     """Raise InputError where this version predicts another step than the plan has."""
+    now, then = subject.seconds(), subject.choice.step_seconds
     if not is_same_step(now, then):
         raise InputError(
-            f"this version of moetune predicts {format_seconds(now)} for plan {plan_id[:6]}, which "
-            f"has {format_seconds(then)}",
+            f"this version of moetune predicts {format_seconds(now)} for plan "
+            f"{subject.plan.id[:6]}, which has {format_seconds(then)}",
             "make the plan again",
         )
 
@@ -138,20 +112,31 @@ def sensitivity_of(subject: Subject) -> Sensitivity:
     """Return what a plan's step follows.
 
     Raises:
+        InputError: this version of moetune predicts another step.
         ProfileError: the profile lacks an operation.
     """
-    step = subject.step(None)
-    effects = {one: _effect(subject, one) for one in subject.parts}
-    known = {one: seconds for one, seconds in effects.items() if abs(seconds) > _NOTHING * step}
-    ordered = sorted(known.items(), key=lambda item: -abs(item[1]))
+    check_same(subject)
+    step = subject.seconds()
+    effects = {part: _seconds_per_percent(subject, part) for part in subject.parts}
+    effective = {part: more for part, more in effects.items() if abs(more) > _NOTHING * step}
+    ordered = sorted(effective.items(), key=lambda item: -abs(item[1]))
+    knobs = (_knob(neighbour, step) for neighbour in subject.neighbours())
     return Sensitivity(
-        plan=subject.plan_id,
-        choice=subject.name,
+        plan=subject.plan.id,
+        choice=subject.choice.name,
         step_seconds=step,
         parts=tuple(_part(part, seconds, step) for part, seconds in ordered),
-        knobs=tuple(sorted(subject.knobs(), key=_order)),
-        without_effect=tuple(one for one in effects if one not in known),
+        knobs=tuple(sorted(knobs, key=_order)),
+        without_effect=tuple(part for part in effects if part not in effective),
     )
+
+
+def _knob(moved: Neighbour, step: float) -> KnobEffect:
+    seconds = None if moved.step_seconds is None else moved.step_seconds - step
+    return KnobEffect(
+        knob=moved.knob, choice=moved.choice, seconds=seconds,
+        share=None if seconds is None else seconds / step, note=moved.note,
+    )  # fmt: skip
 
 
 def _part(part: str, seconds: float, step: float) -> PartEffect:
@@ -171,8 +156,16 @@ def part_words(part: str) -> str:
     return _NAMES.get(part, part)
 
 
-def _effect(subject: Subject, part: str) -> float:
-    return seconds_per_percent(lambda factor: subject.step(Slowdown(part=part, factor=factor)))
+def _seconds_per_percent(subject: Subject, part: str) -> float:
+    """Return by how much a step is longer for each percent that a part's times are longer.
+
+    The symmetric difference over 1 % more and 1 % less: where the step has a kink, as where the
+    link and the experts take equally long, it is the mean of both sides.
+    """
+    slower, faster = (
+        subject.seconds(Slowdown(part=part, factor=factor)) for factor in (1 + PERCENT, 1 - PERCENT)
+    )
+    return (slower - faster) / 2
 
 
 def _order(knob: KnobEffect) -> float:

@@ -6,19 +6,12 @@ from typing import TYPE_CHECKING
 
 from moetune.config import Launch
 from moetune.domain.document import encode
-from moetune.domain.layer import Workload
-from moetune.domain.plan import Decision, Plan
-from moetune.domain.profile import Profile
-from moetune.fit.costs import costs_of
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span
-from moetune.solve.predict import overlap_share, plan_timelines
-from moetune.solve.trace import (
-    PREDICTED,
-    TraceSpan,
-    chunk_span,
-    layer_spans,
-    process_events,
-)
+from moetune.solve.predict import overlap_share
+from moetune.solve.trace import PREDICTED, chunk_span, process_events
+from moetune.workflows.sensitivity import check_same
+from moetune.workflows.subjects import Subject
+from moetune.workflows.subjects.values import RunStep
 
 if TYPE_CHECKING:
     from moetune.runtime.trace import RecordedSpan
@@ -28,7 +21,7 @@ TIMELINE_SCHEMA = "moetune.timeline/2"
 _WARM_UP_STEPS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Overlap:
     """Share of the communication time in which computation runs (HTA's definition)."""
 
@@ -69,65 +62,53 @@ class Trace:
         return {"predicted": encode(self.predicted), "measured": encode(self.measured)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RecordedStep:
-    workload: Workload
-    decision: Decision
+def predicted_trace(subject: Subject) -> Trace:
+    """Return the timelines that a plan predicts; without its profile there are no events.
 
-
-def predicted_trace(plan: Plan, *, profile: Profile | None) -> Trace:
-    """Return the timelines that a layer's plan predicts.
-
-    Args:
-        profile: the one that the plan was made with; None gives no events.
+    Raises:
+        InputError: this version of moetune predicts another step.
     """
-    if profile is None:
+    if subject.profile is None:
         return Trace(events=(), predicted=None, measured=None)
-    costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
-    forward, backward = plan_timelines(plan=plan, costs=costs)
-    overlap = Overlap(forward=overlap_share(forward.spans), backward=overlap_share(backward.spans))
-    spans = layer_spans(plan=plan, costs=costs, forward=forward, backward=backward)
-    return Trace(events=_predicted_events(spans), predicted=overlap, measured=None)
+    check_same(subject)
+    found = subject.timelines()
+    events = [
+        event
+        for number, (name, spans) in enumerate(found.processes, start=PREDICTED)
+        for event in process_events(name, spans, number=number)
+    ]
+    overlap = None if found.overlap is None else Overlap(*found.overlap)
+    return Trace(events=tuple(events), predicted=overlap, measured=None, notes=found.notes)
 
 
 def recorded_trace(
-    plan: Plan,
-    *,
-    profile: Profile | None,
-    num_ranks: int | None,
-    launch: Launch | None,
-    environ: Mapping[str, str],
+    subject: Subject, *, num_ranks: int | None, launch: Launch | None, environ: Mapping[str, str],
     oversubscribe: bool = False,
-) -> Trace | None:
+) -> Trace | None:  # fmt: skip
     """Return the predicted timelines and every rank's of a recorded step; None on ranks above 0.
 
     The ranks' clocks begin at a barrier before the step.
 
     Args:
-        profile: the one that the plan was made with; None omits the prediction.
         num_ranks: to start where there is no launch.
         oversubscribe: several of them may share a core.
 
     Raises:
-        InputError: there are fewer cores than ranks.
+        InputError: there are fewer cores than ranks, or only another runtime runs the step.
         MoetuneError: a rank failed.
     """
     from moetune.workflows.launch import run_on_ranks
 
-    step = _RecordedStep(workload=plan.workload, decision=plan.decide(plan.inputs.tokens_per_rank))
+    step = subject.run_step
     by_rank = run_on_ranks(
         _record, step, num_ranks=num_ranks or 1, launch=launch, environ=environ,
         oversubscribe=oversubscribe,
     )  # fmt: skip
     if launch is not None and launch.rank:
         return None
-    predicted = predicted_trace(plan, profile=profile)
+    predicted = predicted_trace(subject)
     events = (*predicted.events, *_measured_events(step, by_rank))
     return replace(predicted, events=events, measured=overlap_of(by_rank[0]))
-
-
-def _predicted_events(spans: Sequence[TraceSpan]) -> tuple[Mapping[str, object], ...]:
-    return tuple(process_events("predicted", spans, number=PREDICTED))
 
 
 def overlap_of(spans: "Sequence[RecordedSpan]") -> Overlap:
@@ -150,7 +131,7 @@ def _span(span: "RecordedSpan", zero_seconds: float = 0.0) -> Span:
 
 
 def _measured_events(
-    step: _RecordedStep, by_rank: "Sequence[Sequence[RecordedSpan]]"
+    step: RunStep, by_rank: "Sequence[Sequence[RecordedSpan]]"
 ) -> list[Mapping[str, object]]:
     """Return every rank's events, from the first one's start."""
     zero = min((span.start_seconds for spans in by_rank for span in spans), default=0.0)
@@ -169,7 +150,7 @@ def _measured_events(
     return found
 
 
-def _record(step: _RecordedStep, _: object) -> "list[tuple[RecordedSpan, ...]]":
+def _record(step: RunStep, _: object) -> "list[tuple[RecordedSpan, ...]]":
     """Record one warm step and return every rank's; all ranks of the launch call this together."""
     from moetune.measure.steps import random_steps
     from moetune.workflows.launch import rank_device

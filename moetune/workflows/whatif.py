@@ -19,6 +19,7 @@ from moetune.workflows.changes import WhatIf, layer_again
 from moetune.workflows.compare import asked_otherwise, compare
 from moetune.workflows.plan_flags import PlanFlags
 from moetune.workflows.planner import Planner
+from moetune.workflows.subjects import refuse_model
 from moetune.workflows.training import plan_training, usable_bytes
 
 WHATIF_SCHEMA = "moetune.whatif/1"
@@ -110,6 +111,7 @@ def change_plan(
         asked = arguments_of(before, own) | ({} if model is None else {"model": model})
         after: AnyPlan = _model_again(asked | dict(_arguments(question)), used)
     else:
+        refuse_model(model)
         after = layer_again(before, profile=used, question=question)
     return WhatIfAnswer(before=before, after=after)
 

@@ -14,9 +14,9 @@ from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGro
 from moetune.domain.request import PlanRequest
 from moetune.report.section import Section
 from moetune.workflows.changes import WhatIf
-from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from moetune.workflows.plan import make_plan
+from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.views.comparison import whatif_sections
 from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.plan import plan_sections
@@ -82,9 +82,9 @@ def test_plans_without_it_are_read(suspect: Profile) -> None:
 
 def test_every_view_of_a_plan_says_so(suspect: Profile) -> None:
     plan = plan_of(suspect)
-    explanation = explain_plan(plan, profile=suspect)
+    explanation = LayerSubject(plan=plan, profile=suspect)
     answer = change_plan(plan, profile=suspect, question=WhatIf(changes={"tokens_per_rank": 2048}))
-    pages = (plan_sections(plan, lambda _: explanation, is_page=page) for page in (False, True))
+    pages = (plan_sections(explanation, is_page=page) for page in (False, True))
     for sections in (*pages, explanation_sections(explanation), whatif_sections(answer)):
         (text,) = said(sections)
         assert {"GEMM", "14.0", "41.0", "show"} <= set(text.replace("(", " ").split())

@@ -219,7 +219,7 @@ def test_explain_says_where_the_step_goes_and_why_the_others_lost(cli: Cli, tmp_
     for one in found["alternatives"]:
         assert step + sum(one["differences"].values()) == pytest.approx(one["step_seconds"])
     words = cli("explain", str(file)).out
-    assert "The next" in words
+    assert "Alternatives that lost" in words
     is_tied = any(one["step_seconds"] < step for one in found["alternatives"])
     assert ("simpler layout" in words) == is_tied
 

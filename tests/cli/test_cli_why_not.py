@@ -264,7 +264,7 @@ def test_a_kept_layout_of_training_needs_no_profile(cli: Cli, tmp_path: Path) ->
         (("plan.json", "--degree", "999"), "--degree must be from 1 to 256"),
         (("training.json", "--degree", "17"), "--degree must be from 1 to 16"),
         (("plan.json", "--layout", "tp=2"), "--layout is for whole models"),
-        (("training.json", "--layout", "pq=1"), "unknown size 'pq'"),
+        (("training.json", "--layout", "pq=1"), "unknown key 'pq'"),
         (("training.json", "--strategy", "S1"), "--strategy is for layers"),
         (("training.json", "--degree", "4"), "not in chunks"),
         (("training.json", "--degree", "4", "--layout", "tp=1"), "exclude each other"),

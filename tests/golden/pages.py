@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from moetune.report.observed import seen
 from moetune.report.section import Section, all_figures, values_of
 from moetune.report.text import text_of
 from moetune.workflows.changes import WhatIf
-from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.library import StoredPlan
 from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import FoundProfile
+from moetune.workflows.subjects import LayerSubject, subject_of
 from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
 from moetune.workflows.views.comparison import (
     comparison_sections,
@@ -55,19 +55,19 @@ OTHER_TRAINING = training_plan(
 )
 
 
-def explained(**constraints: str) -> Explanation:
+def explained(**constraints: str) -> LayerSubject:
     """Return the explanation of a layer's plan on eight ranks of a described cluster."""
     profile = cluster_profile(num_devices=8)
     request = PlanRequest(
         layer=LAYER, world_size=8, tokens_per_rank=8192, dtype="float16",
         constraints=decode_constraints(constraints),
     )  # fmt: skip
-    return explain_plan(make_plan(request, profile=profile), profile=profile)
+    return LayerSubject(plan=make_plan(request, profile=profile), profile=profile)
 
 
 @cache
-def lab() -> Explanation:
-    return explain_plan(lab_plan(), profile=lab_profile())
+def lab() -> LayerSubject:
+    return LayerSubject(plan=lab_plan(), profile=lab_profile())
 
 
 def placed() -> tuple[Plan, Plan]:
@@ -152,9 +152,8 @@ def stored() -> tuple[Section, ...]:
 
 
 def without_profile() -> tuple[Section, ...]:
-    lost = replace(
-        lab(), forward=None, backward=None, strategies=(), profile=None, note="the profile is gone"
-    )
+    plan = replace(lab_plan(), schema=1, terms=None)
+    lost = LayerSubject(plan=plan, missing="the profile is gone")
     return explanation_sections(lost)
 
 
@@ -162,8 +161,8 @@ def beside(first: AnyPlan, second: AnyPlan) -> Iterable[Section]:
     return comparison_sections(first, second, names=NAMES, is_drawn=True)
 
 
-def drawn(explanation: Explanation) -> Iterable[Section]:
-    return plan_sections(explanation.plan, lambda _: explanation, is_page=True)
+def drawn(subject: LayerSubject) -> Iterable[Section]:
+    return plan_sections(subject, is_page=True)
 
 
 def found() -> FoundProfile:
@@ -181,7 +180,7 @@ def lines_alone() -> FoundProfile:
 PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     "layer": lambda: drawn(lab()),
     "layer-limit": lambda: drawn(
-        explain_plan(lab_plan(memory_limit_bytes=120 * 2**20), profile=lab_profile())
+        LayerSubject(plan=lab_plan(memory_limit_bytes=120 * 2**20), profile=lab_profile())
     ),
     "layer-tensor": lambda: explanation_sections(explained(**{"expert-parallel": "tensor"})),
     "layer-sharded": lambda: explanation_sections(
@@ -192,11 +191,11 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
         explained(**{"forward-degree": "1", "backward-degree": "1"})
     ),
     "layer-without-profile": without_profile,
-    "layer-placed": lambda: plan_sections(placed()[1], partial(explain_plan, profile=None)),
+    "layer-placed": lambda: plan_sections(LayerSubject(plan=placed()[1], profile=None)),
     "placed-differ": lambda: beside(*placed()),
     "plans-differ": lambda: beside(lab_plan(), lab_plan(8192)),
     "plans-equal": lambda: beside(lab_plan(), lab_plan()),
-    "training": lambda: plan_sections(training_plan(), partial(explain_plan, profile=None)),
+    "training": lambda: plan_sections(subject_of(training_plan())),
     "trainings-differ": lambda: beside(training_plan(), OTHER_TRAINING),
     "whatif": changed,
     "profile": lambda: (*profile_sections(found()), *profile_page(found(), here="/x?operation=")),

@@ -41,14 +41,14 @@ from moetune.report.plan_figures import (
 from moetune.report.section import Figure, all_figures
 from moetune.report.timelines import timeline_figure
 from moetune.solve.predict import plan_timelines
-from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.figures import options_of
 from tests import prices
 from tests.report.lab import lab_plan, lab_profile, observations
 
 
-def plan_figures(explanation: Explanation) -> tuple[Figure, ...]:
+def plan_figures(explanation: LayerSubject) -> tuple[Figure, ...]:
     """Return what a page draws of a plan."""
     return all_figures(reasons(explanation, is_drawn=True))
 
@@ -78,7 +78,7 @@ def figures() -> Iterator[Figure]:
         residual = residual_figure(one)
         if residual is not None:
             yield residual
-    yield from plan_figures(explain_plan(lab_plan(), profile=lab_profile()))
+    yield from plan_figures(LayerSubject(plan=lab_plan(), profile=lab_profile()))
     yield phases_figure({"one": lab_plan(), "other": lab_plan(1024)})
     yield degree_figure({"one": lab_plan(), "other": lab_plan(1024)})
     yield from (observed_figure(found), drift_figure(found))
@@ -209,7 +209,7 @@ def test_the_pareto_front_is_what_no_other_option_beats(options: list[Option]) -
 
 def test_the_plan_is_among_its_options_with_its_own_time_and_memory() -> None:
     for plan in (lab_plan(), lab_plan(memory_limit_bytes=120 * 2**20)):
-        options = options_of(explain_plan(plan, profile=lab_profile()))
+        options = options_of(LayerSubject(plan=plan, profile=lab_profile()))
         (chosen,) = [one for one in options if one.is_chosen]
         assert chosen.memory_bytes == plan.memory.peak_bytes
         assert chosen.step_seconds == pytest.approx(plan.predicted.step_seconds)

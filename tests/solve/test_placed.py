@@ -17,8 +17,8 @@ from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.solve.predict import plan_step
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.layer_sensitivity import LayerSubject
 from moetune.workflows.plan import make_plan
+from moetune.workflows.subjects import LayerSubject
 
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
 LAYER = LayerShape(d_model=1024, d_hidden=4096, num_experts=64, top_k=2)
@@ -67,8 +67,8 @@ def test_what_reads_a_plan_has_the_placements_times() -> None:
     step = plan_step(plan=placed, costs=costs_of(PROFILE, allow_modelled=True))
     assert step.seconds == pytest.approx(placed.predicted.step_seconds)
     subject = LayerSubject(plan=placed, profile=PROFILE)
-    assert subject.step(None) == pytest.approx(placed.predicted.step_seconds)
-    assert len(list(subject.knobs())) > 1
+    assert subject.seconds() == pytest.approx(placed.predicted.step_seconds)
+    assert len(list(subject.neighbours())) > 1
 
 
 def test_a_placement_that_gains_little_is_not_taken() -> None:

@@ -1,5 +1,6 @@
 """Ranks of a launch on GPUs: each uses its own, whatever the launcher lets it see."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from moetune.config import Launch
 from moetune.domain.layer import LayerShape
 from moetune.workflows import verify
 from moetune.workflows.launch import rank_device, run_on_ranks
+from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.trace import recorded_trace
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.runtime.plans import small_plan
@@ -56,9 +58,12 @@ def test_the_second_ranks_step_is_recorded_and_verified_on_its_own_gpu(
     )
     monkeypatch.setattr(verify, "NUM_ROUNDS", 1)
     launch = _launch(monkeypatch, rank=1, world_size=2)
-    options: dict[str, Any] = {"profile": None, "num_ranks": None, "launch": launch, "environ": {}}
-    for run in (recorded_trace, verify.verify_plan):
+    options: dict[str, Any] = {"num_ranks": None, "launch": launch, "environ": {}}
+    for run in (
+        partial(recorded_trace, LayerSubject(plan=plan)),
+        partial(verify.verify_plan, plan, profile=None),
+    ):
         with FakeCuda() as cuda, MirrorWorld(cuda, rank=1):
-            assert run(plan, **options) is None  # only the first rank answers
+            assert run(**options) is None  # only the first rank answers
             devices = {one.lane.device for one in cuda.operations}
             assert devices == {torch.device("cpu"), torch.device("cuda", 1)}

@@ -13,9 +13,9 @@ from moetune.domain.model import MODELS
 from moetune.domain.profile import GemmLine, Profile
 from moetune.domain.request import PlanRequest, default_dtype
 from moetune.domain.samples import CollectivePoint, Sample
-from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
+from moetune.workflows.subjects import LayerSubject
 from tests.report.lab import LAYER as LAB_LAYER
 from tests.report.lab import lab_profile
 
@@ -48,7 +48,7 @@ def _check_terms(profile: Profile, model: str, order: Order) -> None:
         PlanRequest(model=model, constraints=Constraints(bounds=Bounds(order=order))),
         profile=profile,
     )
-    found = explain_plan(plan, profile=profile)
+    found = LayerSubject(plan=plan, profile=profile)
     assert found.forward is not None
     assert found.backward is not None
     assert found.forward.seconds == plan.predicted.forward_seconds

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.views.decision import probability_words
 from moetune.workflows.views.words import (
     device_word,
@@ -23,21 +23,21 @@ def test_a_probability_is_never_100_percent(share: float, number: str) -> None:
 
 
 def test_memory_is_compared_with_the_plans_limit_else_the_devices() -> None:
-    def sizes(explanation: Explanation) -> list[str]:
+    def sizes(explanation: LayerSubject) -> list[str]:
         return re.findall(r"[\d.]+ [KMG]iB", memory_words(explanation, 2**20, "parts"))
 
     plan, profile = lab_plan(), lab_profile()
     # What 92 % of a GPU leave free is said where nobody set the limit.
-    assert sizes(explain_plan(plan, profile=profile)) == ["1.00 MiB", "942 MiB", "81.9 MiB"]
+    assert sizes(LayerSubject(plan=plan, profile=profile)) == ["1.00 MiB", "942 MiB", "81.9 MiB"]
     inputs = replace(plan.inputs, constraints={"memory-taken": str(42 * 2**20)})
     taken = replace(plan, id=inputs.plan_id, inputs=inputs)
-    assert sizes(explain_plan(taken, profile=profile))[1] == "900 MiB"
+    assert sizes(LayerSubject(plan=taken, profile=profile))[1] == "900 MiB"
     cpu = replace(profile, machine=replace(profile.machine, kind="cpu"))
-    assert sizes(explain_plan(plan, profile=cpu)) == ["1.00 MiB", "1.00 GiB"]
+    assert sizes(LayerSubject(plan=plan, profile=cpu)) == ["1.00 MiB", "1.00 GiB"]
     limited = lab_plan(memory_limit_bytes=120 * 2**20)
-    assert sizes(explain_plan(limited, profile=profile)) == ["1.00 MiB", "120 MiB"]
-    assert sizes(explain_plan(plan, profile=None)) == ["1.00 MiB"]
-    assert sizes(explain_plan(limited, profile=None)) == ["1.00 MiB", "120 MiB"]
+    assert sizes(LayerSubject(plan=limited, profile=profile)) == ["1.00 MiB", "120 MiB"]
+    assert sizes(LayerSubject(plan=plan)) == ["1.00 MiB"]
+    assert sizes(LayerSubject(plan=limited)) == ["1.00 MiB", "120 MiB"]
 
 
 def test_a_rank_is_a_gpu_where_the_machine_has_them() -> None:

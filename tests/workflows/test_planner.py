@@ -136,16 +136,14 @@ def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
     profile = replace(load_profile_file(bundled_profiles()[PUBLISHED]), name=str(path))
     plan = make_plan(PlanRequest(model="gpt-s"), profile=profile)
     planner.store.save_plan(plan)
-    assert "was not found" in planner.explain(plan.id).note
+    assert "was not found" in planner.explain(plan).note
     with pytest.raises(ProfileError, match="unknown"):
-        planner.trace(plan.id)
+        planner.trace(plan)
 
 
 @pytest.mark.parametrize("plan_id", ["ab" * 32, "", "nothing", "%", "0" * 10**5, "\0", "\ud800"])
 def test_a_plan_that_is_not_there_is_not_found(planner: ServicePlanner, plan_id: str) -> None:
     for ask in (
-        planner.explain,
-        planner.trace,
         planner.plan,
         lambda one: whatif(planner, WhatIf(plan_id=one)),
     ):

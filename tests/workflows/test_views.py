@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.report.section import all_figures
-from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.figures import options_of
 from moetune.workflows.views.plan import plan_sections
@@ -14,13 +14,13 @@ from tests.report.lab import lab_plan, lab_profile
 
 
 @pytest.fixture(scope="module")
-def layer() -> Explanation:
-    return explain_plan(lab_plan(), profile=lab_profile())
+def layer() -> LayerSubject:
+    return LayerSubject(plan=lab_plan(), profile=lab_profile())
 
 
-def test_a_page_has_what_a_screen_has_and_figures_besides(layer: Explanation) -> None:
+def test_a_page_has_what_a_screen_has_and_figures_besides(layer: LayerSubject) -> None:
     screen = explanation_sections(layer)
-    page = plan_sections(layer.plan, lambda _: layer, is_page=True)
+    page = plan_sections(layer, is_page=True)
     tables = {table.name: table for section in page for table in section.tables}
     for section in screen:
         for table in section.tables:
@@ -32,7 +32,7 @@ def test_a_page_has_what_a_screen_has_and_figures_besides(layer: Explanation) ->
 
 
 def test_options_of_a_layer_are_its_plan_and_powers_of_two_of_each_strategy(
-    layer: Explanation,
+    layer: LayerSubject,
 ) -> None:
     plan, options = layer.plan, options_of(layer)
     pipeline = plan.pipeline

@@ -246,8 +246,8 @@ class _Pages:
         try:
             question = await self.pools.read(form.question)
             plan = await self.pools.solve(question.answer, self.pools.planner)
-            explain = self.pools.planner.explain_plan
-            sections = await self.pools.solve(plan_sections, plan, explain, is_page=True)
+            subject = await self.pools.read(self.pools.planner.explain, plan)
+            sections = await self.pools.solve(plan_sections, subject, is_page=True)
         except MoetuneError as error:
             return await self.render(request, form, problem=error)
         return await self.render(request, form, plan=plan, sections=sections)

@@ -112,7 +112,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
     """
     plan = library.any_plan(plan_id)
     name = plan.id[:12]
-    sections = plan_sections(plan, library.planner.explain_plan, is_page=True)
+    sections = plan_sections(library.planner.explain(plan), is_page=True)
     found = seen(library.store.observation_page(plan.id, limit=500))
     figures = (drift_figure(found),) if found else ()
     observed = Section(name="observed", title="Observed steps", figures=figures)

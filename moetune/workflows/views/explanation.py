@@ -1,246 +1,101 @@
-"""An explanation as sections: reasons, terms, strategies, alternatives, ranges and uncertainty."""
+"""An explanation of a plan of either kind as sections: why, its terms, and what lost."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
-from moetune.domain.constraint_texts import constraint_words
-from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
-from moetune.domain.units import format_seconds
-from moetune.fit.costs import costs_of
-from moetune.report.plan_figures import degree_figure
-from moetune.report.section import (
-    Cell,
-    Section,
-    Table,
-    facts,
-    seconds_span,
-    sentence,
-)
-from moetune.solve.layer.words import STRATEGY_WORDS
-from moetune.workflows.explain import Explanation
-from moetune.workflows.views.decision import how_sure, is_one_chunk
-from moetune.workflows.views.figures import layer_figures, memory_figures
-from moetune.workflows.views.words import (
-    plan_scope,
-    routing_words,
-    speed_words,
-    suspect_words,
-)
+from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span, sentence
+from moetune.workflows.compared import ComparedChoice, difference_of
+from moetune.workflows.subjects import Subject
+from moetune.workflows.views.layer_reasons import layer_reasons
+from moetune.workflows.views.model_reasons import model_reasons
+from moetune.workflows.views.reasons import Reasons
+from moetune.workflows.views.words import speed_words, suspect_words, trust_words
 
-_PHASES = (
-    "experts: one chunk's; exposed: communication that the experts do not hide; hidden: what the "
-    "overlap saves."
-)
-_BYTES = (
-    "peak: of a step as the layer runs it, which the limit is for; formulas: Eq. 1 to 6 of "
-    "MPipeMoE, which omit some buffers and the routing data."
-)
 _RANGE = "the range that nine of ten such steps should lie in"
+_NAMED = 3
+"""Parts of a difference that are said."""
 
 
-def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
+_OF_KIND: Mapping[str, Callable[..., Reasons]] = MappingProxyType(
+    {"layer": layer_reasons, "model": model_reasons}
+)
+
+
+def explanation_sections(subject: Subject) -> tuple[Section, ...]:
     """Return the plan's name, the reasons, and how far to trust it, for a screen."""
-    plan = explanation.plan
+    plan, of_kind = subject.plan, _OF_KIND[subject.kind](subject, is_drawn=False)
     head = Section(
         name="plan",
-        title=plan.name,
-        scope=plan_scope(plan, profile=explanation.profile),
+        title=of_kind.title,
+        scope=of_kind.scope,
         doubts=tuple(suspect_words(plan.inputs.profile, plan.profile_quality)),
         paragraphs=(
-            f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.",
-            *routing_words(plan),
+            f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.", *of_kind.words,
         ),
-    )
-    return head, *reasons(explanation), _trust(plan)
+    )  # fmt: skip
+    return head, *reasons(subject), _trust(subject, of_kind.sure)
 
 
-def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Section]:
-    """Yield the reason, the constraints, the terms of the time, the alternatives and the ranges.
+def reasons(subject: Subject, *, is_drawn: bool = False) -> Iterator[Section]:
+    """Yield the reason, the pins, the terms, the alternatives and the ranges.
 
     Args:
         is_drawn: add figures, for a page.
     """
-    plan = explanation.plan
-    yield Section(name="why", title="Why", paragraphs=(plan.decision.why,))
-    if pins := sorted(plan.inputs.constraints.items()):
-        table = facts(
-            "constraints", [(f"--{flag}", constraint_words(flag, value)) for flag, value in pins]
-        )
+    of_kind = _OF_KIND[subject.kind](subject, is_drawn=is_drawn)
+    yield Section(name="why", title="Why", paragraphs=of_kind.why)
+    if of_kind.pins:
+        table = facts("constraints", of_kind.pins)
         yield Section(name="pins", title="Pinned or bounded", tables=(table,))
-    yield _terms(explanation, is_drawn=is_drawn)
-    yield from _strategies(explanation, is_drawn=is_drawn)
-    yield _lost(explanation)
-    yield _ranges(plan, is_drawn=is_drawn)
-
-
-def _terms(explanation: Explanation, *, is_drawn: bool) -> Section:
-    title = "What the time consists of"
-    forward, backward = explanation.forward, explanation.backward
-    figures = tuple(layer_figures(explanation)) if is_drawn else ()
-    notes = (sentence(explanation.note),) if explanation.note else ()
-    if forward is None or backward is None:
-        return Section(name="terms", title=title, notes=notes, figures=figures)
-    table = Table(
-        name="phases-terms",
-        header=(
-            "phase", "chunks", "transfer", "experts", "all experts", "exposed", "hidden",
-            "planned",
-        ),
-        rows=(_phase("forward", forward), _phase("backward", backward)),
-        notes=(
-            f"transfer: {_transfer(explanation.plan)}; {_PHASES}",
-            *_remarks(explanation.plan, forward, backward),
-            *_measured_steps(explanation, forward, backward),
-        ),
-    )  # fmt: skip
-    return Section(name="terms", title=title, tables=(table,), figures=figures, notes=notes)
-
-
-def _phase(name: str, terms: PhaseTerms) -> tuple[Cell, ...]:
-    seconds = (
-        terms.transfer_seconds, terms.compute_seconds, terms.total_compute_seconds,
-        terms.exposed_communication_seconds, terms.hidden_seconds, terms.seconds,
-    )  # fmt: skip
-    return Cell.words(name), Cell.count(terms.degree), *map(Cell.seconds, seconds)
-
-
-def _transfer(plan: Plan) -> str:
-    if plan.kind != "tensor":
-        return "one chunk's dispatch, and the same again for its combine"
-    name = "reduce-scatter" if plan.workload.sequence_parallel else "all-reduce"
-    return f"one chunk's {name}, of the output or of the input's gradient"
-
-
-def _measured_steps(
-    explanation: Explanation, forward: PhaseTerms, backward: PhaseTerms
-) -> Iterator[str]:
-    """Yield by how much the profile's own steps differ from the sums of their operations."""
-    if explanation.profile is None or not explanation.profile.steps:
-        return
-    load = explanation.plan.workload
-    errors = costs_of(explanation.profile).step_errors(load.key, tokens=load.tokens_per_rank)
-    ahead, back = (errors.factor(terms.degree) for terms in (forward, backward))
-    yield (
-        f"Times {ahead:.3f} forward and {back:.3f} backward, as steps that were measured with the "
-        "profile took against the sum of their operations."
-    )
-
-
-def _remarks(plan: Plan, forward: PhaseTerms, backward: PhaseTerms) -> Iterator[str]:
-    if plan.workload.gathers:
-        yield (
-            "Before the first chunk one all-gather of all tokens takes "
-            f"{format_seconds(forward.gathering_seconds)} forward, and one of the output's "
-            f"gradient {format_seconds(backward.gathering_seconds)} backward: both are exposed."
-        )
-    hidden = format_seconds(forward.hidden_seconds + backward.hidden_seconds)
-    transfers = forward.total_transfer_seconds + backward.total_transfer_seconds
-    if transfers == 0:
-        yield "There is nothing to hide: one rank sends nothing."
-    elif is_one_chunk(plan):
-        yield f"Nothing is hidden: all {format_seconds(transfers)} of transfers are waited for."
-    else:
-        yield f"{hidden} of {format_seconds(transfers)} of transfers are hidden."
-
-
-def _strategies(explanation: Explanation, *, is_drawn: bool) -> Iterator[Section]:
-    figures = memory_figures(explanation) if is_drawn else ()
-    found = explanation.strategies
-    if not found:
-        if figures:
-            yield Section(name="strategies", title="Time and memory", figures=figures)
-        return
-    missing = [one for one in STRATEGY_WORDS if one not in {each.strategy for each in found}]
-    absent = (
-        f"{', '.join(missing)}: not measured, the profile lacks copies to the host and back.",
-    )
-    table = Table(
-        name="strategies",
-        header=(
-            "strategy", "chunks", "peak", "formulas", "host", "step", "how", "why it lost",
-        ),
-        rows=tuple(map(_strategy, found)),
-        prose=("how", "why it lost"),
-        notes=(*(absent if missing else ()), _BYTES),
-    )  # fmt: skip
+    yield from of_kind.terms
     yield Section(
-        name="strategies", title="Ways to keep activations", tables=(table,), figures=figures
-    )
+        name="alternatives", title="Alternatives that lost", tables=(_alternatives(subject),),
+        notes=of_kind.notes,
+    )  # fmt: skip
+    yield from of_kind.ranges
 
 
-def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
-    return (
-        Cell.words(one.strategy, mark="chosen" if one.is_chosen else ""),
-        Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
-        Cell.size(one.peak_bytes),
-        Cell.size(one.needed_bytes),
-        Cell.size(one.host_bytes or None),
-        Cell.seconds(one.step_seconds),
-        Cell.words(STRATEGY_WORDS[one.strategy]),
-        Cell.words(one.lost_because or "the plan"),
-    )
-
-
-def _lost(explanation: Explanation) -> Section:
-    """Return the other degrees, without the strategies that the table of strategies explains."""
-    plan = explanation.plan
-    listed = {one.strategy for one in explanation.strategies} - {plan.memory.strategy}
-    best = plan.predicted.step_seconds
-    table = Table(
+def _alternatives(subject: Subject) -> Table:
+    step = subject.choice.step_seconds
+    return Table(
         name="alternatives",
-        header=("chunks", "strategy", "step", "slower by", "because"),
+        header=("choice", "step", "slower by", "because"),
         rows=tuple(
             (
-                Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
-                Cell.words(one.strategy),
-                Cell.seconds(one.step_seconds),
-                Cell.share(one.step_seconds / best - 1 if best else None, sign=True),
-                Cell.words(one.lost_because),
+                Cell.words(row.choice.name),
+                Cell.seconds(row.choice.step_seconds),
+                Cell.share(row.choice.step_seconds / step - 1 if step else None, sign=True),
+                Cell.words(row.lost_because or _parts(subject.choice, row.choice)),
             )
-            for one in plan.alternatives
-            if one.strategy not in listed
+            for row in subject.alternatives
         ),
         wide=("slower by",),
         empty="The constraints leave no other choice.",
     )
-    return Section(name="lost", title="Alternatives that lost", tables=(table,))
 
 
-def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
-    tokens = "tokens on every rank" if plan.kind == "tensor" else "tokens per rank"
-    if plan.workload.sequence_parallel:
-        tokens = "tokens of all ranks"
-    ranges = plan.pipeline.ranges
-    table = Table(
-        name="ranges",
-        header=(tokens, "forward", "backward"),
-        rows=tuple(
-            (Cell(text=f"{low:,}–{high:,}", value=low), Cell.count(forward), Cell.count(backward))
-            for low, high, forward, backward in ranges
-        ),
-        is_narrow=True,
-    )
-    return Section(
-        name="ranges",
-        title="Chunks for other numbers of tokens",
-        tables=(table,),
-        figures=(degree_figure({"this plan": plan}),) if is_drawn and ranges else (),
+def _parts(choice: ComparedChoice, lost: ComparedChoice) -> str:
+    """Return the parts that differ most, such as "exchange +3.2 %, experts −1.1 %" of the step."""
+    more = [*difference_of(choice, lost).parts.items()][:_NAMED]
+    return ", ".join(
+        f"{name} {percent(seconds / choice.step_seconds, sign=True)}"
+        for name, seconds in more
+        if seconds
     )
 
 
-def _trust(plan: Plan) -> Section:
+def _trust(subject: Subject, sure: str) -> Section:
+    plan, choice = subject.plan, subject.choice
+    step, speed = choice.step_seconds, plan.throughput
+    low, high = choice.p05_step_seconds or step, choice.p95_step_seconds or step
     return Section(
         name="trust",
         title="How far to trust it",
-        paragraphs=tuple(_trust_words(plan)),
+        paragraphs=(
+            f"One step: {seconds_span(step, low, high)}, {_RANGE}.",
+            *(() if speed is None else (f"Model FLOPs: {speed_words(speed)}.",)),
+            f"The least certain number behind it is {trust_words(plan)}.",
+            sure,
+        ),
         notes=tuple(map(sentence, plan.warnings)),
     )
-
-
-def _trust_words(plan: Plan) -> Iterator[str]:
-    times = plan.predicted
-    span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
-    yield f"One step: {span}, {_RANGE}."
-    if (speed := plan.throughput) is not None:
-        yield f"Model FLOPs: {speed_words(speed)}."
-    yield f"The least certain number behind it is {times.trust}."
-    yield how_sure(plan)

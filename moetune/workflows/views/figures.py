@@ -16,16 +16,16 @@ from moetune.report.plan_figures import (
 from moetune.report.section import Figure
 from moetune.report.timelines import timeline_figure
 from moetune.solve.predict import plan_timelines
-from moetune.workflows.explain import Explanation
 from moetune.workflows.options import layer_options
-from moetune.workflows.views.words import kinds_of
+from moetune.workflows.subjects.layer import LayerSubject
+from moetune.workflows.subjects.model import kinds_of
 
 _FEWEST_OPTIONS = 2
 
 
-def layer_figures(explanation: Explanation) -> Iterator[Figure]:
+def layer_figures(subject: LayerSubject) -> Iterator[Figure]:
     """Yield the layer's timeline; without its profile, bars of its passes."""
-    plan, costs = explanation.plan, _costs(explanation)
+    plan, costs = subject.plan, _costs(subject)
     if costs is None:
         yield phases_figure({"this plan": plan})
         return
@@ -57,24 +57,24 @@ def training_figures(plans: Mapping[str, TrainingDocument]) -> Iterator[Figure]:
         yield stacked_figure(kinds, title="One step", words=words)
 
 
-def memory_figures(explanation: Explanation) -> tuple[Figure, ...]:
+def memory_figures(subject: LayerSubject) -> tuple[Figure, ...]:
     """Return time against memory, where there are at least two options."""
-    options = options_of(explanation)
+    options = options_of(subject)
     if len(options) < _FEWEST_OPTIONS:
         return ()
-    return (pareto_figure(options, limit_bytes=explanation.memory_limit_bytes),)
+    return (pareto_figure(options, limit_bytes=subject.memory_limit_bytes),)
 
 
-def options_of(explanation: Explanation) -> tuple[Option, ...]:
-    """Return every strategy of the explanation with 1, 2, 4 … 64 chunks in both phases."""
-    costs = _costs(explanation)
+def options_of(subject: LayerSubject) -> tuple[Option, ...]:
+    """Return every strategy of the subject with 1, 2, 4 … 64 chunks in both phases."""
+    costs = _costs(subject)
     if costs is None:
         return ()
-    return layer_options(explanation, costs)
+    return layer_options(subject, costs)
 
 
-def _costs(explanation: Explanation) -> Costs | None:
-    if explanation.profile is None:
+def _costs(subject: LayerSubject) -> Costs | None:
+    if subject.profile is None:
         return None
-    allowed = explanation.plan.inputs.pinned.allow_modelled
-    return costs_of(explanation.profile, allow_modelled=allowed)
+    allowed = subject.plan.inputs.pinned.allow_modelled
+    return costs_of(subject.profile, allow_modelled=allowed)

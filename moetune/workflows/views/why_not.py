@@ -25,6 +25,7 @@ def _parts(answer: WhyNotAnswer) -> tuple[Table, ...]:
     rows = [
         (name, own.parts.get(name, 0.0), other.parts.get(name, 0.0), more)
         for name, more in found.parts.items()
+        if own.parts.get(name) or other.parts.get(name)
     ]
     rows.append(("step", own.step_seconds, other.step_seconds, found.seconds))
     return (

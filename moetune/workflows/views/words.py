@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import fsum
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.plan import Plan
@@ -11,25 +10,10 @@ from moetune.domain.throughput import Throughput
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_flops
 from moetune.report.section import EMPTY, Cell, percent, plural, sentence
-from moetune.workflows.explain import Explanation
+from moetune.workflows.subjects.layer import LayerSubject as Explanation
 
 KINDS = "layer", "tensor", "training"
 """Of plans: of a layer, of one that tensor-parallel ranks share, of a model's training."""
-_COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
-_WAITING = frozenset({"launches", "bubble and sends"})
-
-
-def kinds_of(parts: Mapping[str, float]) -> dict[str, float]:
-    """Return seconds of computation, exposed communication and waiting, of all parts."""
-    found: dict[str, list[float]] = {"computation": [], "communication": [], "waiting": []}
-    for name, seconds in parts.items():
-        if name in _COMMUNICATION:
-            found["communication"].append(seconds)
-        elif name in _WAITING:
-            found["waiting"].append(seconds)
-        else:
-            found["computation"].append(seconds)
-    return {name: fsum(some) for name, some in found.items()}  # in whatever order they are
 
 
 def plan_scope(plan: AnyPlan, *, profile: Profile | None = None) -> str:

@@ -1,0 +1,138 @@
+"""Another choice that is asked of a training plan: sizes of a layout, or chunks of exchanges.
+
+A layout is written "tp=2,pp=4", or as plans print it: "dp 8 · tp 2 · micro-batch 1".
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from moetune.domain.document import decode, encode, shown
+from moetune.domain.errors import InputError
+from moetune.domain.training import Degrees, LayoutRequest
+from moetune.domain.training_document import TrainingDocument
+from moetune.solve.joint.pins import pinned
+from moetune.solve.training.chunks import MOST_CHUNKS
+from moetune.workflows.compared import Asked, WhyNot
+from moetune.workflows.flags import modules_of
+
+_PRINTED = "·"
+_MOST_LETTERS = 300
+_SIZES = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
+_SHARES = ("offload_activations", "offload_optimizer")
+_EXAMPLE = "write sizes as tp=2,pp=4"
+
+
+def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
+    """Return what is asked: pins by the names of `LayoutRequest`, or the chunks as `degree`.
+
+    Raises:
+        InputError: a value is none that a layout could have.
+    """
+    spelling, flag = question.spelling, question.spelling("layout")
+    if question.strategy is not None:
+        raise InputError(
+            f"{spelling('strategy')} is for layers, and this is the plan of a training",
+            f"ask with {flag} recompute=moe_act or recompute=full",
+        )
+    degrees = _degrees(question, plan)
+    if question.layout is None:
+        return Asked(texts=degree_texts(degrees), pins={"degree": degrees}, spelling=spelling)
+    if question.degree_texts:
+        raise InputError(
+            f"{spelling('degree')} and {flag} exclude each other for the plan of a training",
+            "ask one of them: the degree is that of the plan's own layout",
+        )
+    values = _values(question.layout, flag)
+    dp = _dp(values, flag, plan.inputs.world_size)
+    request = decode(LayoutRequest, values, flag)
+    pins = {name: getattr(request, name) for name in pinned(request)}
+    for name in _SHARES:
+        if not 0 <= pins.get(name, 0) <= 1:
+            raise InputError(f"{flag}: {name} must be from 0 to 1, got {pins[name]}")
+    return Asked(texts=layout_texts(pins | dp), pins=pins, spelling=spelling)
+
+
+def layout_texts(values: Mapping[str, object]) -> dict[str, str]:
+    """Return a layout's sizes and words by the names of the flags."""
+    return {name.replace("_", "-"): _text(encode(value)) for name, value in values.items()}
+
+
+def degree_texts(degrees: Degrees) -> dict[str, str]:
+    """Return the chunks of both phases by the names of the flags."""
+    return {"forward-degree": str(degrees.forward), "backward-degree": str(degrees.backward)}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def _degrees(question: WhyNot, plan: TrainingDocument) -> Degrees:
+    """Return the chunks asked for; a phase that is not asked for keeps the plan's own."""
+    texts = question.degree_texts
+    for name, text in texts.items():
+        if not 1 <= int(text) <= MOST_CHUNKS:
+            raise InputError(
+                f"{question.degree_spelling(name)} must be from 1 to {MOST_CHUNKS} for the plan of "
+                f"a training, got {text}"
+            )
+    planned = plan.layout.degree or Degrees(forward=1, backward=1)
+    forward, backward = map(int, (degree_texts(planned) | texts).values())
+    return Degrees(forward=forward, backward=backward)
+
+
+def _values(text: str, flag: str) -> dict[str, Any]:
+    """Return the values by name; a part without a name goes on with the list before it."""
+    if not text.strip() or len(text) > _MOST_LETTERS:
+        raise InputError(f"{flag} is empty or too long", _EXAMPLE)
+    texts: dict[str, str] = {}
+    name = ""
+    for part in map(str.strip, re.split(f"[,{_PRINTED}]", text)):
+        key, _, value = part.replace("=", " ", 1).partition(" ")
+        if name == "recompute" and not value:
+            texts[name] += f",{key}"
+            continue
+        name = key.replace("-", "_")
+        if not value.strip() or name in texts:
+            what = f"names {key} twice" if name in texts else f"has {shown(part)}, not NAME=VALUE"
+            raise InputError(f"{flag} {what}", _EXAMPLE)
+        texts[name] = value.strip()
+    read = {name: _number(value) for name, value in texts.items()}
+    if "recompute" in texts:
+        read["recompute"] = modules_of(texts["recompute"])
+    # What a printed layout omits is 1.
+    return dict.fromkeys(("dp", *_SIZES), 1) | read if _PRINTED in text else read
+
+
+def _number(text: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _dp(values: dict[str, Any], flag: str, ranks: int) -> dict[str, object]:
+    """Take the replicas out of what is asked: they follow from the other sizes.
+
+    Raises:
+        InputError: the other sizes are not all named, or make another number.
+    """
+    if "dp" not in values:
+        return {}
+    dp, sizes = values.pop("dp"), [values.get(name) for name in ("cp", "tp", "pp")]
+    if not all(isinstance(size, int) for size in (dp, *sizes)):
+        raise InputError(
+            f"{flag}: dp follows from cp, tp and pp", "name those instead, or all of them"
+        )
+    product = math.prod(size or 1 for size in sizes)
+    if dp * product != ranks:
+        raise InputError(
+            f"{flag}: dp {dp} x cp, tp and pp of {product} is not the {ranks} ranks",
+            f"nearest: dp {ranks // product}" if ranks % product == 0 else "name other sizes",
+        )
+    return {"dp": dp}
