@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moetune.domain.layout import Layout
 from moetune.domain.pipeline import SCHEDULES, SPLITTING
 from moetune.domain.training import FoldedLayout
 from tests.ranks import run_ranks
@@ -101,12 +100,11 @@ def _features(one: Held) -> Iterator[str]:
     for what, has in {
         "clipped gradients": world.max_norm is not None,
         "AdamW": world.is_adam,
-        "experts in a tensor-parallel group (PPMoE)": isinstance(layout, Layout),
+        "experts in a tensor-parallel group (PPMoE)": layout.dispatcher == "all_gather",
     }.items():
         if has:
             yield what
-    if isinstance(layout, FoldedLayout):
-        yield from _folded_features(layout)
+    yield from _folded_features(layout)
 
 
 def _folded_features(layout: FoldedLayout) -> Iterator[str]:

@@ -21,10 +21,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from moetune.domain.model import Transformer
-from moetune.domain.paper_decoder import paper_decoder
-from moetune.domain.pipeline import stage_sizes
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.model import Transformer, paper_decoder
+from moetune.domain.training import TrainingJob
 from moetune.domain.training_rules import check_layout
 from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups
@@ -186,8 +184,6 @@ def staged_language_model(
     ranks: ParallelGroups,
     *,
     num_sequences: int,
-    num_micro_batches: int | None = None,
-    stages_per_rank: int = 1,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     balance: float = 0.0,
@@ -197,7 +193,6 @@ def staged_language_model(
 
     Args:
         num_sequences: of one data-parallel rank in one step, `shape.length` tokens each.
-        num_micro_batches, stages_per_rank: a folded layout has its own.
         seed: of the initial weights, which do not depend on the layout.
         balance: weight of the mean balance loss.
         options: further arguments of the MoE layers.
@@ -206,17 +201,16 @@ def staged_language_model(
         InputError: the layout cannot run the model; the message names sizes that can.
     """
     layout, layer = ranks.layout, shape.moe
-    stages = _stage_modules(shape, ranks, num_sequences, stages_per_rank)
-    if isinstance(layout, FoldedLayout) and num_micro_batches is None:
-        num_micro_batches = num_sequences // layout.micro_batch
-    losses = max(1, shape.num_moe_layers * (num_micro_batches or 1)) * layout.dp
+    stages = _stage_modules(shape, ranks, num_sequences)
+    num_micro_batches = num_sequences // layout.micro_batch
+    losses = max(1, shape.num_moe_layers * num_micro_batches) * layout.dp
     parts = [
         LanguageModel(
             shape, lambda: ranks.expert_layer(layer, **options), stage=stages[stage],
             balance=balance / losses,
-            recompute=isinstance(layout, FoldedLayout) and "full" in layout.recompute,
+            recompute="full" in layout.recompute,
         ).to(ranks.mesh.device_type, dtype)
-        for stage in ranks.stages(stages_per_rank)
+        for stage in ranks.stages()
     ]  # fmt: skip
     for part in parts:
         part.reset_parameters(seed)
@@ -228,29 +222,23 @@ def staged_language_model(
         between=torch.empty((*size, layer.d_model), dtype=dtype, device="meta"),
         outputs=torch.empty((*size, shape.vocab_size), dtype=dtype, device="meta"),
     )
-    return Stages(
-        parts, ranks, loss_of=next_token_loss, shapes=shapes, num_micro_batches=num_micro_batches
-    )
+    return Stages(parts, ranks, loss_of=next_token_loss, shapes=shapes)
 
 
 def _stage_modules(
-    shape: Transformer, ranks: ParallelGroups, num_sequences: int, stages_per_rank: int
+    shape: Transformer, ranks: ParallelGroups, num_sequences: int
 ) -> list[StageModules]:
     """Return the modules of every stage; InputError where the layout cannot run the model."""
     layout = ranks.layout
-    if isinstance(layout, FoldedLayout):
-        decoder = paper_decoder("language model", shape)
-        job = TrainingJob(
-            decoder=decoder, world_size=layout.world_size,
-            global_batch=num_sequences * layout.dp, length=shape.length,
-        )  # fmt: skip
-        check_layout(layout, job)
-        sizes = [word.count("t") for word in layout.stages_of(decoder)]
-    else:
-        sizes = stage_sizes(shape.num_layers, layout.pp * stages_per_rank)
-    blocks = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    last = len(blocks) - 1
+    decoder = paper_decoder("language model", shape)
+    job = TrainingJob(
+        decoder=decoder, world_size=layout.world_size, global_batch=num_sequences * layout.dp,
+        length=shape.length,
+    )  # fmt: skip
+    check_layout(layout, job)
+    sizes = [word.count("t") for word in layout.stages_of(decoder)]
+    last = len(sizes) - 1
     return [
-        StageModules(blocks=one, is_first=number == 0, is_last=number == last)
-        for number, one in enumerate(blocks)
+        StageModules(blocks=range(end - size, end), is_first=number == 0, is_last=number == last)
+        for number, (size, end) in enumerate(zip(sizes, accumulate(sizes), strict=True))
     ]

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from examples.language_model import staged_language_model
 from moetune.domain.errors import CollectiveError, InputError, MoetuneError
 from moetune.domain.layer import LayerShape
-from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.training import FoldedLayout
@@ -90,9 +89,8 @@ def train(arguments: argparse.Namespace, device: str) -> None:
     ranks = join(layout, device_type=device, timeout=dt.timedelta(minutes=5))
     mine = slice(ranks.replica * batch, (ranks.replica + 1) * batch)
     stages = staged_language_model(
-        shape, ranks, num_sequences=batch, stages_per_rank=arguments.vpp, balance=BALANCE,
-        num_micro_batches=arguments.micro_batches, pipeline=False,
-    )  # fmt: skip
+        shape, ranks, num_sequences=batch, balance=BALANCE, pipeline=False
+    )
     optimizer = stages.optimizer(lambda parts: torch.optim.AdamW(parts, lr=arguments.learning_rate))
     text = sources()
     generator = torch.Generator().manual_seed(0)
@@ -106,17 +104,12 @@ def train(arguments: argparse.Namespace, device: str) -> None:
             print(f"step {step + 1}: {loss:.6f} nats per byte", flush=True)
 
 
-def layout_of(arguments: argparse.Namespace, batch: int) -> Layout | FoldedLayout:
+def layout_of(arguments: argparse.Namespace, batch: int) -> FoldedLayout:
     """Return the layout that the flags ask for.
 
     Args:
         batch: sequences of a data-parallel rank.
     """
-    if arguments.expert_parallel == "tensor":
-        return Layout(
-            expert_parallel="tensor", dp=arguments.dp, ep=arguments.ep, tp=arguments.tp,
-            pp=arguments.pp,
-        )  # fmt: skip
     micro_batch, rest = divmod(batch, arguments.micro_batches)
     if rest:
         raise InputError(
@@ -124,9 +117,13 @@ def layout_of(arguments: argparse.Namespace, batch: int) -> Layout | FoldedLayou
             f"{arguments.micro_batches} of equal size",
             "use a number of them that divides the sequences",
         )
+    is_tensor = arguments.expert_parallel == "tensor"
     return FoldedLayout(
-        dp=arguments.dp, tp=arguments.tp, pp=arguments.pp, vpp=arguments.vpp, ep=arguments.ep,
-        zero=arguments.zero, micro_batch=micro_batch, schedule=arguments.schedule,
+        dp=arguments.dp, tp=arguments.tp, pp=arguments.pp, vpp=arguments.vpp,
+        ep=arguments.tp if is_tensor else arguments.ep,
+        dispatcher="all_gather" if is_tensor else "all_to_all",
+        zero=0 if is_tensor else arguments.zero,
+        micro_batch=micro_batch, schedule=arguments.schedule,
         recompute=("full",) if arguments.recompute == "full" else (),
     )  # fmt: skip
 

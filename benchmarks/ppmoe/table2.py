@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moetune.domain.errors import LayoutTooLargeError
-from moetune.domain.model import WHOLE_MODELS
-from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.model import WHOLE_MODELS, paper_decoder
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.targets import find_target
 from moetune.domain.training import TOKEN_DISPATCHERS, LayoutRequest, TrainingJob, ZeroStage

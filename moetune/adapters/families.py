@@ -11,7 +11,7 @@ from torch import nn
 
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.activations import ClampedGate, FusedForm, GateFunction
-from moetune.runtime.moe.borrowed import ExpertNames
+from moetune.runtime.moe.expert_module import ExpertNames
 
 _FUNCTIONS: MappingProxyType[str, GateFunction] = MappingProxyType({
     "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",

@@ -13,8 +13,8 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.activations import FusedForm
-from moetune.runtime.moe.borrowed import BorrowedExperts, ExpertNames
 from moetune.runtime.moe.decisions import dtype_name
+from moetune.runtime.moe.expert_module import BorrowedExperts, ExpertNames
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.plans.book import PlanBook
@@ -91,4 +91,4 @@ def routed_layer(
     """
     placement = ExpertPlacement.of(communicator, shape.num_experts)
     own = BorrowedExperts(experts, names, form, placement, are_wrapped=are_wrapped)
-    return RoutedLayer.of_any_plan(shape, own, communicator, plan, mesh=mesh), own
+    return RoutedLayer(shape, own, communicator, plan=plan, mesh=mesh), own

@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.adapters.families import ExpertsFamily, family_of, is_experts
-from moetune.adapters.input_weights import weigh_inputs
 from moetune.adapters.layers import (
     AnyPlan,
     check_dtype,
@@ -20,8 +19,8 @@ from moetune.adapters.layers import (
     shape_of,
 )
 from moetune.adapters.libraries import teach_libraries
-from moetune.adapters.loading import load_checkpoint
-from moetune.adapters.shared import run_shared_beside
+from moetune.adapters.saving import load_checkpoint
+from moetune.adapters.shared import run_shared_beside, weigh_inputs
 from moetune.comm.agree import agree
 from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
 from moetune.comm.group import Communicator

@@ -1,11 +1,14 @@
-"""Saving a model whose experts are spread over ranks as the model of one rank.
+"""Saving and loading a model whose experts are spread over ranks as the model of one rank.
 
 Experts are gathered parameter by parameter on the CPU of the first rank, which writes.
+transformers' own loader reads: it knows the names and layouts that checkpoints have.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +18,7 @@ from torch import nn
 from moetune.comm.agree import raise_on_all
 from moetune.comm.gloo import shared_communicator
 from moetune.comm.group import Communicator
-from moetune.domain.errors import CollectiveError
+from moetune.domain.errors import CollectiveError, InputError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
 
@@ -129,3 +132,37 @@ def save_whole(model: nn.Module, write: Callable[..., None], arguments: Mapping[
         raise problem
     if told:
         raise CollectiveError(f"the first rank could not save the model: {told}")
+
+
+_PATTERN = "*.safetensors"
+_MOST_NAMED = 3
+
+
+def load_checkpoint(model: Any, folder: str | os.PathLike[str]) -> None:  # noqa: ANN401 - a model of transformers
+    """Fill a model on the meta device from a folder of safetensors.
+
+    Raises:
+        InputError: the folder has none, or not those of this model.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    files = sorted(str(path) for path in Path(folder).glob(_PATTERN))
+    if not files:
+        raise InputError(f"{folder} has no {_PATTERN}", "give the folder of a checkpoint")
+    config = LoadStateDictConfig(
+        pretrained_model_name_or_path=str(folder), dtype=model.dtype,
+        weight_mapping=get_model_conversion_mapping(model),
+    )  # fmt: skip
+    info, _ = model._load_pretrained_model(model, None, files, config)  # noqa: SLF001 - as from_pretrained
+    missing = set(info.missing_keys) - set(model.all_tied_weights_keys)
+    mismatched = {name: f"{found}, not {wanted}" for name, found, wanted in info.mismatched_keys}
+    if missing or mismatched or info.conversion_errors:
+        wrong = [*sorted(missing), *(f"{name} {text}" for name, text in sorted(mismatched.items()))]
+        wrong += sorted(info.conversion_errors)
+        raise InputError(
+            f"the checkpoint {folder} is not of this {type(model).__name__}: "
+            f"{len(wrong)} tensors are missing or different, as {', '.join(wrong[:_MOST_NAMED])}",
+            "give the folder of a checkpoint of the same configuration",
+        )
+    model._finalize_model_loading(model, config, info)  # noqa: SLF001 - as from_pretrained

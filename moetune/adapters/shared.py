@@ -4,6 +4,8 @@ A block calls its shared experts before or behind its experts. Here it gives the
 which runs them in between: the same modules, with the same numbers. A block is taken whose class's
 own statements were compared with what is written here, which is known by their digest; any other
 keeps its own order.
+
+T tokens, K choices, D model width.
 """
 
 import ast
@@ -103,3 +105,28 @@ def _digest(block: nn.Module) -> str:
         return ""
     statements = "\n".join(map(ast.unparse, function.body))
     return hashlib.sha256(statements.encode()).hexdigest()[:16]
+
+
+def weigh_inputs(
+    block: Any,  # noqa: ANN401 - a module of transformers
+    hidden_states: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what Llama 4's block returns: its output (T, D), and the router's logits.
+
+    Its router's weights multiply the experts' inputs, and transformers gives every expert all
+    tokens. Here a chosen pair of a token and an expert is a token, which takes one expert with
+    weight 1. With one choice a token the shared expert runs while they travel.
+    """
+    x_TD = hidden_states.reshape(-1, hidden_states.shape[-1])
+    scores_TE, logits_TE = block.router(x_TD)
+    # Experts that were not chosen have the score 0.
+    scores_TK, experts_TK = scores_TE.topk(block.router.top_k, dim=1)
+    rows_TKD = x_TD.unsqueeze(1) * scores_TK.unsqueeze(2)
+    routed = partial(
+        block.experts, rows_TKD.flatten(0, 1), experts_TK.reshape(-1, 1),
+        torch.ones_like(scores_TK).view(-1, 1),
+    )  # fmt: skip
+    if scores_TK.shape[1] == 1 and not torch.compiler.is_compiling():
+        return routed(partial(block.shared_expert, x_TD)), logits_TE
+    y_TD = block.shared_expert(x_TD)
+    return y_TD + routed().view_as(rows_TKD).sum(dim=1), logits_TE

@@ -13,7 +13,7 @@ from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
 from moetune.runtime.moe.activations import ClampedGate, FusedForm
-from moetune.runtime.moe.borrowed import ExpertNames
+from moetune.runtime.moe.expert_module import ExpertNames
 from moetune.runtime.moe.routed_layer import RoutedLayer
 
 _THREE_MATRICES = ExpertNames(up="w1_EFD", down="w2_EDF", factor="w3_EFD")

@@ -15,7 +15,6 @@ import typer
 from moetune.cli import completion
 from moetune.cli.help import Commands, GroupedCommand
 from moetune.cli.session import Session, session_of
-from moetune.cli.typed_flags import with_flag
 from moetune.config import environment
 from moetune.domain.errors import InputError, MoetuneError, needed_by
 
@@ -126,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
         with needed_by(_command(arguments)):
             code = app(args=[*arguments], prog_name="moetune", standalone_mode=False, obj=session)
     except MoetuneError as error:
-        session.screen.error(with_flag(error, session.arguments), as_json=as_json)
+        session.screen.error(error, as_json=as_json)
         return error.exit_code
     except _UsageError as error:
         return _show_usage_error(session, error, as_json=as_json)

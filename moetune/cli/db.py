@@ -7,9 +7,9 @@ import typer
 
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.errors import InputError, MoetuneError, SchemaMismatchError
+from moetune.domain.spelling import read_flag
 from moetune.domain.units import format_bytes, parse_age
 from moetune.report.section import plural
-from moetune.workflows.flags import read_flag
 
 app = typer.Typer(help="The database of profiles, plans and observations.", rich_markup_mode=None)
 
@@ -136,7 +136,7 @@ def prune(
     from moetune.workflows import library, wiring
 
     session = session_of(context)
-    seconds = read_flag(older_than, parse_age, "--older-than")
+    seconds = read_flag(older_than, parse_age, "older_than")
     location = without_password(session.settings.db)
     with session.find_store() as existing:  # a command that removes must not make a database
         if existing is None:

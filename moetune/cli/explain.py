@@ -1,7 +1,6 @@
 """`moetune explain`: the reasons of a plan, and why it is not another choice."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -16,7 +15,6 @@ from moetune.cli.session import (
     example,
     session_of,
 )
-from moetune.domain.spelling import AS_FLAGS
 
 EPILOG = example("moetune explain 3f9c21 --degree 8")
 
@@ -66,7 +64,6 @@ def explain(
     question = WhyNot(
         degree=degree, forward_degree=forward_degree, backward_degree=backward_degree,
         strategy=strategy, layout=layout,
-        spelling=replace(AS_FLAGS, names={**AS_FLAGS.names, "layout": "--layout"}),
     )  # fmt: skip
     wanted = find_plan(plan, stores=session.find_store)
     with local_planner(session.settings, profile=profile) as planner:

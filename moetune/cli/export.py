@@ -7,22 +7,25 @@ from typing import Annotated
 import typer
 
 from moetune.cli.session import Json, PlanArgument, example, session_of
+from moetune.domain.spelling import about
 from moetune.domain.targets import TARGETS
 
-EPILOG = example("moetune export plan.json --to megatron --output layout.sh")
+EPILOG = example("moetune export plan.json --output layout.sh")
 
 
 def export(
     context: typer.Context,
     plan: PlanArgument,
-    to: Annotated[
-        str,
+    target: Annotated[
+        str | None,
         typer.Option(
+            "--target",
             "--to",
-            metavar=f"[{'|'.join(TARGETS)}]",
-            help="The runtime, with a version or without: megatron@0.17.",
+            metavar="TARGET",
+            help=f"{', '.join(TARGETS)}; or with a version: megatron@0.17. "
+            "Default: the plan's own.",
         ),
-    ],
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="The config.json of a plan whose model has no name."),
@@ -41,10 +44,10 @@ def export(
     session = session_of(context)
     screen = session.screen
     stores = session.find_store
-    find_target(to)  # before the plan, which may be far away
-    found = export_plan(
-        find_plan(plan, stores=stores).as_model(), to=to, model=model, stores=stores
-    )
+    with about("target"):
+        find_target(target or TARGETS[0])  # before the plan, which may be far away
+    made = find_plan(plan, stores=stores).as_model()
+    found = export_plan(made, to=target or made.target, model=model, stores=stores)
     export = found.export
     if output is not None:
         write_text(output, export.text)

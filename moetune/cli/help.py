@@ -1,6 +1,5 @@
 """Layout of help: options in groups, and summaries of commands that are never cut."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from typer.core import TyperCommand, TyperGroup
@@ -8,67 +7,26 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
 
-GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "plan": {
-        "What is planned": (
-            "model", "d_model", "d_hidden", "num_experts", "top_k", "activation", "num_layers",
-            "num_heads", "vocab", "moe_every", "tokens", "batch", "seq", "global_batch", "routing",
-            "optimizer", "dtype",
-        ),
-        "Machine and its memory": (
-            "profile", "world_size", "nodes", "target", "memory_limit", "memory_taken",
-            "allow_modelled",
-        ),
-        "Pin the layout of a model": (
-            "cp", "tp", "pp", "vpp", "ep", "etp", "expert_parallel", "sequence_parallel",
-            "expert_placement", "micro_batch", "zero", "schedule", "stages",
-        ),
-        "Pin how memory is saved": (
-            "strategy", "recompute", "offload_activations", "offload_optimizer",
-        ),
-        "Pin chunks and exchanges": (
-            "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "order",
-            "overlap", "dispatcher", "cuda_graphs",
-        ),
-    },
-    "profile": {
-        "How much is measured": ("preset", "budget", "plan_only", "resume"),
-        "What is measured": (
-            "model", "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens",
-            "num_layers", "num_heads", "seq", "vocab", "moe_every", "dtype",
-        ),
-        "Ranks and the profile's name": ("nproc", "oversubscribe", "group_sizes", "name", "base"),
-    },
-    "serve": {
-        "Address": ("host", "port", "allow_host", "tls_cert", "tls_key"),
-        "Tokens": ("read_token_file", "write_token_file"),
-        "Limits": (
-            "max_body", "deadline", "plans_per_hour", "observations_per_hour", "max_store",
-        ),
-    },
-}  # fmt: skip
-"""Parameters by command and title; those in no group follow under "Options"."""
+_USUAL = "Options"
+_WIDEST = 24
+"""Columns of an option, beside its words."""
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help prints options in the groups of its name."""
+    """A command whose help prints options in their panels."""
 
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Write arguments, the groups, and what is in no group."""
-        titles = {
-            name: title for title, names in GROUPS.get(str(self.name), {}).items() for name in names
-        }
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        sections |= {title: [] for title in titles.values()}
-        sections["Options"] = []
+        """Write arguments, the panels in the order of their options, and what is in no panel."""
+        sections: dict[str, list[tuple[str, str]]] = {}
         for one in self.get_params(ctx):
-            usual = "Arguments" if one.param_type_name == "argument" else "Options"
+            is_argument = one.param_type_name == "argument"
+            title = "Arguments" if is_argument else getattr(one, "rich_help_panel", "") or _USUAL
             if record := one.get_help_record(ctx):
-                sections[titles.get(str(one.name), usual)].append(record)
-        for title, records in sections.items():
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+                sections.setdefault(title, []).append(record)
+        usual = sections.pop(_USUAL, [])
+        for title, records in (*sections.items(), (_USUAL, usual)):
+            with formatter.section(title):
+                formatter.write_dl(records, col_max=_WIDEST)
 
 
 class Commands(TyperGroup):

@@ -9,8 +9,8 @@ from moetune.cli.session import All, Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS
+from moetune.domain.spelling import parsed
 from moetune.domain.units import parse_count
-from moetune.workflows.flags import parsed
 
 app = typer.Typer(help="Models by name, and from their configurations.", rich_markup_mode=None)
 
@@ -63,7 +63,7 @@ def show_model(
     from moetune.workflows.models import decoder_document, find_decoder_model
     from moetune.workflows.views.models import decoder_sections, model_section
 
-    length = parsed(seq, parse_count, "--seq") or 0
+    length = parsed(seq, parse_count, "seq") or 0
     if length < 1:
         raise InputError(f"--seq must be at least 1, got {seq}", "such as --seq 4k")
     found = find_decoder_model(name, world_size=world_size)

@@ -12,7 +12,7 @@ from moetune.domain.cluster import Machine, torchrun
 def what_runs_it(plan: AnyPlan, machine: Machine) -> str:
     """Return the command that writes a plan for its runtime, or runs a layer where it has room."""
     if plan.kind == "training":
-        return f"Write it for {plan.target}: moetune export {plan.id[:6]} --to {plan.target}"
+        return f"Write it for {plan.target}: moetune export {plan.id[:6]}"
     command, ranks = f"moetune verify {plan.id[:6]}", plan.layout.expert_ranks
     if ranks <= num_devices(environment().get("CUDA_VISIBLE_DEVICES")):
         return f"Verify it on this machine: {command}"

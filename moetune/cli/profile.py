@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune import config
-from moetune.cli.completers import model_names, profile_names
+from moetune.cli.completers import profile_names
+from moetune.cli.options import Texts, with_fields
 from moetune.cli.progress import ScreenProgress, clock
 from moetune.cli.session import Json, Oversubscribe, Session, command_again, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.layer import Activation
 from moetune.domain.samples import Point
-from moetune.domain.units import full_dtype, parse_count, parse_seconds
+from moetune.domain.spelling import about, parsed, read_flag
+from moetune.domain.units import dtype_bytes, full_dtype, parse_count, parse_seconds
 from moetune.measure.grid import Preset
 from moetune.report.section import Cell, Table
 from moetune.workflows import wiring
-from moetune.workflows.flags import LayerFlags, parsed, read_flag, shape_of
 from moetune.workflows.profile_quality import not_measured
 
 if TYPE_CHECKING:
@@ -34,8 +34,18 @@ _BUDGET = "80s"
 and its fit."""
 
 
+_MEASURED = (
+    "model", "d_model", "d_hidden", "num_experts", "top_k", "activation", "num_layers",
+    "num_heads", "vocab", "moe_every", "seq",
+)  # fmt: skip
+"""Fields of the question that say what is measured: a layer, or a whole model."""
+
+
+@with_fields(*_MEASURED)
 def profile(
     context: typer.Context,
+    asked: Texts,
+    *,
     name: Annotated[
         str | None, typer.Option(help="Of the profile. Default: the device and number of ranks.")
     ] = None,
@@ -57,31 +67,8 @@ def profile(
         str | None,
         typer.Option(help="Group sizes, such as 2,4. Default: divisors and powers of two."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=model_names, help="Measure a named model: see `moetune models list`."
-        ),
-    ] = None,
-    d_model: Annotated[int | None, typer.Option(min=1, help="Measure a layer: its width.")] = None,
-    d_hidden: Annotated[int | None, typer.Option(min=1, help="Width of its experts.")] = None,
-    num_experts: Annotated[int | None, typer.Option(min=1, help="Experts on all ranks.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Experts per token. Default: 1.")] = None,
-    activation: Annotated[
-        Activation | None, typer.Option(help="Of the experts. Default: gelu.")
-    ] = None,
     tokens: Annotated[
         str | None, typer.Option(help="Tokens per rank and step, such as 8k.")
-    ] = None,
-    num_layers: Annotated[
-        int | None, typer.Option(min=1, help="Measure a whole model: its blocks.")
-    ] = None,
-    num_heads: Annotated[int | None, typer.Option(min=1, help="Attention heads.")] = None,
-    seq: Annotated[str | None, typer.Option(help="Tokens per sequence, such as 2k.")] = None,
-    vocab: Annotated[str | None, typer.Option(help="Vocabulary size, such as 50k.")] = None,
-    moe_every: Annotated[
-        int | None,
-        typer.Option(min=0, help="Every n-th block has experts; 0 for none. Default: 2."),
     ] = None,
     base: Annotated[
         str | None,
@@ -92,7 +79,6 @@ def profile(
             "its times count, scaled by what both know.",
         ),
     ] = None,
-    *,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Estimate points and time, measure nothing.")
     ] = False,
@@ -107,29 +93,23 @@ def profile(
     GEMMs, collectives, copies and their interference are measured. Under torchrun every rank runs
     this command, and rank 0 stores the samples.
     """
+    from moetune.domain.question import read_texts
     from moetune.workflows.models import find_decoder_model
     from moetune.workflows.profile import take_part
     from moetune.workflows.profile_request import ProfileRequest, measured_models
+    from moetune.workflows.requests import ask, model_name
 
     session = session_of(context)
     settings, setting = session.settings, _setting(nproc, oversubscribe=oversubscribe)
     limit = budget or settings.budget
     if limit is None and preset is None:
         limit, preset = _BUDGET, "quick"
-    budget_seconds = parsed(limit, parse_seconds, "--budget")
+    budget_seconds = parsed(limit, parse_seconds, "budget")
     num_ranks = setting.launch.world_size if setting.launch else nproc or 1
-    length = parsed(seq, parse_count, "--seq")
-    layer = LayerFlags(
-        d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
-        activation=activation,
-    ).layer(model)  # fmt: skip
-    shape = shape_of(
-        model, layer, num_layers=num_layers, num_heads=num_heads, length=length,
-        vocab=parsed(vocab, parse_count, "--vocab"), moe_every=moe_every,
-    )  # fmt: skip
-    named = model if shape is None else shape.text
-    found = None if named is None else find_decoder_model(named, world_size=num_ranks)
-    wanted = () if found is None else measured_models(found, length)
+    question = ask(read_texts(asked))
+    layer, named = question.layer, model_name(question)
+    found = find_decoder_model(named, world_size=num_ranks) if named else None
+    wanted = () if found is None else measured_models(found, question.seq)
     if found is not None and found.paper is not None:
         layer = found.layer
     default_tokens = found.paper.tokens_per_rank if found and found.paper else _TOKENS
@@ -137,13 +117,13 @@ def profile(
         name=name,
         num_ranks=num_ranks,
         preset=preset or settings.preset,
-        dtypes=tuple(map(full_dtype, _words(dtype))),
+        dtypes=tuple(read_flag(one, _dtype, "dtype") for one in _words(dtype)),
         group_sizes=tuple(
-            read_flag(one, parse_count, "--group-sizes") for one in _words(group_sizes)
+            read_flag(one, parse_count, "group_sizes") for one in _words(group_sizes)
         ),
         layers=() if layer is None or wanted else (layer,),
         models=wanted,
-        max_tokens=parse_count(tokens) if tokens else default_tokens,
+        max_tokens=parsed(tokens, parse_count, "tokens") or default_tokens,
         budget_seconds=budget_seconds,
         base=_base(session, base) if setting.is_writer else None,
     )
@@ -161,7 +141,8 @@ def _base(session: Session, wanted: str | None) -> "Profile | None":
         return None
     from moetune.workflows.profiles import find_profile
 
-    return find_profile(wanted, stores=session.find_store).profile
+    with about("base"):
+        return find_profile(wanted, stores=session.find_store).profile
 
 
 def _setting(nproc: int | None, *, oversubscribe: bool) -> "MeasurementSetting":
@@ -285,6 +266,11 @@ def _planned(request: "ProfileRequest") -> str:
         f"--d-model {layer.d_model} --d-hidden {layer.d_hidden} --num-experts {layer.num_experts} "
         f"--top-k {layer.top_k} --activation {layer.activation} --tokens {request.max_tokens}"
     )
+
+
+def _dtype(text: str) -> str:
+    dtype_bytes(full_dtype(text))
+    return full_dtype(text)
 
 
 def _words(text: str | None) -> tuple[str, ...]:

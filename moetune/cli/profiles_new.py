@@ -6,61 +6,19 @@ from typing import Annotated
 
 import typer
 
-from moetune.cli.completers import gpu_names
+from moetune.cli.options import Texts, with_fields
 from moetune.cli.session import Json, session_of
 from moetune.domain.model import find_model
+from moetune.workflows.describe import DESCRIBED, check_new, describe, description_of
 
-_MOST = 100_000
 
-
+@with_fields(*DESCRIBED, table=DESCRIBED)
 def new(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The file to write.")],
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=gpu_names, help="A reference machine's, such as h100; see --tflops."
-        ),
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, max=_MOST, help="GPUs that NVLink or PCIe joins.")
-    ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, max=_MOST, help="Nodes.")] = None,
-    nics: Annotated[
-        int | None, typer.Option(min=1, max=_MOST, help="Network cards of a node.")
-    ] = None,
-    nic_rate: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Of one card, one way: 400Gbit/s.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of one GPU, for a process: 80GB.")
-    ] = None,
-    tflops: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATE",
-            help="Peak of another GPU, dense, bfloat16: 362TFLOP/s. The reference's GEMMs are "
-            "scaled by it.",
-        ),
-    ] = None,
-    memory_bandwidth: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Of a GPU's memory: 3.35TB/s.")
-    ] = None,
-    link_rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATE", help="Of one GPU to the others of its node, one way: 450GB/s."
-        ),
-    ] = None,
-    host_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of one host: 2TiB.")
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Reference machine for the rest. Default: the nearest."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the profile. Default: the file's.")] = None,
+    asked: Texts,
     *,
+    name: Annotated[str | None, typer.Option(help="Of the profile. Default: the file's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file.")] = False,
     json: Json = False,
 ) -> None:
@@ -68,18 +26,11 @@ def new(
 
     A reference machine stands in for what is not described, and the file names what.
     """
-    from moetune.workflows.describe import check_new, describe, description_of
     from moetune.workflows.files import write_text
 
     session = session_of(context)
     check_new(file, force=force)
-    values = {
-        "gpu": gpu, "gpus_per_node": gpus_per_node, "nodes": nodes, "nics": nics,
-        "nic_rate": nic_rate, "memory": memory, "tflops": tflops,
-        "memory_bandwidth": memory_bandwidth, "link_rate": link_rate, "host_memory": host_memory,
-        "base": base, "name": name or file.stem,
-    }  # fmt: skip
-    described = describe(description_of(values))
+    described = describe(description_of(name or file.stem, asked))
     write_text(file, described.text)
     if json:
         session.screen.document(

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from moetune.cli.session import Json, example, session_of
+from moetune.domain.spelling import read_flag
 from moetune.domain.units import parse_bytes, parse_seconds
-from moetune.workflows.flags import read_flag
 
 EPILOG = example("moetune serve --port 8642")
 
@@ -68,12 +68,12 @@ def serve(
         tls_cert=tls_cert, tls_key=tls_key,
         log_format=log_format,
         level=logging.WARNING if session.quiet else logging.INFO,
-        max_body_bytes=read_flag(max_body, parse_bytes, "--max-body"),
-        deadline_seconds=read_flag(deadline, parse_seconds, "--deadline"),
+        max_body_bytes=read_flag(max_body, parse_bytes, "max_body"),
+        deadline_seconds=read_flag(deadline, parse_seconds, "deadline"),
         quotas=QuotaLimits(
             plans=plans_per_hour,
             observations=observations_per_hour,
-            store_bytes=read_flag(max_store, parse_bytes, "--max-store"),
+            store_bytes=read_flag(max_store, parse_bytes, "max_store"),
         ),
     )  # fmt: skip
 

@@ -15,12 +15,9 @@ from moetune.cli.session import (
     example,
     session_of,
 )
-from moetune.domain.errors import ProfileError
 from moetune.domain.units import format_share
 
 if TYPE_CHECKING:
-    from moetune.domain.any_plan import AnyPlan
-    from moetune.workflows.planner import Planner
     from moetune.workflows.trace import Overlap, Trace
 
 EPILOG = example("moetune trace 3f9c21 --nproc 2 --output step.json")
@@ -45,12 +42,11 @@ def trace(
     """Write a plan's timelines for Perfetto.
 
     Of a layer its streams, predicted and with --nproc also recorded; of a whole model the passes of
-    every pipeline rank, and of a Hugging Face model one block besides.
+    every pipeline rank.
     """
     from moetune import config
     from moetune.workflows.files import find_plan, write_text
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.subjects import subject_of
     from moetune.workflows.trace import recorded_trace
 
     session = session_of(context)
@@ -59,10 +55,10 @@ def trace(
     wanted = find_plan(plan, stores=session.find_store)
     with local_planner(session.settings, profile=profile) as planner:
         if nproc is None and launch is None:
-            found: Trace | None = _predicted(planner, wanted, model)
+            found: Trace | None = planner.trace(wanted, model=model)
         else:
             found = recorded_trace(
-                subject_of(wanted, profile=planner.profile_if_known(wanted), model=model),
+                planner.explain(wanted, model=model),
                 num_ranks=nproc, launch=launch, environ=environ, oversubscribe=oversubscribe,
             )  # fmt: skip
     if found is None:
@@ -78,15 +74,6 @@ def trace(
     for note in found.notes:
         screen.say(note)
     screen.line(f"Written to {output}. Open it in ui.perfetto.dev or chrome://tracing.")
-
-
-def _predicted(planner: "Planner", plan: "AnyPlan", model: str | None) -> "Trace":
-    try:
-        return planner.trace(plan, model=model)
-    except ProfileError as error:
-        raise ProfileError(
-            error.what, "name its profile with --profile, or record a layer's step with --nproc"
-        ) from None
 
 
 def _words(overlap: "Overlap") -> str:

@@ -16,9 +16,8 @@ from moetune.cli.session import (
     session_of,
 )
 from moetune.domain.errors import InputError
-from moetune.domain.spelling import AS_FLAGS
+from moetune.domain.spelling import AS_FLAGS, about, parsed
 from moetune.domain.units import parse_bytes, parse_count
-from moetune.workflows.flags import parsed
 
 _FLAGS = replace(AS_FLAGS, constraint="--constraint {}")
 EPILOG = example("moetune whatif 3f9c21 --tokens 32k --speed communication=2")
@@ -72,9 +71,9 @@ def whatif(
 
     session = session_of(context, all_rows=all_)
     sizes = {
-        "tokens_per_rank": parsed(tokens, parse_count, "--tokens"),
+        "tokens_per_rank": parsed(tokens, parse_count, "tokens"),
         "world_size": world_size,
-        "memory_limit_bytes": parsed(memory_limit, parse_bytes, "--memory-limit"),
+        "memory_limit_bytes": parsed(memory_limit, parse_bytes, "memory_limit"),
         "dtype": dtype,
         "constraints": _constraints(constraint or ()),
     }
@@ -90,17 +89,18 @@ def whatif(
 
 def _constraints(pairs: Sequence[str]) -> dict[str, str | None]:
     """Return flags and their values; None for a flag that is removed."""
-    return {name.removeprefix("--"): value or None for name, value in map(_pair, pairs)}
+    with about("constraint"):
+        return {name.removeprefix("--"): value or None for name, value in map(_pair, pairs)}
 
 
 def _speed(text: str) -> tuple[str, float]:
-    part, factor = _pair(text)
-    try:
-        return part, float(factor)
-    except ValueError:
-        raise InputError(
-            f"--speed {text!r} does not end in a number", "such as communication=2"
-        ) from None
+    with about("speed"):
+        part, factor = _pair(text)
+        try:
+            return part, float(factor)
+        except ValueError:
+            what = f"{text!r} does not end in a number"
+            raise InputError(what, "such as communication=2") from None
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -1,15 +1,22 @@
-"""Facts of accelerators by their names: vendor, generation, and how a node's devices are joined.
+"""Facts of accelerators by their names: vendor, generation, links, and rates of data sheets.
 
 Names are those that torch gives, or that people write: "NVIDIA H100 80GB HBM3", "L40S", "MI300X".
 Compute capabilities are NVIDIA's table (developer.nvidia.com/cuda-gpus); AMD's generations those
 of the ROCm documentation's list of accelerators (gfx942 is CDNA 3, gfx950 CDNA 4).
+
+Peak rates are of one device, without sparsity, and sum in float32; float32 is without TF32, as
+torch multiplies unless it is told otherwise. A GPU that is not here, or a number that its maker
+gives for other boards only, has no peak: no other is put in its place.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Literal
+
+from moetune.domain.cluster import FASTER
 
 Vendor = Literal["nvidia", "amd", "cpu"]
 Generation = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdna3", "cdna4"]
@@ -111,3 +118,101 @@ def generation_of(capability: Capability) -> Generation | None:
     if capability[0] >= _MAJOR_AFTER_ALL:
         return None
     return next((name for least, name in _OF_CAPABILITY if capability >= least), None)
+
+
+_HALF = ("float16", "bfloat16")
+_EIGHT_BITS = ("fp8", "fp8_rowwise", "mxfp8")
+
+
+def _peaks(
+    *, half: float, eight: float = 0.0, four: float = 0.0, full: float = 0.0
+) -> Mapping[str, float]:
+    """Return FLOP/s by number format, from TFLOP/s; 0 for none."""
+    rates = {
+        **dict.fromkeys(_HALF, half),
+        **dict.fromkeys(_EIGHT_BITS, eight),
+        "nvfp4": four,
+        "float32": full,
+    }
+    return MappingProxyType({name: rate * 1e12 for name, rate in rates.items() if rate})
+
+
+def _without(peaks: Mapping[str, float], dtype: str) -> Mapping[str, float]:
+    return MappingProxyType({name: rate for name, rate in peaks.items() if name != dtype})
+
+
+_A100 = _peaks(half=312.0, full=19.5)
+_HOPPER = _peaks(half=989.5, eight=1979.0, full=67.0)
+_V100 = MappingProxyType({"float16": 125e12, "float32": 15.7e12})
+PEAK_FLOPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        # NVIDIA V100 data sheet, SXM2; tensor cores multiply no bfloat16.
+        "v100": _V100,
+        # NVIDIA Turing GPU Architecture, WP-09183-001, table 1, reference board: 107.6 TFLOP/s
+        # where sums are in float16; tensor cores multiply no bfloat16.
+        "rtx2080ti": MappingProxyType({"float16": 53.8e12, "float32": 13.4e12}),
+        # NVIDIA A100 data sheet, for both boards. The A800's tensor cores are the A100's.
+        "a100": _A100,
+        "a100 pcie": _A100,
+        "a800": _A100,
+        # NVIDIA L40S data sheet.
+        "l40s": _peaks(half=362.05, eight=733.0, full=91.6),
+        # NVIDIA Ada GPU Architecture: half of the rate where sums are in float16.
+        "rtx4090": _peaks(half=165.2, full=82.6),
+        # NVIDIA H100 and H200 data sheets, SXM: half of the rates with sparsity. The H800's and
+        # the GH200's tensor cores are the H100's.
+        "h100": _HOPPER,
+        "h200": _HOPPER,
+        "h800": _HOPPER,
+        "gh200": _HOPPER,
+        # aiconfigurator, systems/h20_sxm.yaml.
+        "h20": _peaks(half=148.0, eight=294.0),
+        # NVIDIA HGX B200 and HGX B300 data sheets, an eighth of a board.
+        "b200": _peaks(half=2250.0, eight=4500.0, four=9000.0),
+        "b300": _peaks(half=2250.0, eight=4500.0, four=13_500.0),
+        # NVIDIA GB200 NVL72 and GB300 NVL72 data sheets, a 72nd of a rack.
+        "gb200": _peaks(half=2500.0, eight=5000.0, four=10_000.0),
+        "gb300": _peaks(half=2500.0, eight=5000.0, four=15_000.0),
+        # AMD Instinct data sheets. NVFP4 is NVIDIA's, and MX formats begin with CDNA 4.
+        "mi300x": _without(_peaks(half=1307.4, eight=2614.9), "mxfp8"),
+        "mi355x": _peaks(half=2500.0, eight=5000.0),
+    }
+)
+"""By `Chip.name`; with " pcie" behind it for boards whose chip has faster ones elsewhere."""
+
+
+def peak_flops(device: str, dtype: str) -> float | None:
+    """Return the peak in FLOP/s of one device; None where no data sheet is known.
+
+    Args:
+        dtype: of the products, or their format in 8 or 4 bits.
+    """
+    chip = None if FASTER in device else chip_of(device)
+    if chip is None:
+        return None
+    board = " pcie" if chip.is_slower_board else ""
+    return PEAK_FLOPS.get(f"{chip.name}{board}", {}).get(dtype)
+
+
+_MEMORY_BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(
+    {"v100": 900e9, "rtx2080ti": 616e9}
+)
+"""Of the device's memory, by `Chip.name`, of those whose reference profiles have no time of it."""
+
+
+def memory_bytes_per_second(device: str) -> float | None:
+    """Return the rate of a device's memory; None where no data sheet is known."""
+    chip = None if FASTER in device else chip_of(device)
+    return None if chip is None else _MEMORY_BYTES_PER_SECOND.get(chip.name)
+
+
+LINK_BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(
+    {
+        "a100": 300e9, "a800": 200e9, "h100": 450e9, "h200": 450e9, "h800": 200e9, "h20": 450e9,
+        "gh200": 450e9, "b200": 900e9, "b300": 900e9, "gb200": 900e9, "gb300": 900e9,
+        "l40s": 31.5e9, "rtx4090": 10e9, "mi300x": 448e9, "mi355x": 537.6e9,
+    }
+)  # fmt: skip
+"""Of one GPU to the others of its node, all of them together, one way, by `Chip.name`: NVLink, xGMI
+or 16 lanes of PCI Express. NVIDIA's data sheets give both ways together. GeForce cards send through
+the host: it is what NCCL gives such a path (NVIDIA/nccl-tests#307)."""

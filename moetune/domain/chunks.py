@@ -7,6 +7,24 @@ from itertools import groupby
 from moetune.domain.errors import InputError
 from moetune.domain.units import dtype_bytes, format_bytes
 
+FEWEST_PLACES = 2
+"""Chunks that a cache has room for at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """Model states in chunks (Elixir).
+
+    Args:
+        num_parameters: of the whole model.
+    """
+
+    chunk_bytes: int
+    cache_bytes: int
+    scatter: bool
+    offload: bool
+    num_parameters: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:

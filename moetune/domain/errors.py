@@ -35,14 +35,17 @@ class MoetuneError(Exception):
     Args:
         what: the problem, with the object's name and the value that was found.
         hint: the next step, often a command; empty when there is none.
+        field: of the question that is wrong, such as "memory_limit"; empty where none is. Texts
+            name fields as flags: see `domain.spelling`.
     """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, what: str, hint: str = "") -> None:
+    def __init__(self, what: str, hint: str = "", *, field: str = "") -> None:
         super().__init__(what, hint)
         self.what = what
         self.hint = hint
+        self.field = field
 
     def __str__(self) -> str:
         return f"{self.what}\n  {self.hint}" if self.hint else self.what
@@ -124,8 +127,15 @@ class PricedPlanError(InfeasiblePlanError):
             not known.
     """
 
-    def __init__(self, what: str, hint: str = "", plan: Mapping[str, object] | None = None) -> None:
-        super().__init__(what, hint)
+    def __init__(
+        self,
+        what: str,
+        hint: str = "",
+        plan: Mapping[str, object] | None = None,
+        *,
+        field: str = "",
+    ) -> None:
+        super().__init__(what, hint, field=field)
         self.plan = plan
 
 

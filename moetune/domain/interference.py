@@ -1,6 +1,5 @@
 """How operations that run at once slow each other down: a speed of each class beside the others."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -8,47 +7,44 @@ from moetune.domain.errors import InputError
 from moetune.domain.samples import ResourceClass
 
 
-def _check_speeds(speeds: Iterable[tuple[str, float]]) -> None:
-    for name, speed in speeds:
-        is_array = hasattr(speed, "shape")  # without importing NumPy; those are never input
-        if not is_array and not 0 < speed <= 1:
-            raise InputError(f"{name} must be a speed above 0 and at most 1, got {speed}")
+class _Speeds:
+    """Speeds of one class of operations beside the others, each above 0 and at most 1."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            speed = getattr(self, name)
+            is_array = hasattr(speed, "shape")  # without importing NumPy; those are never input
+            if not is_array and not 0 < speed <= 1:
+                raise InputError(f"{name} must be a speed above 0 and at most 1, got {speed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompSpeed:
+class CompSpeed(_Speeds):
     """Speed of computation while the others run, 1.0 = undisturbed."""
 
     comm: float = 1.0
     mem: float = 1.0
     all: float = 1.0
 
-    def __post_init__(self) -> None:
-        _check_speeds((("comm", self.comm), ("mem", self.mem), ("all", self.all)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommSpeed:
+class CommSpeed(_Speeds):
     """Speed of communication while the others run, 1.0 = undisturbed."""
 
     comp: float = 1.0
     mem: float = 1.0
     all: float = 1.0
 
-    def __post_init__(self) -> None:
-        _check_speeds((("comp", self.comp), ("mem", self.mem), ("all", self.all)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemSpeed:
+class MemSpeed(_Speeds):
     """Speed of host/device copies while the others run, 1.0 = undisturbed."""
 
     comp: float = 1.0
     comm: float = 1.0
     all: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_speeds((("comp", self.comp), ("comm", self.comm), ("all", self.all)))
 
 
 class OverlapSpeeds(NamedTuple):

@@ -31,13 +31,13 @@ class Keys:
     Args:
         of: a dataclass, whose keys it has besides.
         optional: keys that may be missing.
-        is_nullable: whether null may stand in its place.
+        without: keys of the dataclass that it has not.
     """
 
     keys: Mapping[str, Any]
     of: type | None = None
     optional: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    is_nullable: bool = False
+    without: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,19 +53,24 @@ def schema_of_keys(tag: str, *forms: Keys) -> dict[str, object]:
     Args:
         tag: value of its key `schema`, which stands before the others.
     """
+    return _schema_of(tag, {"schema": {"const": tag}}, forms)
+
+
+def _schema_of(
+    title: str, first: Mapping[str, object], forms: tuple[Keys, ...]
+) -> dict[str, object]:
+    """Return the schema of a document in one of several forms, each behind the first keys."""
     definitions: dict[str, object] = {}
-    objects = []
-    for form in forms:
-        one = _put_together(form, definitions)
-        one["properties"] = {"schema": {"const": tag}, **one["properties"]}
-        one["required"] = ["schema", *one["required"]]
-        objects.append(one)
+    objects = [_put_together(form, definitions) for form in forms]
+    for one in objects:
+        one["properties"] = {**first, **one["properties"]}
+        one["required"] = [*first, *one["required"]]
     whole: dict[str, object] = objects[0] if len(objects) == 1 else {"anyOf": objects}
-    return {"$schema": DIALECT, "title": tag, **whole, "$defs": definitions}
+    return {"$schema": DIALECT, "title": title, **whole, "$defs": definitions}
 
 
 def _put_together(keys: Keys, definitions: dict[str, object]) -> dict[str, Any]:
-    whole = _object(keys.of, definitions) if keys.of is not None else _no_keys()
+    whole = _no_keys() if keys.of is None else _object(keys.of, definitions, keys.without)
     for name, kind in {**keys.keys, **keys.optional}.items():
         whole["properties"][name] = _schema(kind, definitions)
     whole["required"] += [*keys.keys]
@@ -88,15 +93,8 @@ def schema_of(
         without: fields that the document omits.
         more: keys that it has besides, with their types.
     """
-    definitions: dict[str, object] = {}
-    whole = _object(kind, definitions, without)
-    if tag is not None:
-        whole["properties"] = {"schema": {"const": tag}, **whole["properties"]}
-        whole["required"] = ["schema", *whole["required"]]
-    for name, one in more.items():
-        whole["properties"][name] = _schema(one, definitions)
-        whole["required"].append(name)
-    return {"$schema": DIALECT, "title": tag or kind.__name__, **whole, "$defs": definitions}
+    first = {} if tag is None else {"schema": {"const": tag}}
+    return _schema_of(tag or kind.__name__, first, (Keys(more, of=kind, without=without),))
 
 
 def _no_keys() -> dict[str, Any]:
@@ -139,8 +137,7 @@ def _schema(kind: Any, definitions: dict[str, object]) -> dict[str, object]:  # 
 def _of_values(kind: Any, definitions: dict[str, object]) -> dict[str, object]:  # noqa: ANN401 - Keys or ListOf
     if isinstance(kind, ListOf):
         return {"type": "array", "items": _put_together(kind.keys, definitions)}
-    found = _put_together(kind, definitions)
-    return {"anyOf": [found, _SCALARS[types.NoneType]]} if kind.is_nullable else found
+    return _put_together(kind, definitions)
 
 
 def _array(kinds: tuple[Any, ...], definitions: dict[str, object]) -> dict[str, object]:

@@ -1,13 +1,18 @@
-"""Models that Megatron-LM's arguments describe: `pretrain_gpt.py`, and hybrids' own script.
+"""Models that Megatron-LM's arguments describe, and those that Megatron-Bridge trains.
 
 Read in `megatron/training/arguments.py`, `gpt_builders.py` and `core/transformer/
 transformer_config.py` of core_v0.16.1 to core_v0.19.0. A family that is not named has parts that
 no argument says, such as multipliers of residuals; a named one may still have sizes that differ
 from layer to layer.
+
+Megatron-Bridge has recipes by name, and bridges by family (`src/megatron/bridge/recipes` and
+`models/*/*_bridge.py` of v0.3.1, v0.4.2, v0.5.1 and v0.6.0). A model with a bridge and without a
+recipe is made from its own configuration.
 """
 
 from collections.abc import Iterator
 from types import MappingProxyType
+from typing import NamedTuple
 
 from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
@@ -18,7 +23,7 @@ from moetune.domain.targets import MegatronCore, Target
 
 _FIRST: MegatronCore = (0, 16)
 _HYBRID_PREDICTIONS: MegatronCore = (0, 17)
-FAMILIES: MappingProxyType[str, MegatronCore] = MappingProxyType(
+_DESCRIBED: MappingProxyType[str, MegatronCore] = MappingProxyType(
     {
         **dict.fromkeys(
             ("llama", "mistral", "qwen2", "qwen3", "gpt2", "nemotron", "mixtral", "qwen2_moe",
@@ -47,7 +52,7 @@ _SYMBOLS = MappingProxyType({StateSpace: "M", GroupedQueryAttention: "*", Routed
 def megatron_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
     """Yield what of a model the arguments of Megatron-LM cannot describe."""
     core = target.core or _FIRST
-    since = FAMILIES.get(decoder.family)
+    since = _DESCRIBED.get(decoder.family)
     instead = "a model of another family"
     if since is None:
         what = f"{decoder.name}: its arguments do not describe the family {decoder.family}"
@@ -110,3 +115,145 @@ def _sizes_of_mixers(decoder: Decoder) -> set[tuple[object, ...]]:
         (type(mixer), mixer.parameters - getattr(getattr(mixer, "indexer", None), "parameters", 0))
         for mixer in decoder.mixers
     }
+
+
+_BRIDGES = "megatron/bridge/models"
+
+
+class BridgeRecipe(NamedTuple):
+    """A recipe of Megatron-Bridge.
+
+    Args:
+        package: of `megatron.bridge.recipes`.
+        function: that returns its configuration; `_config` ends its name.
+        since: the core of the first version that has it.
+    """
+
+    package: str
+    function: str
+    since: MegatronCore = (0, 16)
+
+
+def _recipes(package: str, since: MegatronCore, **names: str) -> dict[str, BridgeRecipe]:
+    return {
+        name: BridgeRecipe(package, f"{function}_config", since) for function, name in names.items()
+    }
+
+
+RECIPES: MappingProxyType[str, BridgeRecipe] = MappingProxyType(
+    {
+        **_recipes(
+            "deepseek", (0, 16), deepseek_v2_lite_pretrain="deepseek-v2-lite",
+            deepseek_v2_pretrain="deepseek-v2", deepseek_v3_pretrain="deepseek-v3",
+        ),
+        **_recipes(
+            "deepseek", (0, 18), deepseek_v4_flash_pretrain="deepseek-v4-flash",
+            deepseek_v4_pro_pretrain="deepseek-v4-pro",
+        ),
+        **_recipes("glm", (0, 16), glm45_355b_pretrain="glm-4.5",
+                   glm45_air_106b_pretrain="glm-4.5-air"),
+        **_recipes("glm.h100", (0, 19), glm52_pretrain_416gpu_h100_bf16="glm-5.2"),
+        **_recipes("gpt_oss", (0, 16), gpt_oss_20b_pretrain="gpt-oss-20b",
+                   gpt_oss_120b_pretrain="gpt-oss-120b"),
+        **_recipes("kimi.kimi_k2", (0, 16), kimi_k2_pretrain="kimi-k2"),
+        **_recipes("moonlight", (0, 16), moonlight_16b_pretrain="moonlight"),
+        **_recipes(
+            "llama", (0, 16), llama2_7b_pretrain="llama-2-7b", llama3_8b_pretrain="llama-3-8b",
+            llama3_70b_pretrain="llama-3-70b", llama31_405b_pretrain="llama-3-405b",
+        ),
+        **_recipes("nemotronh", (0, 16), nemotron_3_nano_pretrain="nemotron-3-nano"),
+        **_recipes("nemotronh", (0, 17), nemotron_3_super_pretrain="nemotron-3-super"),
+        **_recipes("nemotronh", (0, 18), nemotron_3_ultra_pretrain="nemotron-3-ultra"),
+        **_recipes("nemotronh.h100", (0, 19),
+                   nemotron_3_5_lightning_pretrain="nemotron-3.5-lightning",
+                   nemotron_3_nano_4b_pretrain_8gpu_h100_bf16="nemotron-3-nano-4b"),
+        **_recipes("olmoe", (0, 16), olmoe_7b_pretrain="olmoe"),
+        **_recipes(
+            "qwen", (0, 16), qwen3_600m_pretrain="qwen3-0.6b", qwen3_1p7b_pretrain="qwen3-1.7b",
+            qwen3_4b_pretrain="qwen3-4b", qwen3_8b_pretrain="qwen3-8b",
+            qwen3_14b_pretrain="qwen3-14b", qwen3_32b_pretrain="qwen3-32b",
+            qwen3_30b_a3b_pretrain="qwen3-30b-a3b", qwen3_235b_a22b_pretrain="qwen3-235b-a22b",
+            qwen3_next_80b_a3b_pretrain="qwen3-next-80b-a3b",
+        ),
+        **_recipes("qwen", (0, 19),
+                   qwen35_text_35b_a3b_pretrain_8gpu_gb200_bf16="qwen3.5-35b-a3b"),
+    }
+)  # fmt: skip
+"""Recipes of models of the registry, by their names there."""
+_BRIDGED: MappingProxyType[str, MegatronCore] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "nemotron",
+             "nemotron_h", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss",
+             "kimi_k2"),
+            (0, 16),
+        ),
+        "minimax_m2": (0, 17),
+        **dict.fromkeys(
+            ("bailing_moe_v2", "deepseek_v4", "ernie4_5_moe", "glm4_moe_lite", "glm_moe_dsa",
+             "mimo_v2_flash", "qwen3_5_text", "qwen3_5_moe_text", "step3p5", "gemma4_text"),
+            (0, 18),
+        ),
+        **dict.fromkeys(("exaone_moe", "hy_v3"), (0, 19)),
+    }
+)  # fmt: skip
+"""Families with a bridge from their configuration, and the core of the first version with it."""
+TEXT_CLASSES: MappingProxyType[str, str] = MappingProxyType({
+    "gemma4_text": "Gemma4ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+})  # fmt: skip
+"""Families whose language model has a bridge of its own beside that with towers, and the class that
+it is registered for. Bridge's own recipe of Qwen3.5's text (`recipes/qwen/gb200/qwen35.py` of 0.6)
+names it to `AutoBridge.from_hf_config`."""
+_WITH_TOWERS: MappingProxyType[str, str] = MappingProxyType({
+    **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_vl_text", "qwen2_5_vl_text"), "qwen_vl"),
+    "qwen3_omni_moe_text": "qwen_omni", "glm4v_moe_text": "glm_vl", "step3p7": "stepfun",
+    "minimax_m3_vl_text": "minimax_m3", "nemotron_h": "nemotron_omni",
+})  # fmt: skip
+"""Families that Bridge has with their towers alone where they have some: its package for them."""
+_VERSIONS: MappingProxyType[MegatronCore, str] = MappingProxyType(
+    {(0, 16): "0.3", (0, 17): "0.4", (0, 18): "0.5", (0, 19): "0.6"}
+)
+
+
+def bridge_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
+    """Yield what of a model a version of Megatron-Bridge does not have."""
+    core, since = target.core or (0, 16), _BRIDGED.get(_family(decoder))
+    package = _WITH_TOWERS.get(decoder.family)
+    has_text = decoder.family in TEXT_CLASSES or recipe_of(decoder, target) is not None
+    if decoder.uncounted and not has_text and (package or since):
+        towers = " and ".join(decoder.uncounted)
+        yield target.refusal(
+            f"{decoder.name} without its {towers}, which its bridge makes, too, and no plan counts",
+            "a model of text alone", f"{_BRIDGES}/{package or '*_vl'}",
+        )  # fmt: skip
+    elif since is None:
+        what = f"{decoder.name}: it has no recipe for it, and no bridge of the family "
+        yield target.refusal(f"{what}{decoder.family}", "a model of another family", _BRIDGES)
+    elif core < since:
+        version = _VERSIONS[since]
+        yield target.refusal(
+            f"{decoder.name}: {decoder.family} has a bridge from {version} on",
+            f"--target bridge@{version}", _BRIDGES,
+        )  # fmt: skip
+    elif decoder.has_mamba and decoder.predictions and core < (0, 17):
+        yield target.refusal(
+            f"{decoder.name}: multi-token prediction of a hybrid with Mamba", "--target bridge@0.4",
+            "megatron/core/models/mamba/mamba_model.py",
+        )  # fmt: skip
+
+
+def _family(decoder: Decoder) -> str:
+    """Return the family, but for Ling 2.0, whose configuration has the type of Ling 1.5.
+
+    Their class is another, with norms of queries and keys (`bailing/bailing_moe2_bridge.py`).
+    """
+    has_norms = any(getattr(mixer, "norm_parameters", 0) for mixer in decoder.mixers)
+    return "bailing_moe_v2" if decoder.family == "bailing_moe" and has_norms else decoder.family
+
+
+def recipe_of(decoder: Decoder, target: Target) -> BridgeRecipe | None:
+    """Return the recipe of a model of the registry; None where the version has none."""
+    recipe = RECIPES.get(decoder.name)
+    has_recipe = recipe is not None and recipe.since <= (target.core or (0, 16))
+    return recipe if has_recipe else None

@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 _Owner = TypeVar("_Owner", bound="Tables")
 _Asked = ParamSpec("_Asked")
 _Answer = TypeVar("_Answer")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,13 @@ class Tables:
     _tables: dict[Hashable, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def remembered(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
+        """Return what was made for the key before, or make it now; None is made again."""
+        found: _Made | None = self._tables.get(key)
+        if found is None:
+            found = self._tables[key] = make()
+        return found
 
 
 def once(

@@ -20,6 +20,22 @@ from moetune.domain.throughput import Throughput, layer_flops, rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """Confidence in a choice, over refits of the measurements, or errors of earlier predictions.
+
+    Args:
+        probability_best: share of them in which no other choice is better.
+        expected_regret: mean relative loss over them.
+        p05_step_seconds, p95_step_seconds: of the chosen step over them.
+    """
+
+    probability_best: float
+    expected_regret: float
+    p05_step_seconds: float
+    p95_step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTerms:
     """One phase of the plan, in seconds.
 

@@ -1,14 +1,9 @@
 """A request for a plan, checked once for every caller, and the inputs that a plan records of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from moetune.domain.constraint_texts import (
-    EXPERT_PARALLEL,
-    EXPERT_PLACEMENT,
-    ROUTING,
-    SEQUENCE_PARALLEL,
     check_constraint_sizes,
     encode_constraints,
     recorded_constraints,
@@ -20,15 +15,16 @@ from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import find_model
 from moetune.domain.profile import Profile
-from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
+from moetune.domain.question import ASKS
+from moetune.domain.spelling import flag_of
 from moetune.domain.units import DTYPE_BYTES
 from moetune.domain.withdrawn import withdrawn_key
 
-LARGEST_RANKS = 2**20
-LARGEST_TOKENS = 2**31
-LARGEST_BYTES = 2**50
-LARGEST_WIDTH = 2**20
-"""Of a layer: its widths and its experts."""
+INPUT_SIZES = ("world_size", "tokens_per_rank", "memory_limit_bytes")
+_FIELDS = {
+    "num_nodes": "nodes", "tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit",
+}  # fmt: skip
+"""Fields of a `Question` by the names of a request that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +39,6 @@ class PlanRequest:
         tokens_per_rank: default, the model's; a layer needs it.
         dtype: default, what the profile is for: see `default_dtype`.
         memory_limit_bytes: default, the device's memory.
-        spelling: how the caller writes these names, for errors.
 
     Raises:
         InputError: it is incomplete, contradicts itself, or names no known model.
@@ -57,34 +52,31 @@ class PlanRequest:
     dtype: str | None = None
     memory_limit_bytes: int | None = None
     constraints: Constraints = field(default_factory=Constraints)
-    spelling: Spelling = field(default=AS_FLAGS, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_subject(self)
         if self.world_size is not None and self.num_nodes is not None:
             raise InputError(
-                f"{self.spelling('num_nodes')} and {self.spelling('world_size')} both say how many "
-                "ranks there are",
+                "--nodes and --world-size both say how many ranks there are",
                 "give one of them",
             )
-        for name in ("world_size", "num_nodes", "tokens_per_rank", "memory_limit_bytes"):
+        for name in (*INPUT_SIZES, "num_nodes"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"{self.spelling(name)} must be at least 1, got {value}")
-        _check_pins(self)
+                field_name = _FIELDS.get(name, name)
+                what = f"{flag_of(field_name)} must be at least 1, got {value}"
+                raise InputError(what, field=field_name)
+        _check_pins(self.constraints)
 
     def check_sizes(self) -> None:
         """Raise InputError where a size is so large that it is a mistake.
 
         For new requests: a recorded one may hold what an older moetune allowed.
         """
-        check_sizes(self, self.spelling)
-        if self.num_nodes is not None:
-            check_range(self.spelling("num_nodes"), self.num_nodes, 1, LARGEST_RANKS)
-        for size in ("d_model", "d_hidden", "num_experts", "top_k") if self.layer else ():
-            name = self.spelling(f"layer.{size}")
-            check_range(name, getattr(self.layer, size), 1, LARGEST_WIDTH)
-        check_constraint_sizes(self.constraints, self.spelling)
+        check_sizes(self, (*INPUT_SIZES, "num_nodes"))
+        if self.layer is not None:
+            check_sizes(self.layer, ("d_model", "d_hidden", "num_experts", "top_k"))
+        check_constraint_sizes(self.constraints)
 
     def inputs_for(self, profile: Profile, *, fingerprint: str | None = None) -> "PlanInputs":
         """Return the request with every default filled in.
@@ -186,7 +178,6 @@ class PlanInputs:
             dtype=self.dtype,
             memory_limit_bytes=self.memory_limit_bytes,
             constraints=self.pinned,
-            spelling=AS_KEYS,
         )
 
     @property
@@ -212,35 +203,11 @@ class PlanInputs:
         )
 
 
-class Sizes(Protocol):
-    """The numbers of a request; None for the default."""
-
-    @property
-    def world_size(self) -> int | None:
-        """Ranks."""
-        ...
-
-    @property
-    def tokens_per_rank(self) -> int | None:
-        """Tokens of one step on each of them."""
-        ...
-
-    @property
-    def memory_limit_bytes(self) -> int | None:
-        """Of one device."""
-        ...
-
-
-def check_sizes(sizes: Sizes, spelling: Spelling) -> None:
-    """Raise InputError where a number is so large that it is a mistake."""
-    largest = {
-        "world_size": LARGEST_RANKS,
-        "tokens_per_rank": LARGEST_TOKENS,
-        "memory_limit_bytes": LARGEST_BYTES,
-    }
-    for name, most in largest.items():
+def check_sizes(sizes: object, names: Iterable[str] = INPUT_SIZES) -> None:
+    """Raise InputError where a number is so large that it is a mistake; None passes."""
+    for name in names:
         if (value := getattr(sizes, name)) is not None:
-            check_range(spelling(name), value, 1, most)
+            ASKS[_FIELDS.get(name, name)].check(value)
 
 
 def gemm_dtypes(profile: Profile) -> tuple[str, ...]:
@@ -259,72 +226,46 @@ def default_dtype(profile: Profile) -> str:
 
 
 def _check_subject(request: PlanRequest) -> None:
-    spelling = request.spelling
     if (request.model is None) == (request.layer is None):
         is_nothing = request.model is None
         raise InputError(
             "there is nothing to plan for" if is_nothing else "a model and a layer are given",
-            f"name a model with {spelling('model')} (see `moetune models list`), "
-            f"or give a layer with {spelling('layer')}",
+            "name a model with --model (see `moetune models list`), "
+            "or give a layer with --d-model, --d-hidden and --num-experts",
         )
     if request.model is not None:
         find_model(request.model)
     elif request.tokens_per_rank is None:
-        raise InputError("the number of tokens is missing", f"give {spelling('tokens_per_rank')}")
+        raise InputError("the number of tokens is missing", "give --tokens")
 
 
-def _check_pins(request: PlanRequest) -> None:
+def _check_pins(constraints: Constraints) -> None:
     """Raise InputError where no plan has what is pinned."""
-    if request.constraints.sequence_parallel:
-        _check_shards(request)
-    _check_routing(request)
-    if request.constraints.expert_parallel == "tensor":
-        _check_tensor(request)
-
-
-def _check_shards(request: PlanRequest) -> None:
-    """Raise InputError where no plan has the sequence shards of the request."""
-    spelling = request.spelling
-    shards, experts = spelling(SEQUENCE_PARALLEL), spelling(EXPERT_PARALLEL)
-    if request.constraints.expert_parallel != "tensor":
+    is_tensor = constraints.expert_parallel == "tensor"
+    if constraints.sequence_parallel and not is_tensor:
         raise InputError(
-            f"{shards} needs {experts} tensor: with all_to_all every rank has tokens of its own "
-            "anyway",
-            f"add {experts} tensor, or omit {shards}",
+            "--sequence-parallel needs --expert-parallel tensor: with all_to_all every rank has "
+            "tokens of its own anyway",
+            "add --expert-parallel tensor, or omit --sequence-parallel",
         )
-
-
-def _check_routing(request: PlanRequest) -> None:
-    """Raise InputError where no plan has the routing of the request: only all-to-alls wait."""
-    spelling, routing = request.spelling, request.spelling(ROUTING)
-    if not request.constraints.routing:
-        rule = request.constraints.expert_placement
-        if rule != "planned":
-            flag = spelling(EXPERT_PLACEMENT)
-            raise InputError(
-                f"{flag} {rule} needs {routing}: without loads of experts none is placed",
-                f"omit {flag}, or give the record of a layer's routing with {routing}",
-            )
-        return
-    if request.constraints.expert_parallel == "tensor":
+    rule = constraints.expert_placement
+    if rule != "planned" and not constraints.routing:
         raise InputError(
-            f"{routing} excludes {spelling(EXPERT_PARALLEL)} tensor, whose ranks all have every "
-            "token",
-            f"omit {routing}, or take {spelling(EXPERT_PARALLEL)} all_to_all",
+            f"--expert-placement {rule} needs --routing: without loads of experts none is placed",
+            "omit --expert-placement, or give the record of a layer's routing with --routing",
         )
-
-
-def _check_tensor(request: PlanRequest) -> None:
-    """Raise InputError where a tensor group gets pins of dispatches."""
-    spelling, constraints = request.spelling, request.constraints
-    bounds, experts = constraints.bounds, spelling(EXPERT_PARALLEL)
-    reasons = {
-        "strategy": (bounds.strategy, "nothing is dispatched and no memory reused"),
-        "order": (bounds.order, "a chunk has one transfer"),
-    }
-    for flag, (value, reason) in reasons.items():
-        if value not in {None, "none"}:
+    bounds = constraints.bounds
+    excluded = {
+        "--routing": (constraints.routing, "whose ranks all have every token"),
+        f"--strategy {bounds.strategy}": (
+            bounds.strategy not in {None, "none"},
+            "where nothing is dispatched and no memory reused",
+        ),
+        f"--order {bounds.order}": (bounds.order, "where a chunk has one transfer"),
+    }  # fmt: skip
+    for flag, (is_pinned, reason) in excluded.items():
+        if is_tensor and is_pinned:
             raise InputError(
-                f"{spelling(flag)} {value} excludes {experts} tensor, where {reason}",
-                f"omit {spelling(flag)}, or take {experts} all_to_all",
+                f"{flag} excludes --expert-parallel tensor, {reason}",
+                f"omit {flag.partition(' ')[0]}, or take --expert-parallel all_to_all",
             )

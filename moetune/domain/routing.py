@@ -69,7 +69,7 @@ class ExpertLoads:
         """
         if self.name == "balanced" or ep == 1:
             return 1.0
-        return _skew(self.loads or natural_loads(num_experts), top_k, ep)
+        return sum(_fullest(self.loads or natural_loads(num_experts), top_k, ep)) * ep
 
     def shares(self, top_k: float) -> tuple[float, ...] | None:
         """Return each expert's share of all rows, 1/k at most; None for a law."""
@@ -228,22 +228,10 @@ def _capped(loads: tuple[float, ...], most: float) -> tuple[float, ...]:
 @cache
 def _fullest(loads: tuple[float, ...], top_k: float, ep: int) -> list[float]:
     """Return the shares of the fullest rank's experts, descending, as means over placements."""
-    import numpy as np
+    import numpy as np  # loads in a tenth of a second, which balanced routing does not need
 
     drawn, shares = np.random.default_rng(0), np.array(_capped(loads, 1 / top_k))
     ranks = [drawn.permutation(shares).reshape(ep, -1) for _ in range(_NUM_PLACEMENTS)]
     fullest = [np.sort(one[one.sum(axis=1).argmax()])[::-1] for one in ranks]
     found: list[float] = np.mean(fullest, axis=0).tolist()
     return found
-
-
-@cache
-def _skew(loads: tuple[float, ...], top_k: float, ep: int) -> float:
-    import numpy as np  # loads in a tenth of a second, which balanced routing does not need
-
-    drawn, shares = np.random.default_rng(0), np.array(_capped(loads, 1 / top_k))
-    fullest = [
-        float(drawn.permutation(shares).reshape(ep, -1).sum(axis=1).max())
-        for _ in range(_NUM_PLACEMENTS)
-    ]
-    return sum(fullest) / _NUM_PLACEMENTS * ep

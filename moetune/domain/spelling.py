@@ -1,62 +1,133 @@
-"""Spellings of a request's keys, as errors name them, and the name that a wrong one is nearest to.
+"""Names of a question's fields in errors, and the name that a wrong one is nearest to.
 
-Keys are flags, keys of JSON, or fields of a form.
+Errors name a field as its flag, such as `--memory-limit`, and carry it as data. `spelled` is the
+only place where a surface's own names take the flags' place: keys of JSON, arguments, labels.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar
 
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, MoetuneError
 
-_INPUTS = frozenset(
+T = TypeVar("T")
+_COMMAND_OR_FLAG = re.compile(r"(`[^`]*`|\b(?:moetune|torchrun) \S.*)|--([a-z][a-z-]*)( (?=\d))?")
+
+_KEYS: Mapping[str, str] = MappingProxyType(
     {
-        "model", "layer", "world_size", "tokens_per_rank", "dtype", "memory_limit_bytes",
-        "profile", "profile_fingerprint",
+        "model": "model", "world-size": "world_size", "nodes": "num_nodes",
+        "tokens": "tokens_per_rank", "memory-limit": "memory_limit_bytes", "dtype": "dtype",
+        "profile": "profile", "d-model": "layer.d_model", "d-hidden": "layer.d_hidden",
+        "num-experts": "layer.num_experts", "top-k": "layer.top_k",
     }
 )  # fmt: skip
-"""Inputs of a plan; every other name is a constraint."""
+"""Keys of a plan's inputs by flag; every other flag is a constraint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """A caller's names of a request's keys, for errors.
+    """A surface's names of the fields of a question.
 
     Args:
-        key, constraint: templates with `{}` for the name of an input and of a constraint.
+        key, constraint: templates with `{}` for the key of an input and for a constraint's flag.
         names: names that are written otherwise.
     """
 
-    key: str
-    constraint: str
+    key: str = "{}"
+    constraint: str = "{}"
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __call__(self, name: str) -> str:
-        """Return an input's or a constraint's name as the caller writes it."""
-        template = self.key if name.partition(".")[0] in _INPUTS else self.constraint
+        """Return the name of a key of a plan's inputs, or of a constraint, by its flag."""
+        template = self.key if name in _KEYS.values() else self.constraint
         return self.names.get(name) or template.format(name)
+
+    def of_flag(self, flag: str) -> str:
+        """Return the name of the field that has a flag, which is given without its dashes."""
+        return self(_KEYS.get(flag, flag))
 
 
 AS_FLAGS = Spelling(
-    key="--{}",
-    constraint="--{}",
-    names=MappingProxyType(
-        {
-            "layer": "--d-model, --d-hidden and --num-experts",
-            "layer.d_model": "--d-model",
-            "layer.d_hidden": "--d-hidden",
-            "layer.num_experts": "--num-experts",
-            "layer.top_k": "--top-k",
-            "world_size": "--world-size",
-            "num_nodes": "--nodes",
-            "tokens_per_rank": "--tokens",
-            "memory_limit_bytes": "--memory-limit",
-        }
-    ),
+    key="--{}", constraint="--{}", names={key: f"--{flag}" for flag, key in _KEYS.items()}
 )
+AS_FIELDS = Spelling()
 AS_KEYS = Spelling(key="inputs.{}", constraint="inputs.constraints.{}")
-AS_FIELDS = Spelling(key="{}", constraint="{}")
+
+
+class Arguments(Spelling):
+    """Names of a program's arguments: those of flags with underscores."""
+
+    def of_flag(self, flag: str) -> str:
+        """Return the argument."""
+        return flag.replace("-", "_")
+
+
+AS_ARGUMENTS = Arguments()
+
+
+def flag_of(field: str) -> str:
+    """Return the flag of a field: `--memory-limit` of `memory_limit`."""
+    return f"--{field.replace('_', '-')}"
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Let errors be about a field, whose flag then begins their text unless it is there."""
+    try:
+        yield
+    except MoetuneError as error:
+        if not error.field:
+            flag, error.field = flag_of(field), field
+            if flag not in error.what:
+                error.what = f"{flag}: {error.what}"
+                error.args = error.what, error.hint
+        raise
+
+
+@contextmanager
+def spelled(spelling: Spelling) -> Iterator[None]:
+    """Let errors name fields as a surface spells them, but not in commands to be pasted.
+
+    A number behind a name of letters and underscores is its value: "--tp 8" becomes "tp=8".
+    """
+
+    def name_of(match: re.Match[str]) -> str:
+        if match[2] is None:
+            return match[0]
+        name, space = spelling.of_flag(match[2]), match[3] or ""
+        return f"{name}=" if space and name.isidentifier() else name + space
+
+    try:
+        yield
+    except MoetuneError as error:
+        error.what, error.hint = (
+            _COMMAND_OR_FLAG.sub(name_of, text) for text in (error.what, error.hint)
+        )
+        error.args = error.what, error.hint
+        raise
+
+
+def parsed(text: str | None, parse: Callable[[str], T], field: str) -> T | None:
+    """Return a field's parsed value; None where it was not given.
+
+    Raises:
+        InputError: the value is wrong; the error is about the field.
+    """
+    return None if text is None else read_flag(text, parse, field)
+
+
+def read_flag(text: str, parse: Callable[[str], T], field: str) -> T:
+    """Return a field's parsed value.
+
+    Raises:
+        InputError: the value is wrong; the error is about the field.
+    """
+    with about(field):
+        return parse(text)
 
 
 def nearest_or(otherwise: str, name: object, known: Iterable[str]) -> str:
@@ -76,7 +147,9 @@ def _nearest(name: object, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(str(name), known, n=1)), "")
 
 
-def check_range(name: str, value: int, smallest: int, largest: int) -> None:
+def check_range(field: str, value: int, smallest: int, largest: int) -> None:
     """Raise InputError unless the value is in the range: huge ones would take long to reject."""
     if not smallest <= value <= largest:
-        raise InputError(f"{name} must be from {smallest} to {largest}, got {value}")
+        raise InputError(
+            f"{flag_of(field)} must be from {smallest} to {largest}, got {value}", field=field
+        )

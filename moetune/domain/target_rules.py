@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.bridge_models import bridge_models
 from moetune.domain.layout import BrokenRule
-from moetune.domain.megatron_models import megatron_models
+from moetune.domain.megatron_models import bridge_models, megatron_models
 from moetune.domain.megatron_rules import (
     batch_overlap_rules,
     graph_rules,

@@ -260,7 +260,7 @@ def _stage_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
     if job.decoder.is_tied:
         what = f"pp {layout.pp} with an embedding that is the head, too"
         yield target.refusal(what, "--pp 1", "models/common/decoder.py")
-    batches = job.global_batch // (layout.dp * layout.micro_batch)
+    batches = job.micro_batches(layout)
     if layout.order == "1f1b" and batches < layout.pp:
         yield target.refusal(
             f"{batches} micro-batches in {layout.pp} stages",

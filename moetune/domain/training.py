@@ -259,6 +259,10 @@ class TrainingJob:
             return RankSkew(mean=1 + _MEAN_OF_NATURAL * (fullest - 1), p99=fullest)
         return RankSkew(mean=fullest, p99=fullest)
 
+    def micro_batches(self, layout: FoldedLayout) -> int:
+        """Return the micro-batches of a replica in one step."""
+        return self.global_batch // (layout.micro_batch * layout.dp)
+
     @property
     def tokens(self) -> int:
         """Tokens of a step."""

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
+from moetune.domain.chunks import Chunks
 from moetune.domain.document import UNLESS_DEFAULT, decode, encode, shown
 from moetune.domain.errors import InputError
-from moetune.domain.model_plan import Chunks, Confidence
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import Schedule
 from moetune.domain.placement import ModelPlacement
+from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target
 from moetune.domain.throughput import Throughput
@@ -347,7 +348,7 @@ class TrainingDocument:
         raise InputError(
             f"{name} is the plan of a model's training, which is not run or measured here as "
             "layers are",
-            f"{self.target} runs it:  moetune export {name} --to {self.target}\n"
+            f"{self.target} runs it:  moetune export {name} --target {self.target}\n"
             f"  `moetune explain`, `moetune sensitivity` and `moetune whatif` take it; for times "
             "of your own machine measure it with `moetune profile`, and plan with that --profile",
         )

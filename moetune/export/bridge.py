@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.bridge_models import TEXT_CLASSES, recipe_of
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.megatron_models import TEXT_CLASSES, recipe_of
 from moetune.domain.targets import MegatronCore
 from moetune.domain.transformers_rules import ABSENT
 from moetune.export.megatron_model import Value

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 
 from moetune.domain.transformers_rules import AUTOEP
-from moetune.export.hub_models import load_arguments, load_imports
 from moetune.export.planned import Export, Planned, remarks
+from moetune.export.transformers import load_arguments, load_imports
 
 _FILE = "deepspeed_layout.py"
 _NEWEST_TRANSFORMERS = "5.22.2"

@@ -75,12 +75,6 @@ def layer_export(planned: Planned) -> Export:
     if experts is None:
         what = f"{planned.decoder.name}, which has no experts"
         raise refuse(planned, what, "the export is of layers of experts: use another --to")
-    if layout.dispatcher == "all_gather" and layout.ep > 1:
-        raise refuse(
-            planned, "experts on ranks that have the same tokens as a module",
-            f'join(Layout(expert_parallel="tensor", dp={layout.dp}, ep=1, tp={layout.tp}, '
-            f"pp={layout.pp})) of moetune.runtime.parallel.groups gives its layers",
-        )  # fmt: skip
     missing = tuple(_not_expressed(layout))
     text = _TEXT.format(
         remarks=remarks(planned, missing, *_WHOLE), sequences=job.global_batch // layout.dp,
@@ -112,6 +106,8 @@ def _not_expressed(layout: FoldedLayout) -> Iterator[str]:
     """Yield what the parts of the model, which are the user's, have to do themselves."""
     if layout.recompute:
         yield "recomputation of blocks: call them by torch.utils.checkpoint.checkpoint"
+    if layout.tp > 1:
+        yield f"tp {layout.tp}: torch's parallelize_module cuts dense parts over ranks.mesh['tp']"
     if layout.pp > 1:
         yield f"pp {layout.pp}: the parts of the stages are the model's own"
     if layout.offload_optimizer:

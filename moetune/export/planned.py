@@ -54,7 +54,7 @@ class Planned:
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches of a step, of one replica."""
-        return self.job.global_batch // (self.layout.dp * self.layout.micro_batch)
+        return self.job.micro_batches(self.layout)
 
     @property
     def stages(self) -> tuple[range, ...]:

@@ -6,7 +6,7 @@ The rule for more ranks (`fit.collectives`) has the other groups.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -67,35 +67,15 @@ class BaseScaling:
     host: Peaks | None = None
 
     def __post_init__(self) -> None:
-        rates = (self.link_factor, self.memory_factor, self.host_factor)
-        for factor in (self.gemm_factor, *rates):
-            if not _SLOWEST <= factor <= _FASTEST:
+        for item in fields(self):
+            if not _SLOWEST <= self.factor(item.name) <= _FASTEST:
                 raise InputError("peaks must be within a factor of 1000 of the base's")
 
-    @property
-    def gemm_factor(self) -> float:
-        """Factor on the base's time of a GEMM beyond its start-up."""
-        both = self.computation
-        return parse_flops(both.base) / parse_flops(both.here) if both else 1.0
-
-    @property
-    def link_factor(self) -> float:
-        """Factor on the base's time of what travels between the GPUs of a node."""
-        return _slower(self.links)
-
-    @property
-    def memory_factor(self) -> float:
-        """Factor on the base's time of memory-bound operations, beyond their start-up."""
-        return _slower(self.memory)
-
-    @property
-    def host_factor(self) -> float:
-        """Factor on the base's time of copies, beyond their start-up."""
-        return _slower(self.host)
-
-
-def _slower(rates: Peaks | None) -> float:
-    return parse_rate(rates.base) / parse_rate(rates.here) if rates else 1.0
+    def factor(self, part: str) -> float:
+        """Return the factor on the base's times of a part of the machine, beyond their start-up."""
+        peaks: Peaks | None = getattr(self, part)
+        parse = parse_flops if part == "computation" else parse_rate
+        return parse(peaks.base) / parse(peaks.here) if peaks else 1.0
 
 
 def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
@@ -108,26 +88,26 @@ def scaled_base(base: Profile, scaled: BaseScaling) -> Profile:
         if isinstance(table, GemmTable):
             if scaled.computation is None:
                 return table
-            return _scaled_table(table, base, scaled.gemm_factor, _GEMM_SPREAD)
+            return _scaled_table(table, base, scaled.factor("computation"), _GEMM_SPREAD)
         if scaled.links and _is_inside((table.group_size, table.num_nodes), base.machine):
-            return _scaled_table(table, base, scaled.link_factor, _LINK_SPREAD)
+            return _scaled_table(table, base, scaled.factor("links"), _LINK_SPREAD)
         return table
 
     return replace(
         base,
-        gemm=tuple(_slower_line(line, scaled.gemm_factor) for line in base.gemm),
+        gemm=tuple(_slower_line(line, scaled.factor("computation")) for line in base.gemm),
         collective=tuple(
-            _slower_line(line, scaled.link_factor)
+            _slower_line(line, scaled.factor("links"))
             if _is_inside(line.key.group, base.machine)
             else line
             for line in base.collective
         ),
         tables=tuple(map(of_table, base.tables)),
         rows=tuple(
-            line if line.op in LAUNCHES else _slower_line(line, scaled.memory_factor)
+            line if line.op in LAUNCHES else _slower_line(line, scaled.factor("memory"))
             for line in base.rows
         ),
-        copy=tuple(_slower_line(line, scaled.host_factor) for line in base.copy),
+        copy=tuple(_slower_line(line, scaled.factor("host")) for line in base.copy),
     )
 
 

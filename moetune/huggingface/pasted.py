@@ -75,6 +75,23 @@ def pasted_config(text: str) -> PastedConfig:
     return PastedConfig(text=json.dumps(document, separators=(",", ":"), ensure_ascii=False))
 
 
+def configuration_of(value: object) -> PastedConfig:
+    """Return the configuration in a program's values.
+
+    Raises:
+        InputError: as of `pasted_config`.
+    """
+    if isinstance(value, PastedConfig):
+        return value
+    try:
+        return pasted_config(json.dumps(value))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"config must be the values of a config.json, got {type(value).__name__}",
+            "read the file with json.load, or give its path as the model", field="config",
+        ) from None  # fmt: skip
+
+
 def unpacked_config(packed: str) -> PastedConfig:
     """Return what `PastedConfig.packed` is of; it is bounded whatever the packing says.
 

@@ -26,6 +26,24 @@ def gated_delta(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     )
 
 
+def _delta(
+    fields: Fields, *, heads: int, width: int, kernel: int, gate_width: int, gate_rank: int = 0
+) -> GatedDeltaNet:
+    """Return delta attention with a decay of each channel, and as many key heads as value heads."""
+    return GatedDeltaNet(
+        d_model=fields.count(*WIDTH),
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_dim=width,
+        value_dim=width,
+        kernel=kernel,
+        gate_width=gate_width,
+        num_head_gates=heads,
+        gate_rank=gate_rank,
+        extra_parameters=heads * width + heads + width,
+    )
+
+
 def kimi_delta(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return Kimi Delta Attention: decay of each channel and output gate of low rank."""
     del family, kind
@@ -33,18 +51,10 @@ def kimi_delta(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     inner, prefix = (fields, "linear_") if nested is None else (nested, "")
     heads, width = inner.count(f"{prefix}num_heads"), inner.count(f"{prefix}head_dim")
     inner.skip("gate_lower_bound")
-    is_full = inner.flag("use_full_rank_gate")
-    return GatedDeltaNet(
-        d_model=fields.count(*WIDTH),
-        num_key_heads=heads,
-        num_value_heads=heads,
-        key_dim=width,
-        value_dim=width,
-        kernel=inner.count("short_conv_kernel_size", "linear_conv_kernel_dim", default=4),
-        gate_width=heads * width if is_full else 0,
-        num_head_gates=heads,
-        gate_rank=width,
-        extra_parameters=heads * width + heads + width,
+    kernel = inner.count("short_conv_kernel_size", "linear_conv_kernel_dim", default=4)
+    gate_width = heads * width if inner.flag("use_full_rank_gate") else 0
+    return _delta(
+        fields, heads=heads, width=width, kernel=kernel, gate_width=gate_width, gate_rank=width
     )
 
 
@@ -53,17 +63,8 @@ def bailing_delta(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     del family, kind
     fields.skip("kda_safe_gate", "short_conv_kernel_size")
     heads, width = fields.count("linear_num_heads"), fields.count("linear_head_dim")
-    return GatedDeltaNet(
-        d_model=fields.count(*WIDTH),
-        num_key_heads=heads,
-        num_value_heads=heads,
-        key_dim=width,
-        value_dim=width,
-        kernel=fields.count("linear_conv_kernel_dim", "short_conv_kernel_size"),
-        gate_width=2 * heads * width,
-        num_head_gates=heads,
-        extra_parameters=heads * width + heads + width,
-    )
+    kernel = fields.count("linear_conv_kernel_dim", "short_conv_kernel_size")
+    return _delta(fields, heads=heads, width=width, kernel=kernel, gate_width=2 * heads * width)
 
 
 def lightning(fields: Fields, family: Family, kind: MixerKind) -> Mixer:

@@ -12,12 +12,9 @@ from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.samples import AttentionPoint, CollectiveOp, Point, RowsPoint
 from moetune.domain.units import dtype_bytes
-from moetune.measure.grid import Grid, collective, gemm_points
+from moetune.measure.grid import Grid, adam_elements, collective, gemm_points
 from moetune.solve.training.modules import projections_of
 
-# The time of Adam over more elements is proportional to them.
-_MAX_ADAM_ELEMENTS: dict[DeviceKind, int] = {"cpu": 2**24, "cuda": 2**28}
-_MAX_HOST_ADAM_ELEMENTS = 2**26
 _MAX_GRADIENT_LADDERS = 8
 _OF_GRADIENTS: tuple[CollectiveOp, ...] = ("all_gather", "reduce_scatter")
 
@@ -111,10 +108,7 @@ def _optimizer(
 ) -> Iterator[Point]:
     """Yield Adam on all parameters and on shards of them, and collectives of all gradients."""
     parameters = int(decoder.parameters.total)
-    most = {"adam": _MAX_ADAM_ELEMENTS[kind]}
-    if kind == "cuda":
-        most["host_adam"] = _MAX_HOST_ADAM_ELEMENTS
-    for op, largest in most.items():
+    for op, largest in adam_elements(kind).items():
         for fraction in grid.fractions:
             rows = max(min(parameters, largest) // fraction, 1)
             yield RowsPoint(op=op, dtype=dtype, rows=rows, width=1)

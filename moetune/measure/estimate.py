@@ -17,8 +17,8 @@ from moetune.domain.samples import (
 )
 from moetune.domain.units import dtype_bytes
 from moetune.measure.device import Device
-from moetune.measure.expert_kernels import gemm
 from moetune.measure.grid import IN_FLIGHT, SUSTAINED, SUSTAINED_SECONDS, Preset, collective
+from moetune.measure.kernels import gemm
 from moetune.measure.operations import Bench, Representatives
 from moetune.measure.sizes import memory_bytes
 from moetune.measure.timing import (

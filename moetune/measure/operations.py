@@ -26,12 +26,10 @@ from moetune.domain.samples import (
     RowsPoint,
     StepPoint,
 )
-from moetune.measure import expert_kernels, model_kernels
 from moetune.measure.device import Device, drop
 from moetune.measure.grid import SUSTAINED, SUSTAINED_SECONDS
-from moetune.measure.launches import chunked_layer
+from moetune.measure.kernels import attention, chunked_layer, gemm, in_turns, memory_bound_op
 from moetune.measure.ranks import MeasuringRanks
-from moetune.measure.rotation import in_turns
 from moetune.measure.sizes import memory_bytes
 from moetune.measure.steps import random_steps
 
@@ -195,10 +193,10 @@ def _computation(
     point: GemmPoint | RowsPoint | AttentionPoint, device: Device
 ) -> Callable[[], None]:
     if isinstance(point, GemmPoint):
-        return expert_kernels.gemm(point, device)
+        return gemm(point, device)
     if isinstance(point, RowsPoint):
-        return expert_kernels.memory_bound_op(point, device)
-    return model_kernels.attention(point, device)
+        return memory_bound_op(point, device)
+    return attention(point, device)
 
 
 def _step(point: StepPoint, bench: Bench) -> TimedOperation:

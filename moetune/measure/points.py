@@ -19,8 +19,12 @@ from moetune.domain.samples import (
     Point,
 )
 from moetune.measure.decoder_points import MeasuredModel, decoder_points
-from moetune.measure.grid import GRIDS, IN_FLIGHT, Grid, Preset, collective
-from moetune.measure.grid_points import (
+from moetune.measure.grid import (
+    GRIDS,
+    IN_FLIGHT,
+    Grid,
+    Preset,
+    collective,
     collective_grid,
     copy_grid,
     gemm_grid,
@@ -216,7 +220,7 @@ def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
     for size in group_sizes:
         if not 1 <= size <= num_ranks:
             raise InputError(
-                f"group_sizes {size} is not possible with {num_ranks} ranks",
+                f"--group-sizes {size} is not possible with {num_ranks} ranks",
                 "start more ranks, or ask for smaller groups",
             )
 

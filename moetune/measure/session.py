@@ -11,30 +11,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count
 
-from moetune.comm.agree import largest
+from moetune.comm.agree import first_text, largest
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.errors import InputError
-from moetune.domain.samples import (
-    CollectivePoint,
-    Point,
-    Sample,
-    StepPoint,
-)
+from moetune.domain.samples import UNSTABLE, CollectivePoint, Point, Sample, StepPoint
 from moetune.domain.units import format_seconds
 from moetune.measure.device import Device
-from moetune.measure.estimate import representatives, visit_seconds
+from moetune.measure.estimate import Rates, probe, representatives, visit_seconds
 from moetune.measure.grid import Preset
 from moetune.measure.noise import (
     CERTAIN,
+    THROTTLED,
+    Clock,
     num_sharers,
     process_cores,
     relative_uncertainty,
 )
-from moetune.measure.operations import Bench
-from moetune.measure.point_runner import PointRunner
+from moetune.measure.operations import Bench, prepare_experiment
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.schedule import MAX_VISITS, NUM_VISITS, doubtful, round_of, tiers
-from moetune.measure.timing import Effort
+from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
 
 _EFFORTS: dict[tuple[Preset, DeviceKind], Effort] = {
     ("quick", "cpu"): Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
@@ -44,6 +40,7 @@ _EFFORTS: dict[tuple[Preset, DeviceKind], Effort] = {
     ("full", "cuda"): Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.05),
 }
 _LARGEST_SHARE, _SHORT_SECONDS = 1 / 6, 1.0
+_PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +116,7 @@ def run_session(
     sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
     chosen = representatives(device, control.num_ranks)
     bench = Bench(device=device, ranks=ranks, representatives=chosen)
-    runner = PointRunner(bench)
+    runner = _PointRunner(bench)
     effort = _EFFORTS[assignment.preset, device.kind].for_sharers(max(sharers))
     rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
     seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}
@@ -180,7 +177,7 @@ def _estimates(
     chosen = {point: seconds[point] for point in order[:within]}
     if order and not chosen:
         raise InputError(
-            f"a budget of {format_seconds(budget_seconds)} is too short for any point",
+            f"--budget {format_seconds(budget_seconds)} is too short for any point",
             f"the first takes about {format_seconds(spent[0])}; a profile of one layer needs "
             "half a minute",
         )
@@ -217,6 +214,44 @@ def _visit_all(
             return
 
 
+class _PointRunner:
+    """Measures one point after another on this rank, together with the other ranks."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench, self._clock = bench, Clock(bench.device)
+
+    def probe(self, points: Sequence[Point]) -> Rates:
+        """Return rough speeds."""
+        return probe(points, self._bench, lambda point: self._timed(point, _PROBE))
+
+    def sample(self, point: Point, effort: Effort) -> Sample:
+        """Return the point's times, or its error."""
+        try:
+            timing = self._timed(point, effort)
+        except FailedPointError as error:
+            return Sample(point=point, seconds=(), error=error.what)
+        (is_low,) = largest(self._bench.ranks.control, (self._clock.is_low(),), "low clocks")
+        seen = {UNSTABLE: timing.is_unstable, THROTTLED: is_low > 0}
+        return Sample(
+            point=point,
+            seconds=timing.seconds,
+            num_iterations=timing.num_iterations,
+            marks=tuple(mark for mark, is_seen in seen.items() if is_seen),
+        )
+
+    def _timed(self, point: Point, effort: Effort) -> Timing:
+        """Prepare the point on every rank and, if all of them could, measure it."""
+        bench, experiment, text = self._bench, None, ""
+        try:
+            experiment = prepare_experiment(point, bench)
+        except (RuntimeError, MemoryError, InputError) as error:
+            text = explain(error)
+        reason = first_text(bench.ranks.control, text, "the preparation of a point")
+        if experiment is None or reason:
+            raise FailedPointError(reason)
+        return measure(experiment, device=bench.device, ranks=bench.ranks, effort=effort)
+
+
 class _Visits:
     """The samples of a session so far, one a visit.
 
@@ -226,7 +261,7 @@ class _Visits:
 
     def __init__(
         self,
-        runner: PointRunner,
+        runner: _PointRunner,
         effort: Effort,
         ranks: MeasuringRanks,
         on_news: Callable[[News], object],

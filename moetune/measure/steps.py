@@ -15,10 +15,9 @@ from moetune.comm.group import Communicator
 from moetune.domain.layer import Workload
 from moetune.domain.operations import Operation, operations_of
 from moetune.domain.plan import SAFE_DECISION, Decision
-from moetune.measure.loads import expert_shares
-from moetune.measure.routed_tokens import drawn_experts, steer
+from moetune.measure.routed_tokens import drawn_experts, expert_shares, steer
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
-from moetune.runtime.trace import NoRecorder, RecordedSpan, TimelineRecorder
+from moetune.runtime.trace import RecordedSpan, SpanRecorder, TimelineRecorder
 
 _WARM_UP_ROUNDS = 2
 _RECORDED_ROUNDS = 5
@@ -86,7 +85,7 @@ class LayerSteps:
         try:
             self.run(decision)
         finally:
-            self.layer.recorder = NoRecorder()
+            self.layer.recorder = SpanRecorder()
         return recorder.spans()
 
     def operation_seconds(self, decision: Decision) -> dict[Operation, float]:
@@ -95,7 +94,7 @@ class LayerSteps:
         try:
             self.run(decision)
         finally:
-            self.layer.recorder = NoRecorder()
+            self.layer.recorder = SpanRecorder()
         times = (
             (one, recorder.seconds(self.workload, one))
             for one in operations_of(self.workload, decision)

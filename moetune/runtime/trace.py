@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -39,40 +39,27 @@ class RecordedSpan:
     num_bytes: int | None = None
 
 
-class SpanRecorder(Protocol):
-    """Records the steps of a phase."""
+class SpanRecorder:
+    """Records the steps of a phase; this one records nothing."""
 
-    def compute(self, phase: Phase, name: str, chunk: int) -> AbstractContextManager[None]:
+    def compute(self, phase: Phase, name: str, chunk: int) -> AbstractContextManager[None]:  # noqa: ARG002 - not recorded
         """Record the body as one computation."""
+        return nullcontext()
 
     def exchange(
-        self, phase: Phase, name: str, chunk: int, num_bytes: int
-    ) -> AbstractContextManager[None]:
+        self, phase: Phase, name: str, chunk: int, num_bytes: int  # noqa: ARG002 - as above
+    ) -> AbstractContextManager[None]:  # fmt: skip
         """Record the body as one exchange that is not overlapped."""
+        return nullcontext()
 
     def transfer(
-        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int
-    ) -> Transfer:
+        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int  # noqa: ARG002 - as above
+    ) -> Transfer:  # fmt: skip
         """Record an exchange that has just been issued, and return it, perhaps wrapped.
 
         Args:
             num_bytes: that this rank sends.
         """
-
-
-class NoRecorder:
-    """Records nothing."""
-
-    def compute(self, *_: object) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return nullcontext()
-
-    exchange = compute
-
-    def transfer(
-        self, phase: Phase, name: str, chunk: int, transfer: Transfer, num_bytes: int  # noqa: ARG002 - not recorded
-    ) -> Transfer:  # fmt: skip
-        """Return the exchange."""
         return transfer
 
 
@@ -123,7 +110,7 @@ class _Step:
         return None if self.transfer is None else self.transfer.future()
 
 
-class TimelineRecorder:
+class TimelineRecorder(SpanRecorder):
     """Records with the device's clock: stamps of the host, or events of a GPU's stream.
 
     A body's stamps are in the current stream. A transfer starts when it is issued or when the one

@@ -1,4 +1,4 @@
-"""Access rules: tokens and their files, accepted host names, the largest body.
+"""Access rules: tokens and their files, sessions, accepted host names, the largest body.
 
 `AuthMiddleware` applies them to every request; `check_exposure` refuses an unsafe start.
 """
@@ -6,17 +6,19 @@
 import hmac
 import ipaddress
 import os
+import secrets
 import shlex
 import socket
 import stat
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from moetune.domain.errors import InputError
 from moetune.service.problems import ForbiddenError
-from moetune.service.sessions import Sessions
 
 MIN_TOKEN_CHARACTERS = 16
 _MAX_FILE_BYTES = 4096
@@ -86,6 +88,39 @@ def _checked(path: Path, content: bytes) -> str:
     if problem:
         raise InputError(f"token file '{path}' {problem}", _make_one(path))
     return token
+
+
+_LONGEST_SECONDS = 7 * 24 * 3600.0
+_MOST = 1000
+
+
+class Sessions:
+    """Open sessions of one process; threads may share it. A restart ends them all."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._opened: dict[str, float] = {}
+
+    def open(self) -> str:
+        """Return the name of a new session; with too many the oldest one ends."""
+        name = secrets.token_hex(32)
+        with self._lock:
+            if len(self._opened) >= _MOST:
+                del self._opened[next(iter(self._opened))]
+            self._opened[name] = self._now()
+        return name
+
+    def has(self, name: str) -> bool:
+        """Return whether a session is open."""
+        with self._lock:
+            opened = self._opened.get(name)
+            return opened is not None and self._now() - opened < _LONGEST_SECONDS
+
+    def close(self, name: str) -> None:
+        """End a session; an unknown one is none."""
+        with self._lock:
+            self._opened.pop(name, None)
 
 
 Right = Literal["none", "read", "write"]
@@ -190,18 +225,18 @@ def _equal(given: str | None, wanted: str | None) -> bool:
     return same and bool(wanted)
 
 
-def check_site(headers: Mapping[bytes, str], *, reads: bool) -> None:
+def check_site(headers: Mapping[str, str], *, reads: bool) -> None:
     """Raise ForbiddenError where the page of another site asks, as browsers say.
 
     A person may follow another site's link to a page; that site's scripts, frames and pictures may
     have nothing computed.
     """
-    if headers.get(b"sec-fetch-site", "none") in {"none", "same-origin"}:
+    if headers.get("sec-fetch-site", "none") in {"none", "same-origin"}:
         return
     follows_link = (
-        headers.get(b"sec-fetch-mode") == "navigate"
-        and headers.get(b"sec-fetch-dest") == "document"
-        and headers.get(b"sec-fetch-user") == "?1"
+        headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+        and headers.get("sec-fetch-user") == "?1"
     )
     if not (reads and follows_link):
         raise ForbiddenError("a page of another site may not send this")

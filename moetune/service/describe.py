@@ -12,11 +12,11 @@ from fastapi import FastAPI, Query
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
+from moetune.domain.ask import LARGEST_TOKENS
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
-from moetune.domain.request import LARGEST_TOKENS
 from moetune.service.bodies import JSON, TOML
-from moetune.service.problems import MEDIA_TYPE
+from moetune.service.problems import MEDIA_TYPE, STATUSES
 from moetune.workflows.plan import InputsDocument
 
 _REF = "#/components/schemas/{model}"
@@ -92,22 +92,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         "description": status.phrase,
         "content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDocument")}}},
     }
-    for status in (
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.UNAUTHORIZED,
-        HTTPStatus.FORBIDDEN,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.CONFLICT,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        HTTPStatus.MISDIRECTED_REQUEST,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        HTTPStatus.FAILED_DEPENDENCY,
-        HTTPStatus.TOO_MANY_REQUESTS,
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        HTTPStatus.GATEWAY_TIMEOUT,
-        HTTPStatus.INSUFFICIENT_STORAGE,
-    )
+    for status in sorted({HTTPStatus.REQUEST_ENTITY_TOO_LARGE, *STATUSES})
 }
 """Answers that every address may give instead of its document."""
 

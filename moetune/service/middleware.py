@@ -4,6 +4,7 @@
 `AuthMiddleware` checks host, token and size before the routes.
 """
 
+import asyncio
 import logging
 import re
 import secrets
@@ -12,14 +13,14 @@ from http import HTTPStatus
 from time import perf_counter
 from urllib.parse import quote
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moetune.domain.errors import MoetuneError, NotAuthorisedError
 from moetune.service.access import Access, Right, check_site
-from moetune.service.callers import RequestCaller
 from moetune.service.metrics import Metrics
 from moetune.service.problems import (
     ForbiddenError,
@@ -64,8 +65,7 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = _first_values(scope)
-        refusal = self._refusal(scope, headers)
+        refusal = self._refusal(scope, Headers(scope=scope))
         if refusal is not None:
             await refusal(scope, receive, send)
         elif scope["method"] in _READING:
@@ -73,10 +73,10 @@ class AuthMiddleware:
         else:
             await self._app(scope, _Limited(receive, self._access.max_body_bytes), send)
 
-    def _refusal(self, scope: Scope, headers: Mapping[bytes, str]) -> Response | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the answer to a request that is refused; None for one that may pass."""
         try:
-            self._check_host(headers.get(b"host", ""))
+            self._check_host(headers.get("host", ""))
             right = self._right(headers)
             scope[_RIGHT] = right
             _check_right(scope, headers, right)
@@ -84,14 +84,14 @@ class AuthMiddleware:
             return _ask_to_log_in(scope, headers) or self._refused(problem_of(error), scope)
         except MoetuneError as error:
             return self._refused(problem_of(error), scope)
-        if not _fits(headers.get(b"content-length", "0"), self._access.max_body_bytes):
+        if not _fits(headers.get("content-length", "0"), self._access.max_body_bytes):
             large = too_large(self._access.max_body_bytes)
             problem = http_problem(large.status_code, large.detail, large.headers)
             return self._refused(problem, scope)
         return None
 
     def _refused(self, problem: Problem, scope: Scope) -> Response:
-        accept = _first_values(scope).get(b"accept", "")
+        accept = Headers(scope=scope).get("accept", "")
         shown = self._page if wants_page(scope["path"], accept) else problem_response
         return shown(problem)
 
@@ -103,12 +103,12 @@ class AuthMiddleware:
                 f"start it with `moetune serve --allow-host {name or 'NAME'}` to add it",
             )
 
-    def _right(self, headers: Mapping[bytes, str]) -> Right:
-        given = headers.get(b"authorization")
+    def _right(self, headers: Headers) -> Right:
+        given = headers.get("authorization")
         if given is not None:
             kind, _, token = given.partition(" ")
             return self._access.right_of(token.strip() if kind.lower() == "bearer" else None)
-        cookie = _cookie(headers.get(b"cookie", ""))
+        cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
         if cookie and not self._access.is_open:
             return self._access.right_of_cookie(cookie)
         return self._access.right_of(None)
@@ -153,7 +153,7 @@ def may_write(scope: Scope, access: Access, token: str) -> bool:
     return "write" in (right_in(scope), access.right_of(token))
 
 
-def _check_right(scope: Scope, headers: Mapping[bytes, str], right: Right) -> None:
+def _check_right(scope: Scope, headers: Headers, right: Right) -> None:
     path, method = scope["path"], scope["method"]
     is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
     if not (is_open and method in _READING):
@@ -161,7 +161,7 @@ def _check_right(scope: Scope, headers: Mapping[bytes, str], right: Right) -> No
     if is_open:
         return
     if right == "none":
-        given = b"authorization" in headers
+        given = "authorization" in headers
         raise NotAuthorisedError(
             "this is not a token of this service" if given else "a token is missing",
             "send the header  Authorization: Bearer TOKEN",
@@ -170,10 +170,10 @@ def _check_right(scope: Scope, headers: Mapping[bytes, str], right: Right) -> No
         raise ForbiddenError("this token may only read", "send the service's write token instead")
 
 
-def _ask_to_log_in(scope: Scope, headers: Mapping[bytes, str]) -> Response | None:
+def _ask_to_log_in(scope: Scope, headers: Headers) -> Response | None:
     """Return a redirect to the login form for a browser, None for a program."""
     path = scope["path"]
-    if scope["method"] not in _READING or not wants_page(path, headers.get(b"accept", "")):
+    if scope["method"] not in _READING or not wants_page(path, headers.get("accept", "")):
         return None
     query = scope.get("query_string", b"").decode("latin-1")
     target = f"{path}?{query}" if query else path
@@ -185,13 +185,6 @@ def wants_page(path: str, accept: str) -> bool:
     return "text/html" in accept and not path.startswith("/v1/")
 
 
-def _first_values(scope: Scope) -> dict[bytes, str]:
-    values: dict[bytes, str] = {}
-    for name, value in scope["headers"]:
-        values.setdefault(name, value.decode("latin-1"))
-    return values
-
-
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
 
 
@@ -199,14 +192,6 @@ def _without_port(host: str) -> str:
     """Return the name or address; a host that is neither, such as "[::1]x", is returned whole."""
     found = _HOST.fullmatch(host)
     return (found[1] or found[2] or "") if found else host
-
-
-def _cookie(header: str) -> str:
-    for pair in header.split(";"):
-        name, _, value = pair.strip().partition("=")
-        if name == COOKIE:
-            return value
-    return ""
 
 
 def _fits(length: str, max_bytes: int) -> bool:
@@ -236,6 +221,25 @@ _REQUEST_ID = "moetune.request_id"
 _log = logging.getLogger("moetune.service")
 
 
+class _Caller:
+    """The client that waits for a request's answer, watched when the body has been read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+
+    def watch(self) -> Callable[[], bool]:
+        """Return a function that says whether the client has hung up; for any thread.
+
+        The watch ends with the connection or the answer.
+        """
+        return asyncio.run_coroutine_threadsafe(self._until_gone(), self._loop).done
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
 class RequestMiddleware:
     """Outermost middleware: every answer passes it."""
 
@@ -249,7 +253,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         scope[_REQUEST_ID] = request_id = _request_id(scope)
-        CALLER.set(RequestCaller(receive))
+        CALLER.set(_Caller(receive))
         answer = _Answer(send, request_id)
         started = perf_counter()
         try:

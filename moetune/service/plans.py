@@ -13,26 +13,20 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
-from moetune.domain.spelling import Spelling
+from moetune.domain.spelling import AS_ARGUMENTS, spelled
 from moetune.service import describe
 from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
-from moetune.workflows.arguments import named_as_arguments
 from moetune.workflows.changes import WhatIf
 from moetune.workflows.compared import WhyNot
 from moetune.workflows.plan import InputsDocument
-from moetune.workflows.questions import Question, asks_for_model, read_question
+from moetune.workflows.questions import ServedQuestion, asks_for_model, read_question
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIfAnswer, whatif
 
 INPUTS_SCHEMA = "moetune.inputs/1"
 _ID = re.compile(r"[0-9a-f]{64}")
 _CHOICES = ("degree", "forward_degree", "backward_degree", "strategy", "layout")
-_QUERY = Spelling(
-    key="{}", constraint="{}",
-    names={name.replace("_", "-"): name for name in _CHOICES},
-)  # fmt: skip
-"""Spelling of a query's parameters."""
 
 
 class PlainRoute(APIRoute):
@@ -90,7 +84,7 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
         """
         inputs = await read_document(request, pools, schema=INPUTS_SCHEMA)
         if asks_for_model(inputs):
-            with named_as_arguments():
+            with spelled(AS_ARGUMENTS):
                 question = await pools.read(read_question, inputs)
                 plan: AnyPlan = await kept_answer(request, pools, question)
         else:
@@ -109,7 +103,7 @@ async def _resolved(request: Request, pools: WorkerPools, inputs: Mapping[str, o
     return plan
 
 
-async def kept_answer(request: Request, pools: WorkerPools, question: Question) -> AnyPlan:
+async def kept_answer(request: Request, pools: WorkerPools, question: ServedQuestion) -> AnyPlan:
     """Return the answer of a question, which is stored and counted if it is new.
 
     Raises:
@@ -144,10 +138,11 @@ def _add_explain(app: FastAPI, pools: WorkerPools) -> None:
         """
         question = WhyNot(
             degree=degree, forward_degree=forward_degree, backward_degree=backward_degree,
-            strategy=strategy, layout=layout, spelling=_QUERY,
+            strategy=strategy, layout=layout,
         )  # fmt: skip
         _check_query(request)
-        return document(await _explained(pools, plan_id, question))
+        with spelled(AS_ARGUMENTS):
+            return document(await _explained(pools, plan_id, question))
 
 
 async def _explained(pools: WorkerPools, plan_id: str, question: WhyNot) -> Mapping[str, object]:
@@ -187,7 +182,7 @@ async def _changed(pools: WorkerPools, question: WhatIf) -> WhatIfAnswer:
     if question.plan_id is not None and not question.inputs:
         await _require(pools, question.plan_id)
     elif question.plan_id is None and asks_for_model(question.inputs):
-        with named_as_arguments():
+        with spelled(AS_ARGUMENTS):
             asked = await pools.read(read_question, question.inputs)
             before = await pools.solve(asked.answer, planner)
     return await pools.solve(whatif, planner, question, before)

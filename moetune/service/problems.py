@@ -95,6 +95,9 @@ _TABLE: Mapping[type[MoetuneError], tuple[HTTPStatus, str]] = MappingProxyType(
 )
 
 
+STATUSES = frozenset(status for status, _ in _TABLE.values())
+
+
 def problem_of(error: MoetuneError) -> Problem:
     """Return the problem of an error, by its nearest class in the table."""
     kind = next(one for one in type(error).__mro__ if one in _TABLE)

@@ -17,12 +17,16 @@ from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span, Timeline, operation_and_chunk
+from moetune.solve.training.pipeline import StagePipeline, pass_spans
+from moetune.solve.training.schedule import PASS_WORDS
 
 PREDICTED = 0
 """Number of the prediction's process; a rank's is one more than the rank."""
 GATHER = "gather"
 """The transfer of a phase that is no chunk's: the first chunk waits for it."""
 MICROSECONDS = 1e6
+_MOST_PASSES = 20_000
+"""Perfetto opens that many at once."""
 _FIRST_TRACKS = (COMPUTE, LINK)
 
 TraceEvent = dict[str, object]
@@ -161,3 +165,38 @@ def _moved_bytes(
 def gathered_bytes(workload: Workload) -> int:
     """Return what a rank gives to a phase's gathering: its own tokens."""
     return workload.own_tokens * workload.layer.d_model * dtype_bytes(workload.dtype)
+
+
+def num_drawn(pipeline: StagePipeline) -> int:
+    """Return the micro-batches that a trace draws: all, or whole rounds of ranks and a rest."""
+    num, pp = pipeline.num_micro_batches, pipeline.pp
+    rounds = _MOST_PASSES // (2 * len(pipeline.stages)) // pp
+    return min(num, max(1, rounds) * pp + num % pp)
+
+
+def rank_spans(
+    pipeline: StagePipeline, parts: Mapping[str, float], num_micro_batches: int, *, tokens: int
+) -> list[list[TraceSpan]]:
+    """Return the bars of each pipeline rank: passes, and behind all of them the step's end.
+
+    Args:
+        parts: seconds of the step, of which gradients and optimizer come behind its last pass.
+        num_micro_batches: drawn; without the last ones there is no end.
+        tokens: of a micro-batch on one rank.
+    """
+    spans: list[list[TraceSpan]] = [[] for _ in range(pipeline.pp)]
+    passes = pass_spans(pipeline, num_micro_batches)
+    for span in passes:
+        args = {"micro_batch": span.batch + 1, "stage": span.stage + 1, "tokens": tokens}
+        name = f"{PASS_WORDS[span.kind]} {span.batch + 1}"
+        bar = TraceSpan(name, "comp", COMPUTE, span.start_seconds, span.end_seconds, args)
+        spans[span.rank].append(bar)
+    if num_micro_batches < pipeline.num_micro_batches:
+        return spans
+    last = max(span.end_seconds for span in passes)
+    reduced = last + parts["gradients"]
+    end = reduced + parts["optimizer"]
+    for rank in spans:
+        rank.append(TraceSpan("gradients", "comm", LINK, last, reduced, {}))
+        rank.append(TraceSpan("optimizer", "comp", COMPUTE, reduced, end, {}))
+    return spans

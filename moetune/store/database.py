@@ -1,7 +1,10 @@
-"""One open database: transactions that are retried, and fail with one clear error."""
+"""One open database: transactions that fail with one clear error.
+
+One that meets a lost connection or a conflict is run once more: a connection of the pool may be
+lost long before it is used.
+"""
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -15,9 +18,7 @@ from moetune.store.address import Address
 from moetune.store.engine import make_engine, reading, without_transaction
 
 T = TypeVar("T")
-_RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0)
-# SQLite has already waited its busy timeout when it gives up: then there is no second wait.
-_RETRY_BUDGET_SECONDS = 20.0
+_TURN_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Database:
 
     Args:
         reader: the same engine for transactions that only read.
-        retry_seconds: a transaction that has taken longer is not run again.
+        turn_seconds: longest wait for other threads that write.
         turn: held by the thread that writes. SQLite has one writer at a time and polls for its
             lock with sleeps: threads that wait here instead are faster, and take turns.
     """
@@ -35,7 +36,7 @@ class Database:
     read_only: bool
     engine: Engine
     reader: Engine
-    retry_seconds: float
+    turn_seconds: float
     turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
@@ -60,24 +61,24 @@ class Database:
             enforce_foreign_keys=enforce_foreign_keys,
             patience_seconds=patience_seconds,
         )
-        retry_seconds = _RETRY_BUDGET_SECONDS if patience_seconds is None else patience_seconds / 2
+        turn_seconds = _TURN_SECONDS if patience_seconds is None else patience_seconds / 2
         return cls(
             address=address,
             read_only=read_only,
             engine=engine,
             reader=reading(engine),
-            retry_seconds=retry_seconds,
+            turn_seconds=turn_seconds,
         )
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in one transaction and commit; retry where the failure is transient.
+        """Run `work` in one transaction and commit.
 
         Raises:
             MoetuneError: it failed; nothing of it was written unless the text says otherwise.
         """
         if self.address.path is None:
             return self._run(self.engine, work)
-        if not self.turn.acquire(timeout=self.retry_seconds):
+        if not self.turn.acquire(timeout=self.turn_seconds):
             raise StoreUnavailableError(
                 f"database {self.address.shown} is busy: other threads of this process are writing",
                 "try again",
@@ -108,31 +109,31 @@ class Database:
         self.engine.dispose()
 
     def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
-        started = time.monotonic()
-        was_lost = False
-        for delay in (*_RETRY_DELAYS_SECONDS, None):
-            committing = False
-            try:
-                with engine.begin() as connection:
-                    result = work(connection)
-                    committing = engine is self.engine
-            except DBAPIError as error:
-                if committing and faults.is_lost(error):
-                    raise self._unknown_outcome() from error
-                # Once a server was lost, "connection refused" means that it is restarting.
-                transient = faults.is_transient(error) or was_lost
-                was_lost = was_lost or faults.is_lost(error)
-                spent = time.monotonic() - started
-                if delay is None or not transient or spent > self.retry_seconds:
-                    raise faults.translate(error, self.address) from error
-                time.sleep(delay)
-            except SQLAlchemyError as error:
+        try:
+            return self._once(engine, work)
+        except DBAPIError as error:
+            if not faults.is_transient(error):
                 raise faults.translate(error, self.address) from error
-            except (OverflowError, ValueError) as error:
-                raise faults.unstorable(error, self.address) from error
-            else:
-                return result
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        try:
+            return self._once(engine, work)
+        except DBAPIError as error:
+            raise faults.translate(error, self.address) from error
+
+    def _once(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+        is_committing = False
+        try:
+            with engine.begin() as connection:
+                result = work(connection)
+                is_committing = engine is self.engine
+        except DBAPIError as error:
+            if is_committing and faults.is_lost(error):
+                raise self._unknown_outcome() from error
+            raise
+        except SQLAlchemyError as error:
+            raise faults.translate(error, self.address) from error
+        except (OverflowError, ValueError) as error:
+            raise faults.unstorable(error, self.address) from error
+        return result
 
     def _unknown_outcome(self) -> StoreUnavailableError:
         return StoreUnavailableError(

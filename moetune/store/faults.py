@@ -1,7 +1,5 @@
 """Translation of SQLAlchemy's and its drivers' errors into moetune's own."""
 
-from types import MappingProxyType
-
 from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -13,105 +11,74 @@ from moetune.domain.errors import (
 )
 from moetune.store.address import Address
 
-_RETRIED_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED")
-# Serialization failure, deadlock, lock not available, lost connections, starting or stopping.
-_RETRIED_SQLSTATES = ("40001", "40P01", "55P03", "08", "57P")
-_LOST_SQLSTATES = ("08", "57P")
-
+_AGAIN = ("40001", "40P01", "08", "57P")
+"""Serialization failure, deadlock, lost connections, starting or stopping."""
+_LOST = ("08", "57P")
 _AWAY, _BAD = StoreUnavailableError, BadStoreError
 _Meaning = tuple[type[MoetuneError], str, str]
-_SQLITE = MappingProxyType[str, _Meaning](
-    {
-        "SQLITE_NOTADB": (_BAD, "is no database", "name another file with --db"),
-        "SQLITE_CORRUPT": (
-            _BAD,
-            "is damaged",
-            "restore a backup (`moetune db backup` makes one), or move the file away",
-        ),
-        "SQLITE_CANTOPEN": (
-            _BAD,
-            "cannot be opened",
-            "check that the folder exists and that you may read and write it",
-        ),
-        "SQLITE_PERM": (_AWAY, "may not be used", "check the file's permissions"),
-        "SQLITE_READONLY": (
-            _AWAY,
-            "cannot be written: it is read-only",
-            "check the permissions of the file and of its folder, or name another with --db",
-        ),
-        "SQLITE_FULL": (
-            _AWAY,
-            "cannot grow: the disk is full; nothing was written",
-            "free some space and try again",
-        ),
-        "SQLITE_IOERR": (
-            _AWAY,
-            "cannot be read or written: the disk refused; nothing was written",
-            "check free space, quota and the health of the disk, then try again",
-        ),
-        "SQLITE_BUSY": (
-            _AWAY,
-            "stayed locked by another process",
-            "end the process that holds it, or try again",
-        ),
-        "SQLITE_LOCKED": (_AWAY, "stayed locked by another process", "try again"),
-        "SQLITE_CONSTRAINT_FOREIGNKEY": (
-            InputError,
-            "lacks the row that this one belongs to: it was removed meanwhile",
-            "start again",
-        ),
-        "SQLITE_TOOBIG": (InputError, "cannot hold a row of this size", "store fewer samples"),
-    }
-)
-_SQLSTATES = MappingProxyType[str, _Meaning](
-    {
-        "23503": _SQLITE["SQLITE_CONSTRAINT_FOREIGNKEY"],
-        "22": (InputError, "cannot hold this value", "check the names and sizes given"),
-        "25006": (_AWAY, "is read-only", "connect to the primary server"),
-        "28": (_AWAY, "refuses this user or password", "check the user and the password"),
-        "3D000": (_BAD, "does not exist", "create it with `createdb`, or name another"),
-        "40": (_AWAY, "had too many conflicting writers", "try again"),
-        "42501": (
-            _AWAY,
-            "does not allow this user to do that",
-            "ask for the right to create and write tables in it",
-        ),
-        "53100": (_AWAY, "has no space left; nothing was written", "free some space"),
-        "53300": (_AWAY, "has too many connections", "try again later"),
-        "55P03": (_AWAY, "stayed locked by another process", "try again"),
-        "57P": (_AWAY, "is starting or stopping", "try again when the server runs"),
-    }
-)
-_CONNECTING: tuple[tuple[str, _Meaning], ...] = (
-    ("password authentication failed", _SQLSTATES["28"]),
-    ("no password supplied", _SQLSTATES["28"]),
-    ("does not exist", _SQLSTATES["3D000"]),
-)
-_UNREACHABLE: _Meaning = (
-    _AWAY,
-    "cannot be reached",
-    "check that the server runs, and the host, the port and the network",
-)
-# The file was replaced, or the schema changed, while it was open.
-_OTHER_TABLES: _Meaning = (
-    _BAD,
-    "has other tables than this moetune's",
-    "see `moetune db current`",
-)
+_MEANINGS: tuple[tuple[tuple[str, ...], _Meaning], ...] = (
+    (("SQLITE_NOTADB",), (_BAD, "is no database", "name another file with --db")),
+    (("SQLITE_CORRUPT",), (
+        _BAD, "is damaged",
+        "restore a backup (`moetune db backup` makes one), or move the file away",
+    )),
+    (("SQLITE_CANTOPEN",), (
+        _BAD, "cannot be opened",
+        "check that the folder exists and that you may read and write it",
+    )),
+    (("SQLITE_PERM",), (_AWAY, "may not be used", "check the file's permissions")),
+    (("SQLITE_READONLY",), (
+        _AWAY, "cannot be written: it is read-only",
+        "check the permissions of the file and of its folder, or name another with --db",
+    )),
+    (("SQLITE_FULL",), (
+        _AWAY, "cannot grow: the disk is full; nothing was written",
+        "free some space and try again",
+    )),
+    (("SQLITE_IOERR",), (
+        _AWAY, "cannot be read or written: the disk refused; nothing was written",
+        "check free space, quota and the health of the disk, then try again",
+    )),
+    (("SQLITE_BUSY", "SQLITE_LOCKED", "55P03"), (
+        _AWAY, "stayed locked by another process", "end the process that holds it, or try again",
+    )),
+    (("SQLITE_CONSTRAINT_FOREIGNKEY", "23503"), (
+        InputError, "lacks the row that this one belongs to: it was removed meanwhile",
+        "start again",
+    )),
+    (("SQLITE_TOOBIG",), (InputError, "cannot hold a row of this size", "store fewer samples")),
+    (("22",), (InputError, "cannot hold this value", "check the names and sizes given")),
+    (("25006",), (_AWAY, "is read-only", "connect to the primary server")),
+    (("28", "password authentication failed", "no password supplied"), (
+        _AWAY, "refuses this user or password", "check the user and the password",
+    )),
+    (("3D000", "does not exist"), (
+        _BAD, "does not exist", "create it with `createdb`, or name another",
+    )),
+    (("40",), (_AWAY, "had too many conflicting writers", "try again")),
+    (("42501",), (
+        _AWAY, "does not allow this user to do that",
+        "ask for the right to create and write tables in it",
+    )),
+    (("42P01", "42703", "no such table", "no such column"), (
+        # The file was replaced, or the schema changed, while it was open.
+        _BAD, "has other tables than this moetune's", "see `moetune db current`",
+    )),
+    (("53100",), (_AWAY, "has no space left; nothing was written", "free some space")),
+    (("53300",), (_AWAY, "has too many connections", "try again later")),
+    (("57P",), (_AWAY, "is starting or stopping", "try again when the server runs")),
+)  # fmt: skip
+"""What a code of SQLite, a SQLSTATE that begins so, or a driver's words mean."""
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """Return whether the same transaction may succeed when it is run again."""
-    return (
-        error.connection_invalidated
-        or _sqlite_name(error).startswith(_RETRIED_SQLITE)
-        or _sqlstate(error).startswith(_RETRIED_SQLSTATES)
-    )
+    """Return whether the same transaction may succeed when it is run again at once."""
+    return error.connection_invalidated or _code(error).startswith(_AGAIN)
 
 
 def is_lost(error: DBAPIError) -> bool:
     """Return whether the connection to a server broke."""
-    return error.connection_invalidated or _sqlstate(error).startswith(_LOST_SQLSTATES)
+    return error.connection_invalidated or _code(error).startswith(_LOST)
 
 
 def translate(error: SQLAlchemyError, address: Address) -> MoetuneError:
@@ -142,27 +109,22 @@ def unstorable(error: Exception, address: Address) -> InputError:
 
 
 def _meaning(error: DBAPIError, *, is_server: bool) -> _Meaning:
-    name, state, text = _sqlite_name(error), _sqlstate(error), str(error.orig)
-    for prefix, meaning in _SQLITE.items():
-        if name.startswith(prefix):
-            return meaning
-    for prefix, meaning in _SQLSTATES.items():
-        if state.startswith(prefix):
-            return meaning
-    if state in {"42P01", "42703"} or text.startswith(("no such table", "no such column")):
-        return _OTHER_TABLES
-    if isinstance(error, DataError):
+    code, text = _code(error), str(error.orig)
+    if isinstance(error, DataError) and not code:
         # The driver refused it before it was sent: a NUL in a text, for PostgreSQL.
-        return _SQLSTATES["22"]
-    if is_server and not state:
-        # libpq gives no SQLSTATE while it connects: its text is all there is.
-        return next((meaning for part, meaning in _CONNECTING if part in text), _UNREACHABLE)
+        code = "22"
+    is_worded = not code or code == "SQLITE_ERROR"  # libpq gives no code while it connects
+    for signs, meaning in _MEANINGS:
+        words = [sign for sign in signs if " " in sign]
+        if code.startswith(signs) or (is_worded and any(sign in text for sign in words)):
+            return meaning
+    if is_server and not code:
+        where = "check that the server runs, and the host, the port and the network"
+        return _AWAY, "cannot be reached", where
     return StoreUnavailableError, "failed", "run `moetune db check`"
 
 
-def _sqlite_name(error: DBAPIError) -> str:
-    return str(getattr(error.orig, "sqlite_errorname", None) or "")
-
-
-def _sqlstate(error: DBAPIError) -> str:
-    return str(getattr(error.orig, "sqlstate", None) or "")
+def _code(error: DBAPIError) -> str:
+    """Return SQLite's name of the error, or the server's SQLSTATE; "" where there is none."""
+    names = (getattr(error.orig, name, None) for name in ("sqlite_errorname", "sqlstate"))
+    return str(next(filter(None, names), ""))

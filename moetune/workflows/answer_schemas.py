@@ -10,9 +10,8 @@ from moetune.domain.cluster import Machine
 from moetune.domain.json_schema import Keys, ListOf, schema_of_keys
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Model, WholeModel
-from moetune.domain.model_plan import Confidence
 from moetune.domain.placement import ModelPlacement
-from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
+from moetune.domain.plan import Confidence, PhaseTerms, Plan, StrategyTerms
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
 from moetune.domain.samples import Point

@@ -9,7 +9,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import check_sizes
-from moetune.domain.spelling import Spelling
+from moetune.domain.spelling import Spelling, spelled
 from moetune.workflows.plan import make_plan, read_inputs, read_limit
 
 AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
@@ -52,7 +52,8 @@ def layer_again(before: Plan, *, profile: Profile, question: WhatIf) -> Plan:
         InputError, InfeasiblePlanError, ProfileError: nothing can be planned so.
     """
     document = read_inputs(_changed_inputs(before, question))
-    request = document.request(default_dtype=None, spelling=question.spelling)
+    with spelled(question.spelling):
+        request = document.request(default_dtype=None)
     fingerprint = profile.digest
     document.check(request.inputs_for(profile, fingerprint=fingerprint))
     try:
@@ -70,17 +71,17 @@ def layer_again(before: Plan, *, profile: Profile, question: WhatIf) -> Plan:
 
 def check_changes(before: Plan, question: WhatIf) -> None:
     """Raise InputError where no request has these changes, whatever the machine."""
-    read_inputs(_changed_inputs(before, question)).request(
-        default_dtype=None, spelling=question.spelling
-    )
+    with spelled(question.spelling):
+        read_inputs(_changed_inputs(before, question)).request(default_dtype=None)
 
 
 def _changed_inputs(before: Plan, question: WhatIf) -> dict[str, object]:
     """Return the inputs document without its profile."""
     changed = decode(_Changes, read_limit(question.changes, "changes"), "changes")
     given = {name: text for name, text in changed.constraints.items() if text is not None}
-    check_sizes(changed, question.spelling)
-    check_constraint_sizes(decode_constraints(given, question.spelling), question.spelling)
+    with spelled(question.spelling):
+        check_sizes(changed)
+        check_constraint_sizes(decode_constraints(given))
     inputs: dict[str, object] = encode(before.inputs)
     for name in ("profile", "profile_fingerprint", *(["layer"] if before.inputs.model else [])):
         del inputs[name]  # the layer of a named model depends on the changed number of ranks

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.spelling import AS_FIELDS, Spelling
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.layer.degree import TIE
 
@@ -35,7 +34,6 @@ class WhyNot:
     Args:
         degree: chunks forward and backward, where both are the same.
         layout: of a model's training: "tp=2,pp=4", or as plans print it.
-        spelling: the caller's names of these, for errors.
     """
 
     degree: int | None = None
@@ -43,7 +41,6 @@ class WhyNot:
     backward_degree: int | None = None
     strategy: str | None = None
     layout: str | None = None
-    spelling: Spelling = AS_FIELDS
 
     @property
     def is_asked(self) -> bool:
@@ -63,20 +60,11 @@ class WhyNot:
         if self.degree is None:
             return texts
         if texts:
-            both, phase = self.spelling("degree"), self.spelling(next(iter(texts)))
             raise InputError(
-                f"{both} and {phase} exclude each other", f"{both} is for both phases: omit one"
+                f"--degree and --{next(iter(texts))} exclude each other",
+                "--degree is for both phases: omit one",
             )
         return dict.fromkeys(phases, str(self.degree))
-
-    @property
-    def degree_spelling(self) -> Spelling:
-        """The caller's names: `degree` for those of both phases, where it was given."""
-        if self.degree is None:
-            return self.spelling
-        both = self.spelling("degree")
-        phases = {"forward-degree": both, "backward-degree": both}
-        return replace(self.spelling, names={**self.spelling.names, **phases})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +73,6 @@ class Asked:
 
     texts: Mapping[str, str]
     pins: Mapping[str, Any]
-    spelling: Spelling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

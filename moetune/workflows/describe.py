@@ -5,23 +5,22 @@ Whatever the description does not say is the reference's, and the file names it 
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from moetune.domain.chips import Chip, chip_of
-from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
+from moetune.domain.ask import Group, asks_of, described
+from moetune.domain.chips import LINK_BYTES_PER_SECOND, Chip, chip_of, peak_flops
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.site import site_of
-from moetune.domain.spelling import nearest_then
+from moetune.domain.spelling import flag_of, nearest_then
 from moetune.domain.units import format_bytes, format_rate, parse_bytes, parse_flops, parse_rate
 from moetune.report.section import plural
 from moetune.workflows.files import bundled_profiles, toml_value
-from moetune.workflows.flags import read_flag
 from moetune.workflows.profile_toml import parse_toml, profile_in_toml, reference_profile
 
 _NODES_OF = re.compile(r"(\w+)-(?:x4|x8|nvl72)")
@@ -33,34 +32,49 @@ _ADAM_BYTES = 30
 _SIZES = "describe it by --tflops and --memory-bandwidth, with --memory and --link-rate"
 
 
+_MACHINE = Group(title="What is known of the machine")
+_MOST = 100_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """A machine as people know it. Rates and sizes are texts with units, as they are written.
-
-    Args:
-        gpu: of a reference machine, or any name beside `tflops`.
-        gpus_per_node: GPUs that NVLink or PCIe joins.
-        nics, nic_rate: network cards of a node, and one card's rate one way; both or neither.
-        memory: of one GPU, that a process may use.
-        base: the reference machine's name; "" for that of the GPU, or of the nearest peak.
-        tflops: peak of dense bfloat16.
-        memory_bandwidth: of a GPU's own memory.
-        link_rate: of one GPU to the others of its node, one way.
-        host_memory: of one host.
-    """
+    """A machine as people know it; rates and sizes are texts with units, as they are written."""
 
     name: str
-    gpu: str
-    gpus_per_node: int
-    nodes: int
-    nics: int | None = None
-    nic_rate: str = ""
-    memory: str = ""
-    base: str = ""
-    tflops: str = ""
-    memory_bandwidth: str = ""
-    link_rate: str = ""
-    host_memory: str = ""
+    gpu: str = described(
+        _MACHINE, "GPU", "A reference machine's, such as h100; see --tflops.", default=""
+    )
+    gpus_per_node: int = described(
+        _MACHINE, "GPUs of a node", "GPUs that NVLink or PCIe joins.", largest=_MOST
+    )
+    nodes: int = described(_MACHINE, "Nodes", "Nodes.", largest=_MOST)
+    nics: int | None = described(_MACHINE, "Cards", "Network cards of a node.", largest=_MOST)
+    nic_rate: str = described(
+        _MACHINE, "Rate of a card", "Of one card, one way: 400Gbit/s.", form="RATE",
+        parse=parse_rate, default="",
+    )  # fmt: skip
+    memory: str = described(
+        _MACHINE, "Memory of a GPU", "Of one GPU, for a process: 80GB.", parse=parse_bytes,
+        default="",
+    )  # fmt: skip
+    tflops: str = described(
+        _MACHINE, "Peak of a GPU", "Peak of another GPU, dense, bfloat16: 362TFLOP/s. The "
+        "reference's GEMMs are scaled by it.", form="RATE", parse=parse_flops, default="",
+    )  # fmt: skip
+    memory_bandwidth: str = described(
+        _MACHINE, "Bandwidth of its memory", "Of a GPU's memory: 3.35TB/s.", form="RATE",
+        parse=parse_rate, default="",
+    )  # fmt: skip
+    link_rate: str = described(
+        _MACHINE, "Rate of its links", "Of one GPU to the others of its node, one way: 450GB/s.",
+        form="RATE", parse=parse_rate, default="",
+    )  # fmt: skip
+    host_memory: str = described(
+        _MACHINE, "Memory of a host", "Of one host: 2TiB.", parse=parse_bytes, default=""
+    )
+    base: str = described(
+        _MACHINE, "Reference", "Reference machine for the rest. Default: the nearest.", default=""
+    )
 
     @property
     def is_on_pcie(self) -> bool:
@@ -82,41 +96,34 @@ class Described:
     stand_ins: tuple[str, ...]
 
 
-_READERS: Mapping[str, Callable[[str], object]] = MappingProxyType({
-    "nic_rate": parse_rate, "memory": parse_bytes, "tflops": parse_flops,
-    "memory_bandwidth": parse_rate, "link_rate": parse_rate, "host_memory": parse_bytes,
-})  # fmt: skip
-"""Readers of the texts with units, by field."""
+DESCRIBED = asks_of(Description)
 _EXAMPLES = {
     "gpu": "h100", "gpus_per_node": "8", "nodes": "8", "nics": "8", "nic_rate": "400Gbit/s",
 }  # fmt: skip
 """Values of the fields without which no machine is described; cards where it has a network."""
 
 
-def _flag(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
-
-
-def description_of(flags: Mapping[str, Any]) -> Description:
-    """Return the description that the values of flags make.
+def description_of(name: str, texts: Mapping[str, str]) -> Description:
+    """Return the description that the texts of flags make.
 
     Args:
-        flags: by field of `Description`; None for what is not described.
+        name: of the profile.
+        texts: by field of `Description`.
 
     Raises:
         InputError: a text cannot be read, or a field is missing.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
-    for name in given.keys() & _READERS.keys():
-        read_flag(given[name], _READERS[name], _flag(name))
+    given: dict[str, Any] = {field: DESCRIBED[field].read(text) for field, text in texts.items()}
+    for field, value in given.items():
+        DESCRIBED[field].check(value)
     has_network = given.get("nodes", 1) > 1 or "nics" in given or "nic_rate" in given
-    wanted = [name for name in _EXAMPLES if has_network or not name.startswith("nic")]
-    if missing := [name for name in wanted if name not in given]:
+    wanted = [field for field in _EXAMPLES if has_network or not field.startswith("nic")]
+    if missing := [field for field in wanted if field not in given]:
         raise InputError(
-            f"the description lacks {', '.join(map(_flag, missing))}",
-            f"such as {', '.join(f'{_flag(name)} {_EXAMPLES[name]}' for name in missing)}",
+            f"the description lacks {', '.join(map(flag_of, missing))}",
+            f"such as {', '.join(f'{flag_of(field)} {_EXAMPLES[field]}' for field in missing)}",
         )
-    return Description(**given)
+    return Description(name=name, **given)
 
 
 def gpus() -> Mapping[str, str]:

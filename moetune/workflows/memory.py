@@ -11,9 +11,8 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype, 
 from moetune.solve.joint.fitting import Fitting
 from moetune.solve.joint.pins import contradiction
 from moetune.solve.joint.space import LayoutSpace
-from moetune.solve.training.memory import RankMemory, fillable_bytes
+from moetune.solve.training.memory import MemoryModel, RankMemory, fillable_bytes
 from moetune.solve.training.stages import DecoderStages
-from moetune.workflows.training import memory_model
 
 HOST_BYTES = 2 * 2**40 * 9 // 10 // 8
 """Host memory of one of eight GPUs: 2 TiB of a reference machine's, of which a tenth is left."""
@@ -124,7 +123,8 @@ class _Fit:
     def __init__(self, question: MemoryQuestion, ranks: int) -> None:
         """Make the job; layouts are tried as they are asked for."""
         self._question, self._job = question, question.job(ranks)
-        memory = memory_model(self._job, question.target, DecoderStages(question.decoder))
+        stages = DecoderStages(question.decoder)
+        memory = MemoryModel(job=self._job, stages=stages, target=question.target)
         self._space = LayoutSpace(job=self._job, target=question.target)
         self._fitting = Fitting(
             space=self._space, memory=memory, limit_bytes=question.limit_bytes,

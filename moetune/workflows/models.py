@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import MODELS, WHOLE_MODELS, Model, WholeModel, read_shape
-from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.model import MODELS, WHOLE_MODELS, Model, WholeModel, paper_decoder, read_shape
 from moetune.domain.spelling import nearest_then
 from moetune.huggingface.registry import model_names, named_model, read_model, resolve_name
 

@@ -1,6 +1,6 @@
 """`moetune.plan`, `moetune.load_plan`, `moetune.memory`: plans for programs and notebooks.
 
-Arguments are the flags of `moetune plan`, and go the same way: see `plan_flags`.
+Arguments are the flags of `moetune plan`, and go the same way: see `domain.question`.
 """
 
 import inspect
@@ -12,16 +12,15 @@ from typing import Any, cast
 
 from moetune.config import Settings
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.document import decode
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
+from moetune.domain.question import MEMORY_FIELDS, Question
+from moetune.domain.spelling import AS_ARGUMENTS, nearest_or, spelled
 from moetune.workflows import wiring
-from moetune.workflows.arguments import named_as_arguments, read_flags
 from moetune.workflows.files import find_plan, is_plan_path
 from moetune.workflows.memory import fit_memory
-from moetune.workflows.memory_flags import MemoryFlags
-from moetune.workflows.plan_flags import PlanFlags, plan_flags
 from moetune.workflows.plan_view import MemoryView, PlanView
+from moetune.workflows.requests import ask, memory_question, plan_question
 from moetune.workflows.staleness import stale_note
 
 _LOGGER = logging.getLogger("moetune")
@@ -55,13 +54,13 @@ def plan(
         ProfileError: there is no such profile, or it lacks an operation.
         MoetuneError: the store cannot be opened or written.
     """
-    with named_as_arguments():
+    with spelled(AS_ARGUMENTS):
         if not isinstance(profile, (str, os.PathLike, Profile, type(None))):
             raise InputError(f"profile must be a name, a file or a Profile, got {profile!r}")
         used = profile if isinstance(profile, Profile) else _text(profile)
-        flags = read_flags({"model": model, **options})
+        question = ask({"model": model, **options})
         settings = wiring.configure(db=_text(db)).settings
-        planned = plan_flags(flags, settings, profile=used, save=save)
+        planned = plan_question(question, settings, profile=used, save=save)
         machine = planned.found.profile
         if note := stale_note(machine):
             _LOGGER.warning(note)
@@ -71,25 +70,26 @@ def plan(
 def memory(
     model: str | os.PathLike[str],
     *,
-    seq: str | int = "4k",
+    device_memory: str = "80GB",
     **options: object,
 ) -> MemoryView:
     """Return the layouts of a model's training that fit into memory, as `moetune memory` does.
 
     Args:
         model: a named model or the path of a `config.json`.
-        seq: tokens of a sequence.
+        device_memory: of one GPU, with its unit.
         options: other flags of `moetune memory` with underscores, such as `world_size=64` or
-            `device_memory="80GB"`.
+            `seq="8k"`.
 
     Raises:
         InputError: an argument is unknown, its value is wrong, or the pins break a rule.
     """
-    with named_as_arguments():
-        flags = decode(
-            MemoryFlags, {"model": os.fspath(model), "seq": str(seq), **options}, "memory"
-        )
-        return MemoryView(answer=fit_memory(flags.question()))
+    with spelled(AS_ARGUMENTS):
+        for name in options.keys() - {*MEMORY_FIELDS}:
+            hint = nearest_or(f"known: {', '.join(MEMORY_FIELDS)}", name, MEMORY_FIELDS)
+            raise InputError(f"memory has no argument {name!r}", hint, field=name)
+        question = memory_question({"model": model, **options}, device_memory=device_memory)
+        return MemoryView(answer=fit_memory(question))
 
 
 def load_plan(
@@ -106,7 +106,7 @@ def load_plan(
         InputError: the file is missing or is no plan, or no plan or several have such an id.
         MoetuneError: the store cannot be opened.
     """
-    with named_as_arguments():
+    with spelled(AS_ARGUMENTS):
         if not isinstance(path_or_id, (str, os.PathLike)):
             raise InputError(f"load_plan takes a path or an id, got {path_or_id!r}")
         wanted = os.fspath(path_or_id)
@@ -140,7 +140,7 @@ def _found(wanted: str, settings: Settings, *, is_path: bool) -> AnyPlan:
 def _signature() -> inspect.Signature:
     own = inspect.signature(plan)
     named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    flags = [one for one in inspect.signature(PlanFlags).parameters.values() if one.name != "model"]
+    flags = [one for one in inspect.signature(Question).parameters.values() if one.name != "model"]
     return own.replace(parameters=[*named, *flags])
 
 

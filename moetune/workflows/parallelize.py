@@ -148,6 +148,12 @@ def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
     name, layout = f"plan {plan.id[:6]}", folded_layout(plan.layout)
     if plan.inputs.target != "moetune":
         raise InputError(f"{name} is for {plan.inputs.target}", "plan with --target moetune")
+    if layout.tp > 1:
+        raise InputError(
+            f"{name} cuts dense parts over {layout.tp} ranks, which moetune.parallelize does not",
+            "plan with --tp 1, or cut parts of your own by torch's parallelize_module over "
+            'ranks.mesh["tp"], and give them to Stages',
+        )
     if layout.offload_optimizer:
         raise InputError(
             f"{name} keeps states in host memory", "give it to moetune.shard(plan=…), in chunks"

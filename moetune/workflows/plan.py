@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from moetune.domain.any_plan import AnyPlan
+from moetune.domain.chips import peak_flops
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.costs import Costs
-from moetune.domain.data_sheets import peak_flops
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, PlanRequest
-from moetune.domain.spelling import AS_KEYS, Spelling
+from moetune.domain.spelling import about
 from moetune.domain.throughput import layer_flops, rate
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
 from moetune.fit.costs import costs_of
@@ -62,9 +62,10 @@ class InputsDocument:
                 "import the file first: only stored profiles can be planned with here",
             )
         if self.dtype is not None:
-            dtype_bytes(full_dtype(self.dtype))
+            with about("dtype"):
+                dtype_bytes(full_dtype(self.dtype))
 
-    def request(self, *, default_dtype: str | None, spelling: Spelling = AS_KEYS) -> PlanRequest:
+    def request(self, *, default_dtype: str | None) -> PlanRequest:
         """Return the request; `PlanRequest.check_sizes` limits its numbers later.
 
         Args:
@@ -80,8 +81,7 @@ class InputsDocument:
             tokens_per_rank=self.tokens_per_rank,
             dtype=full_dtype(self.dtype) if self.dtype else default_dtype,
             memory_limit_bytes=self.memory_limit_bytes,
-            constraints=decode_constraints(self.constraints, spelling),
-            spelling=spelling,
+            constraints=decode_constraints(self.constraints),
         )
 
     def check(self, inputs: PlanInputs) -> None:

@@ -17,11 +17,10 @@ from typing import Any, Protocol, cast
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import encode
 from moetune.domain.profile import Profile
-from moetune.domain.spelling import AS_FIELDS
+from moetune.domain.spelling import AS_ARGUMENTS, AS_FIELDS, spelled
 from moetune.report.section import Section
 from moetune.report.text import text_of
 from moetune.workflows import wiring
-from moetune.workflows.arguments import named_as_arguments
 from moetune.workflows.changes import CHANGES, WhatIf
 from moetune.workflows.compared import WhyNot
 from moetune.workflows.export import ExportDocument, export_plan
@@ -170,11 +169,11 @@ class PlanView(Drawn):
             InputError: the choice cannot be read.
             ProfileError: the plan's profile is missing or has changed.
         """
-        with named_as_arguments(), self._planner() as planner:
+        with spelled(AS_ARGUMENTS), self._planner() as planner:
             if not choice:
                 subject = self._subject(model)
                 return self._answer(explanation_sections(subject), subject.document)
-            question = WhyNot(**choice, spelling=replace(AS_FIELDS, names={"layout": "layout"}))
+            question = WhyNot(**choice)
             answer = planner.why_not(self.plan, question, model=model)
             return self._answer(why_not_sections(answer), answer.document)
 
@@ -206,7 +205,7 @@ class PlanView(Drawn):
             changes={**inputs, **({"constraints": flags} if flags else {})}, speeds=speeds or {},
             spelling=AS_FIELDS,
         )  # fmt: skip
-        with named_as_arguments(), self._planner(profile) as planner:
+        with spelled(AS_ARGUMENTS), self._planner(profile) as planner:
             answer = whatif(planner, question, self.plan, model=model)
         return self._answer(whatif_sections(answer), answer.document)
 
@@ -214,14 +213,14 @@ class PlanView(Drawn):
         """Return what a runtime reads, as `moetune export` prints it.
 
         Args:
-            to: "megatron" or another target of `moetune export --to`.
+            to: "megatron" or another target of `moetune export --target`.
             model: the `config.json` of a model without a name.
 
         Raises:
             InputError: the target is unknown, or the plan is of a layer.
             InfeasiblePlanError: the target cannot run the layout.
         """
-        with named_as_arguments():
+        with spelled(AS_ARGUMENTS):
             stores = partial(wiring.find_store, wiring.configure(db=self.db).settings)
             return export_plan(self.plan.as_model(), to=to, model=model, stores=stores).document
 

@@ -4,6 +4,7 @@
 """
 
 import importlib.util
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from moetune import config
+from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.shared import FoundPlans, read_plans, share_plans
 from moetune.runtime.plans.tuner import BUDGET_SECONDS
 from moetune.workflows import wiring
-from moetune.workflows.renewal import renewed
+from moetune.workflows.open_planner import local_planner
 from moetune.workflows.served_plans import EXAMPLE, ask_service, is_served
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from moetune.workflows.tuning import StudyTuner
 
-
+_LOGGER = logging.getLogger("moetune")
 _Source: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, object]
 
 
@@ -77,7 +79,7 @@ def open_planbook(
         search_budget_seconds: time that searches of this job may lose; default, a hundredth of an
             hour. The first rank's counts.
         renew: instead of plans of layers for another number of ranks take those for the group's,
-            with the same tokens of all ranks, profile and constraints: see `renewed`.
+            with the same tokens of all ranks, profile and constraints.
 
     Raises:
         InputError: a file, an id of the store, an input's name or the url is wrong, or `renew` is
@@ -153,9 +155,7 @@ def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> Found
     found = _find_named(request, url, num_ranks)
     if not request.renew:
         return found
-    return renewed(
-        found, url=url, num_ranks=num_ranks, db=request.db, observe_every=request.observe_every
-    )
+    return _renewed(found, request, url=url, num_ranks=num_ranks)
 
 
 def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> FoundPlans:
@@ -167,6 +167,46 @@ def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> Found
     return ask_service(
         url, served, others=plans, num_ranks=num_ranks, observe_every=request.observe_every
     )
+
+
+def _renewed(
+    found: FoundPlans, request: _BookRequest, *, url: str | None, num_ranks: int
+) -> FoundPlans:
+    """Return plans for a number of ranks in place of those for others.
+
+    The service gives them where there is one; else they are made from the store's profiles, and
+    stored. A plan that cannot be had is one warning, and its layers run one chunk.
+    """
+    old = [one for one in found.plans if one.inputs.world_size != num_ranks]
+    if not old:
+        return found
+    kept = [one for one in found.plans if one not in old]
+    questions = [one.inputs.question_for(num_ranks) for one in old]
+    if url is None:
+        made = _made(questions, request.db)
+        plans = (*kept, *made)
+        is_complete = found.is_complete and len(made) == len(questions)
+        return FoundPlans(plans=plans, is_complete=is_complete, reporter=found.reporter)
+    reported = frozenset() if found.reporter is None else found.reporter.plan_ids
+    return ask_service(
+        url, [*(one.id for one in kept if one.id in reported), *questions],
+        others=[one for one in kept if one.id not in reported],
+        num_ranks=num_ranks, observe_every=request.observe_every,
+    )  # fmt: skip
+
+
+def _made(questions: Sequence[Mapping[str, object]], db: str | None) -> list[Plan]:
+    """Return the plans that can be made here; the log says why others cannot."""
+    made: list[Plan] = []
+    settings = wiring.configure(db=db).settings
+    for question in questions:
+        try:
+            with local_planner(settings, saves=True) as planner:
+                made.append(planner.resolve(question))
+        except MoetuneError as error:
+            text = f"no plan for {canonical_json(question)}: {error}\n  its layers run one chunk"
+            _LOGGER.warning(text)
+    return made
 
 
 def _url(request: _BookRequest) -> str | None:

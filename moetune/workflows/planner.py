@@ -14,6 +14,7 @@ from moetune.domain.errors import AbandonedError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
+from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.workflows.compared import WhyNot, WhyNotAnswer
 from moetune.workflows.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
 from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
@@ -114,8 +115,11 @@ class Planner:
     def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
         """Return a plan with its profile; where that is missing or has changed, with the reason.
 
+        Args:
+            model: the `config.json` of a training plan whose model has no name.
+
         Raises:
-            ProfileError: `--profile` names a missing profile.
+            ProfileError: `--profile` names another profile.
         """
         try:
             found = self.sources.profile_of(plan)
@@ -124,23 +128,33 @@ class Planner:
                 raise
             missing = f"profile {plan.inputs.profile!r} was not found, name it with --profile"
             return subject_of(plan, missing=missing, model=model)
-        if found.digest != plan.inputs.profile_fingerprint:
-            name = f"profile {found.profile.name!r}"
-            missing = f"{name} is not the one that the plan was made with, or has changed since"
-            return subject_of(plan, missing=missing, model=model)
-        return subject_of(plan, profile=found.profile, model=model)
+        if found.digest == plan.inputs.profile_fingerprint:
+            return subject_of(plan, profile=found.profile, model=model)
+        name = f"profile {found.profile.name!r}"
+        missing = f"{name} is not the one that the plan was made with, or has changed since"
+        subject = subject_of(plan, missing=missing, model=model)
+        if self.sources.must_match:
+            _ = subject.machine  # which says so
+        return subject
+
+    def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None = None) -> WhyNotAnswer:
+        """Return another choice beside a plan's own (`answer_why_not`)."""
+        return self._ask(plan, model, answer_why_not, question)
+
+    def sensitivity(self, plan: AnyPlan, *, model: str | None = None) -> Sensitivity:
+        """Return what a plan's step follows (`sensitivity_of`)."""
+        return self._ask(plan, model, sensitivity_of)
 
     def trace(self, plan: AnyPlan, *, model: str | None = None) -> Trace:
-        """Return a plan's predicted timelines.
+        """Return a plan's predicted timelines (`predicted_trace`)."""
+        return self._ask(plan, model, predicted_trace)
 
-        Args:
-            model: the `config.json` of a training plan whose model has no name.
-
-        Raises:
-            InputError: another version of moetune has made the plan, or its model is another one.
-            ProfileError: its profile is missing or has changed.
-        """
-        return self._priced(plan, model, predicted_trace)
+    def _ask(
+        self, plan: AnyPlan, model: str | None,
+        question: Callable[Concatenate[Subject, P], T], *args: P.args, **kwargs: P.kwargs,
+    ) -> T:  # fmt: skip
+        subject = self.explain(plan, model=model)
+        return self.run(plan.inputs.profile, question, subject, *args, **kwargs)
 
     def drafted(self, inputs: Mapping[str, object]) -> Plan:
         """Return the stored plan for a plan's `inputs`, else solve for it and store nothing.
@@ -151,62 +165,13 @@ class Planner:
         complete = self._read(inputs)
         return self.sources.stored(complete.inputs.plan_id) or self._solve(complete)
 
-    def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None = None) -> WhyNotAnswer:
-        """Return another choice beside a plan's own: the best with what is asked pinned.
-
-        Without the plan's profile it is the fastest such candidate that the plan has kept.
-
-        Args:
-            model: the `config.json` of a training plan whose model has no name.
-
-        Raises:
-            InputError: a value is wrong; the message names it.
-            ProfileError: the plan has not kept such a candidate, and its profile is missing or has
-                changed.
-        """
-        if self.profile_if_known(plan) is not None:
-            answer = self._priced(plan, model, answer_why_not, question)
-        else:
-            answer = answer_why_not(self.explain(plan, model=model), question)
-        if answer is None:
-            self.profile_behind(plan)  # which says that it is missing
-        assert answer is not None  # noqa: S101 - with a profile there is always one
-        return answer
-
-    def sensitivity(self, plan: AnyPlan, *, model: str | None = None) -> Sensitivity:
-        """Return what a plan's step follows: parts of its machine, and its own decisions.
-
-        Args:
-            model: the `config.json` of a training plan whose model has no name.
-
-        Raises:
-            InputError: another version of moetune has made the plan.
-            ProfileError: the plan's profile is missing, has changed, or lacks an operation.
-        """
-        return self._priced(plan, model, sensitivity_of)
-
-    def _priced(
-        self, plan: AnyPlan, model: str | None,
-        question: Callable[Concatenate[Subject, P], T], *args: P.args, **kwargs: P.kwargs,
-    ) -> T:  # fmt: skip
-        """Return the answer to a question on a plan with its profile."""
-        profile = self.profile_behind(plan)
-        subject = subject_of(plan, profile=profile, model=model)
-        return self.run(profile.name, question, subject, *args, **kwargs)
-
     def profile_behind(self, plan: AnyPlan) -> Profile:
         """Return the profile that a plan was made with.
 
         Raises:
             ProfileError: it is missing, or has changed.
         """
-        subject = self.explain(plan)
-        if subject.profile is None:
-            raise ProfileError(
-                f"{subject.missing}: plan {plan.id[:6]}",
-                "make the plan again, or name its own profile",
-            )
-        return subject.profile
+        return self.explain(plan).machine
 
     def profile_if_known(self, plan: AnyPlan) -> Profile | None:
         """Return the profile that a plan was made with; None where it is missing or has changed.
@@ -214,11 +179,12 @@ class Planner:
         Raises:
             ProfileError: `--profile` names another profile.
         """
-        return self.profile_behind(plan) if self.sources.must_match else self.explain(plan).profile
+        return self.explain(plan).profile
 
     def _read(self, inputs: Mapping[str, object]) -> CompleteRequest:
-        document = read_inputs(inputs)
-        complete = self._complete(document.request(default_dtype=self.dtype), document.profile)
+        with spelled(AS_KEYS):
+            document = read_inputs(inputs)
+            complete = self._complete(document.request(default_dtype=self.dtype), document.profile)
         document.check(complete.inputs)
         return complete
 

@@ -13,34 +13,30 @@ from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.profile import Profile
-from moetune.domain.request import LARGEST_BYTES
+from moetune.domain.question import Question
 from moetune.domain.spelling import check_range
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import resolve_name
-from moetune.workflows.arguments import read_flags
 from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.plan import LONGEST_NAME
-from moetune.workflows.plan_flags import PlanFlags
 from moetune.workflows.profiles import is_path
+from moetune.workflows.requests import ask, is_of_model, layer_request, training_request
 from moetune.workflows.training import plan_training
 
-_LARGEST = {
-    "world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22,
-    "memory_limit": LARGEST_BYTES,
-}  # fmt: skip
+_LARGEST = {"world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22}
 """Of a whole model: searches of larger jobs take longer than a service waits."""
 _ROUTINGS = ("balanced", "natural")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question for a plan.
+class ServedQuestion:
+    """A question for a plan that comes from another machine.
 
     Args:
         profile: its name; None for the default one.
     """
 
-    flags: PlanFlags
+    question: Question
     profile: str | None = None
 
     def answer(self, planner: ServicePlanner) -> AnyPlan:
@@ -51,11 +47,11 @@ class Question:
             InfeasiblePlanError: nothing satisfies the pins or the memory limit.
             ProfileError: there is no such profile, or it lacks an operation.
         """
-        if self.flags.is_of_decoder:
+        if is_of_model(self.question):
             found = planner.sources.profile(self.profile)
-            return planner.run(found.profile.name, _plan_model, self.flags, found.profile)
+            return planner.run(found.profile.name, _plan_model, self.question, found.profile)
         settings = Settings(db=planner.reading.location, dtype=planner.dtype)
-        return planner.draft(self.flags.layer_request(settings), self.profile)
+        return planner.draft(layer_request(self.question, settings), self.profile)
 
 
 def asks_for_model(arguments: Mapping[str, object]) -> bool:
@@ -69,7 +65,7 @@ def _is_whole(name: str) -> bool:
     return name in WHOLE_MODELS or resolve_name(name) is not None
 
 
-def read_question(arguments: Mapping[str, object]) -> Question:
+def read_question(arguments: Mapping[str, object]) -> ServedQuestion:
     """Return the question in the arguments of `moetune.plan`.
 
     Raises:
@@ -79,22 +75,24 @@ def read_question(arguments: Mapping[str, object]) -> Question:
     profile, model, routing = rest.pop("profile", None), rest.get("model"), rest.get("routing")
     for name, value in rest.items():
         if isinstance(value, str) and len(value) > LONGEST_NAME:
-            raise InputError(f"{name} is longer than {LONGEST_NAME} characters")
+            raise InputError(f"{name} is longer than {LONGEST_NAME} characters", field=name)
     if profile is not None:
         profile = _profile_name(profile)
     if isinstance(model, str) and ("/" in model or not (model in MODELS or _is_whole(model))):
         raise InputError(
             f"model must be a name of the list, got {shown(model)}",
             "GET /models lists them; or send the values of a config.json as config",
+            field="model",
         )
     if routing is not None and routing not in _ROUTINGS:
-        raise InputError(f"routing must be {' or '.join(_ROUTINGS)}, got {shown(routing)}")
-    flags = read_flags(rest)
-    if flags.is_of_decoder:
+        known = " or ".join(_ROUTINGS)
+        raise InputError(f"routing must be {known}, got {shown(routing)}", field="routing")
+    question = ask(rest)
+    if is_of_model(question):
         for name, largest in _LARGEST.items():
-            if (value := getattr(flags, name)) is not None:
+            if (value := getattr(question, name)) is not None:
                 check_range(name, value, 1, largest)
-    return Question(flags=flags, profile=profile)
+    return ServedQuestion(question=question, profile=profile)
 
 
 def _profile_name(profile: object) -> str:
@@ -102,10 +100,11 @@ def _profile_name(profile: object) -> str:
         raise InputError(
             f"profile must be a name, got {shown(profile)}",
             "import the file first: only stored profiles can be planned with here",
+            field="profile",
         )
     return profile
 
 
-def _plan_model(flags: PlanFlags, profile: Profile) -> TrainingDocument:
-    request = flags.training_request(profile)
-    return plan_training(request, profile, with_front=flags.front, with_savings=True)
+def _plan_model(question: Question, profile: Profile) -> TrainingDocument:
+    request = training_request(question, profile)
+    return plan_training(request, profile, with_front=question.front, with_savings=True)

@@ -9,6 +9,7 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.spelling import about
 from moetune.workflows.files import find_plan
 from moetune.workflows.profiles import FoundProfile, find_profile, named_profile, newest_measured
 from moetune.workflows.single_flight import SingleFlight
@@ -177,12 +178,14 @@ class LocalSources:
         """Return the profile of the first: `name`, `named`, the setting, the newest measured."""
         wanted = (name, self.named, self.default_profile)
         first = next((one for one in wanted if one is not None), None)
-        return find_profile(first, stores=self.stores)
+        with about("profile"):
+            return find_profile(first, stores=self.stores)
 
     def profile_of(self, plan: AnyPlan) -> FoundProfile:
         """Return the profile that the command line names, else the one of the plan's name."""
         if self.named is not None:
-            return find_profile(self.named, stores=self.stores)
+            with about("profile"):
+                return find_profile(self.named, stores=self.stores)
         with self.stores() as store:
             return named_profile(plan.inputs.profile, store=store)
 

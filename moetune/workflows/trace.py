@@ -63,13 +63,12 @@ class Trace:
 
 
 def predicted_trace(subject: Subject) -> Trace:
-    """Return the timelines that a plan predicts; without its profile there are no events.
+    """Return the timelines that a plan predicts.
 
     Raises:
-        InputError: this version of moetune predicts another step.
+        InputError: this version of moetune predicts another step, or its model is another one.
+        ProfileError: the plan's profile is missing or has changed.
     """
-    if subject.profile is None:
-        return Trace(events=(), predicted=None, measured=None)
     check_same(subject)
     found = subject.timelines()
     events = [
@@ -106,7 +105,9 @@ def recorded_trace(
     )  # fmt: skip
     if launch is not None and launch.rank:
         return None
-    predicted = predicted_trace(subject)
+    predicted = Trace(events=(), predicted=None, measured=None)
+    if subject.profile is not None:
+        predicted = predicted_trace(subject)
     events = (*predicted.events, *_measured_events(step, by_rank))
     return replace(predicted, events=events, measured=overlap_of(by_rank[0]))
 

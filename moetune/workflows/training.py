@@ -21,7 +21,6 @@ from moetune.domain.request import gemm_dtypes
 from moetune.domain.routing import BALANCED, ExpertLoads
 from moetune.domain.site import check_format, site_of
 from moetune.domain.target_rules import model_rules
-from moetune.domain.targets import Target
 from moetune.domain.training import (
     HALF_PRECISION,
     TRAINING_DTYPES,
@@ -33,7 +32,6 @@ from moetune.domain.training import (
 from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
-from moetune.solve.chunks.choose import chunks_of
 from moetune.solve.joint.best import with_graphs
 from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.placement import solve_placed
@@ -41,6 +39,7 @@ from moetune.solve.joint.savings import Savings
 from moetune.solve.joint.search import FoldedSearch, PricedLayout
 from moetune.solve.joint.uncertainty import confidence_of, public_ratios
 from moetune.solve.training.memory import MemoryModel, fillable_bytes
+from moetune.solve.training.model_chunks import chunks_of
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.plan import sound_numbers
@@ -52,12 +51,7 @@ from moetune.workflows.training_plan import (
     plan_id,
     saving_of,
 )
-from moetune.workflows.training_prices import stand_ins_of, step_prices
-
-
-def memory_model(job: TrainingJob, target: Target, stages: DecoderStages) -> MemoryModel:
-    """Return the memory of a job's layouts as the target runs them."""
-    return MemoryModel(job=job, stages=stages, target=target)
+from moetune.workflows.training_prices import StandIns, stand_ins_of, step_prices
 
 
 def usable_bytes(machine: Machine) -> int:
@@ -200,7 +194,9 @@ def _priced(
         return error
     step, peak = plan.predicted.step_seconds, plan.memory.peak_bytes
     price = f"as pinned a step would take {format_seconds(step)} and {format_bytes(peak)}"
-    return RefusedLayoutError(error.what, f"{error.hint}; {price}", plan.document)
+    return RefusedLayoutError(
+        error.what, f"{error.hint}; {price}", plan.document, field=error.field
+    )
 
 
 def _searched(
@@ -216,10 +212,20 @@ def _searched(
         graphed = with_graphs(search, _of_layouts(request.pins), best)
         found = (graphed or layouts).ranked()
         stand_ins = stand_ins_of(search.wholes.job, search.target, profile, found[0], known)
+    plan = _document(request, profile, search, found, stand_ins)
+    return _Solved(plan=replace(plan, placement=placement), best=found[0], search=search)
+
+
+def _document(
+    request: TrainingRequest, profile: Profile, search: FoldedSearch, found: list[PricedLayout],
+    stand_ins: StandIns,
+) -> TrainingDocument:  # fmt: skip
+    """Return the plan of layouts, the chosen one first."""
+    limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     inputs, device = request.inputs(profile, limit), profile.machine.device
     chosen, *others = (answer_of(one, request.job, device) for one in found)
     target = request.target.name
-    plan = TrainingDocument(
+    return TrainingDocument(
         id=plan_id(inputs, request), inputs=inputs, layout=chosen.layout,
         predicted=chosen.predicted, memory=chosen.memory, fits=search.fits(found[0].layout),
         confidence=confidence_of(
@@ -231,13 +237,12 @@ def _searched(
             *_routing_words(request, found[0].layout, limit),
             *_host_words(found[0], search, profile),
         ),
-        alternatives=tuple(others), placement=placement,
+        alternatives=tuple(others),
         origin=PlanOrigin(
             provenance=profile.provenance, device=device, public_ratios=public_ratios(target)
         ),
         chunks=chunks_of(request.job, found[0].layout) if target == "moetune" else None,
     )  # fmt: skip
-    return _Solved(plan=plan, best=found[0], search=search)
 
 
 def _routing_words(request: TrainingRequest, layout: FoldedLayout, limit: int) -> Iterator[str]:
@@ -246,7 +251,7 @@ def _routing_words(request: TrainingRequest, layout: FoldedLayout, limit: int) -
     if job.leaves_room or job.routing != BALANCED or not job.decoder.num_moe_layers:
         return
     roomy = replace(job, leaves_room=True)
-    memory = memory_model(roomy, request.target, DecoderStages(job.decoder))
+    memory = MemoryModel(job=roomy, stages=DecoderStages(job.decoder), target=request.target)
     need, there = memory.needs(layout)[0], format_bytes(limit)
     if need > limit:
         needed = f"natural routing would need {format_bytes(round(need))} per device"
@@ -314,10 +319,16 @@ def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerNam
     """
     if dtype not in TRAINING_DTYPES:
         raise InputError(
-            f"dtype {dtype!r} is not for whole models", f"use {', '.join(TRAINING_DTYPES)}"
+            f"--dtype {dtype!r} is not for whole models",
+            f"use {', '.join(TRAINING_DTYPES)}",
+            field="dtype",
         )
     if optimizer not in OPTIMIZERS:
-        raise InputError(f"optimizer {optimizer!r} is unknown", f"use {', '.join(OPTIMIZERS)}")
+        raise InputError(
+            f"--optimizer {optimizer!r} is unknown",
+            f"use {', '.join(OPTIMIZERS)}",
+            field="optimizer",
+        )
     return dtype, optimizer
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from moetune.domain.data_sheets import peak_flops
+from moetune.domain.chips import peak_flops
 from moetune.domain.document import decode, digest, encode
 from moetune.domain.pipeline import read_stages, stage_words
 from moetune.domain.profile import Profile

@@ -1,7 +1,7 @@
 """What-if: a plan's question with other values or another machine, planned again and compared."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from moetune.domain.any_plan import AnyPlan
@@ -9,16 +9,16 @@ from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.pipeline import stage_words
 from moetune.domain.profile import Profile
+from moetune.domain.question import ASKS
 from moetune.domain.spelling import nearest_or
 from moetune.domain.training_document import TrainingDocument
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.report.section import sentence
 from moetune.solve.joint.pins import pinned
-from moetune.workflows.arguments import read_flags
 from moetune.workflows.changes import WhatIf, layer_again
 from moetune.workflows.compare import asked_otherwise, compare
-from moetune.workflows.plan_flags import PlanFlags
 from moetune.workflows.planner import Planner
+from moetune.workflows.requests import ask, training_request
 from moetune.workflows.subjects import refuse_model
 from moetune.workflows.training import plan_training, usable_bytes
 
@@ -127,7 +127,7 @@ def _named(planner: Planner, question: WhatIf) -> AnyPlan:
 
 
 def _model_again(arguments: Mapping[str, object], profile: Profile) -> TrainingDocument:
-    request = read_flags(arguments).training_request(profile)
+    request = training_request(ask(arguments), profile)
     return plan_training(request, profile)
 
 
@@ -165,18 +165,17 @@ def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:
     Raises:
         InputError: a change is for plans of layers, or `moetune plan` has no such flag.
     """
-    known = [item.name for item in fields(PlanFlags)]
     for name, value in question.changes.items():
         if name == "constraints" and isinstance(value, Mapping):
             for flag, text in value.items():
                 argument = str(flag).replace("-", "_")
-                if argument not in known:
+                if argument not in ASKS:
                     hint = (
                         "`moetune plan --help` has them all; another machine is another --profile"
                     )
                     raise InputError(
                         f"{question.spelling(str(flag))} is no flag of a plan",
-                        nearest_or(hint, argument, known),
+                        nearest_or(hint, argument, ASKS),
                     )
                 yield argument, _number(text)
         elif name in _ARGUMENTS:

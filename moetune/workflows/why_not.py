@@ -11,12 +11,14 @@ from moetune.workflows.compared import ComparedChoice, WhyNot, WhyNotAnswer, is_
 from moetune.workflows.subjects import Subject
 
 
-def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer | None:
-    """Return another choice beside a plan's own; None where neither plan nor profile has it.
+def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer:
+    """Return another choice beside a plan's own.
+
+    Without the plan's profile it is the fastest such candidate that the plan keeps.
 
     Raises:
         InputError: a value is none that it could have, or the plan has no such choice.
-        ProfileError: the profile lacks an operation that cannot be estimated.
+        ProfileError: neither plan nor profile has it, or the profile lacks an operation.
     """
     asked, choice = subject.asked(question), subject.choice
     answer = WhyNotAnswer(
@@ -36,15 +38,15 @@ def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer | None:
     return replace(answer, kept_because=_lost_because(subject, answer.other))
 
 
-def _from_plan(subject: Subject, answer: WhyNotAnswer) -> WhyNotAnswer | None:
-    """Return the fastest candidate with what is asked that the plan keeps; None for none."""
+def _from_plan(subject: Subject, answer: WhyNotAnswer) -> WhyNotAnswer:
+    """Return the fastest candidate with what is asked that the plan keeps."""
     if answer.asked.items() <= answer.chosen.decision.items():
         return replace(answer, other=answer.chosen)
     lost = [
         row for row in subject.alternatives if answer.asked.items() <= row.choice.decision.items()
     ]
     if not lost:
-        return None
+        _ = subject.machine  # which says that it is missing
     fastest = min(lost, key=lambda row: row.choice.step_seconds)
     note = (
         f"Profile {subject.plan.inputs.profile!r} is not here, or has changed: this is the fastest "

@@ -23,6 +23,11 @@ def test_the_file_is_stdout_and_notes_are_stderr(cli: Cli, plan: str) -> None:
     assert "bash own.sh " in cli("export", plan, "--to", "megatron", "--output", "own.sh").err
 
 
+def test_the_plans_own_runtime_is_the_target_where_none_is_named(cli: Cli, plan: str) -> None:
+    own = json.loads(Path(plan).read_text(encoding="utf-8"))["inputs"]["target"]
+    assert cli("export", plan).out == cli("export", plan, "--target", own).out
+
+
 def test_output_writes_the_same_text(cli: Cli, plan: str) -> None:
     result = cli("export", plan, "--to", "bridge", "--output", "layout.py")
     assert result.code == 0
@@ -50,7 +55,6 @@ def test_what_a_program_cannot_say_stands_beside_it(cli: Cli, plan: str) -> None
         (("gone.json", "--to", "megatron"), 2, "gone.json"),
         (("plan.json", "--to", "megatron", "--model", "no-such"), 2, "'no-such' is unknown"),
         (("plan.json", "--to", "megatron", "--model", "qwen3-30b-a3b"), 2, "not of qwen3-30b-a3b"),
-        (("plan.json",), 2, "--to"),
     ],
 )
 @pytest.mark.usefixtures("plan")

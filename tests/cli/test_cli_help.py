@@ -10,7 +10,9 @@ from typer.main import get_command
 
 from moetune.cli.app import COMMANDS as SUMMARIES
 from moetune.cli.app import program
-from moetune.cli.help import GROUPS, summary_of
+from moetune.cli.help import summary_of
+from moetune.domain.ask import GROUPS
+from moetune.domain.question import ASKS
 from tests.cli.running import Cli
 
 
@@ -45,13 +47,16 @@ def test_summaries_are_those_of_the_commands_and_are_not_cut(cli: Cli) -> None:
             assert f"{key} {summary_of(one.help)}" in listed
 
 
-@pytest.mark.parametrize("name", sorted(GROUPS))
-def test_every_option_in_a_group_exists_and_is_in_one_group(cli: Cli, name: str) -> None:
-    grouped = [one for names in GROUPS[name].values() for one in names]
-    assert len(grouped) == len({*grouped})
-    assert {*grouped} <= {one.name for one in COMMANDS[name].params}
-    titles = re.findall(r"^(\S.*):$", cli(name, "--help").out, re.MULTILINE)
-    assert titles == [*GROUPS[name], "Options"]
+def test_help_of_plan_has_every_field_in_its_group_on_two_screens(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("plan", "--help").out.splitlines()
+    titles = [line[:-1] for line in lines if re.fullmatch(r"[A-Z].*:", line)]
+    assert titles == [*(group.title for group in GROUPS), "Options"]
+    assert {*ASKS} <= {one.name for one in COMMANDS["plan"].params}
+    assert len(lines) <= 100
+    assert all(len(line) <= 80 for line in lines)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import moetune
+from moetune.domain.question import Question
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan_flags import PlanFlags
 from moetune.workflows.plan_view import PlanView
 from tests.cli.running import Cli
 
@@ -246,7 +246,7 @@ def test_a_stale_profile_is_logged(
 
 def test_editors_complete_every_flag() -> None:
     names = set(inspect.signature(moetune.plan).parameters)
-    assert names == {"model", "profile", "db", "save", *(one.name for one in fields(PlanFlags))}
+    assert names == {"model", "profile", "db", "save", *(one.name for one in fields(Question))}
 
 
 WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [

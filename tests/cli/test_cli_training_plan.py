@@ -286,7 +286,7 @@ def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path)
     refused = cli("verify", short)
     assert refused.code == 2
     assert "is the plan of a model's training" in refused.err
-    assert f"moetune export {short[:6]} --to megatron" in refused.err
+    assert f"moetune export {short[:6]} --target megatron" in refused.err
     cli("plans", "remove", short)
     assert cli("plans", "show", short).code == 2
 

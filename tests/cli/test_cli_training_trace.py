@@ -1,4 +1,4 @@
-"""`moetune trace` of Hugging Face models' plans: every pipeline rank's passes, and one block."""
+"""`moetune trace` of Hugging Face models' plans: every pipeline rank's passes."""
 
 import itertools
 import json
@@ -53,12 +53,7 @@ def test_every_rank_runs_every_micro_batch_and_the_last_one_ends_the_step(
         assert max(overlaps) < 1e-3, "a rank computes one pass at a time"
 
 
-def test_the_block_takes_as_long_as_its_price_and_a_long_step_is_cut(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_long_step_is_cut(cli: Cli, tmp_path: Path) -> None:
     _, events, said = traced(cli, tmp_path, "--pp", "2", "--global-batch", "65536")
-    [block] = [one for one in events if "a block" in str(one["args"].get("name", ""))]
-    modules = [one for one in events if one["ph"] == "X" and one["pid"] == block["pid"]]
-    assert {one["name"] for one in modules} >= {"forward experts", "backward experts"}
     assert "Passes of the first" in said
     assert len(events) < 50_000

@@ -2,8 +2,6 @@
 
 import pytest
 
-from moetune.cli.typed_flags import with_flag
-from moetune.domain.errors import InfeasiblePlanError, InputError, MoetuneError, ProfileError
 from tests.cli.running import Cli, Planned
 
 LAYER = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")
@@ -50,10 +48,10 @@ WRONG = [
         "--tokens", "--memory-limit", "--dtype", "--speed", "--constraint", "--world-size",
     )),
     (("verify", "PLAN.json"), "--profile", "zz9"),
-    (("export", "PLAN.json"), "--to", "zz9"),
+    (("export", "PLAN.json"), "--target", "zz9"),
     *((("serve",), flag, "zz9") for flag in (
         "--port", "--max-body", "--deadline", "--max-store", "--plans-per-hour", "--log-format",
-        "--observations-per-hour", "--read-token-file", "--write-token-file",
+        "--observations-per-hour",
     )),
 ]  # fmt: skip
 
@@ -81,24 +79,3 @@ def test_the_error_of_a_wrong_value_names_its_flag(
         assert result.code in {2, 5}
         assert result.err.startswith("error: ")
         assert flag in result.err.splitlines()[0]
-
-
-@pytest.mark.parametrize(
-    ("error", "arguments", "expected"),
-    [
-        (InputError("'x' is wrong", "use y"), ("--dtype", "x"), "--dtype: 'x' is wrong"),
-        (InputError("a must be 1, got 0"), ("--tp=0",), "--tp: a must be 1, got 0"),
-        (InputError("got 01"), ("--tp", "0"), "got 01"),
-        (InputError("'x' is wrong"), ("--one", "x", "--two", "x"), "'x' is wrong"),
-        (InputError("'x' of --other is wrong"), ("--one", "x"), "'x' of --other is wrong"),
-        (InputError("'x' is wrong"), ("x", "--json"), "'x' is wrong"),
-        (InputError("top_k is too large"), ("--top-k", "4"), "--top-k: top_k is too large"),
-        (ProfileError("no 'x' here"), ("--profile", "x"), "--profile: no 'x' here"),
-        (InfeasiblePlanError("limit 'x' binds"), ("--memory-limit", "x"), "limit 'x' binds"),
-    ],
-)  # fmt: skip
-def test_a_flag_is_named_where_the_text_is_about_it_alone(
-    error: MoetuneError, arguments: tuple[str, ...], expected: str
-) -> None:
-    found = with_flag(error, arguments)
-    assert (found.what, found.hint, type(found)) == (expected, error.hint, type(error))

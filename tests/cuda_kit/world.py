@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import HashStore
 from torch._C._distributed_c10d import _unregister_process_group as unregister
 from torch.distributed import distributed_c10d as c10d
 
-from moetune.comm import member_groups
+from moetune.comm import gloo
 from tests.cuda_kit.device import FakeCuda
 from tests.cuda_kit.group import Issued, MirrorGroup
 
@@ -79,7 +79,7 @@ class MirrorWorld:
             monkeypatch.setattr(module, "new_group", self._new_group)
             monkeypatch.setattr(module, "batch_isend_irecv", self._batched(c10d.batch_isend_irecv))
         # Peers are in as many groups as this rank.
-        monkeypatch.setattr(member_groups, "_told_by_all", lambda _, number, *__: [number])
+        monkeypatch.setattr(gloo, "_told_by_all", lambda _, number, *__: [number])
         # Builds of torch for the CPU lack it.
         monkeypatch.setattr(dist, "ProcessGroupNCCL", NcclGroup, raising=False)
         monkeypatch.setattr(dist, "all_gather_object", self._gathered(dist.all_gather_object))

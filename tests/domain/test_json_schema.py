@@ -98,14 +98,14 @@ def test_keys_besides_are_required_with_their_types() -> None:
 
 PUT_TOGETHER: dict[str, Any] = {
     "schema": "list/1", "names": ["a"], "rows": [{"id": 1, **encode(Circle(radius=1.0))}],
-    "last": None,
+    "last": {"seconds": 0.5},
 }  # fmt: skip
 FORMS = (
     Keys(
         {
             "names": tuple[str, ...],
             "rows": ListOf(Keys({"id": int}, of=Circle)),
-            "last": Keys({"seconds": float}, is_nullable=True),
+            "last": Keys({"seconds": float}),
         },
         optional={"note": str},
     ),
@@ -116,7 +116,7 @@ FORMS = (
 @pytest.mark.parametrize(
     "good",
     [
-        PUT_TOGETHER, {**PUT_TOGETHER, "note": "b", "last": {"seconds": 0.5}},
+        PUT_TOGETHER, {**PUT_TOGETHER, "note": "b"},
         {"schema": "list/1", "file": "c"},
     ],
 )  # fmt: skip

@@ -6,9 +6,9 @@ import pytest
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import GroupedQueryAttention
-from moetune.domain.bridge_models import recipe_of
 from moetune.domain.errors import InputError
 from moetune.domain.experts import DenseFfn
+from moetune.domain.megatron_models import recipe_of
 from moetune.domain.recurrent import ShortConvolution
 from moetune.domain.site import Site
 from moetune.domain.target_rules import model_rules, target_rules

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from moetune.domain.any_plan import plan_from_document
+from moetune.domain.chips import peak_flops
 from moetune.domain.constraints import Constraints
-from moetune.domain.data_sheets import peak_flops
 from moetune.domain.document import encode
 from moetune.domain.experts import RoutedExperts, Router
 from moetune.domain.layer import LayerShape, Workload

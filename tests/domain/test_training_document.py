@@ -68,7 +68,7 @@ def test_layouts_are_compared_by_parts_on_the_mean_of_their_ranks() -> None:
 def test_a_training_plan_where_one_of_a_layer_is_wanted_says_what_runs_it() -> None:
     with pytest.raises(InputError, match="is the plan of a model's training") as found:
         training_plan().as_layer("plan.json")
-    assert "moetune export plan.json --to megatron" in found.value.hint
+    assert "moetune export plan.json --target megatron" in found.value.hint
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.errors import InputError
 from moetune.domain.interference import CompSpeed
 from moetune.domain.layer import Activation, LayerShape, Workload
-from moetune.domain.layout import Layout, check_ranks
 from moetune.domain.model import Transformer, read_shape
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
@@ -22,8 +21,7 @@ from moetune.domain.request import PlanRequest
 from moetune.domain.routing import ExpertLoads, LayerRouting
 from moetune.domain.routing_record import routing_record
 from moetune.domain.samples import AttentionPoint, CopyPoint, Sample, StepRecord
-from moetune.domain.spelling import AS_KEYS
-from moetune.domain.training import Degrees
+from moetune.domain.training import Degrees, FoldedLayout
 from moetune.domain.units import parse_age, parse_bytes, parse_count
 
 SHAPE = LayerShape(d_model=8, d_hidden=32, num_experts=4, top_k=2)
@@ -88,10 +86,6 @@ def operation_times(seconds: float) -> OperationTimes:
     return OperationTimes(operation=operation, predicted_seconds=None, seconds=(seconds,))
 
 
-def no_ranks(world_size: int) -> None:
-    check_ranks(Layout(expert_parallel="all_to_all", dp=4, ep=0, tp=3, pp=1), world_size)
-
-
 def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sample:
     point = CopyPoint(direction="h2d", pinned=True, num_bytes=1)
     return Sample(point=point, seconds=seconds, error=error, marks=marks)
@@ -132,7 +126,7 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
         (lambda: operation_times(0.0), "experts: seconds must be positive and finite"),
         (lambda: LayerShape(d_model=8, d_hidden=True, num_experts=2), "d_hidden must be a whole"),
         (lambda: Degrees(forward=1, backward=0), "backward must be at least 1, got 0"),
-        (lambda: no_ranks(8), "ep must be at least 1, got 0"),
+        (lambda: FoldedLayout(ep=0), "ep must be at least 1, got 0"),
         (lambda: parse_count("1.3"), "count '1.3' is not a whole number"),
         (lambda: parse_bytes("9" * 400 + "GB"), "size '999"),
         (lambda: parse_age("3"), "duration '3' has no unit"),
@@ -227,9 +221,9 @@ def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
 @pytest.mark.parametrize(
     ("request_of", "what"),
     [
-        (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=0, spelling=AS_KEYS),
-         "inputs.tokens_per_rank must be at least 1, got 0"),
-        (lambda: PlanRequest(layer=SHAPE, spelling=AS_KEYS), "the number of tokens is missing"),
+        (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=0),
+         "--tokens must be at least 1, got 0"),
+        (lambda: PlanRequest(layer=SHAPE), "the number of tokens is missing"),
         (PlanRequest, "there is nothing to plan for"),
         (lambda: PlanRequest(model="gpt-s", layer=SHAPE), "a model and a layer are given"),
         (lambda: PlanRequest(model="ppmoe-6.7b"), "ppmoe-6.7b is a whole model, and no layer"),

@@ -19,8 +19,8 @@ from moetune.domain.targets import find_target
 from moetune.huggingface.registry import model_names
 from moetune.workflows.export import export_plan
 from moetune.workflows.models import find_decoder_model
-from moetune.workflows.plan_flags import PlanFlags
 from moetune.workflows.profiles import find_profile
+from moetune.workflows.requests import ask, training_request
 from moetune.workflows.training import plan_training
 
 MACHINES = ("h100-x8", "a100-x8", "a100-x4", "h200-x8", "h800-x8", "b200-x8", "b300-x8",
@@ -93,12 +93,12 @@ def answered(question: Question) -> Drawn:
     """Return the free plan of a question as the runtime reads it."""
     stores = partial(nullcontext, None)
     found = find_profile(question.profile, stores=stores)
-    flags = PlanFlags(
-        model=question.model, world_size=question.world_size, target=question.target,
-        global_batch=question.global_batch, seq=question.seq, **question.pins,
-    )  # fmt: skip
+    values = {
+        "model": question.model, "world_size": question.world_size, "target": question.target,
+        "global_batch": question.global_batch, "seq": question.seq, **question.pins,
+    }  # fmt: skip
     try:
-        plan = plan_training(flags.training_request(found.profile), found.profile)
+        plan = plan_training(training_request(ask(values), found.profile), found.profile)
     except MoetuneError as error:
         return Drawn(question=question, refused=error.what)
     model, target = find_decoder_model(question.model, world_size=1), find_target(question.target)

@@ -8,8 +8,7 @@ import pytest
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import Transformer
-from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.model import Transformer, paper_decoder
 from moetune.domain.profile import Profile
 from moetune.domain.samples import AttentionPoint, GemmForm, GemmPoint, Point, RowsPoint, Sample
 from moetune.fit.costs import costs_of

@@ -11,6 +11,7 @@ from moetune.hardware import detect
 from moetune.measure.device import CudaDevice, Device, open_device
 from moetune.measure.estimate import representatives
 from moetune.measure.grid import SUSTAINED
+from moetune.measure.kernels import in_turns, num_sets
 from moetune.measure.operations import (
     Bench,
     Experiment,
@@ -19,7 +20,6 @@ from moetune.measure.operations import (
     prepare_experiment,
 )
 from moetune.measure.ranks import MeasuringRanks
-from moetune.measure.rotation import in_turns, num_sets
 from moetune.measure.timing import Effort, measure
 from tests.cuda_kit import FakeCuda, MirrorWorld
 

@@ -209,7 +209,7 @@ def test_the_pareto_front_is_what_no_other_option_beats(options: list[Option]) -
 
 def test_the_plan_is_among_its_options_with_its_own_time_and_memory() -> None:
     for plan in (lab_plan(), lab_plan(memory_limit_bytes=120 * 2**20)):
-        options = options_of(LayerSubject(plan=plan, profile=lab_profile()))
+        options = [*options_of(LayerSubject(plan=plan, profile=lab_profile()))]
         (chosen,) = [one for one in options if one.is_chosen]
         assert chosen.memory_bytes == plan.memory.peak_bytes
         assert chosen.step_seconds == pytest.approx(plan.predicted.step_seconds)

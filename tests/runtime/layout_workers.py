@@ -67,9 +67,8 @@ def _train(world: World, wanted: Trained) -> tuple[Stages, float]:
     ranks = join(layout, timeout=_WAIT)
     num_sequences = world.global_batch // layout.dp
     stages = staged_language_model(
-        world.shape, ranks, num_sequences=num_sequences, seed=SEED, dtype=torch.float64,
-        num_micro_batches=world.num_micro_batches, stages_per_rank=world.stages_per_rank,
-    )  # fmt: skip
+        world.shape, ranks, num_sequences=num_sequences, seed=SEED, dtype=torch.float64
+    )
     optimizer = stages.optimizer(world.make_optimizer)
     shares = []
     for step in range(NUM_STEPS):

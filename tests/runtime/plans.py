@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from moetune.domain.constraint_texts import EXPERT_PARALLEL, SEQUENCE_PARALLEL
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.layout import Layout
@@ -25,9 +24,9 @@ def small_plan(
 ) -> Plan:
     constraints = dict(constraints or {})
     if expert_parallel != "all_to_all":
-        constraints[EXPERT_PARALLEL] = expert_parallel
+        constraints["expert-parallel"] = expert_parallel
     if sequence_parallel:
-        constraints[SEQUENCE_PARALLEL] = "true"
+        constraints["sequence-parallel"] = "true"
     inputs = PlanInputs(
         model=None, layer=layer, world_size=world_size, tokens_per_rank=tokens, dtype=dtype,
         memory_limit_bytes=None, profile="test", profile_fingerprint="0",

@@ -13,12 +13,12 @@ import torch
 
 from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.layer import Activation, LayerShape
-from moetune.domain.layout import Layout, runnable_micro_batches
-from moetune.domain.model import Transformer
-from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.layout import divisors
+from moetune.domain.model import Transformer, paper_decoder
 from moetune.domain.pipeline import SPLITTING, StageLetters, stages_of_sizes
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training_rules import broken_rules
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.solve.joint.space import LayoutSpace
 from tests.solve.joint.brute_force import layouts_of
@@ -38,15 +38,11 @@ class World:
     Args:
         is_adam: or SGD with momentum, whose steps grow with the gradients.
         max_norm: that gradients are clipped to; None without.
-        num_micro_batches, stages_per_rank: of a data-parallel rank, and of each rank; None and 1
-            where the layout says them.
     """
 
     shape: Transformer
-    layout: FoldedLayout | Layout
+    layout: FoldedLayout
     global_batch: int
-    num_micro_batches: int | None
-    stages_per_rank: int
     is_adam: bool
     max_norm: float | None
     seed: int
@@ -101,33 +97,31 @@ def draw_worlds(num_ranks: int, rng: random.Random) -> Iterator[World]:
 
 
 def _world(
-    shape: Transformer,
-    layout: FoldedLayout | Layout,
-    global_batch: int,
-    rng: random.Random,
-    num_micro_batches: int | None = None,
-    stages_per_rank: int = 1,
+    shape: Transformer, layout: FoldedLayout, global_batch: int, rng: random.Random
 ) -> World:
     return World(
         shape=shape, layout=layout, global_batch=global_batch, is_adam=rng.random() < 0.5,
         max_norm=rng.choice((None, 0.5)), seed=rng.randrange(1000),
-        num_micro_batches=num_micro_batches, stages_per_rank=stages_per_rank,
     )  # fmt: skip
 
 
 def _tensor(shape: Transformer, num_ranks: int, rng: random.Random) -> World:
-    """Return a world of PPMoE, with two stages a rank wherever its layers are enough."""
-    sizes = [
-        (dp, tp, num_ranks // dp // tp)
-        for dp in range(1, num_ranks + 1) for tp in range(1, num_ranks + 1)
-        if num_ranks % (dp * tp) == 0 and num_ranks // dp // tp <= shape.num_layers
-        and shape.moe.num_experts % tp == 0 and shape.num_heads % tp == 0
+    """Return a world of PPMoE."""
+    job = TrainingJob(
+        decoder=paper_decoder("random", shape), world_size=num_ranks, global_batch=num_ranks,
+        length=shape.length,
+    )  # fmt: skip
+    layouts = [
+        FoldedLayout(
+            dp=dp, tp=tp, pp=num_ranks // dp // tp, vpp=vpp, ep=tp, dispatcher="all_gather",
+            zero=0, micro_batch=size,
+        )
+        for dp in divisors(num_ranks) for tp in divisors(num_ranks // dp)
+        for vpp in (1, 2) for size in divisors(num_ranks // dp)
     ]  # fmt: skip
-    dp, tp, pp = rng.choice([one for one in sizes if one[1] > 1] or sizes)
-    stages = 2 if pp > 1 and 2 * pp <= shape.num_layers else 1
-    batches = runnable_micro_batches(num_ranks // dp, pp=pp, stages_per_rank=stages)
-    layout = Layout(expert_parallel="tensor", dp=dp, ep=1, tp=tp, pp=pp)
-    return _world(shape, layout, num_ranks, rng, rng.choice(batches), stages)
+    runnable = [one for one in layouts if not any(broken_rules(one, job))]
+    cut = [one for one in runnable if one.tp > 1]
+    return _world(shape, rng.choice(cut or runnable), num_ranks, rng)
 
 
 def trained_worlds(num_ranks: int, count: int, seed: int) -> list[tuple[World, Trained]]:

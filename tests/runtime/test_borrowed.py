@@ -13,7 +13,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.activations import ClampedGate, FusedForm
-from moetune.runtime.moe.borrowed import BorrowedExperts, ExpertNames
+from moetune.runtime.moe.expert_module import BorrowedExperts, ExpertNames
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import moetune
 from moetune.comm.group import OneRank
+from moetune.runtime.sharded.belady import NextUses, fetches_of_step
 from moetune.runtime.sharded.model_chunks import ModelChunks
-from moetune.solve.chunks.cache import NextUses, gathers_of_step
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (
@@ -263,7 +263,7 @@ def _caches() -> None:
     cached, chunks = _count(Case(make=models.Plain))
     assert cached == 2 * _model_bytes(chunks)
     small, chunks = _count(Case(make=models.Plain, places=2))
-    predicted, _ = gathers_of_step(chunks.order, NextUses(chunks.order), 2, ())
+    predicted, _ = fetches_of_step(chunks.order, NextUses(chunks.order), 2, ())
     assert len(predicted) == len(chunks.chunks) + 2
     gathered = sum(chunks.chunks[one.chunk].num_bytes for one in predicted)
     assert small == gathered + _model_bytes(chunks)

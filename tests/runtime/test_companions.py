@@ -26,7 +26,7 @@ import moetune
 from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.layout import Layout
+from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.moe.weight_grads import GradientSum
 from moetune.runtime.parallel.groups import join
@@ -413,13 +413,13 @@ def tensor_parallel_experts_are_shards_of_their_replicas() -> None:
 
 def a_layout_takes_the_groups_of_a_mesh() -> None:
     mesh = init_device_mesh(CPU, (1, 4, 1), mesh_dim_names=("pp", "dp", "tp"))
-    layout = Layout(expert_parallel="all_to_all", dp=4, ep=4, tp=1, pp=1)
+    layout = FoldedLayout(dp=4, ep=4)
     ranks = join(layout, mesh=mesh)
     assert ranks.mesh is mesh
     assert ranks.experts is mesh.get_group("dp")
     shape = LayerShape(d_model=WIDTH, d_hidden=HIDDEN, num_experts=4, top_k=1)
     assert ranks.expert_layer(shape).communicator.num_ranks == 4
-    pairs = join(Layout(expert_parallel="all_to_all", dp=4, ep=2, tp=1, pp=1), mesh=mesh)
+    pairs = join(FoldedLayout(dp=4, ep=2), mesh=mesh)
     assert dist.get_process_group_ranks(pairs.experts) == [
         dist.get_rank() // 2 * 2 + i for i in (0, 1)
     ]

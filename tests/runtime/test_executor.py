@@ -11,11 +11,12 @@ from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layer import Phase
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
+from moetune.runtime.trace import SpanRecorder
 
 LETTERS = {"dispatch": "D", "combine": "C", "sum": "S", "experts": "E"}
 
 
-class Issued:
+class Issued(SpanRecorder):
     """Notes what is issued: D1 is the first chunk's dispatch, E1 its experts, C1 its combine."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.transfer import GroupRank, GroupTransfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import CollectiveError
-from moetune.domain.layout import Layout
+from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.groups import join
 from tests.cuda_kit import FakeCuda, MirrorWorld
@@ -110,7 +110,7 @@ def test_groups_say_what_they_are_for() -> None:
             "the world", "moetune: experts of the world", "moetune: a model's chunks",
         }  # fmt: skip
     with FakeCuda() as cuda, MirrorWorld(cuda, num_ranks=8) as world:
-        join(Layout(pp=2, dp=4, tp=1, ep=2, expert_parallel="all_to_all"), device_type="cuda")
+        join(FoldedLayout(pp=2, dp=4, ep=2), device_type="cuda")
         # Gradients travel beside the exchanges: none of their groups is one of the first four.
         purposes = ("pp", "dp", "tp", "experts", "replicas of experts", "ranks of a stage")
         assert {one.desc for one in world.groups[1:]} == {f"moetune: {name}" for name in purposes}

@@ -96,7 +96,7 @@ def test_a_device_of_another_kind_computes_in_a_gpus_blocks() -> None:
     other = torch.device("meta")  # any that is neither
     rows, hidden = (torch.empty(5, width, device=other) for width in (8, 16))
     weights, grads = torch.empty(2, 5, 1, device=other)
-    part = RowPart(rows=slice(0, 5), blocks=())
+    part = RowPart(rows=slice(0, 5), rows_CL=())
     CombineWeights(weights, grads, None).apply(rows, hidden, torch.empty_like(hidden), part)
     with FakeCuda():
         assert blocks(other) == blocks(GPU) != blocks(torch.device("cpu"))

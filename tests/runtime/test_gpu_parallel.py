@@ -11,7 +11,7 @@ from torch import nn
 import moetune
 from moetune.comm.agree import vote
 from moetune.comm.gloo import communicator_of
-from moetune.domain.layout import Layout
+from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Shapes, Stages
@@ -24,7 +24,7 @@ WIDTH = 8
 def test_stages_wait_for_the_gradients_of_all_replicas() -> None:
     def program(_: FakeCuda) -> None:
         torch.cuda.set_device(GPU)
-        layout = Layout(pp=1, dp=2, tp=1, ep=2, expert_parallel="all_to_all")
+        layout = FoldedLayout(dp=2, ep=2, micro_batch=2, zero=0)
         ranks = join(layout, device_type="cuda")
         part = nn.Sequential(
             nn.Linear(WIDTH, WIDTH), MoELayer(WIDTH, WIDTH, 4, group=ranks.experts)
@@ -32,7 +32,7 @@ def test_stages_wait_for_the_gradients_of_all_replicas() -> None:
         rows = torch.empty(4, WIDTH, device="meta")
         stages = Stages(
             [part.to(GPU)], ranks, loss_of=lambda y, wanted: (y - wanted).square().mean(),
-            shapes=Shapes(inputs=rows, between=rows, outputs=rows), num_micro_batches=2,
+            shapes=Shapes(inputs=rows, between=rows, outputs=rows),
         )  # fmt: skip
         x = torch.randn(4, WIDTH, device=GPU)
         for _number in range(2):

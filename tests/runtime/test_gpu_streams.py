@@ -10,7 +10,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.trace import NoRecorder
+from moetune.runtime.trace import SpanRecorder
 from tests.cuda_kit import FakeCuda
 from tests.runtime.gpu_runs import (
     GPU,
@@ -133,7 +133,7 @@ class StepError(Exception):
     """As an out-of-memory error in the middle of a phase."""
 
 
-class Faulty(NoRecorder):
+class Faulty(SpanRecorder):
     """Lets the experts of one chunk fail."""
 
     def __init__(self, phase: Phase, chunk: int) -> None:
@@ -152,7 +152,7 @@ def _fail_and_go_on(
     layer = moe_layer(communicator=communicator)
     layer.pin(decision(strategy, (4, 4)))
     for is_faulty in (False, True, False, True, False):
-        layer.recorder = Faulty(phase, chunk) if is_faulty else NoRecorder()
+        layer.recorder = Faulty(phase, chunk) if is_faulty else SpanRecorder()
         failed = False
         try:
             step(layer)

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.errors import InputError
-from moetune.domain.layout import Layout
 from moetune.domain.pipeline import SCHEDULES, SPLITTING
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.parallel.groups import join
@@ -39,9 +38,9 @@ def test_a_layout_of_the_planner_trains_to_the_losses_and_weights_of_one_process
 
 def test_the_sample_has_all_that_the_planner_offers() -> None:
     worlds = [world for ranks, count in SAMPLE.items() for world in _first(ranks, count)]
-    layouts = [world.layout for world in worlds if isinstance(world.layout, FoldedLayout)]
-    batches = [one.global_batch for one in worlds if isinstance(one.layout, FoldedLayout)]
-    tensor = [world.layout for world in worlds if isinstance(world.layout, Layout)]
+    layouts = [world.layout for world in worlds]
+    batches = [world.global_batch for world in worlds]
+    tensor = [one for one in layouts if one.dispatcher == "all_gather"]
     splitting = [one for one in layouts if one.order in SPLITTING]
     for what, found in {
         "experts in a tensor-parallel group": [one for one in tensor if one.tp > 1],
@@ -94,7 +93,7 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
         (FoldedLayout(dispatcher="deepep"), "dispatcher deepep"),
         (FoldedLayout(recompute=("full",), schedule="zero_bubble"), "recomputation with zero_b"),
         (FoldedLayout(zero=3, schedule="zero_bubble"), "ZeRO-3 with zero_bubble"),
-        (FoldedLayout(offload_optimizer=0.5), "offloaded optimizer"),
+        (FoldedLayout(offload_optimizer=0.5), "states in host memory"),
         (FoldedLayout(ep=2), "ep .2. does not divide"),
         (FoldedLayout(etp=2), "etp 2"),
         (FoldedLayout(dp=2), "2 ranks"),

@@ -16,8 +16,8 @@ from examples import train_lm
 from examples.language_model import LanguageModel, next_token_loss, staged_language_model
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
+from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
@@ -55,11 +55,10 @@ def whole_model(num_blocks: int) -> LanguageModel:
 
 def stages_of(num_micro_batches: int, balance: float = 0.0) -> Stages:
     """Return one stage of a block on each rank."""
-    layout = Layout(expert_parallel="tensor", dp=1, ep=1, tp=1, pp=dist.get_world_size())
+    layout = FoldedLayout(pp=dist.get_world_size(), micro_batch=BATCH // num_micro_batches)
     return staged_language_model(
         shape_of(layout.pp), join(layout, timeout=dt.timedelta(seconds=30)), num_sequences=BATCH,
-        num_micro_batches=num_micro_batches, seed=SEED, dtype=torch.float64, balance=balance,
-        pipeline=False,
+        seed=SEED, dtype=torch.float64, balance=balance, pipeline=False,
     )  # fmt: skip
 
 
@@ -94,28 +93,6 @@ def test_the_balance_loss_of_every_stage_reaches_its_gates() -> None:
         loss = loss + BALANCE * torch.stack([layer.aux_loss for layer in layers]).mean()
         (loss / 2).backward()
     assert run_ranks(_balance_reaches_every_stage, 2, gate_gradients(model)) == ["", ""]
-
-
-def _batches_receive_first() -> None:
-    """Behind a late rank's sends on gloo, its neighbours would wait until they may send."""
-    orders: list[list[bool]] = []
-    issue = dist.batch_isend_irecv
-
-    def issued(ops: list[dist.P2POp]) -> list[dist.Work]:
-        orders.append([op.op is dist.irecv for op in ops])
-        return issue(ops)
-
-    stages = stages_of(4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "batch_isend_irecv", issued)
-        backward(stages)
-    assert [True, False] in orders
-    assert all(order == sorted(order, reverse=True) for order in orders)
-
-
-@pytest.mark.dist
-def test_both_directions_of_a_link_are_used_at_once() -> None:
-    assert run_ranks(_batches_receive_first, 3) == [""] * 3
 
 
 def _a_rank_dies() -> None:

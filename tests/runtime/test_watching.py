@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.plans import drift
+from moetune.runtime.plans import monitor
 from moetune.runtime.plans.book import PlanBook
 from tests.ranks import run_ranks
 from tests.runtime.online_workers import (
@@ -41,7 +41,7 @@ def step(layer: MoELayer) -> None:
 
 def wire_gets_slower() -> None:
     """The first rank alone names the collective, once, within 50 steps; no collective is added."""
-    drift.MAX_COST_SHARE = 1.0  # steps of some milliseconds are watched as rarely as long ones
+    monitor.MAX_COST_SHARE = 1.0  # steps of some milliseconds are watched as rarely as long ones
     heard, wire = Heard(), SlowGroupLink(FAST_SECONDS)
     plan = small_plan(
         layer=WIRED, tokens=32, degrees=(2, 1), constraints={"forward-degree": "2"}

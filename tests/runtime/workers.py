@@ -15,7 +15,7 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
-from moetune.runtime.trace import NoRecorder
+from moetune.runtime.trace import SpanRecorder
 from tests.runtime.reference import Weights, dense_moe
 
 D_MODEL, D_HIDDEN, NUM_EXPERTS = 6, 10, 12
@@ -163,7 +163,7 @@ def check_against_dense(layer: ExpertLayer, dense: Dense) -> None:
         assert relative_error(parameter.grad, wanted) <= RELATIVE
 
 
-class Recorder(NoRecorder):
+class Recorder(SpanRecorder):
     """Writes down when exchanges are issued and waited for, and when experts run."""
 
     def __init__(self, events: Events) -> None:

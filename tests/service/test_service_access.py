@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.service.access import Access, check_exposure, is_loopback, names_of, read_token_file
+from moetune.service.access import (
+    Access,
+    Sessions,
+    check_exposure,
+    is_loopback,
+    names_of,
+    read_token_file,
+)  # fmt: skip
 from moetune.service.app import create_app
 from moetune.service.middleware import SECURITY_HEADERS
 from moetune.service.server import ServerOptions, access_of, check_tls
-from moetune.service.sessions import Sessions
 from moetune.workflows.open_planner import ServicePlanner
 from tests.service.asking import READ, WRITE, Client, client_of
 

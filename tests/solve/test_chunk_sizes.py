@@ -7,16 +7,14 @@ import pytest
 
 import moetune
 from examples.language_model import LanguageModel
-from moetune.domain.chunks import pack
+from moetune.domain.chunks import FEWEST_PLACES, pack
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import WHOLE_MODELS, Transformer
-from moetune.domain.paper_decoder import paper_decoder
+from moetune.domain.model import WHOLE_MODELS, Transformer, paper_decoder
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import named_model
 from moetune.runtime.moe.layer import MoELayer
-from moetune.solve.chunks.cache import FEWEST_PLACES
-from moetune.solve.chunks.choose import cache_places, chunks_of, modules_of
+from moetune.solve.training.model_chunks import cache_places, chunks_of, modules_of
 
 WITH_EXPERTS = Transformer(
     moe=LayerShape(d_model=16, d_hidden=32, num_experts=4), num_layers=3, num_heads=2, length=8,

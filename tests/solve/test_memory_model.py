@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.constraint_texts import MEMORY_TAKEN
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import LayerShape, Workload
@@ -99,7 +98,7 @@ def test_a_rank_of_a_tensor_group_has_room_for_a_row_more_where_rows_do_not_divi
 
 
 def test_a_layer_may_take_what_the_rest_of_the_model_leaves() -> None:
-    taken = {MEMORY_TAKEN: str(2**30)}
+    taken = {"memory-taken": str(2**30)}
     assert limit_of(plan_inputs(constraints=taken), device_memory_bytes=2**31) == 2**30
     own = plan_inputs(memory_limit_bytes=2**30 + 5, constraints=taken)
     assert limit_of(own, device_memory_bytes=2**31) == 5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moetune.domain.constraints import Bounds, Strategy
-from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Confidence
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.step_errors import DRIFT, MachineErrors
 from moetune.solve.layer.parallelism import layer_costs

@@ -7,7 +7,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.any_plan import plan_from_json
-from moetune.domain.constraint_texts import EXPERT_PARALLEL, SEQUENCE_PARALLEL
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.document import canonical_json
@@ -163,7 +162,7 @@ def test_only_a_tensor_parallel_group_has_shards() -> None:
 
 def solve(costs: Costs, **constraints: str) -> Plan:
     inputs = plan_inputs(
-        layer=LAYER, world_size=RANKS, constraints={EXPERT_PARALLEL: "tensor", **constraints}
+        layer=LAYER, world_size=RANKS, constraints={"expert-parallel": "tensor", **constraints}
     )
     return LayerProblem(
         inputs=inputs, costs=costs, resamples=(), bounds=Bounds(),
@@ -173,7 +172,7 @@ def solve(costs: Costs, **constraints: str) -> Plan:
 
 @pytest.mark.parametrize("costs", [ShardLines(), MEASURED])
 def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(costs: ShardLines) -> None:
-    plan = solve(costs, **{SEQUENCE_PARALLEL: "true"})
+    plan = solve(costs, **{"sequence-parallel": "true"})
     assert plan.workload == WORKLOAD
     assert plan_from_json(canonical_json(plan), "plan.json") == plan
     step = best_moe_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
@@ -191,7 +190,7 @@ def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(costs: ShardLine
 
 def test_plans_without_shards_are_as_before() -> None:
     plan = solve(ShardLines())
-    assert plan.id == TENSOR_PLAN_ID != solve(ShardLines(), **{SEQUENCE_PARALLEL: "true"}).id
+    assert plan.id == TENSOR_PLAN_ID != solve(ShardLines(), **{"sequence-parallel": "true"}).id
     assert not plan.workload.sequence_parallel
     assert "sequence" not in canonical_json(plan)
     forward, _ = plan_timelines(plan=plan, costs=ShardLines())

@@ -8,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.any_plan import plan_from_json
-from moetune.domain.constraint_texts import EXPERT_PARALLEL
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.document import canonical_json
@@ -132,7 +131,7 @@ def _solved(
     costs: Costs, *, gib: float = 80, bounds: Bounds | None = None, dtype: str = "bfloat16"
 ) -> SolvedPlan:
     inputs = plan_inputs(
-        layer=LAYER, world_size=4, dtype=dtype, constraints={EXPERT_PARALLEL: "tensor"}
+        layer=LAYER, world_size=4, dtype=dtype, constraints={"expert-parallel": "tensor"}
     )
     return LayerProblem(
         inputs=inputs, costs=costs, resamples=(), bounds=bounds or Bounds(),

@@ -9,7 +9,7 @@ from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
-from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Confidence
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import MemoryBudget

@@ -18,7 +18,7 @@ from moetune.domain.errors import (
     StoreUnavailableError,
 )
 from moetune.domain.plan import Plan
-from moetune.store import SqlStore, database, open_store
+from moetune.store import SqlStore, open_store
 from moetune.store.address import parse_address
 from moetune.store.database import Database
 
@@ -213,9 +213,8 @@ class Wire:
 
 
 def test_a_postgresql_that_is_gone_is_said_and_taken_up_when_it_is_back(
-    network_url: URL, make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+    network_url: URL, make_plan: PlanMaker
 ) -> None:
-    monkeypatch.setattr(database, "_RETRY_DELAYS_SECONDS", (0.01, 0.02))
     wire = Wire(("127.0.0.1", network_url.port or 0))
     url = network_url.set(port=wire.port).render_as_string(hide_password=False)
     try:

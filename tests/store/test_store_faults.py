@@ -24,7 +24,6 @@ from moetune.store import (
     backup,
     check,
     current,
-    database,
     engine,
     open_store,
     upgrade,
@@ -296,8 +295,7 @@ def test_a_full_database_says_so_and_keeps_the_rows_whole(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "BUSY_TIMEOUT_SECONDS", 0.05)
-    monkeypatch.setattr(database, "_RETRY_DELAYS_SECONDS", (0.05, 0.4))
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_SECONDS", 0.4)
 
 
 @pytest.mark.usefixtures("impatient")

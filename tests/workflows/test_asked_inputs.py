@@ -14,6 +14,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, PlanRequest
+from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import read_inputs
 
@@ -22,9 +23,10 @@ LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=64, top_k=2, activation
 
 
 def inputs_of(document: Any, profile: Profile = PROFILE) -> PlanInputs:
-    sent = read_inputs(document)
-    request = sent.request(default_dtype=None)
-    request.check_sizes()
+    with spelled(AS_KEYS):
+        sent = read_inputs(document)
+        request = sent.request(default_dtype=None)
+        request.check_sizes()
     inputs = request.inputs_for(profile)
     sent.check(inputs)
     return inputs
@@ -123,12 +125,12 @@ MODEL = {"model": "gpt-s"}
         ({**MODEL, "constraints": {"max-degree": 8}}, "inputs.constraints.max-degree must be"),
         ({**MODEL, "constraints": {"max-degree": "eight"}}, "max-degree must be a whole number"),
         ({**MODEL, "constraints": {"max-degree": "٣"}}, "max-degree must be a whole number"),
-        ({**MODEL, "constraints": {"max-degree": "0"}}, "max-degree must be a whole number"),
-        ({**MODEL, "constraints": {"max-degree": "9" * 5000}}, "from 1 to 256"),
+        ({**MODEL, "constraints": {"max-degree": "0"}}, "max-degree must be from 1 to 256"),
+        ({**MODEL, "constraints": {"max-degree": "9" * 5000}}, "max-degree must be a whole"),
         ({**MODEL, "constraints": {"order": "random"}}, "constraints.order must be one of"),
         ({**MODEL, "constraints": {"strategy": "S5"}}, "constraints.strategy must be one of"),
-        ({**MODEL, "constraints": {"allow-modelled": "yes"}}, 'must be "true" or "false"'),
-        ({**MODEL, "constraints": {"dp": "8"}}, "inputs.constraints.'dp' is unknown"),
+        ({**MODEL, "constraints": {"allow-modelled": "maybe"}}, "allow-modelled must be yes or no"),
+        ({**MODEL, "constraints": {"dp": "8"}}, "the constraint 'dp' is unknown"),
         ({"model": "ppmoe-6.7b"}, "ppmoe-6.7b is a whole model"),
         ({**MODEL, "constraints": {"max-degree": "257"}}, "max-degree must be from 1 to 256"),
         ({**MODEL, "constraints": {"memory-taken": str(2**51)}}, "memory-taken must be from 0"),

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.domain.chips import chip_of
-from moetune.domain.data_sheets import LINK_BYTES_PER_SECOND, peak_flops
+from moetune.domain.chips import LINK_BYTES_PER_SECOND, chip_of, peak_flops
 from moetune.domain.errors import InputError
 from moetune.domain.site import site_of
 from moetune.domain.targets import find_target

@@ -8,7 +8,7 @@ import pytest
 from moetune.report.section import all_figures
 from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.views.explanation import explanation_sections
-from moetune.workflows.views.figures import options_of
+from moetune.workflows.views.figures import memory_figures, options_of
 from moetune.workflows.views.plan import plan_sections
 from tests.report.lab import lab_plan, lab_profile
 
@@ -34,7 +34,7 @@ def test_a_page_has_what_a_screen_has_and_figures_besides(layer: LayerSubject) -
 def test_options_of_a_layer_are_its_plan_and_powers_of_two_of_each_strategy(
     layer: LayerSubject,
 ) -> None:
-    plan, options = layer.plan, options_of(layer)
+    plan, options = layer.plan, [*options_of(layer)]
     pipeline = plan.pipeline
     first = options[0]
     assert [one.is_chosen for one in options] == [True] + [False] * (len(options) - 1)
@@ -50,6 +50,6 @@ def test_options_of_a_layer_are_its_plan_and_powers_of_two_of_each_strategy(
     assert {(name, int(first), int(second)) for name, first, second in found} == ways
     assert len(options) == len(ways)
     assert {one.group for one in options} == {way[0] for way in ways}
-    assert options_of(replace(layer, profile=None)) == ()
+    assert memory_figures(replace(layer, profile=None)) == ()
     known = {one.strategy: one.step_seconds for one in layer.strategies}
     assert min(one.step_seconds for one in options) >= min(known.values()) * (1 - 1e-9)

@@ -46,7 +46,7 @@ def activate_again(
 
 def activation_grad_(grad: torch.Tensor, pre: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return grad · act'(pre) in place of `grad`; for swiglu the activation is silu."""
-    return _derive("silu" if activation == "swiglu" else activation, grad, pre, grad)
+    return derive("silu" if activation == "swiglu" else activation, grad, pre, grad)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class FusedForm:
         (gate, up), (grad_gate, grad_up) = self.split(pre_RF), self.split(out_RF)
         if self.clamped is None:
             _apply(self.function, gate, grad_up).mul_(grad_RH)
-            _derive(self.function, grad_RH.mul_(up), gate, grad_gate)
+            derive(self.function, grad_RH.mul_(up), gate, grad_gate)
             return out_RF
         limit, alpha = self.clamped.limit, self.clamped.alpha
         for some in _blocks(grad_RH):
@@ -157,7 +157,7 @@ def _apply(function: GateFunction, x: torch.Tensor, out: torch.Tensor) -> torch.
     return out
 
 
-def _derive(
+def derive(
     function: GateFunction, grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
     """Return grad · f'(x) in `out`, which may be `grad`."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from moetune.runtime.moe.counts import RowCounts
-from moetune.runtime.moe.dispatch import Dispatch, GroupedRows, PhaseOrder
+from moetune.runtime.moe.dispatch import ChunkLayout, Dispatch, GroupedRows, PhaseOrder
 from moetune.runtime.moe.gate import counts_of
 
 
@@ -63,12 +63,12 @@ class Cells:
         """Return the step's dispatch, now that the ranks' numbers are known."""
         forward, backward = self._chunk_pieces
         rows = self._rows(counts, self._cells if self._is_sorted_once else self._sending_key(0))
-        order = _order(counts, forward, *rows)
+        order = _order(counts, grouped, forward, *rows)
         other = order
         if forward != backward:
             if not self._is_sorted_once:
                 rows = self._rows(counts, self._sending_key(1))
-            other = _order(counts, backward, *rows)
+            other = _order(counts, grouped, backward, *rows)
         return Dispatch(
             forward=order, backward=other, counts=counts, grouped=grouped, shards=self._shards
         )
@@ -99,6 +99,7 @@ class Cells:
 
 def _order(
     counts: RowCounts,
+    grouped: GroupedRows | None,
     chunk_pieces: tuple[int, ...],
     pairs_N: torch.Tensor,
     tokens_N: torch.Tensor,
@@ -111,6 +112,7 @@ def _order(
         chunk_pieces=chunk_pieces,
         send_counts=_per_chunk(counts.send_CP, chunk_pieces),
         receive_counts=_per_chunk(counts.receive_CP, chunk_pieces),
+        layout=ChunkLayout.cut(counts.rows_CL, chunk_pieces, grouped),
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from moetune.runtime.moe.counts import RowCounts
-from moetune.runtime.moe.products import RowPart, blocks_of
+from moetune.runtime.moe.products import RowPart
 
 
 def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
@@ -97,14 +97,14 @@ class ChunkLayout:
         rows = slices_of(sum(map(sum, rows_CL[low:high])) for low, high in chunks)
         if grouped is None:
             parts = (
-                (RowPart(rows=mine, blocks=blocks_of(rows_CL[low:high])),)
+                (RowPart(rows=mine, rows_CL=rows_CL[low:high]),)
                 for mine, (low, high) in zip(rows, chunks, strict=True)
             )
             return cls(rows=rows, parts=tuple(parts))
         hot_RL, places = grouped.one_hot_RL, slices_of(map(sum, rows_CL))
         pieces = [
             RowPart(
-                rows=rows_of, blocks=blocks_of([rows_CL[piece]]), piece=piece,
+                rows=rows_of, rows_CL=rows_CL[piece : piece + 1], piece=piece,
                 ends_E=grouped.ends_CL[piece],
                 experts_RE=None if hot_RL is None else hot_RL[rows_of],
             )
@@ -134,6 +134,7 @@ class PhaseOrder:
         rows_TK: the row of every pair; N or more for dropped pairs.
         chunk_pieces: bounds of the chunks, in pieces.
         send_counts, receive_counts: [chunk][rank] rows.
+        layout: places of the chunks among the received rows.
     """
 
     pairs_N: torch.Tensor
@@ -142,6 +143,7 @@ class PhaseOrder:
     chunk_pieces: tuple[int, ...]
     send_counts: tuple[tuple[int, ...], ...]
     receive_counts: tuple[tuple[int, ...], ...]
+    layout: ChunkLayout
 
     @property
     def drops(self) -> bool:
@@ -210,21 +212,80 @@ class Dispatch:
         """Rows that this rank's experts see in the step."""
         return sum(map(sum, self.counts.rows_CL))
 
-    def layout(self, order: PhaseOrder) -> ChunkLayout:
-        """Return the places of a phase's chunks among the received rows."""
-        return ChunkLayout.cut(self.counts.rows_CL, order.chunk_pieces, self.grouped)
+    def by_expert(self, chunk_pieces: Sequence[int]) -> torch.Tensor | None:
+        """Return for each row by (piece, expert, source) its place by (source, piece, expert).
 
-    def whole_part(self, by_expert: Callable[[torch.Tensor], torch.Tensor]) -> RowPart:
+        `rows.index_select(0, places)` sorts by expert, and `index_copy_` with the same places sorts
+        back. Places count from the beginning of the row's chunk.
+
+        Args:
+            chunk_pieces: bounds of the chunks, in pieces.
+
+        Returns:
+            (R,); None where both orders are the same: with one source rank, or with one expert and
+            piece in every chunk.
+        """
+        counts_PCL = self.counts.receive_PCL
+        num_ranks, num_pieces, num_local = counts_PCL.shape
+        is_piece_each = len(chunk_pieces) - 1 == num_pieces
+        if num_ranks == 1 or (num_local == 1 and is_piece_each):
+            return None
+        if is_piece_each:
+            starts_CPL = _before(counts_PCL.transpose(0, 1).flatten(1))
+            starts_CLP = starts_CPL.view(num_pieces, num_ranks, num_local).transpose(1, 2)
+        else:
+            starts_CLP = torch.cat([
+                _before(counts_PCL[:, low:high].reshape(-1))
+                .view(num_ranks, high - low, num_local).permute(1, 2, 0)
+                for low, high in itertools.pairwise(chunk_pieces)
+            ])  # fmt: skip
+        counts_CLP = counts_PCL.permute(1, 2, 0)
+        return _places(starts_CLP, counts_CLP, self.num_received)
+
+    def by_expert_in_step(self) -> torch.Tensor | None:
+        """Return for each received row by (piece, expert) its place by (expert, piece).
+
+        Returns:
+            (R,); None with one piece, where both orders are the same.
+        """
+        counts_CL = self.counts.receive_PCL.sum(0)
+        if len(counts_CL) == 1:
+            return None
+        starts_CL = _before(counts_CL.T.reshape(-1)).view(counts_CL.T.shape).T
+        return _places(starts_CL, counts_CL, self.num_received)
+
+    def whole_part(self, in_order: Callable[[torch.Tensor], torch.Tensor]) -> RowPart:
         """Return all received rows of the step by expert.
 
         Args:
-            by_expert: orders values of rows by (piece, expert).
+            in_order: orders values of rows by (piece, expert).
         """
         rows_L = [sum(cells) for cells in zip(*self.counts.rows_CL, strict=True)]
         grouped, hot_RL = self.grouped, None
         if grouped is not None and grouped.one_hot_RL is not None:
-            hot_RL = by_expert(grouped.one_hot_RL)
+            hot_RL = in_order(grouped.one_hot_RL)
         return RowPart(
-            rows=slice(0, sum(rows_L)), blocks=blocks_of([rows_L]), experts_RE=hot_RL,
+            rows=slice(0, sum(rows_L)), rows_CL=[rows_L], experts_RE=hot_RL,
             ends_E=self.counts.receive_PCL.sum((0, 1)).cumsum(0, dtype=torch.int32),
         )  # fmt: skip
+
+
+def _places(starts: torch.Tensor, counts: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return each row's place in another order.
+
+    Args:
+        starts: of the rows of every cell in the other order.
+        counts: rows of every cell, in the order of the rows.
+        num_rows: their sum.
+    """
+    flat = counts.reshape(-1)
+    shift = starts.reshape(-1) - _before(flat)
+    # Without the size the host would wait for the counts.
+    places_R = shift.repeat_interleave(flat, output_size=num_rows)
+    places_R += torch.arange(num_rows, device=flat.device)
+    return places_R
+
+
+def _before(counts: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the counts before each one in its line."""
+    return counts.cumsum(-1).sub_(counts)

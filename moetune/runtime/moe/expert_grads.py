@@ -20,7 +20,6 @@ from moetune.runtime.moe.experts import (
     ExpertWeights,
     SavedActivations,
     WantedGrads,
-    hidden_buffer,
 )
 from moetune.runtime.moe.pairs import dots
 from moetune.runtime.moe.products import RowPart, multiply
@@ -212,7 +211,7 @@ class ExpertGrads:
         weights, buffers = self._weights, self._buffers
         if weights.form is not None:
             return weights.activate(saved, buffers)
-        out = hidden_buffer(saved.pre_RH, weights.activation, buffers)
+        out = weights.hidden_memory(saved.pre_RH, buffers)
         return activate_again(saved.pre_RH, saved.gate_RH, weights.activation, out)
 
     def _add(self, matrix: str, bias: str, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:

@@ -1,12 +1,15 @@
-"""The local experts' parameters as a module: drawn, saved, loaded, and handed to the function.
+"""The local experts' parameters: a layer's own module, or parts of another library's.
 
-Layers call it like any module, so that hooks on it fire: FSDP2's, for example.
+They are drawn, saved, loaded, and handed to the function. Layers call the module like any, so that
+hooks on it fire: FSDP2's, for example.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,75 +18,129 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.executor import GradientMean
-from moetune.runtime.moe.function import MemoryPolicy
+from moetune.runtime.moe.function import MemoryPolicy, Work, run_experts
 from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.shared_work import Work, run_experts
-from moetune.runtime.moe.wrappers import SpreadExperts, WrapperCheck, check_dtensor, check_plain
+from moetune.runtime.moe.wrappers import (
+    SpreadExperts,
+    WrapperCheck,
+    check_dtensor,
+    check_plain,
+    guard,
+)
 
-_NAMES = ("w1", "b1", "w2", "b2", "w3")
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEED_BITS = 63
 
 
-class LocalExperts(Protocol):
-    """The experts of this rank, as a layer's steps need them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """Names of a module's parameters of experts; "" for those that it has not.
+
+    Args:
+        up: the gate and the up-projection in one, (E, D, 2·H) in the layout of their form; with
+            `factor`, what silu takes, (E, H, D), as is each of three matrices of its own.
+        down: (E, H, D), likewise; with `factor`, (E, D, H).
+        up_bias: (E, 2·H).
+        down_bias: (E, D).
+        factor: what silu's result is multiplied by, (E, H, D).
+    """
+
+    up: str = "gate_up_proj"
+    down: str = "down_proj"
+    up_bias: str = ""
+    down_bias: str = ""
+    factor: str = ""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The names that there are."""
+        return tuple(filter(None, (self.up, self.down, self.up_bias, self.down_bias, self.factor)))
+
+
+class LocalExperts(ABC):
+    """The experts of this rank among a module's parameters, as a layer's steps need them.
 
     Attributes:
+        names: of the parameters.
+        form: of fused experts; None of others.
         gradients: makes means of this step's gradients, for data-parallel wrappers.
         compute_dtype: of the step, whatever that of its tokens; None takes theirs.
     """
 
     placement: ExpertPlacement
+    names: ExpertNames
+    form: FusedForm | None = None
     gradients: GradientMean
-    compute_dtype: torch.dtype | None
+    compute_dtype: torch.dtype | None = None
+    _is_turned = False
+    _wrapper_check: WrapperCheck | None = None
 
     @property
-    def form(self) -> FusedForm | None:
-        """Form of fused experts; None of others."""
-
-    @property
+    @abstractmethod
     def module(self) -> nn.Module:
         """The module that has the parameters."""
 
     @property
-    def w1(self) -> torch.Tensor:
-        """Matrices of the up-projection."""
-
-    @property
-    def b1(self) -> torch.Tensor | None:
-        """Biases of the up-projection."""
+    def up(self) -> torch.Tensor:
+        """The gates and up-projections, or the gates alone, as the module has them."""
+        up: torch.Tensor = getattr(self.module, self.names.up)
+        return up
 
     @property
     def local_experts(self) -> int:
         """Experts of this rank."""
+        return self.placement.num_local
 
-    def check_wrappers(self) -> None:
-        """Check that no data-parallel wrapper mixes the experts of different ranks."""
+    @abstractmethod
+    def __call__(self, *args: Any) -> torch.Tensor:  # noqa: ANN401 - as a module
+        """Return what `run` does, with the hooks of the module."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return all parameters."""
+        return (getattr(self.module, name) for name in self.names.all)
 
-    def __call__(
+    def check_wrappers(self) -> None:
+        """Check that no data-parallel wrapper mixes the experts of different ranks.
+
+        Raises:
+            InputError: one does, a parametrization makes a rank's experts, or a state dict's copies
+                of experts were written into.
+        """
+        if self._wrapper_check is not None:
+            check_plain(self.module, self.names.all)
+            self._wrapper_check.run(self.module, self.up)
+            self.placement.copies.check()
+
+    def run(
         self,
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
         policy: MemoryPolicy,
         work: Work | None = None,
     ) -> torch.Tensor:
-        """Return Σₖ weightₖ · expertₖ(x) (T, D)."""
+        """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
+
+        Args:
+            policy: of the step; its context has the routing's exchanges.
+            work: as of `run_experts`.
+        """
+        names, module = self.names, self.module
+        parameters = [
+            local_experts(self.placement, name, getattr(module, name)) if name else None
+            for name in (names.up, names.up_bias, names.down, names.down_bias, names.factor)
+        ]
+        if self._is_turned:
+            parameters = [None if each is None else each.mT for each in parameters]
+        return run_experts(x_TD, weights_TK, policy, parameters, work)
 
 
-class Experts(SpreadExperts):
+class Experts(SpreadExperts, LocalExperts):
     """Parameters of the local experts, rank r of P holding places r·E/P … (r+1)·E/P − 1.
 
     A place has the expert of its number, or the one that a plan has put there. The parameters'
     entries in state dicts are those of all ranks, in the experts' own order: see `placement`.
-
-    Attributes:
-        gradients: makes means of this step's gradients, for data-parallel wrappers.
-        compute_dtype: of the step, whatever that of its tokens; None takes theirs.
     """
 
     w1: nn.Parameter
@@ -105,55 +162,30 @@ class Experts(SpreadExperts):
         super().__init__()
         self.placement = placement
         self.gradients = GradientMean()
-        self.compute_dtype: torch.dtype | None = None
-        wide, narrow = (layer.d_model, layer.d_hidden), (layer.d_hidden, layer.d_model)
         gated = layer.activation == "swiglu"
-        shapes: dict[str, tuple[int, ...] | None] = {
-            "w1": wide,
-            "b1": wide[1:] if bias and not gated else None,
-            "w2": narrow,
-            "b2": narrow[1:] if bias and not gated else None,
-            "w3": wide if gated else None,
-        }
+        has_bias = bias and not gated
+        self.names = ExpertNames(
+            up="w1", down="w2", up_bias="b1" if has_bias else "",
+            down_bias="b2" if has_bias else "", factor="w3" if gated else "",
+        )  # fmt: skip
+        wide, narrow = (layer.d_model, layer.d_hidden), (layer.d_hidden, layer.d_model)
+        shapes = {"w1": wide, "b1": wide[1:], "w2": narrow, "b2": narrow[1:], "w3": wide}
         for name, shape in shapes.items():
             value = None
-            if shape is not None:
+            if name in self.names.all:
                 empty = torch.empty((placement.num_local, *shape), device=device, dtype=dtype)
                 value = nn.Parameter(empty)
             self.register_parameter(name, value)
         self.is_replicated = is_replicated
         self.tag()
-        self._wrapper_check: WrapperCheck | None = None
         if placement.num_ranks > 1:
             self._wrapper_check = WrapperCheck(placement)
             share_checkpoints(self, placement)
 
     @property
-    def form(self) -> FusedForm | None:
-        """None: each product has a matrix of its own."""
-        return None
-
-    @property
     def module(self) -> nn.Module:
         """The module itself."""
         return self
-
-    @property
-    def local_experts(self) -> int:
-        """Experts of this rank."""
-        return self.placement.num_local
-
-    def check_wrappers(self) -> None:
-        """Check that no data-parallel wrapper mixes the experts of different ranks.
-
-        Raises:
-            InputError: one does, a parametrization makes experts, or a state dict's copies of
-                experts were written into.
-        """
-        check_plain(self, _NAMES)
-        if self._wrapper_check is not None:
-            self._wrapper_check.run(self, self.w1)
-            self.placement.copies.check()
 
     def reset(self, seed: int) -> None:
         """Draw every expert from its own generator: the same values for any number of ranks.
@@ -177,24 +209,63 @@ class Experts(SpreadExperts):
                 if 0 <= row < len(local):
                     local[row].copy_(cut(values[0], offsets[1:], local.shape[1:]))
 
-    def forward(
-        self,
-        x_TD: torch.Tensor,
-        weights_TK: torch.Tensor,
-        policy: MemoryPolicy,
-        work: Work | None = None,
-    ) -> torch.Tensor:
-        """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
+    forward = LocalExperts.run
 
-        Args:
-            policy: of the step; its context has the routing's exchanges.
-            work: as of `run_experts`.
+
+class BorrowedExperts(LocalExperts):
+    """The local experts among another library's parameters, where they are: nothing is copied.
+
+    Args:
+        module: its parameters have this rank's experts, before `keep_own` all ranks' ones, or are
+            DTensors of them.
+        form: None of experts with three matrices of their own, which are swiglu.
+        are_wrapped: another library's data-parallel wrapper knows that they are no replicas.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        names: ExpertNames,
+        form: FusedForm | None,
+        placement: ExpertPlacement,
+        *,
+        are_wrapped: bool = False,
+    ) -> None:
+        self._module, self.names, self.form = module, names, form
+        self.placement = placement
+        self.gradients = GradientMean()
+        self._is_turned = form is None
+        if placement.num_ranks > 1 and not are_wrapped:
+            self._wrapper_check = WrapperCheck(placement)
+
+    def keep_own(self) -> None:
+        """Cut the module's parameters to this rank's experts, one after another.
+
+        Parameters stay the objects that they are. Their entries in state dicts become DTensors of
+        all ranks' experts: see `placement`.
         """
-        # w1, b1, w2, b2 and w3, as they were registered
-        parameters = [
-            local_experts(self.placement, name, each) for name, each in self._parameters.items()
-        ]
-        return run_experts(x_TD, weights_TK, policy, parameters, work)
+        if self.placement.num_ranks == 1:
+            return
+        for name in self.names.all:
+            parameter = self._module.get_parameter(name)
+            parameter.grad = None
+            own = self.placement.own(parameter.detach())
+            parameter.data = own.clone(memory_format=torch.contiguous_format)
+            del own  # before the next one is cut
+        guard(self._module, self.placement)
+        share_checkpoints(self._module, self.placement)
+
+    def mark_own(self) -> None:
+        """Tell data-parallel wrappers that only this rank has the parameters."""
+        if isinstance(self._module, SpreadExperts):
+            self._module.tag()
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that has the parameters."""
+        return self._module
+
+    __call__ = LocalExperts.run
 
 
 def local_experts(

@@ -146,9 +146,9 @@ class ExpertWeights:
 
     def activate(self, saved: SavedActivations, buffers: Buffers) -> torch.Tensor:
         """Return the hidden values (R, H), in the buffer "hidden" or, for relu, in place."""
+        out = self.hidden_memory(saved.pre_RH, buffers)
         if self.form is not None:
-            return self.form.activate(saved.pre_RH, self._hidden(saved.pre_RH, buffers))
-        out = hidden_buffer(saved.pre_RH, self.activation, buffers)
+            return self.form.activate(saved.pre_RH, out)
         return activate(saved.pre_RH, saved.gate_RH, self.activation, out)
 
     def project_down(
@@ -157,14 +157,10 @@ class ExpertWeights:
         """Return h·W₂ + b₂ (R, D)."""
         return multiply(hidden, self.w2, part, out, self.b2)
 
-    def _hidden(self, pre: torch.Tensor, buffers: Buffers) -> torch.Tensor:
+    def hidden_memory(self, pre: torch.Tensor, buffers: Buffers) -> torch.Tensor:
+        """Return memory for the hidden values: for relu, which works in place, `pre` itself."""
+        if self.form is None and self.activation == "relu":
+            return pre
         if "hidden" in buffers:
             return buffers["hidden"][: len(pre)]
         return pre.new_empty((len(pre), self.d_hidden))
-
-
-def hidden_buffer(pre: torch.Tensor, activation: Activation, buffers: Buffers) -> torch.Tensor:
-    """Return memory for act(pre): for relu, which works in place, `pre` itself."""
-    if activation == "relu":
-        return pre
-    return buffers["hidden"][: len(pre)] if "hidden" in buffers else torch.empty_like(pre)

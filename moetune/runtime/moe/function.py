@@ -24,6 +24,8 @@ from moetune.runtime.moe.executor import PhaseRun, PipelineContext, Saved, leadi
 from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
 
+Work = Callable[[], None]
+"""Work that neither needs the experts' results nor exchanges anything with their ranks."""
 _NUM_PARAMETERS = 5
 
 
@@ -61,7 +63,33 @@ class MemoryPolicy:
     release: Callable[[], None] = lambda: None
 
 
-class Crossing:
+def run_experts(
+    x_TD: torch.Tensor,
+    weights_TK: torch.Tensor,
+    policy: MemoryPolicy,
+    parameters: Sequence[Any],
+    work: Work | None,
+) -> torch.Tensor:
+    """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
+
+    Args:
+        parameters: as of `ExpertFunction`.
+        work: runs behind the first dispatches, and its backward pass behind the last combine.
+    """
+    left, crossing = x_TD, None
+    if work is not None:
+        crossing = _Crossing(policy)
+        left = _Leave.apply(x_TD, weights_TK, crossing, parameters)  # type: ignore[no-untyped-call]
+        weights_TK = weights_TK.detach()  # whose gradient `_Leave` returns
+        with _during(policy, "the work behind a dispatch"):
+            work()
+    y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
+        left, weights_TK, policy, crossing, *parameters
+    )
+    return y_TD
+
+
+class _Crossing:
     """A call whose rows leave before other work runs: the state that both of its functions share.
 
     Attributes:
@@ -104,7 +132,7 @@ class ExpertFunction(torch.autograd.Function):
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
         policy: MemoryPolicy,
-        crossing: Crossing | None,
+        crossing: _Crossing | None,
         *parameters: Any,  # noqa: ANN401
     ) -> torch.Tensor:
         """Return (T, D).
@@ -119,9 +147,9 @@ class ExpertFunction(torch.autograd.Function):
         """
         # Not around this function: activation checkpointing ends a repeated pass by an exception
         # where its results are saved, and the buffers stay good.
-        with during(policy, "a forward pass"):
+        with _during(policy, "a forward pass"):
             if crossing is None:
-                phase = start_forward(policy, x_TD, weights_TK, parameters)
+                phase = _start_forward(policy, x_TD, weights_TK, parameters)
                 phase.executor.run(phase.schedule, phase)
             else:
                 phase = crossing.take_phase()
@@ -144,7 +172,7 @@ class ExpertFunction(torch.autograd.Function):
         Where rows left before other work, the last results travel while that work's backward runs.
         """
         policy: MemoryPolicy = ctx.policy
-        crossing: Crossing | None = ctx.crossing
+        crossing: _Crossing | None = ctx.crossing
         with policy.context.workspace.guard("a backward pass"):
             try:
                 phase = _run_backward(ctx, grad_TD)
@@ -159,7 +187,7 @@ class ExpertFunction(torch.autograd.Function):
         return *grads, None, None, *parameter_grads
 
 
-def start_forward(
+def _start_forward(
     policy: MemoryPolicy, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
 ) -> PhaseRun:
     """Return a forward phase whose buffers are made."""
@@ -170,7 +198,7 @@ def start_forward(
 
 
 @contextmanager
-def during(policy: MemoryPolicy, phase: str) -> Iterator[None]:
+def _during(policy: MemoryPolicy, phase: str) -> Iterator[None]:
     """Run a forward phase, or a part of one; where it fails, its memory is given back."""
     with policy.context.workspace.guard(phase):
         try:
@@ -247,3 +275,38 @@ def _wanted(
         for each, is_needed in zip(parameters, needs_grad, strict=True)
     )
     return WantedGrads(dtypes=dtypes, scale=policy.context.gradients.scale)
+
+
+class _Leave(torch.autograd.Function):
+    """Sends the rows of the first chunks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context has no public type
+        x_TD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        crossing: _Crossing,
+        parameters: Sequence[Any],
+    ) -> torch.Tensor:
+        """Return an empty tensor, by which autograd knows the order.
+
+        Nothing is saved here: a call whose work runs before its experts then saves the same in the
+        same order, as activation checkpointing needs it.
+        """
+        ctx.crossing = crossing
+        # The graph's inputs are this function's, not the phase's.
+        x_TD, weights_TK = x_TD.detach(), weights_TK.detach()
+        with _during(crossing.policy, "a forward pass"):
+            phase = _start_forward(crossing.policy, x_TD, weights_TK, parameters)
+            phase.executor.run(leading(phase.schedule), phase)
+        crossing.phase = phase
+        return x_TD.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        _: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x and of the weights, once the last results are there."""
+        return *ctx.crossing.end(), None, None

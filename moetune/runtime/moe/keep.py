@@ -20,7 +20,6 @@ from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy, PhaseInputs
 from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum
 from moetune.runtime.moe.products import RowPart
-from moetune.runtime.moe.regroup import by_expert, by_expert_in_step
 from moetune.runtime.moe.weight_grads import KeptRows
 from moetune.runtime.moe.workspace import Shape
 
@@ -54,10 +53,10 @@ class _KeepPhase(PhaseRun):
     ) -> None:
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
         self._order: PhaseOrder = getattr(dispatch, phase)
-        self._layout = dispatch.layout(self._order)
+        self._layout = self._order.layout
         self._is_grouped = dispatch.grouped is not None
         self._waits = context.weight_gradients is not None
-        self._places_R = by_expert(dispatch, self._order.chunk_pieces)
+        self._places_R = dispatch.by_expert(self._order.chunk_pieces)
         self._sent = slices_of(map(sum, self._order.send_counts))
         self._tracker = context.tracker
         self._buffers = context.workspace.buffers(
@@ -233,7 +232,7 @@ class _KeepBackward(_KeepPhase):
         """Return the experts' backward; grouped, or where products wait, of the whole step."""
         whole = None
         if self._is_grouped or self._waits:
-            kept = KeptRows(by_expert_in_step(dispatch), self._tracker)
+            kept = KeptRows(dispatch.by_expert_in_step(), self._tracker)
             whole = WholeStep(
                 inputs_RD=self._inputs_RD, grads_RD=self._received_RD, kept=kept,
                 part=dispatch.whole_part(kept.by_expert), is_grouped=self._is_grouped,

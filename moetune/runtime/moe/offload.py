@@ -6,7 +6,7 @@ has streams of its own. Without, both are the same memory, and the caller copies
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -110,17 +110,14 @@ class HostPool:
         """Omit the buffers: a copy allocates its own."""
         return self.__dict__ | {"_free": []}
 
-    def borrow(self, shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> "Loan":
-        """Return memory for tensors of these shapes with the dtype of `like`.
+    def borrow(self, size: int, *, pinned: bool) -> torch.Tensor:
+        """Return a buffer of that many bytes or more.
 
         Raises:
-            AllocationError: there is no host memory for them.
+            AllocationError: there is no host memory for it.
         """
-        size = sum(rows * width for rows, width in shapes) * like.element_size()
         buffer = self._best(size) if size else None
-        if buffer is None:
-            buffer = self._allocate(size, pinned=like.is_cuda)
-        return Loan(self, buffer, shapes, like.dtype)
+        return self._allocate(size, pinned=pinned) if buffer is None else buffer
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Take a buffer back."""
@@ -158,53 +155,12 @@ class HostPool:
         return self._tracker.empty("activations that leave the device", (size,), on_host)
 
 
-class Loan:
-    """Borrowed host tensors, for one forward and one backward pass.
-
-    The buffer goes back to the pool at `end`, or when the loan is garbage: the backward pass may
-    never come.
-    """
-
-    def __init__(
-        self,
-        pool: HostPool,
-        buffer: torch.Tensor,
-        shapes: Sequence[tuple[int, int]],
-        dtype: torch.dtype,
-    ) -> None:
-        self._give_back = weakref.finalize(self, pool.give_back, buffer)
-        self._give_back.atexit = False
-        values, low = buffer[: buffer.numel() // dtype.itemsize * dtype.itemsize].view(dtype), 0
-        self._tensors: list[torch.Tensor] = []
-        for rows, width in shapes:
-            self._tensors.append(values[low : low + rows * width].view(rows, width))
-            low += rows * width
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors, in the order of the shapes.
-
-        Raises:
-            MoetuneError: they were given back, and a second backward pass needs them.
-        """
-        if not self._give_back.alive:
-            raise MoetuneError(
-                "a second backward pass through a layer whose activations were in host memory",
-                "use memory_reuse='S4' or 'none' where the graph is retained",
-            )
-        return self._tensors
-
-    def end(self) -> None:
-        """Give the buffer back."""
-        self._tensors = []
-        self._give_back()
-
-
 class Offload:
     """One step's copies to the host in the forward pass, and back in the backward pass.
 
     Host tensors hold the rows of all chunks by piece and expert, so that the backward pass may have
-    another degree.
+    another degree. Their buffer goes back to the pool at `end`, or when this is garbage: the
+    backward pass may never come.
 
     Args:
         num_rows: rows that this rank receives in the step.
@@ -238,9 +194,18 @@ class Offload:
             else:
                 names = ("pre", "gate") if layer.activation == "swiglu" else ("pre",)
                 widths |= dict.fromkeys(names, layer.d_hidden)
-        self._names = list(widths)
-        shapes = [(num_rows, width) for width in widths.values()]
-        self._loan: Loan | None = pool.borrow(shapes, like) if is_needed and shapes else None
+        self._host: dict[str, torch.Tensor] = {}
+        self._give_back: Callable[[], object] = dict
+        if is_needed and widths:
+            size = num_rows * sum(widths.values()) * like.element_size()
+            buffer = pool.borrow(size, pinned=like.is_cuda)
+            self._give_back = weakref.finalize(self, pool.give_back, buffer)
+            self._give_back.atexit = False
+            values = buffer[:size].view(like.dtype).split([num_rows * n for n in widths.values()])
+            self._host = {
+                name: part.view(num_rows, width)
+                for (name, width), part in zip(widths.items(), values, strict=True)
+            }
         self._saving: dict[tuple[str, int], Copy] = {}
 
     def save(self, name: str, buffer: int, rows: torch.Tensor, mine: slice) -> None:
@@ -251,9 +216,8 @@ class Offload:
             buffer: number of the buffer on the device, for `wait_for_save`.
             mine: the chunk's rows among all.
         """
-        if self._loan is not None and name in self._names:
-            target = self._loan.tensors[self._names.index(name)][mine]
-            self._saving[name, buffer] = self._copies.save(rows, target)
+        if name in self._host:
+            self._saving[name, buffer] = self._copies.save(rows, self._host[name][mine])
 
     def wait_for_save(self, name: str, buffer: int) -> None:
         """Wait for the last save from a buffer, before it is overwritten."""
@@ -268,12 +232,20 @@ class Offload:
         self._saving.clear()
 
     def load(self, name: str, rows: torch.Tensor, mine: slice) -> Copy:
-        """Start copying a chunk's rows back."""
-        assert self._loan is not None  # noqa: S101 - a backward pass follows a forward one
-        return self._copies.load(self._loan.tensors[self._names.index(name)][mine], rows)
+        """Start copying a chunk's rows back.
+
+        Raises:
+            MoetuneError: they were given back, and a second backward pass needs them.
+        """
+        if name not in self._host:
+            raise MoetuneError(
+                "a second backward pass through a layer whose activations were in host memory",
+                "use memory_reuse='S4' or 'none' where the graph is retained",
+            )
+        return self._copies.load(self._host[name][mine], rows)
 
     def end(self) -> None:
         """Give the host memory back. After a failure, copies from and to it may be under way."""
         self._copies.drain()
-        if self._loan is not None:
-            self._loan.end()
+        self._host = {}
+        self._give_back()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -20,7 +21,6 @@ from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
-from moetune.runtime.moe.overflow import agree_on_overflow
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.total_norm import sum_norms_over_ranks
 
@@ -45,7 +45,7 @@ def _watch() -> "_OptimizerWatch":
     """Return the watch of this process, whose hook is registered with the first layer."""
     watch = _OptimizerWatch()
     register_optimizer_step_pre_hook(watch.before_step)
-    agree_on_overflow(watch.ranks_of)
+    _agree_on_overflow(watch.ranks_of)
     sum_norms_over_ranks(watch.of_gradients, spread_parameters)
     return watch
 
@@ -189,3 +189,45 @@ def _loaded_part(
     if not is_dtensor(value) and len(value) == len(parameter):
         return value
     return _own_part(owner, parameter, key, value)
+
+
+def _agree_on_overflow(ranks_of: Callable[[Optimizer], Iterable[Communicator]]) -> None:
+    """Let every GradScaler of this process agree on overflow, from now on.
+
+    torch's looks at a rank's own gradients: an overflow in one rank's experts alone would let that
+    rank skip its step, and the others take theirs. torch's ShardedGradScaler agrees, for FSDP;
+    loops and libraries that make the plain one call the same method for it.
+
+    Args:
+        ranks_of: gives the ranks that share the experts of an optimizer, in an order that is the
+            same on all of them; none for optimizers without experts of several ranks.
+    """
+    find = GradScaler._unscale_grads_
+
+    @functools.wraps(find)
+    def agreed(
+        self: GradScaler,
+        optimizer: Optimizer,
+        *args: Any,  # noqa: ANN401 - as torch passes them
+    ) -> dict[torch.device, torch.Tensor]:
+        flags = find(self, optimizer, *args)
+        for communicator in ranks_of(optimizer):
+            _agree_on_flags(communicator, flags)
+        return flags
+
+    GradScaler._unscale_grads_ = agreed  # type: ignore[assignment,method-assign]
+
+
+def _agree_on_flags(communicator: Communicator, flags: dict[torch.device, torch.Tensor]) -> None:
+    """Replace the flags of overflow by their maximum over the ranks.
+
+    Args:
+        flags: 0 or 1 by device; empty on a rank without gradients.
+    """
+    mine = max((float(flag) for flag in flags.values()), default=0.0)
+    values = torch.tensor([mine], dtype=torch.float32, device="cpu")
+    agreed = communicator.all_reduce_values(values, "the agreement on overflow", op="max")
+    for flag in flags.values():
+        flag.fill_(float(agreed))
+    if not flags:
+        flags[communicator.device] = agreed.to(communicator.device)

@@ -9,9 +9,11 @@ Experts that a plan has placed otherwise travel to their places in the natural o
 dict is made, and back when one is loaded: a checkpoint does not tell where its experts were.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,8 +23,6 @@ from moetune.comm.process_group import GroupCommunicator, group_named, name_of
 from moetune.domain.errors import InputError
 from moetune.domain.placement import places_of
 from moetune.runtime.moe.local_parts import is_dtensor
-from moetune.runtime.moe.moves import moved
-from moetune.runtime.moe.state_copies import StateCopies, StateKind
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,6 +30,50 @@ if TYPE_CHECKING:
 
 EXPERTS = "experts"
 """Name of the mesh dimension over which experts are sharded."""
+StateKind = Literal["parameters", "optimizer"]
+"""Content of a state dict."""
+EXPERTS_OF: Mapping[StateKind, str] = MappingProxyType(
+    {"parameters": "experts", "optimizer": "the optimizer of experts"}
+)
+_MOST_WATCHED = 64
+
+
+class StateCopies:
+    """Copies of experts that state dicts were given, and whether somebody has written into them.
+
+    `torch.distributed.checkpoint.load` writes into the tensors of a state dict. Those of experts in
+    the natural order are the parameters themselves, copies have to be loaded again.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[StateKind, deque[tuple[torch.Tensor, int]]] = {}
+
+    def add(self, kind: StateKind, copy: torch.Tensor) -> None:
+        """Watch a copy, whose memory is freed with the state dict."""
+        watched = copy.detach()  # counts the writes of all that share the copy's memory
+        watched.data = copy.new_empty(0)
+        of_kind = self._watched.setdefault(kind, deque(maxlen=_MOST_WATCHED))
+        of_kind.append((watched, _num_writes(watched)))
+
+    def forget(self, kind: StateKind) -> None:
+        """Watch no more: values of this kind are being loaded."""
+        self._watched.pop(kind, None)
+
+    def check(self) -> None:
+        """Raise InputError where a copy was written into, and not loaded."""
+        for kind, copies in self._watched.items():
+            if any(_num_writes(watched) != before for watched, before in copies):
+                self.forget(kind)
+                raise InputError(
+                    f"values were written into a state dict of {EXPERTS_OF[kind]}, and not loaded "
+                    "into the layer: a plan has placed its experts, and the state dict has copies",
+                    "call load_state_dict, or set_state_dict, after "
+                    "torch.distributed.checkpoint.load",
+                )
+
+
+def _num_writes(tensor: torch.Tensor) -> int:
+    return tensor._version  # noqa: SLF001 - torch has no public name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +171,7 @@ class ExpertPlacement:
         if self.order and local.is_meta:
             local = local.new_empty((self.num_experts // self.num_ranks, *local.shape[1:]))
         elif self.order:
-            local = moved(local, places_of(self.order), self.process_group)
+            local = _moved(local, places_of(self.order), self.process_group)
             self.copies.add(kind, local)
         return DTensor.from_local(local, self._mesh(local), [Shard(0)], run_check=False)
 
@@ -156,7 +200,7 @@ class ExpertPlacement:
                 return part
             if part.is_meta:
                 return part.new_empty((self.num_local, *part.shape[1:]))
-            return moved(part, self.order, self.process_group)
+            return _moved(part, self.order, self.process_group)
         num_found = len(value) if value.dim() else 0
         if num_found == self.num_experts:
             return self.own(value)
@@ -213,3 +257,39 @@ def _again(
     return ExpertPlacement(
         num_experts=num_experts, rank=rank, members=members, group=group_named(group), order=order
     )
+
+
+def _moved(local: torch.Tensor, sources: Sequence[int], group: dist.ProcessGroup) -> torch.Tensor:
+    """Return this rank's rows of all ranks' `local`, in another order; all ranks call this.
+
+    Args:
+        local: (rows, …), of as many rows on each rank.
+        sources: of all ranks' rows of the result, the one of `local` that each is.
+
+    Raises:
+        CollectiveError: the exchange failed.
+    """
+    communicator = GroupCommunicator(group)
+    num_ranks, rank = communicator.num_ranks, communicator.rank
+    before, after = len(local), len(sources) // num_ranks
+    of_rank = [sources[one * after : (one + 1) * after] for one in range(num_ranks)]
+    first = rank * before
+    leaving = [[row - first for row in one if first <= row < first + before] for one in of_rank]
+    mine = of_rank[rank]
+    arriving = sorted(range(after), key=lambda row: (mine[row] // before, row))
+    froms = [row // before for row in mine]
+    given, taken = list(map(len, leaving)), list(map(froms.count, range(num_ranks)))
+    held = local.detach().to(_sent_from(group, local))
+    picked = held[[row for one in leaving for row in one]]
+    sent = picked.reshape(len(picked), held[0].numel()).view(torch.uint8)  # backends lack dtypes
+    received = sent.new_empty((after, sent.shape[1]))
+    communicator.all_to_all(received, sent, taken, given, "the move of experts' states").wait()
+    found = held.new_empty((after, *held.shape[1:]))
+    found[arriving] = received.view(held.dtype).view_as(found)
+    return found.to(local.device)
+
+
+def _sent_from(group: dist.ProcessGroup, local: torch.Tensor) -> torch.device:
+    """Return the tensor's device, or one whose values the group's backend can send."""
+    kinds = {device.type for device in group._device_types}  # noqa: SLF001 - torch has no public name
+    return local.device if local.device.type in kinds else GroupCommunicator(group).device

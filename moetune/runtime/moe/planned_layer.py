@@ -27,17 +27,17 @@ from moetune.runtime.moe.dispatch import GroupedRows
 from moetune.runtime.moe.dispatcher import AllGather, AllToAll
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
-from moetune.runtime.moe.function import MemoryPolicy
+from moetune.runtime.moe.function import MemoryPolicy, Work
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.products import has_grouped
-from moetune.runtime.moe.shared_work import CallersWork, SharedWork, Work
+from moetune.runtime.moe.shared_work import CallersWork, SharedWork
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import CallWatch
 from moetune.runtime.selective import unseen_by_selective_checkpoints
-from moetune.runtime.trace import NoRecorder, SpanRecorder
+from moetune.runtime.trace import SpanRecorder
 
 _MOST_EXPECTED = 4096
 """Numbers of tokens whose degrees a layer remembers."""
@@ -84,7 +84,7 @@ class PlannedLayer(nn.Module):
         self.sequence_parallel = sequence_parallel
         self.communicator, self.mesh = communicator, mesh
         self._tracker, self._host_tracker = tracker, MemoryTracker("host")
-        self.recorder: SpanRecorder = NoRecorder()
+        self.recorder = SpanRecorder()
         self.decision = SAFE_DECISION
         self._num_dropped = 0
         self._expected: dict[int, tuple[int, int]] = {}
@@ -148,7 +148,7 @@ class PlannedLayer(nn.Module):
                 work = None
             watch.begin()
             with torch.autocast(x.device.type, enabled=False):
-                y_TD: torch.Tensor = self.experts(x_TD, routing.weights_TK, policy, work)
+                y_TD = self.experts(x_TD, routing.weights_TK, policy, work)
             watch.end_forward(y_TD)
         # Not a view: an in-place operation on one would drop the hooks that FSDP2 sets on it.
         y: torch.Tensor = torch.ops.aten._unsafe_view(y_TD.to(x.dtype), x.shape)  # noqa: SLF001
@@ -269,10 +269,10 @@ class PlannedLayer(nn.Module):
     ) -> MemoryPolicy:
         """Return the memory policy of a step, now that the rows' numbers are known."""
         grouped = None
-        if has_grouped(x_TD, self.experts.w1):
+        if has_grouped(x_TD, self.experts.up):
             grouped = GroupedRows.of(
                 counts.receive_PCL.sum(0), sum(map(sum, counts.rows_CL)),
-                like=x_TD, bias=self.experts.b1 is not None,
+                like=x_TD, bias=bool(self.experts.names.up_bias),
             )  # fmt: skip
         dispatch = cells.dispatch(counts, grouped=grouped)
         self._num_dropped = dispatch.num_dropped
@@ -305,7 +305,7 @@ class PlannedLayer(nn.Module):
 
     def _context(self, recorder: SpanRecorder | None) -> PipelineContext:
         """Return the step's context, with the layer's own recorder if the user set one."""
-        if recorder is None or not isinstance(self.recorder, NoRecorder):
+        if recorder is None or type(self.recorder) is not SpanRecorder:
             recorder = self.recorder
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation, recorder=recorder,
@@ -351,7 +351,7 @@ def _input_problem(
     """
     if not x.dim() or x.shape[-1] != shape.d_model:
         return f"x has shape {tuple(x.shape)}, its last size must be {shape.d_model}"
-    weight = experts.w1
+    weight = experts.up
     # FSDP2 moves what it gathers from the host.
     if x.device.type != weight.device.type and not is_dtensor(weight):
         return f"x is on {x.device}, the experts are on {weight.device}"

@@ -8,9 +8,9 @@ whole chunk, in blocks of one expert each.
 R rows, E local experts.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -22,13 +22,13 @@ _GROUPED_CAPABILITIES = frozenset({(9, 0), (10, 0)})
 """GPUs that torch has a grouped kernel for; on others it reads offsets and loops over experts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowPart:
-    """Rows whose products are computed at once, ordered by expert.
+    """Rows whose products are computed at once, ordered by piece and expert.
 
     Args:
         rows: their places among all rows that this rank's experts compute in the step.
-        blocks: of one expert each, counted from the part's first row; for products one by one.
+        rows_CL: [piece][local expert] rows.
         piece: number of the piece that the part is; 0 where it is a whole chunk.
         ends_E: (E,) int32, one past each expert's last row; None without grouped kernels.
         experts_RE: one-hot rows of each row's expert, in the rows' dtype; only with grouped
@@ -36,7 +36,7 @@ class RowPart:
     """
 
     rows: slice
-    blocks: Blocks
+    rows_CL: Sequence[Sequence[int]]
     piece: int = 0
     ends_E: torch.Tensor | None = None
     experts_RE: torch.Tensor | None = None
@@ -45,22 +45,24 @@ class RowPart:
         """Return the part's places among the rows of its chunk."""
         return slice(self.rows.start - chunk.start, self.rows.stop - chunk.start)
 
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The non-empty blocks of one expert each, counted from the part's first row.
 
-def blocks_of(rows_CL: Sequence[Sequence[int]]) -> Blocks:
-    """Return the non-empty blocks of rows ordered by (piece, local expert).
-
-    Neighbouring blocks of one expert become one, so that one GEMM takes them.
-    """
-    return tuple(_merged(rows_CL))
-
-
-def _merged(rows_CL: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
-    cells = [(expert, rows) for pieces in rows_CL for expert, rows in enumerate(pieces) if rows]
-    low = 0
-    for expert, run in itertools.groupby(cells, key=lambda cell: cell[0]):
-        high = low + sum(rows for _, rows in run)
-        yield expert, low, high
-        low = high
+        Neighbouring blocks of one expert become one, so that one GEMM takes them.
+        """
+        blocks: list[tuple[int, int, int]] = []
+        low = 0
+        for pieces in self.rows_CL:
+            for expert, rows in enumerate(pieces):
+                if not rows:
+                    continue
+                if blocks and blocks[-1][0] == expert:
+                    blocks[-1] = (expert, blocks[-1][1], low + rows)
+                else:
+                    blocks.append((expert, low, low + rows))
+                low += rows
+        return blocks
 
 
 def has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:

@@ -9,10 +9,13 @@ sends T_DI again and computes T_M again.
 T tokens, K choices, R rows this rank receives, D model width.
 """
 
+import itertools
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
+from moetune.comm.group import Communicator
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
 from moetune.runtime.moe.executor import (
@@ -26,8 +29,8 @@ from moetune.runtime.moe.expert_grads import CombineWeights, ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy, PhaseInputs
 from moetune.runtime.moe.offload import Copy, Offload
-from moetune.runtime.moe.regroup import WeightExchange, by_expert
-from moetune.runtime.moe.rings import Ring, RingShape, TokenExchange, make_rings
+from moetune.runtime.moe.pairs import pick
+from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
 
 _AT_EXPERTS = 2
 """Buffers at the experts: one chunk's rows arrive, or leave, while another's are computed."""
@@ -67,10 +70,10 @@ class _ReusePhase(PhaseRun):
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
         self._experts, self._offload = inputs.experts, offload
         self._order: PhaseOrder = getattr(dispatch, phase)
-        self._layout = dispatch.layout(self._order)
-        self._places_R = by_expert(dispatch, self._order.chunk_pieces)
+        self._layout = self._order.layout
+        self._places_R = dispatch.by_expert(self._order.chunk_pieces)
         self._num_received = [sum(counts) for counts in self._order.receive_counts]
-        self._weight_exchange = partial(WeightExchange, dispatch, context.communicator)
+        self._weight_exchange = partial(_WeightExchange, dispatch, context.communicator)
         self._context = context
         self.executor = Executor(context, phase, self._order.degree)
 
@@ -85,19 +88,11 @@ class _ReusePhase(PhaseRun):
         most_sent, most = max(map(sum, self._order.send_counts)), max(self._num_received)
         hidden = {name: (most, wide) for name, wide in self._experts.saved_widths.items()}
         hidden |= self._experts.hidden_shapes(most, backward="grads" in at_experts)
-        shapes = {
-            "travelling": RingShape(num_buffers=num_travelling, rows=most_sent, width=width),
-            **{
-                name: RingShape(num_buffers=min(number, degree), rows=most, width=width)
-                for name, number in at_experts.items()
-            },
-            **{
-                name: RingShape(num_buffers=1, rows=rows, width=wide)
-                for name, (rows, wide) in hidden.items()
-            },
-        }
+        shapes = {"travelling": (num_travelling, most_sent, width)}
+        shapes |= {name: (min(num, degree), most, width) for name, num in at_experts.items()}
+        shapes |= {name: (1, *shape) for name, shape in hidden.items()}
         if self._places_R is not None:
-            shapes["grouped"] = RingShape(num_buffers=1, rows=most, width=width)
+            shapes["grouped"] = (1, most, width)
         rings = make_rings(self._context.workspace, shapes, self._values_TD)
         self._buffers = {name: rings[name].whole for name in hidden}
         self._hidden_rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
@@ -306,3 +301,51 @@ class _ReuseBackward(_ReusePhase):
 
 def _stay() -> None:
     """Load nothing: the chunk's other parts still need the buffer."""
+
+
+def _transpose_blocks(
+    rows: torch.Tensor, counts: Sequence[Sequence[int]], out: torch.Tensor
+) -> torch.Tensor:
+    """Return the blocks [i][j] of `rows` in the order [j][i]."""
+    blocks = iter(torch.split(rows, list(itertools.chain.from_iterable(counts))))
+    grid = [[next(blocks) for _ in line] for line in counts]
+    flat = [block for column in zip(*grid, strict=True) for block in column]
+    return torch.cat(flat, out=out)
+
+
+class _WeightExchange:
+    """Sends combine weights to the experts, and brings their gradients back: once a step each.
+
+    Results that come back are not saved, so that the experts apply the weights.
+    """
+
+    def __init__(self, dispatch: Dispatch, communicator: Communicator) -> None:
+        self._dispatch, self._communicator = dispatch, communicator
+        order = dispatch.forward
+        self._chunk_counts = order.send_counts
+        self._rank_counts = list(zip(*order.send_counts, strict=True))
+        self._send = [sum(counts) for counts in self._rank_counts]
+        self._receive = [sum(counts) for counts in zip(*order.receive_counts, strict=True)]
+        self._places_R = dispatch.by_expert((0, order.chunk_pieces[-1]))
+
+    def send(self, weights_TK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weights of the rows that this rank receives, (R, 1) by piece and expert."""
+        rows_N1 = self._dispatch.forward.weights_of_rows(weights_TK).to(dtype).unsqueeze(1)
+        rows_N1 = _transpose_blocks(rows_N1, self._chunk_counts, torch.empty_like(rows_N1))
+        arrived_R1 = rows_N1.new_empty(sum(self._receive), 1)
+        name = "the exchange of weights"
+        self._communicator.all_to_all(arrived_R1, rows_N1, self._receive, self._send, name).wait()
+        if self._places_R is None:
+            return arrived_R1
+        return arrived_R1.index_select(0, self._places_R)
+
+    def return_grads(self, grads_R1: torch.Tensor, like_TK: torch.Tensor) -> torch.Tensor:
+        """Return the gradients of the weights, 0 for dropped pairs, shaped as `like_TK`."""
+        if self._places_R is not None:
+            grads_R1 = torch.empty_like(grads_R1).index_copy_(0, self._places_R, grads_R1)
+        arrived_N1 = grads_R1.new_empty(sum(self._send), 1)
+        name = "the exchange of the weights' gradients"
+        self._communicator.all_to_all(arrived_N1, grads_R1, self._send, self._receive, name).wait()
+        rows_N1 = _transpose_blocks(arrived_N1, self._rank_counts, torch.empty_like(arrived_N1))
+        order = self._dispatch.forward
+        return pick(rows_N1, order.rows_TK, drops=order.drops).squeeze(2).to(like_TK.dtype)

@@ -6,7 +6,6 @@ T tokens, N rows this rank sends, D model width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,14 +16,8 @@ from moetune.runtime.moe.executor import Executor
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import Workspace
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RingShape:
-    """The number and shape of a ring's buffers, (rows, width) each."""
-
-    num_buffers: int
-    rows: int
-    width: int
+RingShape = tuple[int, int, int]
+"""Number of a ring's buffers, and the rows and the width of each."""
 
 
 class Ring:
@@ -69,18 +62,15 @@ def make_rings(
     """
     buffers = workspace.buffers(
         {
-            f"{name} {place}": (ring.rows, ring.width)
-            for name, ring in shapes.items()
-            for place in range(ring.num_buffers)
+            f"{name} {place}": (rows, width)
+            for name, (number, rows, width) in shapes.items()
+            for place in range(number)
         },
         like,
     )
     return {
-        name: Ring(
-            [buffers[f"{name} {place}"] for place in range(ring.num_buffers)],
-            poison=workspace.poison,
-        )
-        for name, ring in shapes.items()
+        name: Ring([buffers[f"{name} {place}"] for place in range(number)], poison=workspace.poison)
+        for name, (number, _, _) in shapes.items()
     }
 
 

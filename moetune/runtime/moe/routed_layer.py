@@ -30,7 +30,8 @@ class RoutedLayer(PlannedLayer):
     Args:
         shape: of the layer; plans of one whose ranks share an expert's width are of its shards.
         experts: of this rank.
-        pipeline, memory_reuse, plan, planbook: as in `MoELayer`.
+        pipeline: as in `MoELayer`; by default one chunk without a plan.
+        plan: as in `MoELayer`, or a book of plans.
 
     Raises:
         InputError: an argument is out of range.
@@ -43,40 +44,23 @@ class RoutedLayer(PlannedLayer):
         communicator: Communicator,
         *,
         mesh: DeviceMesh | None = None,
-        pipeline: bool | int = True,
-        memory_reuse: bool | str = True,
-        plan: Plan | str | os.PathLike[str] | None = None,
-        planbook: PlanBook | None = None,
+        pipeline: bool | int | None = None,
+        plan: Plan | PlanBook | str | os.PathLike[str] | None = None,
     ) -> None:
         key = LayerKey(
-            layer=shape, num_ranks=communicator.num_ranks, dtype=dtype_name(experts.w1.dtype),
+            layer=shape, num_ranks=communicator.num_ranks, dtype=dtype_name(experts.up.dtype),
         )  # fmt: skip
+        book = plan if isinstance(plan, PlanBook) else None
         decisions = LayerDecisions(
-            key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
-            plan=plan, planbook=planbook, can_place=False,
+            key, rank=communicator.rank,
+            pipeline=plan is not None if pipeline is None else pipeline, memory_reuse=True,
+            plan=None if isinstance(plan, PlanBook) else plan, planbook=book, can_place=False,
         )  # fmt: skip
         super().__init__(
             shape, experts, communicator, decisions=decisions, tracker=MemoryTracker("device"),
             mesh=mesh,
         )  # fmt: skip
         self.experts = experts
-
-    @classmethod
-    def of_any_plan(
-        cls,
-        shape: LayerShape,
-        experts: LocalExperts,
-        communicator: Communicator,
-        plan: Plan | PlanBook | str | os.PathLike[str] | None,
-        *,
-        mesh: DeviceMesh | None = None,
-    ) -> "RoutedLayer":
-        """Return the layer with a plan or a book of plans; None runs one chunk."""
-        book = plan if isinstance(plan, PlanBook) else None
-        return cls(
-            shape, experts, communicator, mesh=mesh, pipeline=plan is not None,
-            plan=None if isinstance(plan, PlanBook) else plan, planbook=book,
-        )  # fmt: skip
 
     @_disable_dynamo
     def forward(

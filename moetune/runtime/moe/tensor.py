@@ -136,7 +136,7 @@ class _TensorPhase(PhaseRun):
     ) -> None:
         self._sharing, self._tracker = sharing, context.tracker
         self._order: PhaseOrder = getattr(dispatch, phase)
-        self._layout, degree = dispatch.layout(self._order), self._order.degree
+        self._layout, degree = self._order.layout, self._order.degree
         self._chunks = sharing.chunks(degree)
         self.executor = Executor(context, phase, degree)
         self.schedule = local_schedule(degree)

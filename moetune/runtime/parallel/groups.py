@@ -3,15 +3,12 @@
 First step of training a planned model: `join` makes them on every rank. Stages and layers of
 experts communicate in them.
 
-Layouts are of two kinds. In a `FoldedLayout`, of training plans, all ranks of a stage meet tokens
-of their own, and experts are spread over any ep of them. In a `Layout`, of plans for the papers'
-models, tensor-parallel ranks have the same tokens.
+All ranks of a stage have tokens of their own, and experts are spread over any ep of them. With the
+dispatcher `all_gather` the tensor-parallel ranks have the same tokens, and share the experts.
 """
 
 import datetime as dt
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,20 +19,52 @@ from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.layout import Layout, check_ranks, nearest_divisors
-from moetune.domain.pipeline import Schedule, rank_of_stage
+from moetune.domain.layout import nearest_divisors
+from moetune.domain.pipeline import rank_of_stage
 from moetune.domain.plan import Decision
 from moetune.domain.target_rules import layout_rules
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.parallel.group_rows import GroupsByRows, expert_rows
+
+
+class GroupsByRows:
+    """Groups of ranks by their rows: equal rows are one group."""
+
+    def __init__(self, timeout: dt.timedelta | None) -> None:
+        self._timeout = timeout
+        self.named: dict[str, dist.ProcessGroup] = {}
+        self._by_rows: dict[str, dist.ProcessGroup] = {}
+
+    def add(
+        self, name: str, rows: torch.Tensor, known: dist.ProcessGroup | None = None
+    ) -> dist.ProcessGroup:
+        """Return this rank's group of the rows, each of which is a group."""
+        listed = rows.tolist()
+        key = str(sorted(listed))
+        found = known or self._by_rows.get(key)
+        if found is None:
+            found, _ = dist.new_subgroups_by_enumeration(
+                listed, timeout=self._timeout, group_desc=f"moetune: {name}"
+            )
+        assert found is not None  # noqa: S101 - the rows have all ranks
+        self._by_rows.setdefault(key, found)
+        self.named[name] = found
+        return found
+
+
+def expert_rows(layout: FoldedLayout, ranks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ranks that share experts, in rows, and those with the same ones.
+
+    Args:
+        ranks: (pp, dp, tp).
+    """
+    cut = ranks if layout.tp > 1 else ranks.reshape(layout.pp, -1, layout.ep)
+    return ranks.reshape(-1, layout.ep), cut.movedim(1, -1).flatten(0, 1)
+
 
 _DIMS = ("pp", "dp", "tp")
-_LAYERS: Mapping[str, type[ExpertLayer]] = MappingProxyType(
-    {"all_to_all": MoELayer, "tensor": TensorExpertLayer}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +82,7 @@ class ParallelGroups:
         whole: the ranks whose gradients of all other parameters are summed.
     """
 
-    layout: Layout | FoldedLayout
+    layout: FoldedLayout
     mesh: DeviceMesh
     experts: dist.ProcessGroup
     replicas: dist.ProcessGroup
@@ -65,27 +94,15 @@ class ParallelGroups:
         return communicator_of(self.experts)
 
     @property
-    def zero(self) -> int:
-        """ZeRO stage of what the ranks of a stage have."""
-        return self.layout.zero if isinstance(self.layout, FoldedLayout) else 0
-
-    @property
     def replica(self) -> int:
         """This rank's index in "dp": the part of the global batch that it trains on."""
         return self.mesh.get_local_rank("dp")
 
-    def stages(self, stages_per_rank: int | None = None) -> tuple[int, ...]:
-        """Return the indices of this rank's stages: one in pp consecutive ones, or there and back.
-
-        Args:
-            stages_per_rank: 1 by default; a folded layout says it.
-        """
-        order: Schedule = "1f1b"
-        if isinstance(self.layout, FoldedLayout):
-            order, stages_per_rank = self.layout.order, self.layout.vpp
-        place, pp = self.mesh.get_local_rank("pp"), self.layout.pp
-        every = range(pp * (stages_per_rank or 1))
-        return tuple(stage for stage in every if rank_of_stage(stage, pp, order) == place)
+    def stages(self) -> tuple[int, ...]:
+        """Return the indices of this rank's stages: one in pp in turn, or there and back."""
+        layout, place = self.layout, self.mesh.get_local_rank("pp")
+        every = range(layout.num_stages)
+        return tuple(one for one in every if rank_of_stage(one, layout.pp, layout.order) == place)
 
     def expert_layer(self, shape: LayerShape, **options: Any) -> ExpertLayer:  # noqa: ANN401
         """Return a layer of experts of the layout's kind, over this rank's group.
@@ -93,22 +110,18 @@ class ParallelGroups:
         Args:
             options: further arguments of `MoELayer` or `TensorExpertLayer`.
         """
-        layout, kind = self.layout, "all_to_all"
-        if isinstance(layout, Layout):
-            kind = layout.expert_parallel
+        is_tensor = self.layout.dispatcher == "all_gather" and self.layout.ep > 1
         options = {"device": self.mesh.device_type} | options
-        layer = _LAYERS[kind](
+        layer = (TensorExpertLayer if is_tensor else MoELayer)(
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
             activation=shape.activation, group=self.experts, **options,
         )  # fmt: skip
-        if isinstance(layout, FoldedLayout):
-            self.pin(layer)
+        self.pin(layer)
         return layer
 
     def pin(self, layer: PlannedLayer) -> None:
-        """Let a layer over this rank's group of experts run as a folded layout says."""
-        if isinstance(self.layout, FoldedLayout):
-            layer.pin(_decision(self.layout))
+        """Let a layer over this rank's group of experts run as the layout says."""
+        layer.pin(_decision(self.layout))
 
 
 def _decision(layout: FoldedLayout) -> Decision:
@@ -126,7 +139,7 @@ def _decision(layout: FoldedLayout) -> Decision:
 
 
 def join(
-    layout: Layout | FoldedLayout,
+    layout: FoldedLayout,
     *,
     device_type: str = "cpu",
     timeout: dt.timedelta | None = None,
@@ -144,10 +157,7 @@ def join(
             the text, or than the mesh; or this runtime cannot run it.
     """
     sizes = layout.pp, layout.dp, layout.tp
-    if isinstance(layout, FoldedLayout):
-        _check_folded(layout, dist.get_world_size())
-    else:
-        check_ranks(layout, dist.get_world_size())
+    _check(layout, dist.get_world_size())
     ranks = torch.arange(dist.get_world_size(), device="cpu").view(sizes)
     if mesh is not None:
         ranks = _ranks_of(mesh, sizes)
@@ -167,7 +177,7 @@ def join(
     )  # fmt: skip
 
 
-def _check_folded(layout: FoldedLayout, world_size: int) -> None:
+def _check(layout: FoldedLayout, world_size: int) -> None:
     """Raise InputError unless the layout fits the ranks, and is one that this runtime offers."""
     if layout.world_size != world_size:
         raise InputError(
@@ -178,14 +188,6 @@ def _check_folded(layout: FoldedLayout, world_size: int) -> None:
         near = " or ".join(map(str, nearest_divisors(layout.stage_ranks, layout.ep)))
         raise InputError(
             f"ep ({layout.ep}) does not divide dp ({layout.stage_ranks})", f"use ep {near}"
-        )
-    if layout.dispatcher == "all_gather" and layout.ep > 1:
-        instead = Layout(
-            expert_parallel="tensor", dp=layout.dp, ep=1, tp=layout.tp, pp=layout.pp
-        )  # fmt: skip
-        raise InputError(
-            "all_gather is for ranks that have the same tokens, and those of a FoldedLayout do not",
-            f"join({instead})",
         )
     for broken in layout_rules(layout, find_target("moetune")):
         raise InputError(broken.what, broken.hint)

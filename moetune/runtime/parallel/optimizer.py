@@ -1,12 +1,15 @@
-"""The optimizer of a rank's parameters, or of its shards of them, with float32 copies."""
+"""Gradients that FSDP2 does not reduce, and the optimizer, with float32 copies of what is short."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
 
+from moetune.comm.gloo import communicator_of
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.parallel.groups import ParallelGroups
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes torch's optimizer of this rank's parameters, or of its shards of them."""
@@ -67,3 +70,49 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
 def _local(value: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return value.to_local() if is_dtensor(value) else value.detach()
+
+
+class SummedGradients:
+    """What sums the gradients of parameters of a rank's stages.
+
+    Experts are summed over their replicas: those behind an all-to-all have the gradients of their
+    whole group's tokens already. All else is summed over the ranks of a stage that have other
+    tokens. Parameters without a gradient on this rank count as zeros.
+
+    Args:
+        parts: all stages of this rank.
+    """
+
+    def __init__(
+        self, parts: nn.ModuleList, ranks: ParallelGroups, parameters: Iterable[nn.Parameter]
+    ) -> None:
+        experts = {
+            id(parameter)
+            for module in parts.modules() if isinstance(module, PlannedLayer)
+            for parameter in module.experts.parameters()
+        }  # fmt: skip
+        replicas, whole = communicator_of(ranks.replicas), communicator_of(ranks.whole)
+        self._summed = [
+            (parameter, replicas if id(parameter) in experts else whole)
+            for parameter in parameters
+        ]  # fmt: skip
+
+    def over_replicas(self) -> None:
+        """Sum the gradients in place.
+
+        Raises:
+            CollectiveError: a rank left.
+        """
+        transfers = []
+        for parameter, ranks in self._summed:
+            if is_dtensor(parameter) and is_dtensor(parameter.grad):  # some are whole, or summands
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+            if ranks.num_ranks == 1:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            grad = local_grad(parameter)
+            assert grad is not None  # noqa: S101 - it is there by now
+            transfers.append(ranks.all_reduce(grad, "the sum of the gradients"))
+        for transfer in transfers:
+            transfer.wait()

@@ -14,6 +14,7 @@ from torch import nn
 from moetune.comm.gloo import communicator_of
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import stage_sizes
+from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.training import FoldedLayout
 from moetune.runtime.moe.local_parts import cut, is_dtensor, local_parts
 from moetune.runtime.parallel.chain import Chain, trace_chain
@@ -120,7 +121,6 @@ def parallel_model(
     """Cut a model by a layout; all ranks call this together.
 
     Args:
-        ranks: of a folded layout.
         num_sequences: of a data-parallel rank in one step.
         length: of a sequence.
         blocks: of the model.
@@ -131,7 +131,6 @@ def parallel_model(
         CollectiveError: a rank left.
     """
     layout = ranks.layout
-    assert isinstance(layout, FoldedLayout)  # noqa: S101 - `check_generic`
     inputs = torch.empty((layout.micro_batch, length), dtype=torch.int64, device="meta")
     check_layers(model, blocks)
     chain = trace_chain(model, blocks, inputs)
@@ -217,3 +216,39 @@ def _stage(
     stage = ModelStage(model, chain.blocks, part, elsewhere, recompute="full" in layout.recompute)
     give_memory(stage, ranks.mesh.device_type)
     return stage.to(ranks.mesh.device_type)
+
+
+def routing_record(model: nn.Module | ParallelModel) -> ModelRoutingRecord:
+    """Return the records of all layers of experts of a model; all ranks call this together.
+
+    Counts that the host reads anyway are summed, and exchanged here alone: each layer's over its
+    ranks, and those of pipeline stages over the pipeline. Replicas of the experts have records of
+    their own tokens; a plan takes one rank's.
+
+    Args:
+        model: with layers of experts, or of `moetune.parallelize`.
+
+    Returns:
+        The records in the order of the layers, to be written by one rank and planned with:
+        `moetune plan --model … --routing FILE`.
+
+    Raises:
+        InputError: there is no layer of experts, or no step was recorded.
+        CollectiveError: a rank left.
+    """
+    if not isinstance(model, ParallelModel):
+        return ModelRoutingRecord(layers=_of_layers(model))
+    mine = dict[int, tuple[RoutingRecord, ...]]()
+    for part in model.parts:
+        assert isinstance(part, ModelStage)  # noqa: S101 - `parallel_model` makes them
+        mine |= {number: _of_layers(block) for number, block in part.blocks.items()}
+    pipeline = communicator_of(model.ranks.mesh.get_group("pp"))
+    stages = pipeline.all_gather_object(mine, "the records of all stages' routing")
+    every = {number: records for stage in stages for number, records in stage.items()}
+    return ModelRoutingRecord(
+        layers=tuple(one for number in sorted(every) for one in every[number])
+    )
+
+
+def _of_layers(module: nn.Module) -> tuple[RoutingRecord, ...]:
+    return tuple(layer.routing_record() for _, layer in named_layers(module))

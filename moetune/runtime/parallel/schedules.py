@@ -1,12 +1,11 @@
 """Torch's schedule of a layout: the order of the stages' passes, and its micro-batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -18,11 +17,10 @@ from torch.distributed.pipelining import (
 )
 
 from moetune.domain.errors import InputError
-from moetune.domain.layout import Layout, check_micro_batches
 from moetune.domain.pipeline import Schedule
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_rules import micro_batch_rules
-from moetune.runtime.parallel.fully_sharded import Hidden
+from moetune.runtime.parallel.fsdp import Hidden
 
 _OfSeveral = (
     ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble | ScheduleZBVZeroBubble
@@ -37,21 +35,8 @@ _OF_SEVERAL: Mapping[Schedule, type[_OfSeveral]] = MappingProxyType({
 })  # fmt: skip
 
 
-class _Sends(list[dist.P2POp]):
-    """Sends of a batch, which come behind the receives that are added to them."""
-
-    def __add__(self, receives: Iterable[dist.P2POp]) -> list[dist.P2POp]:  # type: ignore[override] # of list, which takes values of any type
-        return [*receives, *self]
-
-
-class ReceivingFirstStage(PipelineStage):
-    """A stage whose sends follow the receives of their batch.
-
-    Between passes of 1F1B torch's schedule sends and receives in one batch, `sends + receives`.
-    gloo issues it in order: a rank that comes late queues its "ready" behind its own data, and its
-    neighbour sends only then. With receives first both directions of a link are in use at once.
-    NCCL starts a batch as one, whatever its order.
-    """
+class HiddenStage(PipelineStage):
+    """A stage whose part of FSDP2 torch's schedules see in its backward passes alone."""
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
@@ -74,18 +59,10 @@ class ReceivingFirstStage(PipelineStage):
         with self._shown():
             super().perform_reduce_grad(grad_scale_factor)
 
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the sends of a forward pass's activations."""
-        return _Sends(super().get_fwd_send_ops(fwd_chunk_id))
-
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the sends of a backward pass's gradients."""
-        return _Sends(super().get_bwd_send_ops(bwd_chunk_id))
-
 
 def torch_schedule(
     stages: list[PipelineStage],
-    layout: Layout | FoldedLayout,
+    layout: FoldedLayout,
     num_micro_batches: int,
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> TorchSchedule:
@@ -94,39 +71,26 @@ def torch_schedule(
     Args:
         loss_of: the loss of a micro-batch, scaled.
     """
-    order: Schedule = "interleaved" if len(stages) > 1 else "1f1b"
-    if isinstance(layout, FoldedLayout):
-        order = layout.order
-    if order in _OF_SEVERAL:
-        return _OF_SEVERAL[order]([*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False)
+    if layout.order in _OF_SEVERAL:
+        return _OF_SEVERAL[layout.order](
+            [*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False
+        )
     # With fewer micro-batches than stages 1F1B is all forward passes, then all backward passes.
     kind = Schedule1F1B if num_micro_batches >= layout.pp else ScheduleGPipe
     return kind(stages[0], num_micro_batches, loss_fn=loss_of, scale_grads=False)
 
 
-def micro_batches_of(
-    layout: Layout | FoldedLayout, wanted: int | None, *, num_sequences: int, stages_per_rank: int
-) -> int:
+def micro_batches_of(layout: FoldedLayout, num_sequences: int) -> int:
     """Return the micro-batches of a data-parallel rank's step.
-
-    Args:
-        wanted: None for those of a folded layout, or one.
 
     Raises:
         InputError: they cannot run.
     """
-    if not isinstance(layout, FoldedLayout):
-        number = 1 if wanted is None else wanted
-        check_micro_batches(
-            number, num_sequences=num_sequences, pp=layout.pp, stages_per_rank=stages_per_rank
-        )
-        return number
     number, rest = divmod(num_sequences, layout.micro_batch)
-    if rest or wanted not in (None, number):
+    if rest:
         raise InputError(
-            f"{wanted or 'no number of'} micro-batches of {layout.micro_batch} are "
-            f"{num_sequences} sequences",
-            f"give a multiple of {layout.micro_batch} sequences, and num_micro_batches None",
+            f"no number of micro-batches of {layout.micro_batch} are {num_sequences} sequences",
+            f"give a multiple of {layout.micro_batch} sequences",
         )
     for broken in micro_batch_rules(layout, number):
         raise InputError(broken.what, broken.hint)

@@ -21,28 +21,26 @@ from moetune.comm.gloo import communicator_of
 from moetune.comm.transfer import GroupRank
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.pipeline import SPLITTING, V_SCHEDULES
-from moetune.domain.training import FoldedLayout
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.clip import clip_gradients
-from moetune.runtime.parallel.fully_sharded import (
+from moetune.runtime.parallel.fsdp import (
     forget_failed_passes,
     is_sharded,
     shard_fully,
     sharded_modules,
 )
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.parallel.optimizer import MakeOptimizer, MasterOptimizer
+from moetune.runtime.parallel.optimizer import MakeOptimizer, MasterOptimizer, SummedGradients
 from moetune.runtime.parallel.schedules import (
-    ReceivingFirstStage,
+    HiddenStage,
     TorchSchedule,
     forget_failed_step,
     micro_batches_of,
     torch_schedule,
 )
-from moetune.runtime.parallel.summed_gradients import SummedGradients
 
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The mean loss over the tokens of a micro-batch, from the last part's output and the targets."""
@@ -71,9 +69,7 @@ class Stages:
     Move the parts to their device and dtype first.
 
     Args:
-        parts: this rank's modules, one for each of `ranks.stages(len(parts))`. Several of them
-            are interleaved, unless a folded layout has another schedule.
-        num_micro_batches: of a data-parallel rank's batch; a folded layout has their size.
+        parts: this rank's modules, one for each of `ranks.stages()`.
         gives_inputs: every part is called with the first one's inputs, too, as `inputs`.
 
     Raises:
@@ -87,15 +83,9 @@ class Stages:
         *,
         loss_of: LossOf,
         shapes: Shapes,
-        num_micro_batches: int | None = None,
         gives_inputs: bool = False,
     ) -> None:
-        num_micro_batches = micro_batches_of(
-            ranks.layout,
-            num_micro_batches,
-            num_sequences=len(shapes.inputs),
-            stages_per_rank=len(parts),
-        )
+        num_micro_batches = micro_batches_of(ranks.layout, len(shapes.inputs))
         self.parts = nn.ModuleList(parts)
         self.ranks = ranks
         self._shape, self._gives_inputs = shapes.inputs.shape, gives_inputs
@@ -229,10 +219,10 @@ class Stages:
         Stages of a V hand each other gradients on a rank, whether there is a backward pass or not
         (torch's `PipelineStage.get_local_bwd_output`).
         """
-        layout = self.ranks.layout
-        if isinstance(layout, FoldedLayout) and layout.order in V_SCHEDULES:
+        order = self.ranks.layout.order
+        if order in V_SCHEDULES:
             raise InputError(
-                f"stages under schedule {layout.order} cannot be evaluated",
+                f"stages under schedule {order} cannot be evaluated",
                 "load the state dict under a plan with --schedule interleaved or 1f1b",
             )
 
@@ -290,9 +280,9 @@ def _pipeline_stages(
     num_stages = ranks.layout.pp * len(parts)
     inputs, outputs = shapes.inputs[:micro_batch], shapes.outputs[:micro_batch]
     between = shapes.between[:micro_batch].requires_grad_()
-    splits = _splits(ranks)
+    splits = ranks.layout.order in SPLITTING
     return [
-        ReceivingFirstStage(
+        HiddenStage(
             part,
             index,
             num_stages,
@@ -302,12 +292,8 @@ def _pipeline_stages(
             group=ranks.mesh.get_group("pp"),
             dw_builder=_weight_gradients(part).take if splits else None,
         )
-        for part, index in zip(parts, ranks.stages(len(parts)), strict=True)
+        for part, index in zip(parts, ranks.stages(), strict=True)
     ]
-
-
-def _splits(ranks: ParallelGroups) -> bool:
-    return isinstance(ranks.layout, FoldedLayout) and ranks.layout.order in SPLITTING
 
 
 def _weight_gradients(part: nn.Module) -> WeightGradients:

@@ -12,8 +12,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.document import digest
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan
-from moetune.runtime.plans.drift import DriftAlarm
-from moetune.runtime.plans.monitor import CallObserver, LayerMonitor, first_of_each_size
+from moetune.runtime.plans.monitor import CallObserver, DriftAlarm, LayerMonitor, first_of_each_size
 from moetune.runtime.plans.online import LayerSearch, OnlineSearch
 from moetune.runtime.plans.reports import StepReporter
 from moetune.runtime.plans.timers import Clock, Watch, device_clock

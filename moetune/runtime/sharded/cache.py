@@ -6,55 +6,12 @@ ahead by Belady's policy. `ModelChunks` calls the cache for every use of a chunk
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moetune.domain.chunks import Use
 from moetune.domain.errors import InputError
+from moetune.runtime.sharded.belady import AT_START, Fetch, NextUses, fetches_of_step
 from moetune.runtime.sharded.stored import StoredChunk
-from moetune.solve.chunks.cache import AT_START, NextUses, gathers_of_step
-
-_LAG = 2
-"""Uses until a reduced chunk has left the cache: its reduction runs during the next use."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """One planned fetch of a chunk.
-
-    Args:
-        position: of the use that needs it.
-        ready: first position at whose beginning the cache has space for it; `AT_START` before all.
-        victim: the chunk to evict for it, None if there is space.
-    """
-
-    position: int
-    ready: int
-    chunk: int
-    victim: int | None
-
-
-def plan_fetches(order: Sequence[Use], capacity: int, resident: Iterable[int]) -> tuple[Fetch, ...]:
-    """Return the fetches of one step under Belady's policy, in their order.
-
-    Args:
-        order: the step's uses; none has more chunks than the capacity.
-        capacity: whole chunks that the cache holds.
-        resident: chunks in the cache before the step.
-    """
-    gathers, _ = gathers_of_step(order, NextUses(order), capacity, resident)
-    fetches: list[Fetch] = []
-    ready, position = AT_START, 0
-    gone: dict[int, int] = {}
-    for one in gathers:
-        for passed in range(position, one.use):
-            gone.update(dict.fromkeys(order[passed].leaves, passed + _LAG))
-        position = one.use
-        free = one.free_after
-        if free != AT_START:
-            free += _LAG if one.was_reduced else 1
-        ready = min(max(ready, free, gone.get(one.chunk, AT_START)), position)
-        fetches.append(Fetch(position=position, ready=ready, chunk=one.chunk, victim=one.evicted))
-    return tuple(fetches)
 
 
 class AccessTrace:
@@ -94,10 +51,10 @@ class AccessTrace:
         self._now.append(Use(chunks=chunks))
 
     def fetches(self, capacity: int, resident: Collection[int]) -> tuple[Fetch, ...]:
-        """Return the fetches of a step that repeats the known one, see `plan_fetches`."""
+        """Return the fetches of a step that repeats the known one, see `fetches_of_step`."""
         key = frozenset(resident)
         if key not in self._plans:
-            self._plans[key] = plan_fetches(self.known, capacity, resident)
+            self._plans[key], _ = fetches_of_step(self.known, self._next_uses, capacity, resident)
         return self._plans[key]
 
     def farthest(self, chunks: Sequence[int]) -> int:

@@ -12,9 +12,8 @@ from torch import nn
 from moetune.comm.agree import raise_on_all
 from moetune.comm.group import Communicator
 from moetune.domain.any_plan import AnyPlan, plan_from_json
-from moetune.domain.chunks import Chunk
+from moetune.domain.chunks import Chunk, Chunks
 from moetune.domain.errors import AllocationError, InputError
-from moetune.domain.model_plan import Chunks
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, pinned_bytes
 from moetune.runtime.moe.planned_layer import PlannedLayer

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from moetune.domain.errors import MoetuneError, NotFoundError
 from moetune.domain.model import MODELS, WHOLE_MODELS
+from moetune.domain.question import read_texts
 from moetune.domain.units import parse_count
 from moetune.huggingface.registry import registered_models
 from moetune.report.section import Cell, Section, Table
@@ -12,10 +13,9 @@ from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address
 from moetune.service.problems import problem_of
-from moetune.workflows.flags import parsed
 from moetune.workflows.memory import MemoryAnswer, MemoryQuestion, fit_memory
-from moetune.workflows.memory_flags import MemoryFlags
 from moetune.workflows.models import FoundModel, find_decoder_model, known_name
+from moetune.workflows.requests import memory_question
 from moetune.workflows.views.memory import memory_page
 from moetune.workflows.views.models import decoder_sections, model_section
 
@@ -91,10 +91,9 @@ def model_page(library: Library, name: str, form: Mapping[str, str]) -> Page:
 
 def _question(name: str, form: Mapping[str, str]) -> MemoryQuestion:
     """Return the question of `moetune memory`."""
-    ranks = parsed(form.get("world_size"), parse_count, "--world-size")
-    device_memory, seq = (form.get(flag, usual) for flag, usual in _USUAL.items())
-    flags = MemoryFlags(model=name, world_size=ranks, device_memory=device_memory, seq=seq)
-    return flags.question()
+    texts = {**_USUAL, **form}
+    device_memory = texts.pop("device_memory")
+    return memory_question({"model": name, **read_texts(texts)}, device_memory=device_memory)
 
 
 def _layer_page(name: str, found: FoundModel) -> Page:

@@ -9,20 +9,16 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import get_args
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.constraints import STRATEGIES, Order
+from moetune.domain.ask import GROUPS, Ask
 from moetune.domain.errors import MoetuneError, ProfileError
-from moetune.domain.layer import ACTIVATIONS, ExpertParallel
 from moetune.domain.model import MODELS
-from moetune.domain.optimizers import OPTIMIZERS
-from moetune.domain.pipeline import SCHEDULES
-from moetune.domain.targets import TARGETS
-from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, TOKEN_DISPATCHERS, TRAINING_DTYPES
+from moetune.domain.question import ASKS, read_texts
+from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.units import DTYPE_BYTES
 from moetune.huggingface.pasted import NAME, PastedConfig, pasted_config, unpacked_config
 from moetune.huggingface.registry import model_names
@@ -30,14 +26,13 @@ from moetune.report.section import Section
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
-from moetune.service.pages.fields import Field, field_of
+from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, PageRenderer, address
 from moetune.service.plans import kept_answer
 from moetune.service.problems import ForbiddenError, problem_of
 from moetune.service.workers import WorkerPools
-from moetune.workflows.arguments import read_texts
-from moetune.workflows.questions import Question, read_question
+from moetune.workflows.questions import ServedQuestion, read_question
 from moetune.workflows.views.plan import plan_sections
 
 _REFERENCE = "h100-x8"
@@ -46,68 +41,32 @@ _EXAMPLE = {
     "seq": "4096",
 }  # fmt: skip
 """What an address without fields shows, before it is asked for."""
-_YES = ("yes",)
-_SWITCH = ("yes", "no")
+_NO_FILE = {"routing": "balanced or natural"}
+"""Hints of fields that name files on a command line, which a service does not read."""
 
 
-def _field(name: str, label: str, hint: str = "", choices: tuple[str, ...] = ()) -> Field:
-    flag = f"--{name.replace('_', '-')}"
-    return Field(name=name, label=label, hint=hint, flag=flag, choices=choices)
+def _field(ask: Ask) -> Field:
+    """Return the field of a form that asks a field of the question."""
+    choices = tuple(map(str, ask.choices))
+    if ask.kind is bool:
+        choices = ("yes",) if ask.is_switch else ("yes", "no")
+    found = Field(
+        name=ask.name, label=ask.label, hint=_NO_FILE.get(ask.name, ask.words), flag=ask.flag,
+        choices=choices,
+    )  # fmt: skip
+    if ask.name == "dtype":
+        return replace(found, choices=tuple(dict.fromkeys((*TRAINING_DTYPES, *DTYPE_BYTES))))
+    if ask.name == "model":
+        return replace(found, suggested=dict.fromkeys((*model_names(), *MODELS), ""))
+    return found
 
 
-_MODEL = (
-    replace(_field("model", "Model", "of Hugging Face, or a layer of a paper"),
-            suggested=dict.fromkeys((*model_names(), *MODELS), "")),
-    _field("world_size", "GPUs", "the machine's"),
-    _field("memory_limit", "Memory of a GPU", "such as 40GiB"),
-    _field("dtype", "Element type", "", tuple(dict.fromkeys((*TRAINING_DTYPES, *DTYPE_BYTES)))),
-)  # fmt: skip
-_GROUPS: dict[str, tuple[Field, ...]] = {
-    "Training of a Hugging Face model": (
-        _field("target", "Runtime", "", TARGETS),
-        _field("global_batch", "Batch", "sequences of a step"),
-        _field("seq", "Sequence", "tokens of each"),
-        _field("optimizer", "Optimizer", "", tuple(OPTIMIZERS)),
-        _field("routing", "Routing", "", ("balanced", "natural")),
-        _field("front", "Fastest layout for every memory", "", _YES),
-    ),
-    "A layer": (
-        _field("tokens", "Tokens a GPU", "of a step"),
-        _field("d_model", "Width of tokens"),
-        _field("d_hidden", "Width of experts"),
-        _field("num_experts", "Experts", "on all GPUs"),
-        _field("top_k", "Experts a token"),
-        _field("activation", "Activation", "", ACTIVATIONS),
-        _field("allow_modelled", "Estimate group sizes not measured", "", _SWITCH),
-    ),
-    "Pin the layout of a whole model": (
-        _field("tp", "Tensor parallel"),
-        _field("pp", "Pipeline ranks"),
-        _field("vpp", "Stages of a pipeline rank"),
-        _field("ep", "Expert parallel"),
-        _field("etp", "Ranks that share an expert"),
-        _field("cp", "Context parallel"),
-        _field("micro_batch", "Micro-batch", "sequences"),
-        _field("zero", "What replicas shard", "", ("0", "1", "2", "3")),
-        _field("recompute", "Recompute", "none, or modules"),
-        _field("overlap", "Overlap of exchanges", "", OVERLAPS),
-        _field("dispatcher", "Dispatcher", "", TOKEN_DISPATCHERS),
-        _field("schedule", "Pipeline schedule", "", SCHEDULES),
-        _field("cuda_graphs", "CUDA graphs", "", CUDA_GRAPHS),
-        _field("offload_activations", "Activations on the host", "a share"),
-        _field("offload_optimizer", "Optimizer on the host", "a share"),
-    ),
-    "Pin the plan of a layer": (
-        _field("strategy", "Memory strategy", "", STRATEGIES),
-        _field("forward_degree", "Chunks forward"),
-        _field("backward_degree", "Chunks backward"),
-        _field("max_degree", "Most chunks"),
-        _field("order", "Order of transfers", "", get_args(Order)),
-        _field("expert_parallel", "How ranks share experts", "", get_args(ExpertParallel)),
-    ),
-}
-_LABELS = {"profile": "Machine", "config": "Configuration"} | {
-    one.name: one.label for group in (_MODEL, *_GROUPS.values()) for one in group
+_FIRST = ("model", "world_size", "memory_limit", "dtype")
+_GROUPS = {
+    group.title: tuple(
+        _field(ask) for ask in ASKS.values() if ask.group is group and ask.name not in _FIRST
+    )
+    for group in GROUPS
 }
 
 
@@ -160,7 +119,7 @@ class _Form:
         packed = "" if config is None else config.packed
         return None if packed is None else address("new", **self.texts, config=packed)
 
-    def question(self) -> Question:
+    def question(self) -> ServedQuestion:
         """Return the question.
 
         Raises:
@@ -168,7 +127,9 @@ class _Form:
         """
         config = self.read_config()
         more = {} if config is None else {"config": config}
-        return read_question({**read_texts(self.texts), **more})
+        profile = {name: text for name, text in self.texts.items() if name == "profile"}
+        texts = {name: text for name, text in self.texts.items() if name != "profile"}
+        return read_question({**read_texts(texts), **profile, **more})
 
     def command(self) -> str:
         """Return the command that asks the same."""
@@ -266,9 +227,8 @@ class _Pages:
             status=HTTPStatus.OK if problem is None else int(problem_of(problem).status),
             context={
                 "values": {"profile": "", **form.texts}, "config_text": _shown(form),
-                "first": (*_MODEL, _field("profile", "Machine", "measured or reference", profiles)),
-                "groups": _GROUPS | _others(form.texts), "plan": plan,
-                "problem": problem,
+                "first": (*(_field(ASKS[name]) for name in _FIRST), _machine(profiles)),
+                "groups": _GROUPS, "plan": plan, "problem": problem,
                 "where": "" if problem is None else _field_of(problem, form),
                 "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,
                 "model": plan and self.library.model_name(plan),
@@ -285,17 +245,18 @@ class _Pages:
             return ""
 
 
-def _others(texts: Mapping[str, str]) -> dict[str, tuple[Field, ...]]:
-    """Return a group of the fields that an address has beyond those of the form."""
-    names = tuple(_field(name, name) for name in texts if name not in _LABELS)
-    return {"Other flags": names} if names else {}
+def _machine(profiles: tuple[str, ...]) -> Field:
+    return Field(
+        name="profile", label="Machine", hint="measured or reference", flag="--profile",
+        choices=profiles,
+    )  # fmt: skip
 
 
 def _field_of(problem: MoetuneError, form: _Form) -> str:
-    """Return the field that an error names; "" where it names none."""
+    """Return the field that an error is about; "" for none."""
     if "configuration" in problem.what and (form.config or form.pasted):
         return "config_text"
-    return field_of(problem, form.texts, _LABELS)
+    return problem.field
 
 
 def _shown(form: _Form) -> str:

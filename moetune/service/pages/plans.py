@@ -171,7 +171,7 @@ def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]
     config = "" if is_named else f" --model {plan.inputs.model}/config.json"
     target = plan.target
     return {
-        f"Give it to {target}": ("export", f" --to {target}{config}"),
+        f"Give it to {target}": ("export", f" --target {target}{config}"),
         "Ask why, and why not another layout": ("explain", config),
         "See what the step depends on": ("sensitivity", config),
     }

@@ -37,20 +37,21 @@ def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | Refus
     """Return why no layout obeys the pins, with the nearest that some layout obeys.
 
     It is a `RefusedLayoutError` where the rules of the job allow them and the runtime does not.
+    Its field is the first pin to change.
     """
-    error = _contradiction(space, pins)
-    if space.asks_runtime and _is_possible(replace(space, asks_runtime=False), pins):
-        return RefusedLayoutError(error.what, error.hint)
-    return error
-
-
-def _contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError:
     near = nearest(space, pins)
     broken = _fewest_broken(space, pins, near)
     what = "; ".join(dict.fromkeys(rule.what for rule in broken)) or "no layout has all pins"
     if near is None:
-        return InputError(what, broken[0].hint if broken else "pin less of it")
-    return InputError(what, _advice(pins, near.pins))
+        changed, hint = "", broken[0].hint if broken else "pin less of it"
+    else:
+        changed = next(
+            name for name in pinned(pins) if getattr(pins, name) != getattr(near.pins, name)
+        )
+        hint = _advice(pins, near.pins)
+    if space.asks_runtime and _nearest_of(replace(space, asks_runtime=False), pins, ()):
+        return RefusedLayoutError(what, hint, field=changed)
+    return InputError(what, hint, field=changed)
 
 
 def _fewest_broken(
@@ -113,18 +114,12 @@ def _nearest_of(space: LayoutSpace, pins: LayoutRequest, changed: Sequence[str])
     return best
 
 
-def _is_possible(space: LayoutSpace, pins: LayoutRequest) -> bool:
-    """Return whether some layout obeys the pins."""
-    every = (one for sizes in space.sizes(pins) for one in _whole(space, pins, sizes))
-    return next(every, None) is not None
-
-
 def _whole(
     space: LayoutSpace,
     pins: LayoutRequest,
     sizes: FoldedLayout,
-    changed: Sequence[str] = (),
-    modules: Sequence[str] = (),
+    changed: Sequence[str],
+    modules: Sequence[str],
 ) -> Iterator[FoldedLayout]:
     """Yield the layouts of sizes that are allowed.
 
@@ -143,14 +138,11 @@ def _whole(
 
 def _distance(pins: LayoutRequest, layout: FoldedLayout, changed: Sequence[str]) -> float:
     """Return how far a layout is from pins: logarithms of sizes' ratios, and 1 for each word."""
-    far = 0.0
-    for name in changed:
-        asked, given = getattr(pins, name), getattr(layout, name)
-        if name in _SIZES:
-            far += abs(math.log2(given / asked))
-        else:
-            far += asked != given
-    return far
+    every = ((name, getattr(pins, name), getattr(layout, name)) for name in changed)
+    return sum(
+        abs(math.log2(given / asked)) if name in _SIZES else float(asked != given)
+        for name, asked, given in every
+    )
 
 
 def _advice(pins: LayoutRequest, near: LayoutRequest) -> str:

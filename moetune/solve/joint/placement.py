@@ -1,6 +1,5 @@
 """A model's layouts with its experts placed by the loads of each layer, where that is worth it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from types import MappingProxyType
@@ -93,22 +92,33 @@ def solve_placed(
         return natural, None
     job = placed_job(prices.job)
     assert isinstance(job.routing, PlacedLayers)  # noqa: S101 - of `placed_job`
-    layers, seconds = job.routing.placements(best.layout.ep), _seconds(search, best)
+    found = ModelPlacement(
+        layers=job.routing.placements(best.layout.ep), why="", placed_step_seconds=None,
+        natural_step_seconds=_seconds(search, best),
+    )  # fmt: skip
     if pins.expert_placement != "natural" and not search.target.places_experts:
         step = replace(prices, job=job).step(best.layout)
-        return natural, _elsewhere(_choice(layers, seconds, step.seconds), search.target)
-    if why := _unplaceable(pins):
-        return natural, _kept(layers, f"{why}; {_natural_words(layers)}", seconds)
+        found = _judged(replace(found, placed_step_seconds=step.seconds))
+        why = "placed ones would save less than the predictions' error"
+        if found.is_taken:
+            why = f"--target moetune does: {found.why}"
+        return natural, _kept(found, f"{search.target.name} places none, and {why}")
+    if pins.expert_placement == "natural" or (pins.zero or 0) > _MOST_ZERO:
+        why = f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
+        if pins.expert_placement == "natural":
+            why = "as pinned"
+        mean = f"the mean rows, the mean of {len(found.layers)} layers"
+        before = _mean(found, "natural_skew")
+        return natural, _kept(found, f"{why}; the fullest ranks have {before} × {mean}")
     device = replace(prices.device, trusts=Trusts())
     wholes = replace(prices, job=job, device=device, target=placing(search.target))
     placed = BestLayouts.of(replace(search, wholes=wholes), of_layouts)
-    placed_seconds = _seconds(placed.search, placed.best())
-    if placed_seconds is None:
-        return natural, _kept(layers, "no layout that places them fits", seconds)
-    choice = _choice(job.routing.placements(placed.best().layout.ep), seconds, placed_seconds)
-    if choice.is_taken:
-        return placed, choice
-    return natural, _kept(layers, choice.why, seconds, placed_seconds)
+    layers = job.routing.placements(placed.best().layout.ep)
+    seconds = _seconds(placed.search, placed.best())
+    if seconds is None:
+        return natural, _kept(found, "no layout that places them fits")
+    found = _judged(replace(found, layers=layers, placed_step_seconds=seconds))
+    return placed if found.is_taken else natural, found
 
 
 def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
@@ -116,74 +126,33 @@ def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
     return best.step.seconds if search.fits(best.layout) else None
 
 
-def _unplaceable(pins: LayoutRequest) -> str:
-    """Return why no layout with these pins places experts; "" where one may."""
-    if pins.expert_placement == "natural":
-        return "as pinned"
-    if pins.zero is not None and pins.zero > _MOST_ZERO:
-        return f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
-    return ""
+def _mean(found: ModelPlacement, name: str) -> str:
+    """Return how full the fullest ranks are on the mean of the layers."""
+    return f"{fmean(getattr(one, name) for one in found.layers):.2f}"
 
 
-def _natural_words(layers: Sequence[LayerPlacement]) -> str:
-    """Return how full the fullest ranks are in the natural order."""
-    mean = fmean(one.natural_skew for one in layers)
-    return f"the fullest ranks have {mean:.2f} × the mean rows, the mean of {len(layers)} layers"
-
-
-def _elsewhere(choice: ModelPlacement, target: Target) -> ModelPlacement:
-    """Return the natural order of a runtime that has no other, with what one would save."""
-    why = f"{target.name} places none, and placed ones would save less than the predictions' error"
-    if choice.is_taken:
-        why = f"{target.name} places none, and --target moetune does: {choice.why}"
-    return _kept(choice.layers, why, choice.natural_step_seconds, choice.placed_step_seconds)
-
-
-def _choice(
-    layers: Sequence[LayerPlacement], natural_seconds: float | None, placed_seconds: float
-) -> ModelPlacement:
+def _judged(found: ModelPlacement) -> ModelPlacement:
     """Return the placement that a plan takes, or the natural order that it keeps, with the reason.
 
     Args:
-        layers: as the best layout with placed experts has them.
-        natural_seconds: of the best layout in the natural order; None where none fits.
-        placed_seconds: of that with placed experts.
+        found: with placed experts; the natural order fits nowhere where it has no gain.
     """
-    choice = ModelPlacement(
-        layers=tuple(layers), natural_step_seconds=natural_seconds,
-        placed_step_seconds=placed_seconds, why="",
-    )  # fmt: skip
-    after, before = (
-        f"{fmean(getattr(one, name) for one in layers):.2f}"
-        for name in ("placed_skew", "natural_skew")
-    )
-    if choice.gain is None:
-        why = f"in their order they do not fit: the fullest ranks have {before} × the mean rows"
-        return replace(choice, why=why)
-    gain = format_share(choice.gain)
-    if choice.gain > WORTH_PLACING:
+    before, rows = _mean(found, "natural_skew"), "× the mean rows"
+    if found.gain is None:
+        why = f"in their order they do not fit: the fullest ranks have {before} {rows}"
+        return replace(found, why=why)
+    gain = format_share(found.gain)
+    if found.gain > WORTH_PLACING:
         why = (
-            f"the fullest ranks have {after} × the mean rows, the mean of {len(layers)} layers, "
-            f"instead of {before}, saving {gain} of the step"
+            f"the fullest ranks have {_mean(found, 'placed_skew')} {rows}, the mean of "
+            f"{len(found.layers)} layers, instead of {before}, saving {gain} of the step"
         )
-        return replace(choice, why=why)
+        return replace(found, why=why)
     least = format_share(WORTH_PLACING, digits=0)
     why = f"placed ones save {gain} of the step: less than {least} is within the predictions' error"
-    return _kept(layers, why, natural_seconds, placed_seconds)
+    return _kept(found, why)
 
 
-def _kept(
-    layers: Sequence[LayerPlacement],
-    why: str,
-    natural_seconds: float | None,
-    placed_seconds: float | None = None,
-) -> ModelPlacement:
-    """Return the natural order.
-
-    Args:
-        layers: with the placement that is not taken.
-    """
-    return ModelPlacement(
-        layers=tuple(replace(one, experts=()) for one in layers), why=why,
-        natural_step_seconds=natural_seconds, placed_step_seconds=placed_seconds,
-    )  # fmt: skip
+def _kept(found: ModelPlacement, why: str) -> ModelPlacement:
+    """Return the natural order, with the reason."""
+    return replace(found, layers=tuple(replace(one, experts=()) for one in found.layers), why=why)

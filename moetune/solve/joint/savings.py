@@ -64,18 +64,13 @@ class Savings:
 
     def _other_pins(self) -> Iterator[FoundSaving]:
         for name in pinned(self.pins):
-            if name == "cuda_graphs":
-                continue  # each of them is tried in any case
-            saving = self._below(without(self.pins, [name]), name)
-            if saving is not None:
-                yield saving
+            if name != "cuda_graphs":  # each of them is tried in any case
+                yield from self._below(without(self.pins, [name]), name)
 
     def _graphs(self) -> Iterator[FoundSaving]:
         for graphs in self.search.target.cuda_graphs:
             if graphs != self.best.layout.cuda_graphs:
-                saving = self._below(replace(self.pins, cuda_graphs=graphs), "cuda_graphs")
-                if saving is not None:
-                    yield saving
+                yield from self._below(replace(self.pins, cuda_graphs=graphs), "cuda_graphs")
 
     def _beyond_memory(self) -> Iterator[FoundSaving]:
         """Yield faster layouts that differ in a single flag and do not fit.
@@ -107,17 +102,16 @@ class Savings:
         if priced.step.seconds < self._most and not self.search.fits(layout):
             yield FoundSaving(change=self._change(layout, name), found=priced)
 
-    def _below(self, pins: LayoutRequest, name: str = "") -> FoundSaving | None:
-        """Return the best layout with other pins, if it is worth a word.
+    def _below(self, pins: LayoutRequest, name: str) -> Iterator[FoundSaving]:
+        """Yield the best layout with other pins, if it is worth a word.
 
         Args:
             name: the field that is another one, or that the pins have no more.
         """
         pins = as_graphed(pins, self.best.layout)
         found = BestLayouts.of(self.search, pins).best_below(self._most)
-        if found is None:
-            return None
-        return FoundSaving(change=self._change(found.layout, name) if name else "", found=found)
+        if found is not None:
+            yield FoundSaving(change=self._change(found.layout, name), found=found)
 
     def _change(self, layout: FoldedLayout, name: str) -> str:
         """Return the flag with the value that a layout has; a pin that it has not is left out."""

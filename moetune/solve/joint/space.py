@@ -1,6 +1,7 @@
 """Layouts of a job that the rules, the target and the pins allow, before prices and memory."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ from moetune.domain.training import (
 )
 from moetune.domain.training_rules import broken_rules
 
-_LARGEST_MICRO_BATCH = 8
+_MICRO_BATCHES = (1, 2, 4, 8)
 _LARGEST_TP = 8
 _LARGEST_CP, _SHARED = 16, 8192
 """Of unpinned context parallelism, and the tokens of a sequence for each of its ranks at least."""
@@ -70,14 +71,23 @@ class LayoutSpace:
 
     def sizes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield every size of the ranks and micro-batches that some pipeline goes with."""
-        job = self.job
-        for tp, cp, pp in itertools.product(self._tps(pins), self._cps(pins), self._pps(pins)):
+        job, target, ranks = self.job, self.target, divisors(self.job.world_size)
+        has_experts = job.decoder.num_moe_layers > 0
+        most_tp = _LARGEST_TP if {*target.tp_dispatchers} & {*target.dispatchers} else 1
+        most_cp = min(target.largest.get("cp", _LARGEST_CP), job.length // _SHARED)
+        most_pp = min(job.decoder.num_layers, target.largest.get("pp", job.world_size))
+        tps, pps = _pinned(pins.tp, ranks, most_tp), _pinned(pins.pp, ranks, most_pp)
+        cps = _pinned(pins.cp, ranks, max(1, most_cp))  # 1 up to a length that one rank can do with
+        eps = _pinned(pins.ep, divisors(job.decoder.layer.num_experts) if has_experts else (1,))
+        batches = _pinned(pins.micro_batch, _MICRO_BATCHES)
+        for tp, cp, pp in itertools.product(tps, cps, pps):
             sharers = tp * cp * pp
             if job.world_size % sharers:
                 continue
             dp = job.world_size // sharers
-            eps, etps = self._eps(pins, dp * cp * tp), self._etps(pins, tp)
-            for ep, etp, batch in itertools.product(eps, etps, self._micro_batches(pins)):
+            most_etp = min(tp, target.largest.get("etp", tp)) if has_experts else 1
+            etps = _pinned(pins.etp, divisors(tp), most_etp)
+            for ep, etp, batch in itertools.product(eps, etps, batches):
                 if job.global_batch % (dp * batch) or dp * cp * tp % (ep * etp):
                     continue
                 layout = FoldedLayout(
@@ -97,12 +107,8 @@ class LayoutSpace:
         for overlap in [pins.overlap] if pins.overlap else self.target.overlaps:
             if (sizes.overlap, sizes.recompute) == (overlap, first):
                 yield sizes
-            elif overlap == "none" or self._exchanges(sizes) or pins.overlap:
+            elif overlap == "none" or sizes.ep > 1 or pins.overlap:
                 yield sizes.changed(recompute=first, overlap=overlap)
-
-    def _exchanges(self, layout: FoldedLayout) -> bool:
-        """Return whether there are exchanges, which may be hidden or have other dispatchers."""
-        return layout.ep > 1
 
     def pipelines(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield sizes with each number of stages and each schedule that their overlap goes with."""
@@ -112,45 +118,6 @@ class LayoutSpace:
             if one.overlap == "none" or self._obeys(overlap_rules(one, self.target)):
                 yield one
 
-    def _tps(self, pins: LayoutRequest) -> Sequence[int]:
-        if pins.tp:
-            return (pins.tp,)
-        target = self.target
-        most = _LARGEST_TP if {*target.tp_dispatchers} & {*target.dispatchers} else 1
-        return [one for one in divisors(self.job.world_size) if one <= most]
-
-    def _cps(self, pins: LayoutRequest) -> Sequence[int]:
-        if pins.cp:
-            return (pins.cp,)
-        return [one for one in divisors(self.job.world_size) if one <= self._most_cp]
-
-    def _pps(self, pins: LayoutRequest) -> Sequence[int]:
-        if pins.pp:
-            return (pins.pp,)
-        most = min(self.job.decoder.num_layers, self.target.largest.get("pp", self.job.world_size))
-        return [one for one in divisors(self.job.world_size) if one <= most]
-
-    def _eps(self, pins: LayoutRequest, stage_ranks: int) -> Sequence[int]:
-        if pins.ep:
-            return (pins.ep,)
-        decoder = self.job.decoder
-        experts = divisors(decoder.layer.num_experts) if decoder.num_moe_layers else [1]
-        return [one for one in experts if stage_ranks % one == 0]
-
-    def _etps(self, pins: LayoutRequest, tp: int) -> Sequence[int]:
-        """Return the numbers of ranks that may share an expert's width."""
-        if pins.etp:
-            return (pins.etp,)
-        if not self.job.decoder.num_moe_layers:
-            return (1,)
-        most = min(tp, self.target.largest.get("etp", tp))
-        return [one for one in divisors(tp) if one <= most]
-
-    def _micro_batches(self, pins: LayoutRequest) -> Sequence[int]:
-        if pins.micro_batch:
-            return (pins.micro_batch,)
-        return [2**one for one in range(_LARGEST_MICRO_BATCH.bit_length())]
-
     def first_dispatcher(self, pins: LayoutRequest, tp: int) -> TokenDispatcher:
         """Return the plainest dispatcher that goes with tp, and with graphs of whole steps."""
         able: Sequence[TokenDispatcher] = self.target.dispatchers
@@ -158,11 +125,6 @@ class LayoutSpace:
             able = [one for one in able if one in self.target.tp_dispatchers] or able
         needs_static = pins.cuda_graphs == "full" and self.job.decoder.num_moe_layers > 0
         return "hybrid_ep" if needs_static and "hybrid_ep" in able else able[0]
-
-    @property
-    def _most_cp(self) -> int:
-        """The most ranks that share a sequence: 1 up to a length that one rank can do with."""
-        return max(1, min(self.target.largest.get("cp", _LARGEST_CP), self.job.length // _SHARED))
 
     def is_allowed(self, layout: FoldedLayout) -> bool:
         """Return whether a layout breaks no rule of the job or the target."""
@@ -211,14 +173,8 @@ class LayoutSpace:
         if pp == 1:
             return [1]
         most = most_stages(self.job.decoder.num_layers) // pp
-        return [
-            1,
-            *(
-                one
-                for one in range(2, most + 1)
-                if -(-self.job.decoder.num_layers // pp) % one == 0
-            ),
-        ]
+        blocks = -(-self.job.decoder.num_layers // pp)
+        return [1, *(one for one in range(2, most + 1) if blocks % one == 0)]
 
     def recomputes(self, pins: LayoutRequest) -> Sequence[tuple[Recompute, ...]]:
         """Return the lists of modules that the runtime recomputes and the model has."""
@@ -241,7 +197,7 @@ class LayoutSpace:
     def dispatchers(self, layout: FoldedLayout, pins: LayoutRequest) -> list[TokenDispatcher]:
         """Return the dispatchers that go with a layout; without other ranks they are one."""
         every: Sequence[TokenDispatcher] = self.target.dispatchers
-        if not self._exchanges(layout):
+        if layout.ep == 1:
             every = every[:1]
         if pins.dispatcher:
             every = (pins.dispatcher,)
@@ -251,3 +207,8 @@ class LayoutSpace:
         rules = dispatcher_rules(layout, self.target, self.site)
         of_model = family_rules(layout, self.target, self.job.decoder)
         return self._obeys(itertools.chain(rules, of_model))
+
+
+def _pinned(pin: int | None, able: Sequence[int], most: float = math.inf) -> Sequence[int]:
+    """Return the pinned size, else those that are able up to the largest."""
+    return (pin,) if pin else [one for one in able if one <= most]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
-from moetune.domain.model_plan import Confidence
+from moetune.domain.plan import Confidence
 from moetune.domain.targets import TargetName
 
 P05_RATIO, P95_RATIO = 0.86, 1.36

@@ -178,7 +178,9 @@ class DegreeChooser:
                 for (_, degrees), part in zip(every, parts, strict=True)
             ]
 
-        return self.costs.kept(("seconds", phase, self.strategy, order, tuple(every)), seconds)
+        return self.costs.remembered(
+            ("seconds", phase, self.strategy, order, tuple(every)), seconds
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

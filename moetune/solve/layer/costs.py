@@ -9,9 +9,8 @@ T·k/r rows on each rank, a real number: costs are interpolated, and a chunk is 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -19,17 +18,15 @@ from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, Phase
+from moetune.domain.once import once
 from moetune.domain.samples import GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS, LayerOperations, at_least, total
 
-_Key = float | bytes
-Kept = TypeVar("Kept")
 
-
-def _key(number: float) -> _Key:
-    """Return the key of a number, or of the array in its place."""
+def key_of(number: float) -> float | bytes:
+    """Return the key of a number, or of the array in its place, in a table."""
     return floats_of(number).tobytes() if is_many(number) else number
 
 
@@ -47,9 +44,6 @@ class LayerCosts(LayerOperations, ABC):
 
     errors: StepErrors | None = None
     skew: float = 1.0
-    _kept: dict[Hashable, object] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     @property
     def is_tensor(self) -> bool:
@@ -92,19 +86,13 @@ class LayerCosts(LayerOperations, ABC):
             parts = 1.0, 1.0
         if parts == self.chunk_parts:
             return self
-        return self.kept(("parts", parts), lambda: replace(self, chunk_parts=parts))
-
-    def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
-        """Return what these costs had made for the key before, or make it now."""
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = make()
-        return cast("Kept", found)
+        return self.remembered(("parts", parts), lambda: replace(self, chunk_parts=parts))
 
     def rows(self, tokens: float, *, degree: int = 1) -> float:
         """Return the rows of a chunk on the fullest rank, for so many tokens of each rank."""
         return tokens * self.layer.top_k * self.skew / degree
 
+    @abstractmethod
     def transfer(self, *, rows: float, degree: int) -> Estimate:
         """Return one of a chunk's collectives; 0 on one rank.
 
@@ -112,9 +100,8 @@ class LayerCosts(LayerOperations, ABC):
             rows: or an array of them.
             degree: of the phase, or an array of theirs.
         """
-        key = "transfer", _key(rows), _key(degree)
-        return self.kept(key, lambda: self._transfer(rows, degree))
 
+    @once(lambda *, phase, rows: (phase, key_of(rows)))
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
         """Return one chunk's experts: GEMMs, activation, and the movement of their rows.
 
@@ -123,20 +110,12 @@ class LayerCosts(LayerOperations, ABC):
         Args:
             rows: or an array of them.
         """
-
-        def compute() -> Estimate:
-            _, each = self._least(phase)
-            return at_least(self._compute(phase, rows), each)
-
-        return self.kept(("compute", phase, _key(rows)), compute)
-
-    @abstractmethod
-    def _transfer(self, rows: float, degree: int) -> Estimate:
-        """Compute `transfer`."""
+        _, launches = self._least(phase)
+        return at_least(self._compute(phase, rows), launches)
 
     @abstractmethod
     def _compute(self, phase: Phase, rows: float) -> Estimate:
-        """Compute `compute`."""
+        """Compute `compute`, but for the host's launches."""
 
     def gathering(self, *, tokens: float) -> Estimate:
         """Return the all-gather of tokens before a phase's first chunk; 0 without shards."""
@@ -149,8 +128,9 @@ class LayerCosts(LayerOperations, ABC):
         once, _ = self._least(phase)
         return at_least(self._phase_overhead(phase, tokens=tokens), once)
 
+    @once(lambda phase: phase)
     def _least(self, phase: Phase) -> tuple[Estimate | None, Estimate | None]:
-        return self.kept(("launches", phase), lambda: self.launches(phase) or (None, None))
+        return self.launches(phase) or (None, None)
 
     @abstractmethod
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
@@ -158,11 +138,7 @@ class LayerCosts(LayerOperations, ABC):
 
     def step_errors(self, *, tokens: int) -> StepErrors:
         """Return by how much whole steps differ from the sum of their operations."""
-        if self.errors is not None:
-            return self.errors
-        return self.kept(
-            ("step errors", tokens), lambda: self.costs.step_errors(self.key, tokens=tokens)
-        )
+        return self.errors or self.costs.step_errors(self.key, tokens=tokens)
 
     def step_factor(self, *, rows: float, degree: int) -> float:
         """Return what operations of a phase's chunk take within a step, over their own time.
@@ -186,19 +162,18 @@ class LayerCosts(LayerOperations, ABC):
         seconds = self.transfer(rows=rows, degree=degree).seconds
         return self.costs.interference.overlapped(self.speeds(rows=rows, transfer_seconds=seconds))
 
+    @once(lambda *, rows, transfer_seconds: (key_of(rows), key_of(transfer_seconds)))
     def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
-        return self.kept(
-            ("speeds", _key(rows), _key(transfer_seconds)),
-            lambda: self.costs.overlap_speeds(
-                exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
-            ),
+        return self.costs.overlap_speeds(
+            exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
         )
 
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""
         return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
 
+    @once(lambda phase, rows, *, recompute: (phase, key_of(rows), recompute))
     def halves(self, phase: Phase, rows: float, *, recompute: bool) -> tuple[Estimate, Estimate]:
         """Return the experts' work up to T_M's last use, and after it.
 
@@ -211,26 +186,21 @@ class LayerCosts(LayerOperations, ABC):
             rows: or an array of them.
             recompute: backward, T_M is computed again, and that comes before.
         """
-        again = recompute and phase == "backward"
-
-        def halves() -> tuple[Estimate, Estimate]:
-            sorting, activation = self.sorting(rows), self.activation(phase, rows)
-            if phase == "forward":
-                before = total(sorting, *self._gemms(phase, rows, "forward"), activation)
-                behind = total(*self._gemms(phase, rows, "forward", is_second=True), sorting)
-            else:
-                forms = PHASE_GEMMS[phase]
-                recomputed = self._gemms(phase, rows, "forward") if again else []
-                second = self._gemms(phase, rows, *forms, is_second=True)
-                before = total(sorting, *recomputed, *second, activation)
-                behind = total(*self._gemms(phase, rows, *forms), sorting)
-            _, launches = self._least(phase)
-            if launches is None:
-                return before, behind
-            left = launches._replace(seconds=launches.seconds - before.seconds)
-            return before, at_least(behind, left)
-
-        return self.kept(("halves", phase, _key(rows), again), halves)
+        sorting, activation = self.sorting(rows), self.activation(phase, rows)
+        if phase == "forward":
+            before = total(sorting, *self._gemms(phase, rows, "forward"), activation)
+            behind = total(*self._gemms(phase, rows, "forward", is_second=True), sorting)
+        else:
+            forms = PHASE_GEMMS[phase]
+            recomputed = self._gemms(phase, rows, "forward") if recompute else []
+            second = self._gemms(phase, rows, *forms, is_second=True)
+            before = total(sorting, *recomputed, *second, activation)
+            behind = total(*self._gemms(phase, rows, *forms), sorting)
+        _, launches = self._least(phase)
+        if launches is None:
+            return before, behind
+        left = launches._replace(seconds=launches.seconds - before.seconds)
+        return before, at_least(behind, left)
 
     def _gemms(
         self, phase: Phase, rows: float, *forms: GemmForm, is_second: bool = False

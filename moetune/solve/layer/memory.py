@@ -30,11 +30,10 @@ def layer_memory(
     forward_degree: int,
     backward_degree: int,
     strategy: Strategy = "none",
-    states: StateBytes | None = None,
 ) -> Memory:
     """Return the memory of the layer.
 
-        states       E·M + 2·H·M·E_l parameters, 3 for swiglu, of `states` bytes each
+        states       E·M + 2·H·M·E_l parameters, 3 for swiglu, of `StateBytes.of_layer` each
         activations  2·T·M (T_I, T_O) + 2·N·M (T_DI, T_DO) + N·H (T_M; twice for swiglu)
         buffers      N·M + T_M in one chunk, as large as the activations in more
         Δ(n)         N·2M·(n − 2)/n + T_M·(n − 1)/n, less in activations and in buffers
@@ -52,15 +51,12 @@ def layer_memory(
     Where a rank has only a shard of the tokens, T/P, each of those 2·T·M is 2·T/P·M, and on top
     come T·M of activations (x gathered) and 2·T·M of buffers (T_O's gradient gathered, and T_I's
     before it is scattered).
-
-    Args:
-        states: of one parameter; default, those of a layer by itself.
     """
     if workload.expert_parallel == "tensor":
-        return _tensor_parallel_memory(workload, forward_degree, backward_degree, states)
+        return _tensor_parallel_memory(workload, forward_degree, backward_degree)
     element = dtype_bytes(workload.dtype)
     layer, tokens = workload.layer, workload.tokens_per_rank
-    state_bytes = _state_bytes(workload, states)
+    state_bytes = _state_bytes(workload)
     activations = tokens * _activation_elements(layer) * element
     pipelined = max(forward_degree, backward_degree) > 1
     buffers = tokens * _buffer_elements(layer, pipelined=pipelined) * element
@@ -82,13 +78,13 @@ def layer_memory(
 
 
 def _tensor_parallel_memory(
-    workload: Workload, forward_degree: int, backward_degree: int, states: StateBytes | None
+    workload: Workload, forward_degree: int, backward_degree: int
 ) -> Memory:
     counts = TensorParallelCounts(workload, forward_degree, backward_degree, "none", bias=False)
     rings = max(counts.ring_bytes(backward=backward) for backward in (False, True))
     return Memory(
         strategy="none",
-        state_bytes=_state_bytes(workload, states),
+        state_bytes=_state_bytes(workload),
         activation_bytes=counts.activation_bytes(),
         buffer_bytes=counts.buffer_bytes() + rings,
         saved_bytes=0,
@@ -106,12 +102,11 @@ def device_bytes(memory: Memory) -> int:
     return total_bytes(memory) if memory.peak_bytes is None else memory.peak_bytes
 
 
-def _state_bytes(workload: Workload, states: StateBytes | None) -> int:
+def _state_bytes(workload: Workload) -> int:
     layer = workload.layer
     gate = layer.num_experts * layer.d_model
     experts = layer.num_gemms * layer.d_hidden * layer.d_model * workload.local_experts
-    each = states or StateBytes.of_layer(workload.dtype)
-    return (gate + experts) * each.total
+    return (gate + experts) * StateBytes.of_layer(workload.dtype).total
 
 
 def _activation_elements(layer: LayerShape) -> int:

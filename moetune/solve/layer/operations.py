@@ -21,6 +21,7 @@ from moetune.domain.arrays import Floats, array_of, floats_of, is_many, longer
 from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Doubt, Estimate, least_trust, seconds_if_known
 from moetune.domain.layer import PHASES, LayerKey, LayerShape, Phase
+from moetune.domain.once import Tables
 from moetune.domain.samples import (
     HOST_CHUNKS,
     LAUNCHES,
@@ -82,7 +83,7 @@ NOTHING = Estimate(seconds=0.0, trust="measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerOperations:
+class LayerOperations(Tables):
     """A layer on so many ranks, and what its operations take there.
 
     Args:

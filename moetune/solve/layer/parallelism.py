@@ -12,9 +12,10 @@ import numpy as np
 from moetune.domain.arrays import array_of, is_many
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import Phase, Workload
+from moetune.domain.once import once
 from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.costs import LayerCosts, key_of
 from moetune.solve.layer.operations import COUNT_BYTES, NOTHING, ROW_MOVES, total
 
 _WEIGHT_BYTES = 4
@@ -38,7 +39,8 @@ def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
 class AllToAllCosts(LayerCosts):
     """Costs where tokens travel to the experts: dispatch and combine are all-to-alls."""
 
-    def _transfer(self, rows: float, degree: int) -> Estimate:
+    @once(lambda *, rows, degree: (key_of(rows), key_of(degree)))
+    def transfer(self, *, rows: float, degree: int) -> Estimate:
         """Return one chunk's dispatch, which is also its combine.
 
         A phase's chunks are in flight together, and a collective in a queue of several is not
@@ -83,7 +85,8 @@ class TensorParallelCosts(LayerCosts):
     alone. The gate's gradient needs one small all-reduce more, of T·k weights' gradients.
     """
 
-    def _transfer(self, rows: float, degree: int) -> Estimate:  # noqa: ARG002 - see the class
+    @once(lambda *, rows, degree: key_of(rows))  # noqa: ARG005 - see the class
+    def transfer(self, *, rows: float, degree: int) -> Estimate:  # noqa: ARG002
         """Return one chunk's all-reduce, or reduce-scatter to the ranks of the tokens."""
         op: CollectiveOp = "reduce_scatter" if self.key.sequence_parallel else "all_reduce"
         return self.collective(op, rows * self.bytes_per_row)

@@ -8,9 +8,9 @@ from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layer import PHASES
 from moetune.domain.layout import Layout
-from moetune.domain.model_plan import Confidence
 from moetune.domain.placement import PlacementChoice
 from moetune.domain.plan import (
+    Confidence,
     LayerTerms,
     PhaseTerms,
     Pipeline,

@@ -158,7 +158,7 @@ def phase_time(
         ProfileError: an operation was not measured.
     """
     if strategy == "none":
-        return costs.kept(
+        return costs.remembered(
             (phase, tokens, degree, order),
             lambda: _closed_time(costs, phase, tokens, degree, order),
         )

@@ -21,8 +21,7 @@ from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs, costs_of_all
 from moetune.domain.layer import PHASES, Phase
-from moetune.domain.model_plan import Confidence
-from moetune.domain.plan import Decision
+from moetune.domain.plan import Confidence, Decision
 from moetune.domain.samples import StepRecord
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, at_degree
 from moetune.solve.layer.choose import HOPELESS
@@ -224,7 +223,7 @@ def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -
     def made() -> tuple[Sequence[Costs], Refits]:
         return resamples, _refits(nominal, resamples, tokens)
 
-    of, refits = nominal.kept(("refits", tokens), made)
+    of, refits = nominal.remembered(("refits", tokens), made)
     return refits if of is resamples else made()[1]
 
 

@@ -5,8 +5,7 @@ from dataclasses import asdict
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.interference import Interference
-from moetune.domain.model_plan import Confidence
-from moetune.domain.plan import Alternative, Binding, Choice, Verdict
+from moetune.domain.plan import Alternative, Binding, Choice, Confidence, Verdict
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import device_bytes

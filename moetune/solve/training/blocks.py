@@ -104,14 +104,15 @@ class BlockTable(Tables):
         # Prices of runtimes that chunk have no such idle time.
         has_idle = not is_chunked and "chunks" not in self.target.overlaps
         found = []
-        for kind, one, cut, beside in zip(
-            self._kinds, on_device, chunked, self._beside(layout), strict=True
+        parts, at = self._routed
+        for place, one, cut, beside in zip(
+            at, on_device, chunked, self._beside(layout), strict=True
         ):
             slack, saved = one.slack, (0.0, 0.0)
             if cut is not None and degree is not None:
                 slack, saved = slack - cut.launches(degree), cut.saved(degree)
             if has_idle:
-                slack = min(slack, -idle_seconds(kind.routed, layout))
+                slack = min(slack, -idle_seconds(parts[place], layout))
             found.append(
                 block_seconds(
                     one.times, layout, device=one.passes, slack=slack, saved=saved, beside=beside,

@@ -79,35 +79,18 @@ def _deduplicated(
     if span.nodes == 1:
         return device.collective("all_to_all", span, rows * row_bytes)
     copies = reached_nodes(part, span.nodes)
-    wire = _in_two_steps(
-        device, span, across_bytes=tokens * copies * row_bytes, inside_bytes=rows * row_bytes
-    )  # fmt: skip
+    # Between nodes, then inside them, both at once in pieces: the longer one counts.
+    across, inside = RankSpan(span.nodes, span.nodes), RankSpan(span.size // span.nodes, 1)
+    wire = max(
+        device.collective("all_to_all", across, tokens * copies * row_bytes),
+        device.collective("all_to_all", inside, rows * row_bytes),
+    )
     if not device.posted_chunk_seconds:
         return wire
     chunks = posted_chunks(
         phase, num_ranks=span.size, num_nodes=span.nodes, tokens=tokens, reach=copies
     )  # fmt: skip
     return max(wire, chunks * device.posted_chunk_seconds)
-
-
-def _in_two_steps(
-    device: DevicePrices,
-    span: RankSpan,
-    *,
-    across_bytes: float,
-    inside_bytes: float,
-) -> float:
-    """Return an exchange that crosses between nodes, then goes on inside them.
-
-    Both steps run at once, in pieces: the longer one counts.
-    """
-    across = device.collective(
-        "all_to_all", RankSpan(size=span.nodes, nodes=span.nodes), across_bytes
-    )
-    inside = device.collective(
-        "all_to_all", RankSpan(size=span.size // span.nodes, nodes=1), inside_bytes
-    )
-    return max(across, inside)
 
 
 def _shared_width(

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from moetune.domain.chips import memory_bytes_per_second
 from moetune.domain.cluster import Machine
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust, seconds_if_known
-from moetune.domain.data_sheets import memory_bytes_per_second
 from moetune.domain.errors import ProfileError
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 

@@ -280,15 +280,15 @@ class MemoryModel(Tables):
         if layout.zero < SHARDS_GRADIENTS:
             return 0.0
         element = self._optimizer.gradient_bytes + ELEMENT * (layout.zero > SHARDS_GRADIENTS)
-        dense, experts = _shards(layout)
-        largest = max(
-            (
-                dense * one.dense + experts * one.experts
-                for _, one in self._parameters.blocks(layout, rank.blocks)
-            ),
-            default=0.0,
-        )
+        largest = self._largest_block(layout, rank.blocks)
         return element * min(WHOLE_BLOCKS * largest, rank.dense + rank.experts)
+
+    @once(lambda layout, rank: (layout.tp, layout.ep * layout.etp, _shards(layout), rank))
+    def _largest_block(self, layout: FoldedLayout, rank: RankBlocks) -> float:
+        """Return the parameters on one device of the block that has most to shard."""
+        dense, experts = _shards(layout)
+        every = (one for _, one in self._parameters.blocks(layout, rank))
+        return max((dense * one.dense + experts * one.experts for one in every), default=0.0)
 
     @once(
         lambda layout: (
@@ -363,8 +363,7 @@ class MemoryModel(Tables):
 
     def live(self, layout: FoldedLayout) -> tuple[float, ...]:
         """Return the micro-batches in work on each rank, in its blocks' worth."""
-        batches = self.job.global_batch // (layout.micro_batch * layout.dp)
-        found = most_live(layout.order, layout.pp, layout.vpp, batches)
+        found = most_live(layout.order, layout.pp, layout.vpp, self.job.micro_batches(layout))
         if layout.overlap != "batch" or layout.pp == 1:
             return found
         return tuple(one + 1 / layout.vpp for one in found)  # one more stage's worth of warm-up

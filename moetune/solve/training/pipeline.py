@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from moetune.domain.pipeline import SPLITTING, Schedule, rank_of_stage
+from moetune.solve.training.modules import Passes
 from moetune.solve.training.schedule import KINDS, Pass, Timetable, timetable
 
 _ROUNDS = 4
@@ -13,41 +14,19 @@ _ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageSeconds:
-    """Seconds of one stage's passes for one micro-batch.
-
-    Args:
-        grad_input, grad_weight: the backward pass, which is both.
-    """
-
-    forward: float
-    grad_input: float
-    grad_weight: float
-
-    @property
-    def backward(self) -> float:
-        """The backward pass."""
-        return self.grad_input + self.grad_weight
-
-    @property
-    def total(self) -> float:
-        """All passes."""
-        return self.forward + self.backward
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StagePipeline:
     """The stages, and the schedule on p ranks, that are played.
 
     Args:
-        stages: s of them on each rank, placed as the schedule has them.
+        stages: seconds of each one's passes for one micro-batch, s of them on each rank, placed as
+            the schedule has them.
         send_seconds: of one micro-batch from a stage to the next one on another rank.
         hides_sends: whether a rank computes while it sends; 1F1B of torch and Megatron does not.
     """
 
     schedule: Schedule
     pp: int
-    stages: tuple[StageSeconds, ...]
+    stages: tuple[Passes, ...]
     num_micro_batches: int
     send_seconds: float = 0.0
     hides_sends: bool = True
@@ -151,7 +130,7 @@ def least_seconds(pipeline: StagePipeline) -> float:
         own = 0.0 if pipeline.hides_sends else send * (num * sends - (whole and rank > 0))
         least = max(least, busy + own + before)
         stage = pipeline.stages[rank]
-        before += (stage.total if whole else stage.forward) + (1 + whole) * send
+        before += (sum(stage) if whole else stage.forward) + (1 + whole) * send
     return least
 
 

@@ -12,8 +12,9 @@ from moetune.solve.training.activations import ELEMENT, block_bytes
 from moetune.solve.training.block import GEMM_FORMS
 from moetune.solve.training.blocks import BlockTable
 from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.modules import Passes
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds, Room, computing
-from moetune.solve.training.pipeline import StagePipeline, StageSeconds, least_seconds, play
+from moetune.solve.training.pipeline import StagePipeline, least_seconds, play
 from moetune.solve.training.stages import (
     DecoderStages,
     RankBlocks,
@@ -180,11 +181,11 @@ class StepPrices(Tables):
         """Return the least time of a pipeline over that of one micro-batch in the whole model."""
         if layout.order != "1f1b":
             return self.rounds(layout)
-        return 1 / (1 - (1 - 1 / self._num_micro_batches(layout)) ** layout.pp)
+        return 1 / (1 - (1 - 1 / self.job.micro_batches(layout)) ** layout.pp)
 
     def rounds(self, layout: FoldedLayout) -> float:
         """Return the micro-batches for each rank of the pipeline, which some rank has at least."""
-        return self._num_micro_batches(layout) / layout.pp
+        return self.job.micro_batches(layout) / layout.pp
 
     @once(_of_micro_batch)
     def micro_batch_seconds(self, layout: FoldedLayout) -> float:
@@ -204,9 +205,6 @@ class StepPrices(Tables):
         plain = layout.changed(overlap="none", degree=None)
         return self.micro_batch_seconds(plain) - self.blocks.most_saved(layout)
 
-    def _num_micro_batches(self, layout: FoldedLayout) -> int:
-        return self.job.global_batch // (layout.micro_batch * layout.dp)
-
     def pipeline(self, layout: FoldedLayout) -> StagePipeline:
         """Return the layout's pipeline."""
         blocks, ends = self.blocks.seconds(layout), self._ends(layout)
@@ -216,20 +214,16 @@ class StepPrices(Tables):
         first = stages[0]
         if layout.offload_activations:
             out, back = self._waits_for_copies(layout, first)
-            stages[0] = replace(
-                first, forward=first.forward + out, grad_input=first.grad_input + back
-            )
+            stages[0] = first + Passes(forward=out, grad_input=back)
         if layout.order in SPLITTING:  # torch splits no backward pass that has no input
-            stages[0] = StageSeconds(
-                forward=first.forward, grad_input=first.backward, grad_weight=0.0
-            )
+            stages[0] = Passes(forward=first.forward, grad_input=first.backward)
         return StagePipeline(
             schedule=layout.order, pp=layout.pp, stages=tuple(stages),
-            num_micro_batches=self._num_micro_batches(layout),
+            num_micro_batches=self.job.micro_batches(layout),
             send_seconds=self._send(layout), hides_sends=layout.order != "1f1b",
         )  # fmt: skip
 
-    def _waits_for_copies(self, layout: FoldedLayout, stage: StageSeconds) -> tuple[float, float]:
+    def _waits_for_copies(self, layout: FoldedLayout, stage: Passes) -> tuple[float, float]:
         """Return what copies of activations take longer than the pass that they run beside."""
         size = layout.offloaded_share(self.job.decoder) * self._activation_bytes(layout)
         out, back = self.device.copied("d2h", size), self.device.copied("h2d", size)
@@ -276,7 +270,7 @@ class StepPrices(Tables):
 
     def _stage(
         self, stage: StageBlocks, blocks: tuple[BlockSeconds, ...], ends: tuple[float, float]
-    ) -> StageSeconds:
+    ) -> Passes:
         heads = stage.has_head + stage.has_predictions * len(self.job.decoder.predictions)
         head = FORWARD_OF_BOTH * heads * ends[1]
         embedding = stage.has_embedding * ends[0]
@@ -287,7 +281,7 @@ class StepPrices(Tables):
                 forward += count * one.forward
                 weight += count * one.weight
                 grad_input += count * (one.backward - one.weight)
-        return StageSeconds(forward=forward, grad_input=grad_input, grad_weight=weight)
+        return Passes(forward=forward, grad_input=grad_input, grad_weight=weight)
 
     @once(lambda pipeline: pipeline)
     def _played(self, pipeline: StagePipeline) -> float:

@@ -1,7 +1,6 @@
 """Time of a step's gradients, parameters and optimizer, beside and behind its passes."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from moetune.domain.once import Tables, once
 from moetune.domain.targets import Target
@@ -11,13 +10,6 @@ from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.parameters import SHARDS_GRADIENTS, Parameters, RankParameters, shard_of
 from moetune.solve.training.passes import NO_ROOM, WITHOUT_END, Room
 from moetune.solve.training.stages import DecoderStages
-
-
-class _Alone(NamedTuple):
-    """Seconds of the collectives of a step by themselves."""
-
-    reduced: float
-    gathered: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +84,13 @@ class UpdatePrices(Tables):
 
     def least_of_gradients(self, layout: FoldedLayout) -> float:
         """Return `gradients` at least, whatever the passes."""
-        num = self.job.global_batch // (layout.micro_batch * layout.dp)
+        num = self.job.micro_batches(layout)
         return min(
             self.gradients(layout, room, num_micro_batches=num) for room in (WITHOUT_END, NO_ROOM)
         )  # computation may lose more beside gradients than these gain
 
-    def _alone(self, layout: FoldedLayout, held: Parameters) -> _Alone:
-        """Return the seconds of so many parameters by themselves."""
+    def _alone(self, layout: FoldedLayout, held: Parameters) -> tuple[float, float]:
+        """Return the seconds of a reduction and a gathering by themselves."""
         data = self.device.span(layout.dp * layout.cp, layout.tp)
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
         summed = self.target.optimizer(self.job.optimizer).gradient_bytes
@@ -106,7 +98,7 @@ class UpdatePrices(Tables):
         for count, span in zip(held, (data, replicas), strict=True):
             reduced += self.device.collective("reduce_scatter", span, summed * count)
             gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
-        return _Alone(reduced, gathered)
+        return reduced, gathered
 
     def _over_host(
         self, layout: FoldedLayout, held: Parameters, num: int, sent: float, room: Room

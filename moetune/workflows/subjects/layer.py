@@ -5,13 +5,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from moetune.domain.ask import LARGEST_BYTES
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
 from moetune.domain.errors import InfeasiblePlanError, InputError
-from moetune.domain.plan import Alternative, Decision, LayerTerms, PhaseTerms, Plan, StrategyTerms
+from moetune.domain.plan import (
+    Alternative,
+    Decision,
+    LayerTerms,
+    PhaseTerms,
+    Plan,
+    StrategyTerms,
+)
 from moetune.domain.profile import Profile
-from moetune.domain.request import LARGEST_BYTES
+from moetune.domain.spelling import AS_FLAGS, spelled
 from moetune.domain.units import format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
@@ -23,9 +31,21 @@ from moetune.solve.trace import layer_spans
 from moetune.workflows.changes import WhatIf, check_changes, layer_again
 from moetune.workflows.compared import Asked, ComparedChoice, Refusal, WhyNot, WhyNotAnswer
 from moetune.workflows.plan import drawn_costs
-from moetune.workflows.subjects.values import GIB, LostChoice, Neighbour, RunStep, Timelines
+from moetune.workflows.subjects.values import (
+    GIB,
+    LostChoice,
+    Neighbour,
+    RunStep,
+    Timelines,
+    profile_of,
+)
 
 EXPLANATION_SCHEMA = "moetune.explanation/1"
+_OF_BOTH = replace(
+    AS_FLAGS,
+    names={**AS_FLAGS.names, **dict.fromkeys(("forward-degree", "backward-degree"), "--degree")},
+)
+"""Spelling where one degree is asked for both phases."""
 _RULE = (
     f"Gains below {format_share(WORTH, digits=0)} over one chunk or over keeping all activations "
     f"are not taken, nor below {format_share(NOISE, digits=0)} over fewer chunks: the errors of "
@@ -124,19 +144,17 @@ class LayerSubject:
         Raises:
             InputError: a value is none that it could have, or the plan has no such choice.
         """
-        spelling = question.spelling
         if question.layout is not None:
-            names = [spelling(name) for name in ("degree", "strategy")]
             raise InputError(
-                f"{spelling('layout')} is for whole models, and plan {self.plan.id[:6]} is of one "
-                "layer",
-                f"ask with {' or '.join(names)}",
+                f"--layout is for whole models, and plan {self.plan.id[:6]} is of one layer",
+                "ask with --degree or --strategy",
             )
         texts = question.degree_texts
         if question.strategy is not None:
             texts["strategy"] = question.strategy
-        asked = Asked(texts=texts, pins=texts, spelling=question.degree_spelling)
-        check_changes(self.plan, _whatif(asked))
+        asked = Asked(texts=texts, pins=texts)
+        with spelled(AS_FLAGS if question.degree is None else _OF_BOTH):
+            check_changes(self.plan, _whatif(asked))
         return asked
 
     def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
@@ -163,7 +181,7 @@ class LayerSubject:
 
     def seconds(self, slowdown: Slowdown | None = None) -> float:
         """Return the step of the plan's own choice, of the machine or of a slower one."""
-        return plan_step(plan=self.plan, costs=slowed(self._costs, slowdown)).seconds
+        return plan_step(plan=self.plan, costs=slowed(self.costs, slowdown)).seconds
 
     def neighbours(self) -> Iterator[Neighbour]:
         """Yield one chunk more and less of each phase, other strategies, and more memory."""
@@ -178,8 +196,8 @@ class LayerSubject:
 
     def timelines(self) -> Timelines:
         """Return the streams of both phases."""
-        forward, backward = plan_timelines(plan=self.plan, costs=self._costs)
-        spans = layer_spans(plan=self.plan, costs=self._costs, forward=forward, backward=backward)
+        forward, backward = plan_timelines(plan=self.plan, costs=self.costs)
+        spans = layer_spans(plan=self.plan, costs=self.costs, forward=forward, backward=backward)
         return Timelines(
             processes=(("predicted", spans),),
             overlap=(overlap_share(forward.spans), overlap_share(backward.spans)),
@@ -191,13 +209,14 @@ class LayerSubject:
         return RunStep(workload=self.plan.workload, decision=self._decision)
 
     @cached_property
-    def _costs(self) -> Costs:
-        return costs_of(self._machine, allow_modelled=self.plan.inputs.pinned.allow_modelled)
+    def costs(self) -> Costs:
+        """The costs that the plan was solved with."""
+        return costs_of(self.machine, allow_modelled=self.plan.inputs.pinned.allow_modelled)
 
     @property
-    def _machine(self) -> Profile:
-        assert self.profile is not None  # noqa: S101 - only what needs none is asked without it
-        return self.profile
+    def machine(self) -> Profile:
+        """The profile, which what is priced again needs; ProfileError where it is not there."""
+        return profile_of(self.plan.id, self.profile, self.missing)
 
     @property
     def _decision(self) -> Decision:
@@ -207,7 +226,7 @@ class LayerSubject:
         inputs, decision = self.plan.inputs, self._decision
         bounds, costs = (
             inputs.pinned.bounds,
-            layer_costs(workload=self.plan.workload, costs=self._costs),
+            layer_costs(workload=self.plan.workload, costs=self.costs),
         )
         phases = ("forward_degree", "backward_degree")
         is_paired = DegreeChooser(costs=costs, bounds=bounds).is_paired
@@ -218,23 +237,23 @@ class LayerSubject:
                 moved = {name: getattr(decision, name) + change for name in names}
                 if all(1 <= degree <= largest for degree in moved.values()):
                     choice = replace(decision, **moved)
-                    step = plan_step(plan=self.plan, costs=self._costs, decision=choice)
+                    step = plan_step(plan=self.plan, costs=self.costs, decision=choice)
                     yield Neighbour(knob, degrees_name(choice), step.seconds)
 
     def _changed(self, question: WhatIf) -> Plan:
-        return layer_again(self.plan, profile=self._machine, question=question)
+        return layer_again(self.plan, profile=self.machine, question=question)
 
     def _chance(self, plan: Plan) -> float:
         """Return the share of refits under which another plan's step is the shorter one."""
         allowed = plan.inputs.pinned.allow_modelled
         return chance_of_faster(
             self._priced(self.plan), self._priced(plan),
-            resamples=drawn_costs(self._machine, allow_modelled=allowed),
+            resamples=drawn_costs(self.machine, allow_modelled=allowed),
             tokens=self.plan.inputs.tokens_per_rank,
         )  # fmt: skip
 
     def _priced(self, plan: Plan) -> LayerChoice:
-        costs = costs_of(self._machine, allow_modelled=plan.inputs.pinned.allow_modelled)
+        costs = costs_of(self.machine, allow_modelled=plan.inputs.pinned.allow_modelled)
         layer = layer_costs(workload=plan.workload, costs=costs)
         return layer, plan.decide(self.plan.inputs.tokens_per_rank)
 
@@ -307,7 +326,7 @@ def _copy_seconds(phase: PhaseTerms) -> float:
 
 def _whatif(asked: Asked, limit_bytes: int | None = None) -> WhatIf:
     limit = {} if limit_bytes is None else {"memory_limit_bytes": limit_bytes}
-    return WhatIf(changes={"constraints": asked.texts, **limit}, spelling=asked.spelling)
+    return WhatIf(changes={"constraints": asked.texts, **limit}, spelling=AS_FLAGS)
 
 
 def _placed_otherwise(plan: Plan, changed: Plan) -> Iterator[str]:

@@ -14,8 +14,9 @@ from moetune.domain.errors import (
     LayoutTooLargeError,
     ProfileError,
 )
+from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
-from moetune.domain.training import FoldedLayout
+from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import (
     TrainingAnswer,
     TrainingDocument,
@@ -29,6 +30,7 @@ from moetune.solve.joint.pins import pin_flag, pinned, without
 from moetune.solve.joint.placement import placed_job, placing
 from moetune.solve.joint.search import NOISE, FoldedSearch
 from moetune.solve.joint.uncertainty import confidence_of
+from moetune.solve.trace import num_drawn, rank_spans
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.compared import (
@@ -39,12 +41,19 @@ from moetune.workflows.compared import (
     WhyNotAnswer,
     difference_of,
 )
+from moetune.workflows.models import find_planned_model
+from moetune.workflows.routing_files import read_routing
 from moetune.workflows.subjects.model_pins import asked_of_training, degree_texts, layout_texts
-from moetune.workflows.subjects.model_request import planned_request
-from moetune.workflows.subjects.model_timeline import model_timelines
-from moetune.workflows.subjects.values import GIB, LostChoice, Neighbour, RunStep, Timelines
+from moetune.workflows.subjects.values import (
+    GIB,
+    LostChoice,
+    Neighbour,
+    RunStep,
+    Timelines,
+    profile_of,
+)
 from moetune.workflows.training import plan_training, search_of
-from moetune.workflows.training_plan import TrainingRequest, folded_layout, layout_words
+from moetune.workflows.training_plan import TrainingRequest, folded_layout, layout_words, plan_id
 from moetune.workflows.training_prices import step_prices
 
 EXPLANATION_SCHEMA = "moetune.training-explanation/1"
@@ -191,8 +200,19 @@ class ModelSubject:
         yield Neighbour("memory-limit", words, roomy.step.seconds)
 
     def timelines(self) -> Timelines:
-        """Return the passes of every pipeline rank, then one block of the model."""
-        return model_timelines(self._prices, self._layout)
+        """Return the passes of every pipeline rank, in the order of its schedule."""
+        layout, pipeline = self._layout, self._prices.pipeline(self._layout)
+        num, ranks = pipeline.num_micro_batches, range(layout.pp)
+        shown = num_drawn(pipeline)
+        by_rank = rank_spans(
+            pipeline, self._prices.step(layout).parts, shown,
+            tokens=layout.micro_batch * self._request.job.length // layout.cp,
+        )  # fmt: skip
+        cut = f"Passes of the first {shown:,} of {num:,} micro-batches."
+        return Timelines(
+            [(f"predicted, pipeline rank {rank}", by_rank[rank]) for rank in ranks],
+            notes=(cut,) if shown < num else (),
+        )
 
     @property
     def run_step(self) -> RunStep:
@@ -204,7 +224,7 @@ class ModelSubject:
 
     @cached_property
     def _request(self) -> TrainingRequest:
-        return planned_request(self.plan, model=self.model)
+        return _planned_request(self.plan, self.model)
 
     @cached_property
     def _priced(self) -> TrainingRequest:
@@ -217,16 +237,16 @@ class ModelSubject:
 
     @cached_property
     def _costs(self) -> Costs:
-        return costs_of(self._machine, allow_modelled=True)
+        return costs_of(self.machine, allow_modelled=True)
 
     @cached_property
     def _prices(self) -> StepPrices:
-        return step_prices(self._priced.job, self._priced.target, self._machine, self._costs)
+        return step_prices(self._priced.job, self._priced.target, self.machine, self._costs)
 
     @property
-    def _machine(self) -> Profile:
-        assert self.profile is not None  # noqa: S101 - only what needs none is asked without it
-        return self.profile
+    def machine(self) -> Profile:
+        """The profile, which what is priced again needs; ProfileError where it is not there."""
+        return profile_of(self.plan.id, self.profile, self.missing)
 
     @cached_property
     def _layout(self) -> FoldedLayout:
@@ -235,7 +255,7 @@ class ModelSubject:
     def _planned(self, asked: Asked, *, drop: Sequence[str] = ()) -> TrainingDocument:
         """Return the plan with what is asked pinned, and without some of its own pins."""
         pins = replace(without(self._request.pins, drop), **asked.pins)
-        return plan_training(replace(self._request, pins=pins), self._machine)
+        return plan_training(replace(self._request, pins=pins), self.machine)
 
     def _blocking(self, asked: Asked) -> Refusal | None:
         """Return which of the plan's own pins leave no room for what is asked; None for none."""
@@ -257,11 +277,10 @@ class ModelSubject:
     def _in_chunks(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
         """Return the chosen layout with its exchanges in so many chunks."""
         if self._layout.overlap != "chunks":
-            layout_flag = asked.spelling("layout")
             raise InputError(
                 f"the plan's layout hides exchanges by overlap {self._layout.overlap}, not in "
                 "chunks",
-                f"ask with {layout_flag}, or plan with --target moetune --overlap chunks",
+                "ask with --layout, or plan with --target moetune --overlap chunks",
             )
         layout = replace(self._layout, **asked.pins)
         forward, backward = asked.texts.values()
@@ -294,7 +313,7 @@ class ModelSubject:
         return Neighbour(knob, words, best.step.seconds, note)
 
     def _search(self, limit_bytes: int) -> FoldedSearch:
-        return search_of(self._prices, self._machine, limit_bytes=limit_bytes or inf)
+        return search_of(self._prices, self.machine, limit_bytes=limit_bytes or inf)
 
     def _slowed(self, slowdown: Slowdown | None) -> StepPrices:
         if slowdown is None:
@@ -302,9 +321,34 @@ class ModelSubject:
         job, target = self._priced.job, self._priced.target
         if slowdown.part == LAUNCHES:
             slow = replace(target, launches=target.launches * slowdown.factor)
-            return step_prices(job, slow, self._machine, self._costs)
-        prices = step_prices(job, target, self._machine, slowed(self._costs, slowdown))
+            return step_prices(job, slow, self.machine, self._costs)
+        prices = step_prices(job, target, self.machine, slowed(self._costs, slowdown))
         return replace(prices, device=_slowed_device(prices.device, slowdown))
+
+
+def _planned_request(plan: TrainingDocument, model: str | None) -> TrainingRequest:
+    """Return what a plan was made for; InputError where its model or routing is another one."""
+    inputs, name = plan.inputs, f"plan {plan.id[:6]}"
+    decoder = find_planned_model(inputs, given=model).decoder
+    if decoder is None:
+        raise InputError(f"{name}: {inputs.model} is a layer, not a model", MAKE_ONE)
+    decoder, routing = read_routing(inputs.routing, decoder)
+    request = TrainingRequest(
+        job=TrainingJob(
+            decoder=decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
+            length=inputs.seq, dtype=inputs.dtype,
+            routing=routing, optimizer=inputs.optimizer, leaves_room=inputs.leaves_room,
+        ),
+        pins=inputs.pins,
+        target=inputs.facts,
+        memory_limit_bytes=inputs.memory_limit_bytes,
+    )  # fmt: skip
+    if plan_id(inputs, request) != plan.id:
+        raise InputError(
+            f"{name}: its model, routing or version of moetune is another one",
+            "make the plan again; where its model is a config.json, name it with --model",
+        )
+    return request
 
 
 def kinds_of(parts: Mapping[str, float]) -> dict[str, float]:

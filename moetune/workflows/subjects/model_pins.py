@@ -10,12 +10,12 @@ from typing import Any
 
 from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError
+from moetune.domain.question import modules_of
 from moetune.domain.training import Degrees, LayoutRequest
 from moetune.domain.training_document import TrainingDocument
 from moetune.solve.joint.pins import pinned
 from moetune.solve.training.chunks import MOST_CHUNKS
 from moetune.workflows.compared import Asked, WhyNot
-from moetune.workflows.flags import modules_of
 
 _PRINTED = "·"
 _MOST_LETTERS = 300
@@ -30,28 +30,27 @@ def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
     Raises:
         InputError: a value is none that a layout could have.
     """
-    spelling, flag = question.spelling, question.spelling("layout")
     if question.strategy is not None:
         raise InputError(
-            f"{spelling('strategy')} is for layers, and this is the plan of a training",
-            f"ask with {flag} recompute=moe_act or recompute=full",
+            "--strategy is for layers, and this is the plan of a training",
+            "ask with --layout recompute=moe_act or recompute=full",
         )
     degrees = _degrees(question, plan)
     if question.layout is None:
-        return Asked(texts=degree_texts(degrees), pins={"degree": degrees}, spelling=spelling)
+        return Asked(texts=degree_texts(degrees), pins={"degree": degrees})
     if question.degree_texts:
         raise InputError(
-            f"{spelling('degree')} and {flag} exclude each other for the plan of a training",
+            "--degree and --layout exclude each other for the plan of a training",
             "ask one of them: the degree is that of the plan's own layout",
         )
-    values = _values(question.layout, flag)
-    dp = _dp(values, flag, plan.inputs.world_size)
-    request = decode(LayoutRequest, values, flag)
+    values = _values(question.layout)
+    dp = _dp(values, plan.inputs.world_size)
+    request = decode(LayoutRequest, values, "--layout")
     pins = {name: getattr(request, name) for name in pinned(request)}
     for name in _SHARES:
         if not 0 <= pins.get(name, 0) <= 1:
-            raise InputError(f"{flag}: {name} must be from 0 to 1, got {pins[name]}")
-    return Asked(texts=layout_texts(pins | dp), pins=pins, spelling=spelling)
+            raise InputError(f"--layout: {name} must be from 0 to 1, got {pins[name]}")
+    return Asked(texts=layout_texts(pins | dp), pins=pins)
 
 
 def layout_texts(values: Mapping[str, object]) -> dict[str, str]:
@@ -75,19 +74,20 @@ def _degrees(question: WhyNot, plan: TrainingDocument) -> Degrees:
     texts = question.degree_texts
     for name, text in texts.items():
         if not 1 <= int(text) <= MOST_CHUNKS:
+            flag = name if question.degree is None else "degree"
             raise InputError(
-                f"{question.degree_spelling(name)} must be from 1 to {MOST_CHUNKS} for the plan of "
-                f"a training, got {text}"
+                f"--{flag} must be from 1 to {MOST_CHUNKS} for the plan of a training, got {text}",
+                field=flag.replace("-", "_"),
             )
     planned = plan.layout.degree or Degrees(forward=1, backward=1)
     forward, backward = map(int, (degree_texts(planned) | texts).values())
     return Degrees(forward=forward, backward=backward)
 
 
-def _values(text: str, flag: str) -> dict[str, Any]:
+def _values(text: str) -> dict[str, Any]:
     """Return the values by name; a part without a name goes on with the list before it."""
     if not text.strip() or len(text) > _MOST_LETTERS:
-        raise InputError(f"{flag} is empty or too long", _EXAMPLE)
+        raise InputError("--layout is empty or too long", _EXAMPLE)
     texts: dict[str, str] = {}
     name = ""
     for part in map(str.strip, re.split(f"[,{_PRINTED}]", text)):
@@ -98,7 +98,7 @@ def _values(text: str, flag: str) -> dict[str, Any]:
         name = key.replace("-", "_")
         if not value.strip() or name in texts:
             what = f"names {key} twice" if name in texts else f"has {shown(part)}, not NAME=VALUE"
-            raise InputError(f"{flag} {what}", _EXAMPLE)
+            raise InputError(f"--layout {what}", _EXAMPLE)
         texts[name] = value.strip()
     read = {name: _number(value) for name, value in texts.items()}
     if "recompute" in texts:
@@ -116,7 +116,7 @@ def _number(text: str) -> object:
     return text
 
 
-def _dp(values: dict[str, Any], flag: str, ranks: int) -> dict[str, object]:
+def _dp(values: dict[str, Any], ranks: int) -> dict[str, object]:
     """Take the replicas out of what is asked: they follow from the other sizes.
 
     Raises:
@@ -127,12 +127,12 @@ def _dp(values: dict[str, Any], flag: str, ranks: int) -> dict[str, object]:
     dp, sizes = values.pop("dp"), [values.get(name) for name in ("cp", "tp", "pp")]
     if not all(isinstance(size, int) for size in (dp, *sizes)):
         raise InputError(
-            f"{flag}: dp follows from cp, tp and pp", "name those instead, or all of them"
+            "--layout: dp follows from cp, tp and pp", "name those instead, or all of them"
         )
     product = math.prod(size or 1 for size in sizes)
     if dp * product != ranks:
         raise InputError(
-            f"{flag}: dp {dp} x cp, tp and pp of {product} is not the {ranks} ranks",
+            f"--layout: dp {dp} x cp, tp and pp of {product} is not the {ranks} ranks",
             f"nearest: dp {ranks // product}" if ranks % product == 0 else "name other sizes",
         )
     return {"dp": dp}

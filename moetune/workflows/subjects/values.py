@@ -4,12 +4,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
+from moetune.domain.profile import Profile
 from moetune.solve.trace import TraceSpan
 from moetune.workflows.compared import ComparedChoice
 
 GIB = 2**30
+
+
+def profile_of(plan_id: str, profile: Profile | None, missing: str) -> Profile:
+    """Return the profile behind a plan, which is there.
+
+    Raises:
+        ProfileError: it is missing, or has changed.
+    """
+    if profile is None:
+        raise ProfileError(
+            f"{missing}: plan {plan_id[:6]}", "make the plan again, or name its own profile"
+        )
+    return profile
 
 
 class LostChoice(NamedTuple):

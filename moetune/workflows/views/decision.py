@@ -1,7 +1,6 @@
 """A plan's decision in words, and how sure it is."""
 
-from moetune.domain.model_plan import Confidence
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Confidence, Plan
 from moetune.domain.training import LayoutRequest
 from moetune.domain.training_document import TrainingDocument
 from moetune.report.section import percent, plural

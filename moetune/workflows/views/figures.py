@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.costs import Costs
+from moetune.domain.errors import ProfileError
 from moetune.domain.training_document import TrainingDocument
-from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import (
     Option,
     degree_figure,
@@ -15,21 +14,23 @@ from moetune.report.plan_figures import (
 )
 from moetune.report.section import Figure
 from moetune.report.timelines import timeline_figure
+from moetune.solve.layer.memory import MemoryBudget
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
 from moetune.solve.predict import plan_timelines
-from moetune.workflows.options import layer_options
 from moetune.workflows.subjects.layer import LayerSubject
 from moetune.workflows.subjects.model import kinds_of
 
 _FEWEST_OPTIONS = 2
+_DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def layer_figures(subject: LayerSubject) -> Iterator[Figure]:
     """Yield the layer's timeline; without its profile, bars of its passes."""
-    plan, costs = subject.plan, _costs(subject)
-    if costs is None:
-        yield phases_figure({"this plan": plan})
+    if subject.profile is None:
+        yield phases_figure({"this plan": subject.plan})
         return
-    forward, backward = plan_timelines(plan=plan, costs=costs)
+    forward, backward = plan_timelines(plan=subject.plan, costs=subject.costs)
     yield timeline_figure(forward=forward, backward=backward, title="Timeline of one step")
 
 
@@ -59,22 +60,42 @@ def training_figures(plans: Mapping[str, TrainingDocument]) -> Iterator[Figure]:
 
 def memory_figures(subject: LayerSubject) -> tuple[Figure, ...]:
     """Return time against memory, where there are at least two options."""
-    options = options_of(subject)
+    options = () if subject.profile is None else tuple(options_of(subject))
     if len(options) < _FEWEST_OPTIONS:
         return ()
     return (pareto_figure(options, limit_bytes=subject.memory_limit_bytes),)
 
 
-def options_of(subject: LayerSubject) -> tuple[Option, ...]:
-    """Return every strategy of the subject with 1, 2, 4 … 64 chunks in both phases."""
-    costs = _costs(subject)
-    if costs is None:
-        return ()
-    return layer_options(subject, costs)
+def options_of(subject: LayerSubject) -> Iterator[Option]:
+    """Yield the plan's choice, then every strategy with 1, 2, 4 … 64 chunks in both phases.
 
-
-def _costs(subject: LayerSubject) -> Costs | None:
-    if subject.profile is None:
-        return None
-    allowed = subject.plan.inputs.pinned.allow_modelled
-    return costs_of(subject.profile, allow_modelled=allowed)
+    In one chunk there is nothing to reuse.
+    """
+    plan = subject.plan
+    workload, pipeline = plan.workload, plan.pipeline
+    layer = layer_costs(workload=workload, costs=subject.costs)
+    budget = MemoryBudget.of(workload=workload, costs=layer, limit_bytes=0)
+    chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
+    most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
+    ways = [
+        (strategy, degree, degree)
+        for strategy in [row.strategy for row in subject.strategies] or [plan.memory.strategy]
+        for degree in _DEGREES
+        if degree <= most and (degree > 1 or strategy == "none")
+    ]
+    for way in dict.fromkeys([chosen, *ways]):
+        strategy, forward, backward = way
+        try:
+            step = step_time(
+                costs=layer, tokens=workload.tokens_per_rank, forward_degree=forward,
+                backward_degree=backward, order=pipeline.order, strategy=strategy,
+            )  # fmt: skip
+        except ProfileError:
+            continue
+        yield Option(
+            name=f"strategy {strategy}, {forward} and {backward} chunks",
+            group=strategy,
+            step_seconds=step.seconds,
+            memory_bytes=budget.peak(strategy=strategy, degrees=(forward, backward)).device_bytes,
+            is_chosen=way == chosen,
+        )

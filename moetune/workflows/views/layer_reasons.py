@@ -136,10 +136,7 @@ def _strategies(subject: LayerSubject, *, is_drawn: bool) -> Iterator[Section]:
         ),
         rows=tuple(map(_strategy, found)),
         prose=("how",),
-        notes=(
-            *(absent if missing else ()),
-            _BYTES,
-        ),
+        notes=(*(absent if missing else ()), _BYTES),
     )  # fmt: skip
     yield Section(name="memory", title="Ways to keep activations", tables=(table,), figures=figures)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from moetune.domain.model_plan import Chunks
+from moetune.domain.chunks import Chunks
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
 from moetune.domain.units import format_bytes, format_seconds

@@ -13,7 +13,7 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.placement import PlacedLayers, placing, solve_placed
-from moetune.solve.joint.search import NOISE, FoldedSearch
+from moetune.solve.joint.search import NOISE
 from moetune.solve.joint.table import LayoutTable
 from tests.solve.joint.brute_force import every_layout
 from tests.solve.joint.test_search import OLMOE, search_of
@@ -57,15 +57,11 @@ def job_of(layers: RecordedLayers, *, ranks: int = 4, batch: int = 8) -> Trainin
     )  # fmt: skip
 
 
-def apart_search(job: TrainingJob, *, gib: float = 70.0) -> FoldedSearch:
-    """Return the search with the mean of the layers, and each layer's own for whole layouts."""
-    return search_of(job, target="moetune", gib=gib)
-
-
 def test_memory_is_that_of_the_steps_that_are_fullest() -> None:
     layout = FoldedLayout(dp=4, ep=4, micro_batch=2)
     rare, even = (
-        apart_search(job_of(recorded(*LOADS, top_k=TOP_K, spread=spread))) for spread in (1.3, 1.0)
+        search_of(job_of(recorded(*LOADS, top_k=TOP_K, spread=spread)), target="moetune")
+        for spread in (1.3, 1.0)
     )
     assert rare.priced(layout).step == even.priced(layout).step
     more, less = (one.priced(layout).memory for one in (rare, even))
@@ -86,10 +82,10 @@ def test_no_layout_is_faster_with_each_layers_own_routing(
 ) -> None:
     plain = recorded(*LOADS, top_k=TOP_K)
     job = job_of(plain if kind is RecordedLayers else PlacedLayers.of(plain))
-    open_search = apart_search(job)
+    open_search = search_of(job, target="moetune")
     every = [*every_layout(open_search, pins)]
     peaks = sorted(open_search.priced(one).memory.peak_bytes for one in every)
-    search = apart_search(job, gib=peaks[int(quantile * (len(peaks) - 1))] / 2**30)
+    search = search_of(job, gib=peaks[int(quantile * (len(peaks) - 1))] / 2**30, target="moetune")
     found = BestLayouts(search, pins).ranked()
     every = [one for one in every if search.fits(one)]
     assert every
@@ -104,11 +100,11 @@ def test_a_layout_that_fits_on_the_mean_alone_is_left_out() -> None:
     even = (1.0,) * EXPERTS
     steep = (8.0,) * 4 + (1.0,) * (EXPERTS - 4)
     pins = LayoutRequest(tp=1, pp=2, vpp=1, ep=2, micro_batch=4, overlap="none", recompute=())
-    search = apart_search(job_of(recorded(even, even, steep, steep, top_k=TOP_K)))
+    search = search_of(job_of(recorded(even, even, steep, steep, top_k=TOP_K)), target="moetune")
     roomy = BestLayouts(search, pins).ranked()[0]
     mean, own = search.memory.needs(roomy.layout)[0], search.memory_of_wholes.needs(roomy.layout)[0]
     assert mean < own
-    tight = apart_search(search.wholes.job, gib=(mean + own) / 2 / 2**30)
+    tight = search_of(search.wholes.job, gib=(mean + own) / 2 / 2**30, target="moetune")
     assert tight.memory.needs(roomy.layout)[0] < tight.limit_bytes
     assert not tight.fits(roomy.layout)
     for one in BestLayouts(tight, pins).ranked():
@@ -118,7 +114,7 @@ def test_a_layout_that_fits_on_the_mean_alone_is_left_out() -> None:
 
 
 def test_the_front_is_in_the_order_of_its_own_memory() -> None:
-    search = apart_search(job_of(recorded(*LOADS, top_k=TOP_K)))
+    search = search_of(job_of(recorded(*LOADS, top_k=TOP_K)), target="moetune")
     front = memory_front(search, LayoutRequest(tp=1))
     assert len(front) > 1
     peaks = [one.memory.peak_bytes for one in front]
@@ -131,7 +127,7 @@ def test_the_front_is_in_the_order_of_its_own_memory() -> None:
 def test_layouts_that_place_have_no_shards_of_experts() -> None:
     target = placing(find_target("moetune"))
     assert (target.zero, target.zero_with_pp) == ((0, 1), 1)
-    search = apart_search(job_of(recorded(*LOADS, top_k=TOP_K)))
+    search = search_of(job_of(recorded(*LOADS, top_k=TOP_K)), target="moetune")
     for zero in (0, 1):
         _, choice = solve_placed(search, LayoutRequest(tp=1, pp=1, zero=zero))
         assert choice is not None
@@ -149,16 +145,20 @@ def test_a_placement_is_taken_where_the_step_gains_more_than_two_percent(
 ) -> None:
     loads = recorded(*(uneven(seed, spread) for seed in range(4)), top_k=TOP_K)
     pins = LayoutRequest(tp=1, pp=1, ep=4, zero=1)
-    natural = BestLayouts(apart_search(job_of(loads)), pins).ranked()[0].step.seconds
+    natural = BestLayouts(search_of(job_of(loads), target="moetune"), pins).ranked()[0].step.seconds
     placed = (
-        BestLayouts(apart_search(job_of(PlacedLayers.of(loads))), pins).ranked()[0].step.seconds
+        BestLayouts(search_of(job_of(PlacedLayers.of(loads)), target="moetune"), pins)
+        .ranked()[0]
+        .step.seconds
     )
-    layouts, choice = solve_placed(apart_search(job_of(loads)), pins)
+    layouts, choice = solve_placed(search_of(job_of(loads), target="moetune"), pins)
     assert choice is not None
     assert choice.gain == pytest.approx(1 - placed / natural, rel=1e-9)
     assert choice.is_taken is is_taken is ((choice.gain or 0.0) > 0.02)
     assert layouts.best().step.seconds == pytest.approx(placed if is_taken else natural)
-    kept = solve_placed(apart_search(job_of(loads)), replace(pins, expert_placement="natural"))[1]
+    kept = solve_placed(
+        search_of(job_of(loads), target="moetune"), replace(pins, expert_placement="natural")
+    )[1]
     assert kept is not None
     assert not kept.is_taken
     assert kept.why.startswith("as pinned; the fullest ranks have ")
@@ -168,11 +168,13 @@ def test_a_placement_is_taken_where_nothing_else_fits() -> None:
     loads = recorded(*(uneven(seed, 1.5) for seed in range(4)), top_k=TOP_K)
     pins = LayoutRequest(tp=1, pp=1, ep=4, zero=1, micro_batch=2, recompute=(), overlap="none")
     peaks = [
-        BestLayouts(apart_search(job_of(one)), pins).ranked()[0].memory.peak_bytes
+        BestLayouts(search_of(job_of(one), target="moetune"), pins).ranked()[0].memory.peak_bytes
         for one in (loads, PlacedLayers.of(loads))
     ]
     assert peaks[1] < peaks[0]
-    layouts, choice = solve_placed(apart_search(job_of(loads), gib=sum(peaks) / 2**31), pins)
+    layouts, choice = solve_placed(
+        search_of(job_of(loads), gib=sum(peaks) / 2**31, target="moetune"), pins
+    )
     assert choice is not None
     assert choice.is_taken
     assert "they do not fit" in choice.why

@@ -20,7 +20,6 @@ from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from tests.solve.joint.brute_force import every_layout, fitting
 
 H100 = load_profile_file(bundled_profiles()["h100-x8"])
 OLMOE = named_model("olmoe").decoder
@@ -31,23 +30,6 @@ def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) ->
     stages, runtime = DecoderStages(job.decoder), find_target(target)
     prices = StepPrices(job=job, device=device, stages=stages, target=runtime)
     return FoldedSearch(wholes=prices, limit_bytes=gib * 2**30)
-
-
-@pytest.mark.unmeasured
-@pytest.mark.parametrize(
-    ("target", "gib", "pins"),
-    [
-        ("megatron", 34.0, LayoutRequest(tp=1, pp=2, micro_batch=2)),
-        ("megatron", 20.0, LayoutRequest(pp=1, tp=1, micro_batch=1)),
-        ("torchtitan", 24.0, LayoutRequest(tp=1, pp=4, micro_batch=1)),
-        ("moetune", 30.0, LayoutRequest(tp=1, micro_batch=1)),
-    ],
-)
-def test_no_layout_that_fits_is_faster(target: str, gib: float, pins: LayoutRequest) -> None:
-    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
-    search = search_of(job, target=target, gib=gib)
-    best = min(one.step.seconds for one in fitting(search, every_layout(search, pins)))
-    assert best <= BestLayouts(search, pins).ranked()[0].step.seconds <= best * (1 + NOISE)
 
 
 def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:

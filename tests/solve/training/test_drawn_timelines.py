@@ -6,37 +6,11 @@ from itertools import pairwise
 import pytest
 
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.block_timeline import HIDDEN, block_timeline
 from moetune.solve.training.pipeline import pass_spans, play
 from tests.solve.joint.test_search import OLMOE, search_of
 
 JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=64, length=2048)
 PLAIN = FoldedLayout(dp=8, ep=8)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        PLAIN, replace(PLAIN, overlap="batch"), replace(PLAIN, recompute=("full",)),
-        replace(PLAIN, recompute=("moe_act", "norm"), overlap="batch"),
-        FoldedLayout(dp=4, tp=2, ep=4), FoldedLayout(dp=8),
-    ],
-)  # fmt: skip
-def test_a_block_takes_as_long_as_its_price(layout: FoldedLayout) -> None:
-    blocks = search_of(JOB).prices.blocks
-    for times, seconds in zip(blocks.times(layout), blocks.seconds(layout), strict=True):
-        forward, backward = block_timeline(times, seconds)
-        assert forward.makespan_seconds == pytest.approx(seconds.forward)
-        assert backward.makespan_seconds == pytest.approx(seconds.backward)
-        for timeline in (forward, backward):
-            shown = sorted(
-                (one for one in timeline.spans if one.stream != HIDDEN),
-                key=lambda one: one.start_seconds,
-            )
-            ends = [0.0, *(one.end_seconds for one in shown)]
-            assert [one.start_seconds for one in shown] == pytest.approx(ends[:-1])
-            hidden = [one for one in timeline.spans if one.stream == HIDDEN]
-            assert bool(hidden) == (layout.overlap != "none")
 
 
 @pytest.mark.parametrize(

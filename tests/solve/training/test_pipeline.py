@@ -8,7 +8,8 @@ from graphlib import TopologicalSorter
 import pytest
 
 from moetune.domain.pipeline import SCHEDULES, Schedule
-from moetune.solve.training.pipeline import StagePipeline, StageSeconds, least_seconds, play
+from moetune.solve.training.modules import Passes
+from moetune.solve.training.pipeline import StagePipeline, least_seconds, play
 from tests.solve.stage_events import event_by_event
 from tests.solve.training.test_schedule import torchs_orders
 
@@ -71,7 +72,7 @@ def random_pipelines(schedule: Schedule, seed: int) -> Iterator[StagePipeline]:
             schedule=schedule, pp=pp, num_micro_batches=rounds * pp, hides_sends=hides,
             send_seconds=rng.choice((0.0, 0.1, 1.5)),
             stages=tuple(
-                StageSeconds(
+                Passes(
                     forward=rng.uniform(0.5, 1), grad_input=rng.uniform(0.5, 1),
                     grad_weight=rng.uniform(0, 1),
                 )
@@ -82,7 +83,7 @@ def random_pipelines(schedule: Schedule, seed: int) -> Iterator[StagePipeline]:
 
 def equal(schedule: Schedule, pp: int, num: int, *, vpp: int | None = None) -> StagePipeline:
     stages = pp * (vpp or STAGES[schedule])
-    one = StageSeconds(forward=1.0, grad_input=1.0, grad_weight=1.0)
+    one = Passes(forward=1.0, grad_input=1.0, grad_weight=1.0)
     return StagePipeline(schedule=schedule, pp=pp, stages=(one,) * stages, num_micro_batches=num)
 
 
@@ -102,7 +103,7 @@ def test_many_micro_batches_take_as_long_as_if_each_was_played(schedule: Schedul
     )
     rng = random.Random(2)
     stages = tuple(
-        StageSeconds(
+        Passes(
             forward=rng.uniform(0.8, 1), grad_input=rng.uniform(0.8, 1), grad_weight=rng.random()
         )
         for _ in range(pp * STAGES[schedule])
@@ -125,9 +126,7 @@ def test_1f1b_with_sends_takes_as_long_as_torchs_stages_that_meet(spread: float)
     rng = random.Random(3)
     for pp, rounds, send in itertools.product((2, 4, 8), (1, 3), (0.02, 0.2)):
         forward = [rng.uniform(1 - spread, 1 + spread) for _ in range(pp)]
-        stages = tuple(
-            StageSeconds(forward=one, grad_input=one, grad_weight=one) for one in forward
-        )
+        stages = tuple(Passes(forward=one, grad_input=one, grad_weight=one) for one in forward)
         pipeline = StagePipeline(
             schedule="1f1b", pp=pp, stages=stages, num_micro_batches=rounds * pp,
             send_seconds=send, hides_sends=False,

@@ -8,12 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.architecture import Block, Decoder
-from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack, rounded_elements
+from moetune.domain.chunks import (
+    FEWEST_PLACES,
+    Chunk,
+    ChunkGroup,
+    Chunks,
+    PackedParameter,
+    pack,
+    rounded_elements,
+)
 from moetune.domain.experts import DenseFfn, RoutedExperts
-from moetune.domain.model_plan import Chunks
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.units import dtype_bytes
-from moetune.solve.chunks.cache import FEWEST_PLACES
 from moetune.solve.training.modules import projections_of
 from moetune.solve.training.parameters import WHOLE_BLOCKS
 

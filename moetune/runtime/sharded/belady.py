@@ -1,10 +1,10 @@
-"""Belady cache of chunks: gathers and evictions of a training step, for planner and runtime alike.
+"""Belady's cache of chunks: fetches and evictions of a training step.
 
 Eviction is Belady's: of the chunks that the use at hand does not need, the one whose next use is
 farthest. Steps repeat, so the next step's uses follow the last one. A chunk that is reduced leaves
 the cache, and has to be gathered again for its next use whatever the policy.
 
-An eviction is decided when a place is needed. The gather itself may begin as soon as that place is
+An eviction is decided when a place is needed. The fetch itself may begin as soon as that place is
 free: a prefetch so early costs no transfers.
 """
 
@@ -16,25 +16,24 @@ from moetune.domain.chunks import Use
 
 AT_START = -1
 """Stands for a time before the step's first use."""
-FEWEST_PLACES = 2
+_LAG = 2
+"""Uses until a reduced chunk has left the cache: its reduction runs during the next use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gather:
-    """The all-gather of one chunk into the cache.
+class Fetch:
+    """One planned fetch of a chunk.
 
     Args:
-        use: index of the first use that needs it.
-        evicted: the chunk whose place it takes; None for a free place.
-        free_after: index of the use after which the place is free; `AT_START` before all.
-        was_reduced: the place becomes free only when the chunk in it has been reduced.
+        position: of the use that needs it.
+        ready: first position at whose beginning the cache has space for it; `AT_START` before all.
+        victim: the chunk to evict for it, None if there is space.
     """
 
+    position: int
+    ready: int
     chunk: int
-    use: int
-    evicted: int | None
-    free_after: int
-    was_reduced: bool = False
+    victim: int | None
 
 
 class NextUses:
@@ -60,37 +59,33 @@ class NextUses:
         return max(chunks, key=lambda chunk: (self.after(chunk, position), -chunk))
 
 
-def gathers_of_step(
-    order: Sequence[Use], uses: NextUses, num_places: int, resident: Iterable[int]
-) -> tuple[tuple[Gather, ...], frozenset[int]]:
-    """Return the gathers of one step, and the chunks that are in the cache after it.
+def fetches_of_step(
+    order: Sequence[Use], uses: NextUses, capacity: int, resident: Iterable[int]
+) -> tuple[tuple[Fetch, ...], frozenset[int]]:
+    """Return the fetches of one step in their order, and the chunks in the cache after it.
 
     Args:
+        order: the step's uses; none has more chunks than the capacity.
         uses: of the order.
+        capacity: whole chunks that the cache holds.
         resident: chunks in the cache before the step.
     """
     last_use = dict.fromkeys(resident, AT_START)
-    free = [(AT_START, False)] * (num_places - len(last_use))
-    gathers = []
-    for index, use in enumerate(order):
+    free, gone = [AT_START] * (capacity - len(last_use)), dict[int, int]()
+    ready, fetches = AT_START, list[Fetch]()
+    for position, use in enumerate(order):
         for chunk in dict.fromkeys(use.chunks):
             if chunk not in last_use:
-                evicted = None
+                victim = None
                 if not free:
-                    evicted = uses.farthest(last_use.keys() - set(use.chunks), index)
-                    free.append((last_use.pop(evicted), False))
-                free_after, was_reduced = free.pop(0)
-                gathers.append(
-                    Gather(
-                        chunk=chunk,
-                        use=index,
-                        evicted=evicted,
-                        free_after=free_after,
-                        was_reduced=was_reduced,
-                    )
-                )
-            last_use[chunk] = index
+                    victim = uses.farthest(last_use.keys() - set(use.chunks), position)
+                    last = last_use.pop(victim)
+                    free.append(last if last == AT_START else last + 1)
+                ready = min(max(ready, free.pop(0), gone.get(chunk, AT_START)), position)
+                fetches.append(Fetch(position=position, ready=ready, chunk=chunk, victim=victim))
+            last_use[chunk] = position
         for chunk in use.leaves:
+            gone[chunk] = position + _LAG
             if last_use.pop(chunk, None) is not None:
-                free.append((index, True))
-    return tuple(gathers), frozenset(last_use)
+                free.append(gone[chunk])
+    return tuple(fetches), frozenset(last_use)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.chunks import Use
-from moetune.solve.chunks.cache import AT_START, FEWEST_PLACES, Gather, NextUses, gathers_of_step
-from tests.solve.gathers_oracle import fewest_gathers as optimum
+from moetune.domain.chunks import FEWEST_PLACES, Use
+from moetune.runtime.sharded.belady import Fetch, NextUses, fetches_of_step
+from tests.runtime.gathers_oracle import fewest_gathers as optimum
 
 Cache = frozenset[int]
 
@@ -17,14 +17,14 @@ def fewest_places(order: list[Use]) -> int:
     return max(FEWEST_PLACES, *(len(set(use.chunks)) for use in order))
 
 
-def replay(order: list[Use], num_places: int) -> list[tuple[Gather, ...]]:
+def replay(order: list[Use], num_places: int) -> list[tuple[Fetch, ...]]:
     """Return the gathers of each step of a period, which begins when a cache comes again."""
     uses, cache = NextUses(order), frozenset[int]()
     seen: dict[Cache, int] = {}
-    steps: list[tuple[Gather, ...]] = []
+    steps: list[tuple[Fetch, ...]] = []
     while cache not in seen:
         seen[cache] = len(steps)
-        gathers, cache = gathers_of_step(order, uses, num_places, cache)
+        gathers, cache = fetches_of_step(order, uses, num_places, cache)
         steps.append(gathers)
     return steps[seen[cache] :]
 
@@ -107,24 +107,21 @@ def test_no_other_way_to_evict_gathers_less(order: list[Use], num_places: int) -
 
 @settings(max_examples=100, deadline=None)
 @given(order=orders(), num_places=st.integers(2, 4))
-def test_gathers_never_overfill_the_cache_and_serve_every_use(
+def test_fetches_as_early_as_they_say_never_overfill_the_cache_and_serve_every_use(
     order: list[Use], num_places: int
 ) -> None:
     assume(fewest_places(order) <= num_places)
-    found = replay(order, num_places)
-    used = {chunk for use in order for chunk in use.chunks}
-    fresh = {one.chunk for one in found[0] if not _is_again(one.chunk, one.use, order)}
-    cache = used - fresh - {chunk for use in order for chunk in use.leaves}
-    for gathers in found * 2:
-        for index, use in enumerate(order):
-            for one in (one for one in gathers if one.use == index):
-                assert AT_START <= one.free_after < index
-                assert one.chunk not in cache
-                cache -= {one.evicted} - set(use.chunks)
-                cache.add(one.chunk)
-            assert set(use.chunks) <= cache
-            assert len(cache) <= num_places
-            cache -= set(use.leaves)
+    found, _ = fetches_of_step(order, NextUses(order), num_places, ())
+    waiting, inside = [*found], set[int]()
+    for position, use in enumerate(order):
+        while waiting and waiting[0].ready <= position:
+            fetch = waiting.pop(0)
+            assert fetch.chunk not in inside
+            inside -= {fetch.victim}
+            inside.add(fetch.chunk)
+            assert len(inside) <= num_places
+        assert inside.issuperset(use.chunks)
+        inside -= set(use.leaves)
 
 
 @st.composite
@@ -156,13 +153,9 @@ def steps_of_a_model(draw: st.DrawFn) -> list[Use]:
 def test_long_steps_gather_as_little_as_a_linear_programme_allows(
     order: list[Use], num_places: int
 ) -> None:
-    found, behind = gathers_of_step(order, NextUses(order), num_places, ())
+    found, behind = fetches_of_step(order, NextUses(order), num_places, ())
     assert len(found) == optimum(order, num_places)
     assert not behind
-
-
-def _is_again(chunk: int, index: int, order: list[Use]) -> bool:
-    return any(chunk in use.chunks for use in order[:index])
 
 
 def test_a_chunk_that_leaves_is_gathered_again_in_the_next_step() -> None:
@@ -185,11 +178,17 @@ def test_a_place_can_be_filled_as_soon_as_its_chunk_is_reduced() -> None:
         Use(chunks=(0,), leaves=(0,)), Use(chunks=(2,), leaves=(2,)),
     ]  # fmt: skip
     last = replay(order, 2)[0][-1]
-    assert (last.chunk, last.use, last.free_after, last.was_reduced) == (2, 4, 2, True)
+    assert (last.chunk, last.position, last.ready) == (2, 4, 4)
 
 
 def test_a_chunk_that_no_use_needs_is_evicted_first() -> None:
     order = [Use(chunks=(0,)), Use(chunks=(1,)), Use(chunks=(0,))]
-    gathers, behind = gathers_of_step(order, NextUses(order), 2, (0, 7))
-    assert [(one.chunk, one.evicted) for one in gathers] == [(1, 7)]
+    gathers, behind = fetches_of_step(order, NextUses(order), 2, (0, 7))
+    assert [(one.chunk, one.victim) for one in gathers] == [(1, 7)]
     assert behind == {0, 1}
+
+
+def test_a_chunk_comes_as_soon_as_its_victim_was_used_last() -> None:
+    order = [Use(chunks=(chunk,)) for chunk in (0, 1, 1, 2, 1)]
+    (*_, last), _ = fetches_of_step(order, NextUses(order), 2, ())
+    assert (last.chunk, last.victim, last.ready, last.position) == (2, 0, 1, 3)

@@ -1,0 +1,162 @@
+"""How one field of a question is asked for: its words, its choices, and the range of its value."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+from moetune.domain.document import shown
+from moetune.domain.errors import InputError
+from moetune.domain.spelling import about, flag_of
+from moetune.domain.units import parse_count
+
+LARGEST_RANKS = 2**20
+LARGEST_TOKENS = 2**31
+LARGEST_BYTES = 2**50
+LARGEST_WIDTH = 2**20
+"""Of a layer: its widths and its experts."""
+LARGEST_DEGREE = 256
+Scope = Literal["any", "layer", "model"]
+"""Plans that a field is for: all, those of a layer alone, or those of a whole model."""
+_YES, _NO = ("yes", "true"), ("no", "false")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Fields that stand together in help and in forms."""
+
+    title: str
+    scope: Scope = "any"
+
+
+PLANNED = Group(title="What is planned, and where")
+SIZES = Group(title="Sizes, in place of a model's name")
+TRAINING = Group(title="Training of a whole model", scope="model")
+PINS = Group(title="Pin the layout of a whole model", scope="model")
+LAYER = Group(title="A layer alone", scope="layer")
+GROUPS = (PLANNED, SIZES, TRAINING, PINS, LAYER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One field of the question.
+
+    Args:
+        kind: of its value: int, float, bool or str.
+        parse: reads a text; of a text with a unit that stays one, checks it.
+        label: of a form.
+        words: its help.
+        form: of a flag's value, in help; "" for its choices.
+        choices: that there are; names that are suggested where others are read, too.
+        smallest, largest: of a number; None for no bound above.
+        is_switch: whether a truth value has a flag for yes alone.
+    """
+
+    name: str
+    kind: type
+    group: Group
+    label: str
+    words: str
+    form: str
+    choices: tuple[Any, ...]
+    is_choice: bool
+    parse: Callable[[str], Any]
+    smallest: int
+    largest: int | None
+    is_switch: bool
+
+    @property
+    def flag(self) -> str:
+        """Its flag, such as `--memory-limit`."""
+        return flag_of(self.name)
+
+    def read(self, text: str) -> object:
+        """Return the value in a text of a flag or a form.
+
+        Raises:
+            InputError: it is none; the error is about the field.
+        """
+        with about(self.name):
+            if self.is_choice:
+                by_text = {str(choice): choice for choice in self.choices}
+                if text not in by_text:
+                    self._refuse(text)
+                return by_text[text]
+            if self.kind is bool:
+                if text not in (*_YES, *_NO):
+                    raise InputError(f"{self.flag} must be yes or no, got {shown(text)}")
+                return text in _YES
+            value = self.parse(text)
+            return text if self.kind is str else value
+
+    def check(self, value: Any) -> None:  # noqa: ANN401 - of any kind
+        """Raise InputError where a number is out of its range, or a choice is none."""
+        if self.is_choice:
+            if value not in self.choices:
+                self._refuse(value)
+        elif self.kind in (int, float) and not self._has(value):
+            least = f"at least {self.smallest}"
+            if self.largest is not None:
+                least = f"from {self.smallest} to {self.largest}"
+            raise InputError(f"{self.flag} must be {least}, got {shown(value)}", field=self.name)
+
+    def _has(self, value: float) -> bool:
+        return value >= self.smallest and (self.largest is None or value <= self.largest)
+
+    def _refuse(self, value: object) -> NoReturn:
+        known = ", ".join(map(str, self.choices))
+        raise InputError(f"{self.flag} must be one of {known}, got {shown(value)}", field=self.name)
+
+
+def described(
+    group: Group,
+    label: str,
+    words: str,
+    *,
+    form: str = "",
+    choices: tuple[Any, ...] = (),
+    parse: Callable[[str], Any] | None = None,
+    smallest: int = 1,
+    largest: int | None = None,
+    default: object = None,
+) -> Any:  # noqa: ANN401 - as of dataclasses.field
+    """Return a field of a dataclass that an `Ask` describes: the name and kind are the field's."""
+    metadata = {
+        "group": group, "label": label, "words": words, "form": form, "choices": choices,
+        "parse": parse, "smallest": smallest, "largest": largest,
+    }  # fmt: skip
+    return field(default=default, metadata=metadata)
+
+
+def asks_of(kind: type) -> Mapping[str, Ask]:
+    """Return how each described field of a dataclass is asked for, in their order."""
+    hints = get_type_hints(kind)
+    return MappingProxyType(
+        {
+            item.name: _ask_of(item.name, hints[item.name], item.default, item.metadata)
+            for item in fields(kind) if item.metadata
+        }
+    )  # fmt: skip
+
+
+def _ask_of(name: str, hint: object, default: object, metadata: Mapping[str, Any]) -> Ask:
+    about_it = dict(metadata)
+    one = next(one for one in (*get_args(hint), hint) if one is not type(None))
+    is_choice = get_origin(one) is Literal
+    if is_choice:
+        about_it["choices"] = get_args(one)
+    value_kind: Any = type(about_it["choices"][0]) if is_choice else one
+    about_it["parse"] = about_it["parse"] or _PARSERS.get(value_kind, str)
+    return Ask(
+        name=name, kind=value_kind, is_choice=is_choice, is_switch=default is False, **about_it
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{shown(text)} is no number", "such as 0.5") from None
+
+
+_PARSERS: Mapping[type, Callable[[str], Any]] = MappingProxyType({int: parse_count, float: _number})

@@ -1,0 +1,399 @@
+"""The question for a plan: its fields, each described once for every surface that asks it.
+
+Flags of `moetune plan`, arguments of `moetune.plan`, JSON and the form of a page derive from here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any, Protocol, cast, get_type_hints
+
+from moetune.domain.architecture import Decoder
+from moetune.domain.ask import (
+    LARGEST_BYTES,
+    LARGEST_DEGREE,
+    LARGEST_RANKS,
+    LARGEST_TOKENS,
+    LARGEST_WIDTH,
+    LAYER,
+    PINS,
+    PLANNED,
+    SIZES,
+    TRAINING,
+    Ask,
+    asks_of,
+    described,
+)
+from moetune.domain.constraints import Order, Strategy
+from moetune.domain.document import decode
+from moetune.domain.errors import InputError
+from moetune.domain.layer import Activation, ExpertParallel, LayerShape
+from moetune.domain.model import WHOLE_MODELS, Transformer
+from moetune.domain.optimizers import OptimizerName
+from moetune.domain.pipeline import Schedule
+from moetune.domain.placement import PlacementRule
+from moetune.domain.spelling import about, flag_of, nearest_or
+from moetune.domain.targets import TARGETS
+from moetune.domain.training import (
+    RECOMPUTES,
+    CudaGraphs,
+    Overlap,
+    Recompute,
+    TokenDispatcher,
+    ZeroStage,
+)
+from moetune.domain.units import parse_bytes
+
+_LAYER_SIZES = ("d_model", "d_hidden", "num_experts")
+
+
+class Configuration(Protocol):
+    """A Hugging Face model in place of its name."""
+
+    def decoder(self) -> Decoder:
+        """Return the model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question for a plan: values as they were given, and None for those that were not.
+
+    Args:
+        tokens, seq, vocab: numbers, without a unit.
+        memory_limit, memory_taken: bytes.
+        config: of a Hugging Face model, in place of its name; a command line has its path.
+
+    Raises:
+        InputError: a number is out of range, or values exclude each other.
+    """
+
+    model: str | None = described(PLANNED, "Model", "A named model: see `moetune models list`.")
+    world_size: int | None = described(
+        PLANNED, "GPUs", "Ranks. Default: the profile's devices.", largest=LARGEST_RANKS
+    )
+    nodes: int | None = described(
+        PLANNED, "Nodes", "Nodes of the profile's size, in place of ranks.", largest=LARGEST_RANKS
+    )
+    memory_limit: int | None = described(
+        PLANNED, "Memory of a GPU", "Of one device: 40GiB. Default: all, of a GPU 92 %.",
+        parse=parse_bytes, largest=LARGEST_BYTES,
+    )  # fmt: skip
+    dtype: str | None = described(
+        PLANNED, "Element type", "Default: bfloat16 where measured, else float32.",
+        form="DTYPE",
+    )  # fmt: skip
+    seq: int | None = described(PLANNED, "Sequence", "Tokens of a sequence.")
+    routing: str | None = described(
+        PLANNED, "Routing", "How evenly tokens reach experts; a file has each one's load. "
+        "Default: balanced.", form="[balanced|natural|FILE]", choices=("balanced", "natural"),
+    )  # fmt: skip
+    expert_placement: PlacementRule | None = described(
+        PLANNED, "Placement of experts", "By their loads in --routing, or in their order. "
+        "Default: planned.",
+    )  # fmt: skip
+
+    d_model: int | None = described(
+        SIZES, "Width of tokens", "Width of the tokens.", largest=LARGEST_WIDTH
+    )
+    d_hidden: int | None = described(
+        SIZES, "Width of experts", "Width of the experts.", largest=LARGEST_WIDTH
+    )
+    num_experts: int | None = described(
+        SIZES, "Experts", "Experts on all ranks.", largest=LARGEST_WIDTH
+    )
+    top_k: int | None = described(
+        SIZES, "Experts a token", "Experts per token. Default: 1.", largest=LARGEST_WIDTH
+    )
+    activation: Activation | None = described(SIZES, "Activation", "Of the experts. Default: gelu.")
+    num_layers: int | None = described(SIZES, "Blocks", "Blocks of a whole model.")
+    num_heads: int | None = described(SIZES, "Attention heads", "Attention heads of its blocks.")
+    vocab: int | None = described(SIZES, "Vocabulary", "Its vocabulary size, such as 50k.")
+    moe_every: int | None = described(
+        SIZES, "Blocks with experts", "Every n-th block has experts; 0: none. Default: 2.",
+        smallest=0,
+    )  # fmt: skip
+
+    target: str | None = described(
+        TRAINING, "Runtime", f"{', '.join(TARGETS)}; or a version: megatron@0.17.",
+        form="TARGET", choices=TARGETS,
+    )  # fmt: skip
+    global_batch: int | None = described(TRAINING, "Batch", "Sequences of a step.")
+    optimizer: OptimizerName | None = described(
+        TRAINING, "Optimizer", "adam, adam-bf16-grads, adam-bf16-moments, adam-remainders or "
+        "adam-bf16.", form="NAME",
+    )  # fmt: skip
+    front: bool = described(
+        TRAINING, "Fastest layout for every memory",
+        "Show the fastest layout for every memory, too.", default=False,
+    )  # fmt: skip
+
+    tp: int | None = described(PINS, "Tensor parallel", "Ranks per tensor-parallel group.")
+    pp: int | None = described(PINS, "Pipeline ranks", "Pipeline ranks.")
+    vpp: int | None = described(PINS, "Stages of a pipeline rank", "Stages of a pipeline rank.")
+    ep: int | None = described(PINS, "Expert parallel", "Replicas per expert-parallel group.")
+    etp: int | None = described(PINS, "Ranks that share an expert", "Ranks that share one expert.")
+    cp: int | None = described(PINS, "Context parallel", "Ranks that share a sequence.")
+    micro_batch: int | None = described(PINS, "Micro-batch", "Sequences per micro-batch.")
+    zero: ZeroStage | None = described(
+        PINS, "What replicas shard", "Shards: 0 nothing, 1 optimizer states, 2 gradients, 3 "
+        "parameters.",
+    )  # fmt: skip
+    recompute: str | None = described(
+        PINS, "Recompute", f"none, or some of {', '.join(RECOMPUTES)}.", form="MODULES"
+    )
+    overlap: Overlap | None = described(PINS, "Overlap of exchanges", "How exchanges are hidden.")
+    dispatcher: TokenDispatcher | None = described(
+        PINS, "Dispatcher", "all_to_all, all_gather, deepep or hybrid_ep.",
+        form="NAME",
+    )  # fmt: skip
+    schedule: Schedule | None = described(
+        PINS, "Pipeline schedule", "1f1b, interleaved, zero_bubble, zero_bubble_v, dualpipe_v.",
+        form="NAME",
+    )  # fmt: skip
+    stages: str | None = described(
+        PINS, "Modules of the stages", "Modules of each: 'Ettt|(tt|)*29m|L', as of Megatron.",
+        form="LETTERS",
+    )  # fmt: skip
+    cuda_graphs: CudaGraphs | None = described(
+        PINS, "CUDA graphs", "Replayed: nothing, attention and router, or all."
+    )
+    offload_activations: float | None = described(
+        PINS, "Activations on the host", "Share of blocks that offload activations.",
+        smallest=0, largest=1,
+    )  # fmt: skip
+    offload_optimizer: float | None = described(
+        PINS, "Optimizer on the host", "Share of the optimizer on the host.", smallest=0, largest=1
+    )
+
+    tokens: int | None = described(
+        LAYER, "Tokens a GPU", "Tokens per rank: 8k. Default: the model's.",
+        largest=LARGEST_TOKENS,
+    )  # fmt: skip
+    batch: int | None = described(LAYER, "Sequences a GPU", "With --seq: sequences per rank.")
+    memory_taken: int | None = described(
+        LAYER, "Memory for the rest", "Part of the limit for the rest. Default: 0.",
+        parse=parse_bytes, smallest=0, largest=LARGEST_BYTES,
+    )  # fmt: skip
+    allow_modelled: bool | None = described(
+        LAYER, "Estimate group sizes not measured",
+        "Use the nearest group size where none was measured.",
+    )  # fmt: skip
+    strategy: Strategy | None = described(
+        LAYER, "Memory strategy", "Memory strategy. Default: the fastest that fits."
+    )
+    forward_degree: int | None = described(
+        LAYER, "Chunks forward", "Pin the chunks of the forward pass.", largest=LARGEST_DEGREE
+    )
+    backward_degree: int | None = described(
+        LAYER, "Chunks backward", "Pin the chunks of the backward pass.", largest=LARGEST_DEGREE
+    )
+    max_degree: int | None = described(
+        LAYER, "Most chunks", "Largest number of chunks. Default: 64.", largest=LARGEST_DEGREE
+    )
+    min_chunk_tokens: int | None = described(
+        LAYER, "Fewest tokens of a chunk", "Fewest tokens per chunk. Default: 1.",
+        largest=LARGEST_TOKENS,
+    )  # fmt: skip
+    order: Order | None = described(
+        LAYER, "Order of transfers", "dispatch_first or interleaved transfers.",
+        form="ORDER",
+    )  # fmt: skip
+    expert_parallel: ExpertParallel | None = described(
+        LAYER, "How ranks share experts", "all_to_all sends tokens to experts; tensor has all "
+        "tokens on every rank.",
+    )  # fmt: skip
+    sequence_parallel: bool = described(
+        LAYER, "Shards of tokens", "With tensor: each rank has a shard of the tokens.",
+        default=False,
+    )  # fmt: skip
+    config: Configuration | None = None
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.config is not None:
+            raise InputError("--model and config exclude each other", "give one of them")
+        for name, ask in ASKS.items():
+            if (value := getattr(self, name)) is not None:
+                ask.check(value)
+        if self.model is not None and (given := self._sizes):
+            raise InputError(
+                f"--model {self.model} and {flag_of(given[0])} exclude each other",
+                "name a model, or give --d-model, --d-hidden and --num-experts", field=given[0],
+            )  # fmt: skip
+
+    @property
+    def _sizes(self) -> list[str]:
+        names = (*_LAYER_SIZES, "top_k", "activation")
+        return [name for name in names if getattr(self, name) is not None]
+
+    @property
+    def layer(self) -> LayerShape | None:
+        """The layer of sizes; None without any.
+
+        Raises:
+            InputError: some sizes are missing.
+        """
+        given = self._sizes
+        if not given:
+            return None
+        if self.d_model is None or self.d_hidden is None or self.num_experts is None:
+            missing = ", ".join(flag_of(one) for one in _LAYER_SIZES if one not in given)
+            raise InputError(f"the layer lacks {missing}", "give them, or a model with --model")
+        return LayerShape(
+            d_model=self.d_model, d_hidden=self.d_hidden, num_experts=self.num_experts,
+            top_k=self.top_k or 1, activation=self.activation or "gelu",
+        )  # fmt: skip
+
+    @property
+    def shape(self) -> Transformer | None:
+        """The whole model of sizes; None without any but `seq`. A paper's model takes others.
+
+        Raises:
+            InputError: sizes are missing, or the named model has no others.
+        """
+        own = {"num_layers": "num_layers", "num_heads": "num_heads", "seq": "length",
+               "vocab": "vocab_size", "moe_every": "moe_every"}  # fmt: skip
+        given = [one for one in own if getattr(self, one) is not None]
+        if given in ([], ["seq"]):
+            return None
+        sizes: dict[str, Any] = {own[one]: getattr(self, one) for one in given}
+        if self.model is not None:
+            if self.model not in WHOLE_MODELS:
+                raise InputError(
+                    f"{flag_of(given[0])} is for a model by its sizes, and {self.model} has its "
+                    f"own", f"omit it, or give --d-model, --d-hidden and --num-experts instead of "
+                    f"{self.model}", field=given[0],
+                )  # fmt: skip
+            shape = WHOLE_MODELS[self.model].shape
+            return replace(shape, moe=shape.moe, **sizes)
+        missing = [one for one in own if one not in (*given, "moe_every")]
+        if missing or self.layer is None:
+            lacks = missing or _LAYER_SIZES
+            raise InputError(
+                f"a whole model lacks {', '.join(map(flag_of, lacks))}",
+                "or name one with --model, such as ppmoe-6.7b",
+            )
+        return Transformer(moe=self.layer, **sizes)
+
+    @property
+    def tokens_per_rank(self) -> int | None:
+        """Tokens of one step on each rank of a layer; None for the model's.
+
+        Raises:
+            InputError: the values contradict each other.
+        """
+        if self.tokens is not None:
+            if self.batch is not None or self.seq is not None:
+                raise InputError("--tokens and --batch with --seq exclude each other")
+            return self.tokens
+        if self.batch is None and self.seq is None:
+            return None
+        if self.batch is None or self.seq is None:
+            raise InputError("--batch and --seq go together", "or give --tokens")
+        return self.batch * self.seq
+
+    def check_scope(self, *, is_of_model: bool) -> None:
+        """Raise InputError where a value was given that plans of this kind do not have."""
+        default = {item.name: item.default for item in fields(self)}
+        other = "layer" if is_of_model else "model"
+        given = [
+            one for one, ask in ASKS.items()
+            if ask.group.scope == other and getattr(self, one) != default[one]
+        ]  # fmt: skip
+        if not given:
+            return
+        if is_of_model:
+            what, hint = (
+                f"layers, not for {self.model or 'pasted'}",
+                ("omit it; give --global-batch and --seq, and pin --tp, --pp, --ep and the like"),
+            )
+        else:
+            what = "whole models"
+            hint = "omit it, or name such a model with --model, such as qwen3-30b-a3b"
+        raise InputError(f"{flag_of(given[0])} is for {what}", hint, field=given[0])
+
+
+_HINTS: Mapping[str, Any] = MappingProxyType(get_type_hints(Question))
+ASKS = asks_of(Question)
+"""Every field of the question but `config`, in the order of help."""
+
+
+MEMORY_FIELDS = (
+    "world_size", "global_batch", "seq", "micro_batch", "tp", "cp", "pp", "ep", "zero",
+    "recompute", "optimizer", "dtype", "target",
+)  # fmt: skip
+"""Fields of the question that `moetune memory` asks, beside the model and the device's memory."""
+MEMORY_DEFAULTS = {
+    "seq": "4k", "micro_batch": "1", "dtype": "bfloat16", "target": "megatron",
+}  # fmt: skip
+
+
+def read_texts(texts: Mapping[str, str]) -> dict[str, object]:
+    """Return the values in the texts of flags or of a form, without those that are empty.
+
+    Raises:
+        InputError: a field is unknown, or its text wrong.
+    """
+    return {name: _known(name).read(text.strip()) for name, text in texts.items() if text.strip()}
+
+
+def read_question(values: Mapping[str, object]) -> Question:
+    """Return the question in the values of a program; None stands for one that was not given.
+
+    Raises:
+        InputError: a field is unknown, or its value is wrong.
+    """
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        if name == "config":
+            given[name] = value
+            continue
+        ask = _known(name)
+        if value is not None:
+            with about(name):
+                given[name] = decode(_HINTS[name], _plain(ask, value), flag_of(name))
+    return Question(**given)
+
+
+def _known(name: str) -> Ask:
+    if name not in ASKS:
+        hint = nearest_or(f"known: {', '.join(_HINTS)}", name, _HINTS)
+        raise InputError(f"a plan has no argument {name!r}", hint, field=name)
+    return ASKS[name]
+
+
+def _plain(ask: Ask, value: object) -> object:
+    """Return a text, a number or a truth value for what notebooks have: arrays' numbers, paths."""
+    if hasattr(value, "__fspath__"):
+        value = str(value)
+    if isinstance(value, str) and ask.name in WITH_UNITS:
+        return ask.read(value)
+    if ask.name == "recompute" and isinstance(value, (list, tuple)):
+        return ",".join(map(str, value)) or "none"
+    if isinstance(value, float):
+        is_count = ask.name in WITH_UNITS and value.is_integer()
+        return int(value) if is_count else float(value)
+    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    return int(cast("Any", value)) if is_whole else value
+
+
+WITH_UNITS = frozenset({"tokens", "seq", "vocab", "memory_limit", "memory_taken"})
+"""Fields whose texts have a unit, such as "8k" or "40GiB"."""
+
+
+def modules_of(text: str) -> tuple[Recompute, ...]:
+    """Return the modules of `recompute`.
+
+    Raises:
+        InputError: one is unknown.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == ["none"]:
+        return ()
+    unknown = [name for name in names if name not in RECOMPUTES]
+    if unknown or not names:
+        raise InputError(
+            f"--recompute {text!r}: {unknown[0] if unknown else 'nothing'} is no module",
+            f"use none, or a comma-separated list of {', '.join(RECOMPUTES)}", field="recompute",
+        )  # fmt: skip
+    return tuple(one for one in RECOMPUTES if one in names)

@@ -1,1 +1,0 @@
-"""Model states in chunks: their size, cache and offload (Elixir)."""

@@ -1,0 +1,217 @@
+"""Requests of the planners from a question: of a layer, of a model's training, of its memory.
+
+A layer is asked of the `Planner`, a whole model of `plan_training`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from moetune.config import Settings
+from moetune.domain.cluster import process_bytes
+from moetune.domain.constraints import Bounds, Constraints
+from moetune.domain.errors import InputError
+from moetune.domain.model import find_model
+from moetune.domain.pipeline import read_stages
+from moetune.domain.profile import Profile
+from moetune.domain.question import (
+    MEMORY_DEFAULTS,
+    Question,
+    modules_of,
+    read_question,
+    read_texts,
+)
+from moetune.domain.request import PlanRequest
+from moetune.domain.spelling import about, read_flag
+from moetune.domain.targets import find_target
+from moetune.domain.training import LayoutRequest
+from moetune.domain.units import dtype_bytes, full_dtype
+from moetune.huggingface.pasted import configuration_of
+from moetune.workflows import wiring
+from moetune.workflows.memory import MemoryQuestion
+from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
+from moetune.workflows.open_planner import local_planner
+from moetune.workflows.plan import NewPlan
+from moetune.workflows.profiles import find_profile
+from moetune.workflows.routing_files import read_layer_routing, read_routing
+from moetune.workflows.training import check_names, plan_training, training_job
+from moetune.workflows.training_plan import TrainingRequest
+
+_PINS = tuple(item.name for item in fields(LayoutRequest))
+
+
+def ask(values: Mapping[str, object]) -> Question:
+    """Return the question in values by field, whose fields are all for its kind of plan.
+
+    Raises:
+        InputError: a field is unknown, its value wrong, or it is for plans of another kind.
+    """
+    if (config := values.get("config")) is not None:
+        values = {**values, "config": configuration_of(config)}
+    question = read_question(values)
+    if question.model is not None:
+        with about("model"):
+            check_known(question.model)
+    question.check_scope(is_of_model=is_of_model(question))
+    return question
+
+
+def is_of_model(question: Question) -> bool:
+    """Return whether the question is of a whole model, and not of a layer."""
+    if question.config is not None or question.shape is not None:
+        return True
+    return question.model is not None and is_decoder_name(question.model)
+
+
+def model_name(question: Question) -> str:
+    """Return the name of the question's whole model; of sizes these."""
+    shape = question.shape
+    return question.model or "" if shape is None else shape.text
+
+
+def layer_request(question: Question, settings: Settings) -> PlanRequest:
+    """Return the request for the plan of a layer.
+
+    Raises:
+        InputError: a value is wrong, or one is missing.
+    """
+    allowed, top_k = question.allow_modelled, question.top_k or 1
+    if question.model is not None:
+        top_k = find_model(question.model).top_k
+    dtype = full_dtype(question.dtype) if question.dtype else None
+    if dtype is not None:
+        with about("dtype"):
+            dtype_bytes(dtype)
+    with about("routing"):
+        routing = read_layer_routing(question.routing, top_k=top_k)
+    constraints = Constraints(
+        bounds=Bounds(
+            forward_degree=question.forward_degree, backward_degree=question.backward_degree,
+            max_degree=question.max_degree or settings.max_degree,
+            min_chunk_tokens=question.min_chunk_tokens or settings.min_chunk_tokens,
+            order=question.order, strategy=question.strategy,
+        ),
+        expert_parallel=question.expert_parallel,
+        sequence_parallel=question.sequence_parallel,
+        memory_taken_bytes=question.memory_taken or 0,
+        allow_modelled=settings.allow_modelled if allowed is None else allowed,
+        routing=routing,
+        expert_placement=question.expert_placement or "planned",
+    )  # fmt: skip
+    return PlanRequest(
+        model=question.model, layer=question.layer, world_size=question.world_size,
+        num_nodes=question.nodes, tokens_per_rank=question.tokens_per_rank,
+        dtype=dtype or settings.dtype,
+        memory_limit_bytes=question.memory_limit, constraints=constraints,
+    )  # fmt: skip
+
+
+def training_request(question: Question, profile: Profile) -> TrainingRequest:
+    """Return the request for the layout of a whole model's training.
+
+    Raises:
+        InputError: a value is wrong, or one is missing.
+    """
+    ranks = question.world_size
+    if question.nodes is not None:
+        if ranks is not None:
+            raise InputError("--nodes and --world-size exclude each other", "give one of them")
+        ranks = question.nodes * profile.machine.devices_per_node
+    with about("target"):
+        target = find_target(question.target or "moetune")
+    ranks = ranks or profile.machine.num_devices
+    batch, length = question.global_batch, question.seq
+    if question.config is not None:
+        decoder = question.config.decoder()
+    else:
+        model = find_decoder_model(model_name(question), world_size=ranks)
+        assert model.decoder is not None  # noqa: S101 - only papers' layers have none
+        decoder = model.decoder
+        if model.whole is not None:
+            batch = batch or model.whole.sequences_per_rank * ranks
+            length = length or model.whole.shape.length
+    with about("routing"):
+        decoder, routing = read_routing(question.routing, decoder)
+    return TrainingRequest(
+        job=training_job(
+            decoder, world_size=ranks, global_batch=batch, length=length,
+            dtype=full_dtype(question.dtype) if question.dtype else None, routing=routing,
+            optimizer=question.optimizer or target.optimizers[0], profile=profile,
+            leaves_room=question.routing is None,
+        ),
+        pins=layout_pins(question), target=target, memory_limit_bytes=question.memory_limit,
+    )  # fmt: skip
+
+
+def layout_pins(question: Question) -> LayoutRequest:
+    """Return the question's pins of a whole model's layout.
+
+    Raises:
+        InputError: modules or stages cannot be read.
+    """
+    pins: dict[str, Any] = {name: getattr(question, name) for name in _PINS}
+    if question.recompute is not None:
+        pins["recompute"] = modules_of(question.recompute)
+    if question.stages is not None:
+        with about("stages"):
+            pins["stages"] = read_stages(question.stages)
+    return LayoutRequest(**pins)
+
+
+def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB") -> MemoryQuestion:
+    """Return the question which layouts of a model fit.
+
+    Args:
+        values: by field: the model and `MEMORY_FIELDS`.
+        device_memory: of one GPU, with its unit.
+
+    Raises:
+        InputError: the model is a single layer, or a value is wrong.
+    """
+    question = read_question({**read_texts(MEMORY_DEFAULTS), **values})
+    with about("target"):
+        target = find_target(question.target or "")
+    found = find_decoder_model(question.model or "", world_size=question.world_size or 1)
+    if found.decoder is None:
+        raise InputError(
+            f"{question.model} is a single layer of a paper, not a whole model",
+            f"plan it:  moetune plan --model {question.model}",
+        )
+    dtype, optimizer = check_names(
+        full_dtype(question.dtype or ""), question.optimizer or target.optimizers[0]
+    )
+    return MemoryQuestion(
+        decoder=found.decoder, world_size=question.world_size, global_batch=question.global_batch,
+        length=question.seq or 0, dtype=dtype, optimizer=optimizer, pins=layout_pins(question),
+        target=target, device_bytes=read_flag(device_memory, process_bytes, "device_memory"),
+    )  # fmt: skip
+
+
+def plan_question(
+    question: Question, settings: Settings, *, profile: str | Profile | None, save: bool
+) -> NewPlan:
+    """Return the plan of a layer or of a whole model's training, and its profile.
+
+    Args:
+        profile: a file, a name or a profile; None for the setting, else the newest measured one.
+        save: store the plan; a database is made where there is none.
+
+    Raises:
+        MoetuneError: as of `Planner.resolve` or `plan_training`, there is no such profile, or the
+            database cannot be opened.
+    """
+    if not is_of_model(question):
+        request = layer_request(question, settings)
+        with local_planner(settings, profile=profile, saves=save) as planner:
+            return planner.plan_anew(request)
+    stores = partial(wiring.find_store, settings)
+    wanted = settings.profile if profile is None else profile
+    with about("profile"):
+        found = find_profile(wanted, stores=stores, for_models=True)
+    model = training_request(question, found.profile)
+    plan = plan_training(model, found.profile, with_front=question.front, with_savings=True)
+    if save:
+        with wiring.open_store(settings) as store:
+            store.save_plan(plan)
+    return NewPlan(plan=plan, found=found)
