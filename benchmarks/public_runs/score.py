@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from benchmarks.public_runs.rows import PublicRun
-from moetune.solve.training.memory import RankMemory
+from moetune.solve.training.memory import ROUTING, RankMemory
 
 _TIE = 1e-9
 """Predicted steps that differ by less are equal: they count for no order."""
@@ -16,6 +16,16 @@ _FEW = 2
 """Runs of a set that say nothing of the spread between its layouts."""
 _SAME = 0.02
 """Measured steps that differ by less are equal: no order of them is wrong."""
+
+
+def reserved_bytes(memory: RankMemory) -> float:
+    """Return what `torch.cuda.max_memory_reserved` counts: tensors, and what blocks leave free."""
+    return memory.peak_bytes - memory.parts[ROUTING] - memory.parts["libraries"]
+
+
+def allocated_bytes(memory: RankMemory) -> float:
+    """Return what `torch.cuda.max_memory_allocated` counts: tensors, not what is around them."""
+    return reserved_bytes(memory) - memory.parts["fragmentation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +59,8 @@ class Scored:
             return None
         memory = self.measured_rank
         by_scope = {
-            "allocated": memory.allocated_bytes,
-            "reserved": memory.reserved_bytes,
+            "allocated": allocated_bytes(memory),
+            "reserved": reserved_bytes(memory),
             "device": memory.peak_bytes,
         }
         return by_scope[measured.scope]

@@ -31,13 +31,11 @@ class Keys:
     Args:
         of: a dataclass, whose keys it has besides.
         optional: keys that may be missing.
-        without: keys of the dataclass that it has not.
     """
 
     keys: Mapping[str, Any]
     of: type | None = None
     optional: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    without: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def _schema_of(
 
 
 def _put_together(keys: Keys, definitions: dict[str, object]) -> dict[str, Any]:
-    whole = _no_keys() if keys.of is None else _object(keys.of, definitions, keys.without)
+    whole = _no_keys() if keys.of is None else _object(keys.of, definitions)
     for name, kind in {**keys.keys, **keys.optional}.items():
         whole["properties"][name] = _schema(kind, definitions)
     whole["required"] += [*keys.keys]
@@ -81,7 +79,6 @@ def schema_of(
     kind: type,
     *,
     tag: str | None = None,
-    without: tuple[str, ...] = (),
     more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> dict[str, object]:
     """Return the JSON schema of a dataclass's document.
@@ -90,22 +87,19 @@ def schema_of(
 
     Args:
         tag: value of the key `schema` that is put before the fields; None where there is none.
-        without: fields that the document omits.
         more: keys that it has besides, with their types.
     """
     first = {} if tag is None else {"schema": {"const": tag}}
-    return _schema_of(tag or kind.__name__, first, (Keys(more, of=kind, without=without),))
+    return _schema_of(tag or kind.__name__, first, (Keys(more, of=kind),))
 
 
 def _no_keys() -> dict[str, Any]:
     return {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 
 
-def _object(
-    kind: type, definitions: dict[str, object], without: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def _object(kind: type, definitions: dict[str, object]) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    items = [item for item in dataclasses.fields(kind) if item.name not in without]
+    items = dataclasses.fields(kind)
     return {
         "type": "object",
         "properties": {item.name: _schema(hints[item.name], definitions) for item in items},

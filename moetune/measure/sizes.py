@@ -1,10 +1,13 @@
-"""Sizes of points: the curve that a point is on, its place there, and the memory that it takes."""
+"""Sizes of points, their curves and memory; and loads that a layer which is run has to follow."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from moetune.domain.errors import InputError
+from moetune.domain.layer import Workload
+from moetune.domain.routing import LayerRouting
 from moetune.domain.samples import Point, StepPoint
 from moetune.domain.units import dtype_bytes
 
@@ -32,6 +35,29 @@ def family(point: Point) -> object:
     if isinstance(point, StepPoint):
         return point.workload.key
     return replace(point, **{_SIZES[point.kind]: 1})  # type: ignore[arg-type] # all are integers
+
+
+def expert_shares(workload: Workload) -> tuple[float, ...] | None:
+    """Return each expert's share of the rows; None where routing is balanced.
+
+    Raises:
+        InputError: the routing is a law, which has no loads of single experts, or the gate has
+            more experts than the model is wide, and random tokens cannot be steered.
+    """
+    routing = LayerRouting.of(workload.routing)
+    shares = routing.loads.shares(workload.layer.top_k)
+    if shares is None and workload.routing:
+        raise InputError(
+            f"the plan is for routing {workload.routing!r}, which says nothing of single experts",
+            "plan with the loads of a file or a record to run the layer with them: --routing FILE",
+        )
+    if shares is not None and workload.layer.num_experts > workload.layer.d_model:
+        raise InputError(
+            f"{workload.layer.num_experts} experts for tokens of width {workload.layer.d_model}: "
+            "random tokens cannot be made to follow the plan's routing",
+            "plan with --routing balanced to run this layer",
+        )
+    return shares
 
 
 def memory_bytes(point: Point) -> int:

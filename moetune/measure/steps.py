@@ -1,6 +1,8 @@
 """Steps of one layer on a rank: made of random weights and tokens, run, and timed.
 
 `verify`, `trace` and measuring sessions run them, on ranks that `workflows.launch` starts.
+
+T tokens, K choices, E experts, D model width.
 """
 
 import time
@@ -15,13 +17,15 @@ from moetune.comm.group import Communicator
 from moetune.domain.layer import Workload
 from moetune.domain.operations import Operation, operations_of
 from moetune.domain.plan import SAFE_DECISION, Decision
-from moetune.measure.routed_tokens import drawn_experts, expert_shares, steer
+from moetune.measure.sizes import expert_shares
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.trace import RecordedSpan, SpanRecorder, TimelineRecorder
 
 _WARM_UP_ROUNDS = 2
 _RECORDED_ROUNDS = 5
 _SEED = 20240229
+_MARGIN = 16.0
+"""By which the logits of a token's experts are above all others: far more than random ones vary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +148,44 @@ def random_steps(
     x_TD, grad_TD = (torch.randn(size, generator=generator, device="cpu") for _ in "xg")
     if shares is not None:
         experts_TK = drawn_experts(shares, shape.top_k, len(x_TD), generator)
-        x_TD = steer(x_TD, layer.gate.weight.detach().float().cpu(), experts_TK)
+        x_TD = _steer(x_TD, layer.gate.weight.detach().float().cpu(), experts_TK)
     x_TD, grad_TD = (each.to(device, dtype) for each in (x_TD, grad_TD))
     if workload.sequence_parallel:
         rank, num_ranks = layer.communicator.rank, layer.communicator.num_ranks
         x_TD, grad_TD = (each.tensor_split(num_ranks)[rank] for each in (x_TD, grad_TD))
     return LayerSteps(layer, x_TD, grad_TD, workload)
+
+
+def drawn_experts(
+    shares: Sequence[float], top_k: int, num_tokens: int, generator: torch.Generator
+) -> torch.Tensor:
+    """Return different experts of each token (T, K), each as often as its share of the rows.
+
+    Systematic sampling (Madow 1949): of the sums of the shares, those are taken that a comb of K
+    teeth meets. A comb for each token, evenly spread, makes the counts exact but for rounding.
+
+    Args:
+        shares: of all rows, 1/K at most.
+    """
+    ends_E = torch.tensor(shares, dtype=torch.float64, device="cpu").mul(top_k).cumsum(0)
+    ends_E[-1] = top_k
+    start_T = (torch.randperm(num_tokens, generator=generator, device="cpu") + 0.5) / max(
+        1, num_tokens
+    )
+    teeth_TK = start_T.double().unsqueeze(1) + torch.arange(
+        top_k, dtype=torch.float64, device="cpu"
+    )
+    return torch.searchsorted(ends_E, teeth_TK, right=True).clamp_(max=len(shares) - 1)
+
+
+def _steer(x_TD: torch.Tensor, gate_ED: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor:
+    """Return the tokens, moved so that the gate chooses these experts.
+
+    Args:
+        gate_ED: with orthonormal rows.
+    """
+    wanted_TE = torch.zeros(len(x_TD), len(gate_ED), dtype=x_TD.dtype)
+    return x_TD + wanted_TE.scatter_(1, experts_TK, _MARGIN) @ gate_ED.to(x_TD.dtype)
 
 
 def _layer(

@@ -1,21 +1,19 @@
 """One search for one number of tokens: an Optuna study in a file of its own.
 
-Optuna stores the trials, so that a killed search resumes with them, and calls our own sampler and
-pruner (`solve.layer.online`): its own need more trials to learn a curve than there are degrees.
+Optuna stores the trials, so that a killed search resumes with them. What is tried, and when a trial
+ends, `solve.layer.online` says: Optuna's own samplers and pruners need more trials to learn a curve
+than there are degrees.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.pruners import BasePruner
-from optuna.samplers import BaseSampler
+from optuna.samplers import RandomSampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from moetune.domain.constraints import STRATEGIES
@@ -59,8 +57,7 @@ class TuningStudy:
             self._study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(file))),
                 study_name=name,
-                sampler=_Convex(space),
-                pruner=_ClearlyWorse(space),
+                sampler=RandomSampler(),
                 load_if_exists=True,
             )
         self._trial: Trial | None = None
@@ -68,7 +65,11 @@ class TuningStudy:
     @property
     def tried(self) -> tuple[Tried, ...]:
         """Every trial that ended, also those pruned, in order."""
-        return _tried(self._study)
+        ended = (TrialState.COMPLETE, TrialState.PRUNED)
+        trials = self._study.get_trials(deepcopy=False, states=ended)
+        # Older studies may have trials of exchanges in two steps, which nothing runs any more.
+        flat = (one for one in trials if one.user_attrs.get("dispatcher", "flat") == "flat")
+        return tuple(map(_one_tried, flat))
 
     @property
     def num_steps(self) -> int:
@@ -81,6 +82,7 @@ class TuningStudy:
         wanted = next_decision(space=self._space, tried=self.tried)
         if wanted is None:
             return None
+        self._study.enqueue_trial({name: getattr(wanted, name) for name in _DISTRIBUTIONS})
         self._trial = self._study.ask(dict(_DISTRIBUTIONS))
         self._trial.set_user_attr(_ORDER, self._space.seed.order)
         return _decision(self._trial)
@@ -93,10 +95,11 @@ class TuningStudy:
         for name, seconds in ((_FORWARD, forward_seconds), (_BACKWARD, backward_seconds)):
             trial.set_user_attr(name, [*trial.user_attrs.get(name, ()), seconds])
         trial.report(forward_seconds + backward_seconds, step)
-        is_pruned = trial.should_prune()
+        measured = _one_tried(trial)
+        best = min((one.median_seconds for one in self.tried), default=None)
+        is_pruned = best is not None and is_clearly_worse(measured.seconds, best)
         if not is_pruned and step + 1 < REPEATS:
             return True
-        measured = _one_tried(self._study.get_trials(deepcopy=False)[trial.number])
         if is_pruned:
             self._study.tell(trial, state=TrialState.PRUNED)
         else:
@@ -113,57 +116,11 @@ class TuningStudy:
         return next((one for one in self.tried if one.decision == self._space.seed), None)
 
 
-class _Convex(BaseSampler):
-    """Sampler that proposes `solve.layer.online.next_decision`."""
-
-    def __init__(self, space: Space) -> None:
-        self._space = space
-
-    def infer_relative_search_space(self, *_: object) -> dict[str, BaseDistribution]:
-        return dict(_DISTRIBUTIONS)
-
-    def sample_relative(
-        self,
-        study: Study,
-        trial: FrozenTrial,  # noqa: ARG002 - Optuna's signature
-        search_space: dict[str, BaseDistribution],  # noqa: ARG002
-    ) -> dict[str, Any]:
-        decision = next_decision(space=self._space, tried=_tried(study)) or self._space.seed
-        return {name: getattr(decision, name) for name in _DISTRIBUTIONS}
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: object
-    ) -> Any:  # noqa: ANN401 - Optuna's signature
-        raise NotImplementedError(f"{param_name} is sampled with the others")
-
-
-class _ClearlyWorse(BasePruner):
-    """Pruner that ends a trial when `solve.layer.online.is_clearly_worse`."""
-
-    def __init__(self, space: Space) -> None:
-        self._space = space
-
-    def prune(self, study: Study, trial: FrozenTrial) -> bool:
-        seconds = list(trial.intermediate_values.values())
-        others = _tried(study)
-        return bool(others) and is_clearly_worse(
-            seconds, min(other.median_seconds for other in others)
-        )
-
-
-def _tried(study: Study) -> tuple[Tried, ...]:
-    ended = (TrialState.COMPLETE, TrialState.PRUNED)
-    trials = study.get_trials(deepcopy=False, states=ended)
-    # Older studies may have trials of exchanges in two steps, which nothing runs any more.
-    flat = (one for one in trials if one.user_attrs.get("dispatcher", "flat") == "flat")
-    return tuple(map(_one_tried, flat))
-
-
 def _decision(trial: Trial | FrozenTrial) -> Decision:
     return Decision(order=trial.user_attrs[_ORDER], **trial.params)
 
 
-def _one_tried(trial: FrozenTrial) -> Tried:
+def _one_tried(trial: Trial | FrozenTrial) -> Tried:
     return Tried(
         decision=_decision(trial),
         forward_seconds=tuple(trial.user_attrs[_FORWARD]),

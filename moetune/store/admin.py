@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -144,28 +143,16 @@ def _whole_or_nothing(target: Path) -> Iterator[Path]:
 
 
 def _copy_sqlite(database: Database, target: Path) -> None:
-    def work(connection: Connection) -> None:
-        source = connection.connection.driver_connection
-        if not isinstance(source, sqlite3.Connection):
-            raise TypeError(f"expected a connection of sqlite3, got {source!r}")
-        try:
-            with closing(sqlite3.connect(target)) as copy:
-                source.backup(copy)
-                # A single file, without a journal next to it that could get lost.
-                copy.execute("PRAGMA journal_mode = delete")
-                problems = copy.execute("PRAGMA integrity_check").fetchall()
-        except sqlite3.Error as error:
-            raise MoetuneError(
-                f"the copy of {database.address.shown} cannot be written: {error}",
-                "check the free space",
-            ) from error
-        if problems != [("ok",)]:
-            raise InputError(
-                f"database {database.address.shown} is damaged: {problems[0][0]}",
-                "keep the older backups",
-            )
+    """Write the rows as of one moment to a single file, without a journal next to it."""
 
-    database.outside(work)
+    def work(connection: Connection) -> tuple[str, ...]:
+        connection.exec_driver_sql("VACUUM INTO ?", (str(target),))
+        return _page_problems(connection)
+
+    if problems := database.outside(work):
+        raise InputError(
+            f"database {database.address.shown} is damaged: {problems[0]}", "keep the older backups"
+        )
 
 
 def _dump_postgresql(database: Database, target: Path) -> None:

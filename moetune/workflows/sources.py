@@ -1,8 +1,9 @@
 """Profiles and plans for a `Planner`: from a service's store, or from a user's machine."""
 
 import threading
-from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from moetune.domain.any_plan import AnyPlan
@@ -12,7 +13,6 @@ from moetune.domain.profile import Profile
 from moetune.domain.spelling import about
 from moetune.workflows.files import find_plan
 from moetune.workflows.profiles import FoundProfile, find_profile, named_profile, newest_measured
-from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.wiring import StoreFinder
 
 if TYPE_CHECKING:
@@ -63,47 +63,11 @@ class PlanSources(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ProfileCache:
-    """Cache of a store's current profiles, by name and fit. Threads may share it.
-
-    A service would otherwise read all samples and compute the digest for every request.
-    """
-
-    store: "SqlStore"
-    _found: OrderedDict[tuple[str, int | None], FoundProfile] = field(
-        default_factory=OrderedDict, init=False
-    )
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _reading: SingleFlight[FoundProfile] = field(default_factory=SingleFlight, init=False)
-
-    def find(self, name: str) -> FoundProfile:
-        """Return the current profile of this name, with its digest computed.
-
-        Raises:
-            ProfileError: no profile has this name.
-        """
-        key = name, self.store.current_fit(name)
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key]
-        return self._reading.run(key, lambda: self._read(key))
-
-    def _read(self, key: tuple[str, int | None]) -> FoundProfile:
-        name, fit = key
-        found = named_profile(name, store=self.store)
-        _ = found.digest  # computed here, so that no second thread computes it
-        if self.store.current_fit(name) == fit:  # else a newer fit may have been read
-            with self._lock:
-                self._found[key] = found
-                while len(self._found) > MOST_PROFILES:
-                    self._found.popitem(last=False)
-        return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredSources:
     """A service's store; requests cannot name files of the service's machine.
+
+    The newest profiles are cached by name and fit: a service would otherwise read all samples and
+    compute the digest for every request.
 
     Args:
         reading: the same database as `store`, opened read-only.
@@ -113,11 +77,12 @@ class StoredSources:
     store: "SqlStore"
     reading: "SqlStore"
     default_profile: str | None
-    profiles: ProfileCache = field(init=False)
     must_match: bool = field(default=False, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _cached: Callable[[str, int | None], FoundProfile] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "profiles", ProfileCache(store=self.reading))
+        object.__setattr__(self, "_cached", lru_cache(MOST_PROFILES)(self._read))
 
     def plan(self, wanted: str) -> AnyPlan:
         """Return the stored plan."""
@@ -133,11 +98,20 @@ class StoredSources:
         """Return the profile from the cache."""
         if name is None:
             name = self.default_profile or newest_measured(self.reading)
-        return self.profiles.find(name)
+        return self._profile(name)
 
     def profile_of(self, plan: AnyPlan) -> FoundProfile:
         """Return the profile from the cache."""
-        return self.profiles.find(plan.inputs.profile)
+        return self._profile(plan.inputs.profile)
+
+    def _profile(self, name: str) -> FoundProfile:
+        with self._lock:
+            return self._cached(name, self.reading.current_fit(name))
+
+    def _read(self, name: str, _fit: int | None) -> FoundProfile:
+        found = named_profile(name, store=self.reading)
+        _ = found.digest  # computed here, so that no second thread computes it
+        return found
 
     def stored(self, plan_id: str) -> Plan | None:
         """Return the stored plan."""

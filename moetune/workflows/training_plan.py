@@ -61,27 +61,27 @@ def plan_id(inputs: TrainingInputs, request: TrainingRequest) -> str:
     return digest({**plain, "decoder": job.decoder.identity, "loads": _loads(job.routing)})
 
 
-def answer_of(one: PricedLayout, job: TrainingJob, device: str) -> TrainingAnswer:
+def answer_of(priced: PricedLayout, job: TrainingJob, device: str) -> TrainingAnswer:
     """Return a layout with its step and memory as a plan's document has it.
 
     Args:
         device: name of the machine's devices, whose peak the step's rate is held against.
     """
-    memory, step = one.memory, one.step
+    memory, step = priced.memory, priced.step
     tokens = job.tokens / step.seconds / job.world_size
     rate = tokens * job.decoder.flops_per_token(job.length).total
     peak = peak_flops(device, job.dtype)
     return TrainingAnswer(
-        layout=_layout(one.layout, job),
+        layout=_layout(priced.layout, job),
         predicted=TrainingStep(
             step_seconds=step.seconds, parts=dict(step.parts), tokens_per_second_per_device=tokens,
             model_tflops_per_device=rate / 1e12, model_flops_per_second_per_device=rate,
             mfu=None if peak is None else rate / peak,
-            saved_by_overlap_seconds=one.saved_seconds,
-            saved_by_graphs_seconds=one.saved_by_graphs_seconds,
+            saved_by_overlap_seconds=priced.saved_seconds,
+            saved_by_graphs_seconds=priced.saved_by_graphs_seconds,
             hidden_by_shared_experts_seconds=step.beside,
             bound_by_host_seconds=step.bound_by_host,
-            bound_by_replicas_seconds=step.bound_by_replicas, mean_parts=dict(one.mean_parts),
+            bound_by_replicas_seconds=step.bound_by_replicas, mean_parts=dict(priced.mean_parts),
         ),
         memory=TrainingMemory(
             peak_bytes=round(memory.peak_bytes), host_bytes=round(memory.host_bytes),
@@ -91,11 +91,11 @@ def answer_of(one: PricedLayout, job: TrainingJob, device: str) -> TrainingAnswe
     )  # fmt: skip
 
 
-def saving_of(one: FoundSaving) -> Saving:
+def saving_of(saving: FoundSaving) -> Saving:
     """Return a faster layout as a plan's document has it."""
     return Saving(
-        change=one.change, layout=layout_words(one.found.layout),
-        step_seconds=one.found.step.seconds, peak_bytes=round(one.found.memory.peak_bytes),
+        change=saving.change, layout=layout_words(saving.found.layout),
+        step_seconds=saving.found.step.seconds, peak_bytes=round(saving.found.memory.peak_bytes),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation, prediction_error
 from moetune.fit.costs import costs_of
-from moetune.measure.routed_tokens import expert_shares
+from moetune.measure.sizes import expert_shares
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.predict import plan_step, watched_seconds
 

@@ -10,14 +10,13 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from moetune.cli import app as program
 from tests.documents import read_document
-from tests.service.asking import Served, command, environment, served
+from tests.service.asking import Served, batch, command, environment, served
 from tests.service.certificates import make_certificate
 
 TOKEN = "write-token-0123456789"  # noqa: S105 - of a service that lives for a second
@@ -38,16 +37,8 @@ def _token_file(home: Path) -> Path:
     return path
 
 
-def _row(plan_id: str, number: int) -> dict[str, Any]:
-    return {
-        "plan_id": plan_id, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": number,
-        "predicted_seconds": 1.0, "seconds": [1.0], "source": "training",
-    }  # fmt: skip
-
-
 def _observe(client: httpx.Client, plan_id: str, *numbers: int) -> httpx.Response:
-    rows = [_row(plan_id, number) for number in numbers]
-    body = {"schema": "moetune.observations/1", "observations": rows}
+    body = batch(plan_id, *({"tokens_per_rank": number} for number in numbers))
     return client.post("/v1/observations", json=body)
 
 
@@ -241,3 +232,6 @@ def test_tls_by_flag(tmp_path: Path) -> None:
             f"{service.url}/login", data={"token": TOKEN}, verify=trust, timeout=120
         )
         assert "Secure" in entered.headers["set-cookie"]
+        with pytest.raises(httpx.TransportError):  # limits on requests hold behind it
+            httpx.get(service.url, headers={"X-Long": "a" * 2**20}, verify=trust, timeout=120)
+        assert httpx.get(f"{service.url}/healthz", verify=trust, timeout=120).status_code == 200

@@ -14,7 +14,7 @@ from moetune.domain.records import MAX_OBSERVATIONS
 from moetune.service.observations import observations_in
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from moetune.workflows.profile_toml import parse_toml
-from tests.service.asking import Client
+from tests.service.asking import Client, batch
 
 TOML = {"Content-Type": "application/toml"}
 
@@ -37,14 +37,7 @@ def _all(client: Client, path: str, *, limit: int) -> list[dict[str, Any]]:
 
 
 def _observations(plan_id: str, count: int) -> dict[str, Any]:
-    rows = [
-        {
-            "plan_id": plan_id, "forward_degree": 2, "backward_degree": 4, "tokens_per_rank": 8,
-            "predicted_seconds": 0.1, "seconds": [0.1 + index / 1000, 1 / 3], "source": "training",
-        }
-        for index in range(count)
-    ]  # fmt: skip
-    return {"schema": "moetune.observations/1", "observations": rows}
+    return batch(plan_id, *({"seconds": [0.1 + index / 1000, 1 / 3]} for index in range(count)))
 
 
 def _plans(client: Client, tokens: Sequence[int]) -> list[str]:

@@ -14,7 +14,7 @@ from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.open_planner import ServicePlanner, open_planner
-from tests.service.asking import Client, client_of
+from tests.service.asking import Client, batch, client_of
 
 TOML = {"Content-Type": "application/toml"}
 
@@ -90,11 +90,7 @@ def test_a_locked_database_answers_503_to_writers_and_is_read_meanwhile(
 
 def _lock_and_release(client: Client, inputs: dict[str, Any], database: Path) -> None:
     plan = client.post("/v1/plans:resolve", inputs)
-    row = {
-        "plan_id": plan.json()["id"], "forward_degree": 1, "backward_degree": 1,
-        "tokens_per_rank": 1, "predicted_seconds": 1.0, "seconds": [1.0], "source": "training",
-    }  # fmt: skip
-    body = {"schema": "moetune.observations/1", "observations": [row]}
+    body = batch(plan.json()["id"])
     with closing(sqlite3.connect(database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         refused = client.post("/v1/observations", body)
@@ -126,14 +122,7 @@ def test_metrics_tell_how_well_steps_were_predicted_and_when_profiles_were_fitte
     text = bundled_profiles()["rtx2080ti-x64"].read_bytes()
     client.post("/v1/profiles", content=text, headers=TOML)
     plan_id = client.post("/v1/plans:resolve", inputs).json()["id"]
-    rows = [
-        {
-            "plan_id": plan_id, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 1,
-            "predicted_seconds": predicted, "seconds": [1.0], "source": "training",
-        }
-        for predicted in (1.0, 0.8)
-    ]  # fmt: skip
-    body = {"schema": "moetune.observations/1", "observations": rows}
+    body = batch(plan_id, {}, {"predicted_seconds": 0.8})
     assert client.post("/v1/observations", body).status_code == 201
     found = _metrics(client)
     by = ("source", "training")

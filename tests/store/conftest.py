@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
@@ -16,11 +16,8 @@ import pytest
 from sqlalchemy import URL
 
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
-from moetune.domain.layer import LayerShape
-from moetune.domain.layout import Layout
-from moetune.domain.plan import Alternative, Choice, Memory, Pipeline, Plan, Predicted, Verdict
+from moetune.domain.plan import Plan
 from moetune.domain.profile import CollectiveLine, FitError, GemmLine, Profile
-from moetune.domain.request import PlanInputs
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
@@ -31,6 +28,7 @@ from moetune.domain.samples import (
 )
 from moetune.store import SqlStore, open_store
 from tests.ports import free_port
+from tests.report.lab import lab_plan
 
 PASSWORD = "correct horse:battery\\staple"  # noqa: S105 - of a server that lives for a minute
 
@@ -236,44 +234,9 @@ def make_profile(cluster: Cluster) -> Callable[..., Profile]:
 @pytest.fixture
 def make_plan() -> Callable[..., Plan]:
     def make(tokens: int = 4096, *, step_seconds: float = 0.3) -> Plan:
-        inputs = PlanInputs(
-            model="gpt-s", layer=LayerShape(d_model=768, d_hidden=3072, num_experts=64),
-            world_size=8, tokens_per_rank=tokens, dtype="bfloat16", memory_limit_bytes=None,
-            profile="h200-x8", profile_fingerprint="ab" * 32, constraints={"max_degree": "16"},
-        )  # fmt: skip
-        choice = Choice(
-            forward_degree=2, backward_degree=2, order="dispatch_first", strategy="none",
-            step_seconds=0.31,
-        )  # fmt: skip
-        return Plan(
-            id=inputs.plan_id,
-            inputs=inputs,
-            layout=Layout(expert_parallel="all_to_all", dp=8, ep=8, tp=1, pp=1),
-            pipeline=Pipeline(
-                forward_degree=4, backward_degree=3, order="interleaved",
-                ranges=((1, 100, 1, 1), (101, 8192, 4, 3)),
-            ),
-            memory=Memory(
-                strategy="none", state_bytes=2**40, activation_bytes=1, buffer_bytes=2,
-                saved_bytes=0, saving_ratio=0.0,
-            ),
-            predicted=Predicted(
-                forward_seconds=0.1, backward_seconds=0.2, step_seconds=step_seconds,
-                sequential_forward_seconds=0.15, sequential_backward_seconds=0.3,
-                overhead_seconds=0.0, p05_step_seconds=0.29, p95_step_seconds=1 / 3,
-                trust="measured",
-            ),
-            decision=Verdict(
-                probability_best=0.9, expected_regret=0.001, runner_up=choice,
-                binding="communication", why="T(4) is the minimum of T(1…16)",
-            ),
-            alternatives=(
-                Alternative(
-                    forward_degree=1, backward_degree=1, order="dispatch_first", strategy="S1",
-                    step_seconds=0.45, lost_because="nothing overlaps",
-                ),
-            ),
-            warnings=("the fit of all_to_all is suspect",),
-        )  # fmt: skip
+        plan = lab_plan()
+        inputs = replace(plan.inputs, tokens_per_rank=tokens)
+        predicted = replace(plan.predicted, step_seconds=step_seconds)
+        return replace(plan, id=inputs.plan_id, inputs=inputs, predicted=predicted)
 
     return make

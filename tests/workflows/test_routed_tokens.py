@@ -12,8 +12,8 @@ from moetune.cli import app
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.routing import ExpertLoads
-from moetune.measure.routed_tokens import drawn_experts, expert_shares
-from moetune.measure.steps import random_steps
+from moetune.measure.sizes import expert_shares
+from moetune.measure.steps import drawn_experts, random_steps
 from moetune.store import open_store
 from tests.report.lab import lab_profile
 

@@ -1,7 +1,7 @@
 """Order a step's pairs: which rows go where in each phase, from the gate's choices alone.
 
 Between `gate` and `function` in a layer's forward pass: all on the device, without the tokens.
-`counts` reads what the host must know; the result is a `dispatch.Dispatch`.
+`dispatcher` reads what the host must know; the result is a `dispatch.Dispatch`.
 
 T tokens of this rank, K choices a token, N rows to send, P ranks, C pieces, L local experts.
 """
@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from moetune.runtime.moe.counts import RowCounts
-from moetune.runtime.moe.dispatch import ChunkLayout, Dispatch, GroupedRows, PhaseOrder
+from moetune.runtime.moe.dispatch import ChunkLayout, Dispatch, GroupedRows, PhaseOrder, RowCounts
 from moetune.runtime.moe.gate import counts_of
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from moetune.runtime.moe.counts import RowCounts
 from moetune.runtime.moe.products import RowPart
 
 
@@ -26,6 +25,22 @@ def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
     """Return slices of these sizes, one after another."""
     ends = itertools.accumulate(sizes, initial=0)
     return tuple(slice(low, high) for low, high in itertools.pairwise(ends))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts:
+    """Rows of one step.
+
+    Args:
+        send_CP, receive_CP: [piece][rank] rows.
+        rows_CL: [piece][local expert] rows that this rank receives.
+        receive_PCL: the same by source rank, (P, C, L) on the device.
+    """
+
+    send_CP: Sequence[Sequence[int]]
+    receive_CP: Sequence[Sequence[int]]
+    rows_CL: Sequence[Sequence[int]]
+    receive_PCL: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Run one phase's schedule: start transfers on the wire and compute behind them.
 
 A token's way to the wire: `layer`, `gate`, `function`, **executor**, the policy's handlers (`keep`,
-`reuse` or `tensor`), which start transfers through the executor, `comm`. Every rank issues the same
+`reuse` or `tensor`), which start transfers here, `comm`. Every rank issues the same
 steps in the same order, which follows from the plan and never from the data: no rank skips a chunk,
 even one without rows, because the others' collectives would wait for it.
 """
@@ -20,8 +20,9 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.activations import FusedForm
-from moetune.runtime.moe.dispatch import PhaseOrder
+from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
 from moetune.runtime.moe.expert_grads import ExpertGrads
+from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -117,18 +118,47 @@ class PipelineContext:
         return self.workspace.tracker
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseInputs:
+    """The inputs of a phase.
+
+    Args:
+        context, dispatch: of the step.
+        values_TD: x forward, the gradient of y backward.
+        weights_TK: the combine weights.
+        wanted: gradients of the parameters; none forward.
+        saved: tensors that the forward phase saved; empty forward.
+    """
+
+    context: PipelineContext
+    dispatch: Dispatch
+    values_TD: torch.Tensor
+    weights_TK: torch.Tensor
+    experts: ExpertWeights
+    wanted: WantedGrads = field(default_factory=WantedGrads)
+    saved: Saved = ()
+
+
 class PhaseRun(ABC):
-    """A phase of a step with its buffers; its steps start transfers through its executor.
+    """A phase of a step with its buffers, and the transfers that its steps start.
 
     Attributes:
         saved: of a forward phase: tensors for the backward phase, set by `finish`.
         grads: of a backward phase: the experts' backward.
     """
 
-    executor: "Executor"
     schedule: Schedule
     saved: Saved = ()
     grads: ExpertGrads
+
+    def __init__(self, phase: Phase, inputs: PhaseInputs) -> None:
+        self._context, self._tracker = inputs.context, inputs.context.tracker
+        self._dispatch, self._experts = inputs.dispatch, inputs.experts
+        self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
+        self._order: PhaseOrder = getattr(inputs.dispatch, phase)
+        self._layout = self._order.layout
+        self._phase: Phase = phase
+        self._arriving: dict[int, list[Transfer]] = {}
 
     def begin(self) -> None:  # noqa: B027 - most phases have nothing to prepare
         """Prepare the inputs of the first step."""
@@ -152,49 +182,32 @@ class PhaseRun(ABC):
         combine weights (T, K).
         """
 
-
-class Executor:
-    """One phase's transfers and computations.
-
-    Args:
-        degree: number of chunks.
-    """
-
-    def __init__(self, context: PipelineContext, phase: Phase, degree: int) -> None:
-        self._context, self._phase, self._degree = context, phase, degree
-        self._arriving: dict[int, list[Transfer]] = {}
-
-    def run(self, schedule: Schedule, phase: PhaseRun) -> None:
-        """Issue every step. Computations wait for their chunk; combines may end after the return.
+    def run(self, steps: Schedule) -> None:
+        """Issue steps. Computations wait for their chunk; combines may end after the return.
 
         Raises:
             CollectiveError: an exchange failed; the text names it and the chunk.
         """
-        for step, chunk in schedule:
+        for step, chunk in steps:
             if step == "dispatch":
-                phase.dispatch(chunk)
+                self.dispatch(chunk)
             elif step == "combine":
-                phase.combine(chunk)
+                self.combine(chunk)
             else:
-                self._arrive(chunk)
+                for transfer in self._arriving.pop(chunk, ()):
+                    transfer.wait()
                 with self._context.recorder.compute(self._phase, "experts", chunk):
-                    phase.compute(chunk)
+                    self.compute(chunk)
 
-    def dispatch(
-        self, chunk: int, order: PhaseOrder, rows: torch.Tensor, into: torch.Tensor
-    ) -> Transfer:
+    def send(self, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
         """Start sending a chunk's rows to their experts; its computation waits for them."""
-        give, take = order.send_counts[chunk], order.receive_counts[chunk]
-        transfer = self._all_to_all("dispatch", chunk, rows, into, give, take)
+        transfer = self._exchange("dispatch", chunk, rows, into)
         self._arriving.setdefault(chunk, []).append(transfer)
         return transfer
 
-    def combine(
-        self, chunk: int, order: PhaseOrder, results: torch.Tensor, into: torch.Tensor
-    ) -> Transfer:
+    def send_back(self, chunk: int, results: torch.Tensor, into: torch.Tensor) -> Transfer:
         """Start sending a chunk's results back."""
-        give, take = order.receive_counts[chunk], order.send_counts[chunk]
-        return self._all_to_all("combine", chunk, results, into, give, take)
+        return self._exchange("combine", chunk, results, into)
 
     def start(
         self, step: str, chunk: int, issue: Callable[[str], Transfer], *, num_bytes: int
@@ -206,25 +219,15 @@ class Executor:
             issue: starts it, given its name for errors.
             num_bytes: that this rank sends.
         """
-        transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._degree}")
+        transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._order.degree}")
         return self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
 
-    def _arrive(self, chunk: int) -> None:
-        for transfer in self._arriving.pop(chunk, ()):
-            transfer.wait()
-
-    def _all_to_all(
-        self,
-        step: str,
-        chunk: int,
-        rows: torch.Tensor,
-        into: torch.Tensor,
-        give: tuple[int, ...],
-        take: tuple[int, ...],
-    ) -> Transfer:
+    def _exchange(self, step: str, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
+        give, take = self._order.send_counts[chunk], self._order.receive_counts[chunk]
+        if step == "combine":
+            give, take = take, give
         exchange = self._context.communicator.all_to_all
         return self.start(
-            step, chunk,
-            lambda name: exchange(into, rows, take, give, name),
+            step, chunk, lambda name: exchange(into, rows, take, give, name),
             num_bytes=rows.nbytes,
         )  # fmt: skip

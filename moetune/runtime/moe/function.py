@@ -12,7 +12,7 @@ T tokens, K choices, D model width.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.runtime.delayed import add_gradient
-from moetune.runtime.moe.executor import PhaseRun, PipelineContext, Saved, leading
+from moetune.runtime.moe.dispatch import Dispatch
+from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, leading
 from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
 
@@ -30,34 +31,17 @@ _NUM_PARAMETERS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseInputs:
-    """The inputs of a phase.
-
-    Args:
-        values_TD: x forward, the gradient of y backward.
-        weights_TK: the combine weights.
-        wanted: gradients of the parameters; none forward.
-        saved: tensors that the forward phase saved; empty forward.
-    """
-
-    values_TD: torch.Tensor
-    weights_TK: torch.Tensor
-    experts: ExpertWeights
-    wanted: WantedGrads = field(default_factory=WantedGrads)
-    saved: Saved = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPolicy:
     """The choice of buffers, saved tensors and transfers of a step.
 
     Args:
-        context: the part of the step that does not depend on the policy.
+        context, dispatch: the part of the step that does not depend on the policy.
         forward, backward: make the buffers of a phase.
         release: gives borrowed memory back, after a backward pass or a failure.
     """
 
     context: PipelineContext
+    dispatch: Dispatch
     forward: Callable[[PhaseInputs], PhaseRun]
     backward: Callable[[PhaseInputs], PhaseRun]
     release: Callable[[], None] = lambda: None
@@ -150,10 +134,10 @@ class ExpertFunction(torch.autograd.Function):
         with _during(policy, "a forward pass"):
             if crossing is None:
                 phase = _start_forward(policy, x_TD, weights_TK, parameters)
-                phase.executor.run(phase.schedule, phase)
+                phase.run(phase.schedule)
             else:
                 phase = crossing.take_phase()
-                phase.executor.run(phase.schedule[len(leading(phase.schedule)) :], phase)
+                phase.run(phase.schedule[len(leading(phase.schedule)) :])
             y_TD: torch.Tensor = phase.finish()
         ctx.policy, ctx.crossing = policy, crossing
         if policy.context.weight_gradients is not None:
@@ -192,7 +176,12 @@ def _start_forward(
 ) -> PhaseRun:
     """Return a forward phase whose buffers are made."""
     experts = _cast(policy, parameters, x_TD.dtype)
-    phase = policy.forward(PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts))
+    phase = policy.forward(
+        PhaseInputs(
+            context=policy.context, dispatch=policy.dispatch, values_TD=x_TD,
+            weights_TK=weights_TK, experts=experts,
+        )
+    )  # fmt: skip
     phase.begin()
     return phase
 
@@ -217,13 +206,14 @@ def _run_backward(
     weights_TK, *saved = ctx.saved_tensors
     parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
     inputs = PhaseInputs(
+        context=policy.context, dispatch=policy.dispatch,
         values_TD=grad_TD, weights_TK=weights_TK, saved=tuple(saved),
         experts=_cast(policy, parameters, grad_TD.dtype),
         wanted=_wanted(policy, parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:]),
     )  # fmt: skip
     phase = policy.backward(inputs)
     phase.begin()
-    phase.executor.run(phase.schedule, phase)
+    phase.run(phase.schedule)
     if policy.context.weight_gradients is None:
         phase.grads.finish()  # while the last results travel
     return phase
@@ -298,7 +288,7 @@ class _Leave(torch.autograd.Function):
         x_TD, weights_TK = x_TD.detach(), weights_TK.detach()
         with _during(crossing.policy, "a forward pass"):
             phase = _start_forward(crossing.policy, x_TD, weights_TK, parameters)
-            phase.executor.run(leading(phase.schedule), phase)
+            phase.run(leading(phase.schedule))
         crossing.phase = phase
         return x_TD.new_empty(0)
 

@@ -13,11 +13,11 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, slices_of
-from moetune.runtime.moe.executor import Executor, PhaseRun, PipelineContext, pipelined_schedule
+from moetune.runtime.moe.dispatch import Dispatch, slices_of
+from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, pipelined_schedule
 from moetune.runtime.moe.expert_grads import ExpertGrads, WholeStep
 from moetune.runtime.moe.experts import SavedActivations
-from moetune.runtime.moe.function import MemoryPolicy, PhaseInputs
+from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import KeptRows
@@ -32,10 +32,9 @@ def keep_activations(context: PipelineContext, dispatch: Dispatch, order: Order)
     again.
     """
     return MemoryPolicy(
-        context=context,
-        forward=partial(_KeepForward, context, dispatch, order),
-        backward=partial(_KeepBackward, context, dispatch, order),
-    )
+        context=context, dispatch=dispatch, forward=partial(_KeepForward, order),
+        backward=partial(_KeepBackward, order),
+    )  # fmt: skip
 
 
 class _KeepPhase(PhaseRun):
@@ -43,36 +42,24 @@ class _KeepPhase(PhaseRun):
 
     _received_RD: torch.Tensor  # the rows at the experts, of all chunks
 
-    def __init__(
-        self,
-        phase: Phase,
-        context: PipelineContext,
-        dispatch: Dispatch,
-        order: Order,
-        inputs: PhaseInputs,
-    ) -> None:
-        self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
-        self._order: PhaseOrder = getattr(dispatch, phase)
-        self._layout = self._order.layout
+    def __init__(self, phase: Phase, order: Order, inputs: PhaseInputs) -> None:
+        super().__init__(phase, inputs)
+        dispatch, context = inputs.dispatch, inputs.context
         self._is_grouped = dispatch.grouped is not None
         self._waits = context.weight_gradients is not None
         self._places_R = dispatch.by_expert(self._order.chunk_pieces)
         self._sent = slices_of(map(sum, self._order.send_counts))
-        self._tracker = context.tracker
         self._buffers = context.workspace.buffers(
-            self._shapes(dispatch, inputs, is_backward=phase == "backward"), inputs.values_TD
+            self._shapes(inputs, is_backward=phase == "backward"), inputs.values_TD
         )
-        self.executor = Executor(context, phase, self._order.degree)
         self.schedule = pipelined_schedule(self._order.degree, order)
         self._returning: list[Transfer] = []
         self._departures: list[torch.Tensor] = []
         self._rows_ND = self._buffers["rows"][: len(self._order.pairs_N)]
 
-    def _shapes(
-        self, dispatch: Dispatch, inputs: PhaseInputs, *, is_backward: bool
-    ) -> dict[str, Shape]:
+    def _shapes(self, inputs: PhaseInputs, *, is_backward: bool) -> dict[str, Shape]:
         width = inputs.values_TD.shape[1]
-        received = dispatch.num_received, width
+        received = self._dispatch.num_received, width
         shapes: dict[str, Shape] = {"rows": (self._order.num_pairs, width)}
         if self._places_R is not None:
             shapes["wire"] = received
@@ -92,7 +79,7 @@ class _KeepPhase(PhaseRun):
         self._gather(mine, rows)
         into = self._received_RD if self._places_R is None else self._buffers["wire"]
         into = into[self._layout.rows[chunk]]
-        self.executor.dispatch(chunk, self._order, rows, into)
+        self.send(chunk, rows, into)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
@@ -109,7 +96,7 @@ class _KeepPhase(PhaseRun):
         """Send the results back to where the rows were."""
         rows = self._rows_ND[self._sent[chunk]]
         departure = self._departures[chunk]
-        self._returning.append(self.executor.combine(chunk, self._order, departure, rows))
+        self._returning.append(self.send_back(chunk, departure, rows))
 
     @abstractmethod
     def _gather(self, mine: slice, out: torch.Tensor) -> None:
@@ -134,12 +121,9 @@ class _KeepPhase(PhaseRun):
 class _KeepForward(_KeepPhase):
     """The forward phase."""
 
-    def __init__(
-        self, context: PipelineContext, dispatch: Dispatch, order: Order, inputs: PhaseInputs
-    ) -> None:
-        super().__init__("forward", context, dispatch, order, inputs)
-        self._experts, x_TD = inputs.experts, inputs.values_TD
-        num_rows = dispatch.num_received
+    def __init__(self, order: Order, inputs: PhaseInputs) -> None:
+        super().__init__("forward", order, inputs)
+        x_TD, num_rows = inputs.values_TD, inputs.dispatch.num_received
         self._received_RD = self._tracker.empty(
             "the experts' inputs", (num_rows, x_TD.shape[1]), x_TD
         )
@@ -176,14 +160,12 @@ class _KeepForward(_KeepPhase):
 class _KeepBackward(_KeepPhase):
     """The backward phase: the rows' gradients overwrite those of the results at the experts."""
 
-    def __init__(
-        self, context: PipelineContext, dispatch: Dispatch, order: Order, inputs: PhaseInputs
-    ) -> None:
-        super().__init__("backward", context, dispatch, order, inputs)
+    def __init__(self, order: Order, inputs: PhaseInputs) -> None:
+        super().__init__("backward", order, inputs)
         if self._waits:  # longer than the buffers of a phase
             self._received_RD = self._tracker.empty(
                 "the gradients of results",
-                (dispatch.num_received, inputs.values_TD.shape[1]),
+                (inputs.dispatch.num_received, inputs.values_TD.shape[1]),
                 inputs.values_TD,
             )
         else:
@@ -195,7 +177,7 @@ class _KeepBackward(_KeepPhase):
         ]
         self._grad_weights_TK = torch.empty_like(self._weights_TK)
         self._num_ahead = self.schedule.index(("compute", 0))
-        self.grads = self._make_grads(dispatch, inputs)
+        self.grads = self._make_grads(inputs)
 
     def begin(self) -> None:
         """Order the weights by row; each dispatch gathers its own rows."""
@@ -228,14 +210,14 @@ class _KeepBackward(_KeepPhase):
         into = None if self._is_grouped or self._waits else rows
         return self.grads.run(rows, self._inputs_RD[part.rows], saved, part, into)
 
-    def _make_grads(self, dispatch: Dispatch, inputs: PhaseInputs) -> ExpertGrads:
+    def _make_grads(self, inputs: PhaseInputs) -> ExpertGrads:
         """Return the experts' backward; grouped, or where products wait, of the whole step."""
         whole = None
         if self._is_grouped or self._waits:
-            kept = KeptRows(dispatch.by_expert_in_step(), self._tracker)
+            kept = KeptRows(self._dispatch.by_expert_in_step(), self._tracker)
             whole = WholeStep(
                 inputs_RD=self._inputs_RD, grads_RD=self._received_RD, kept=kept,
-                part=dispatch.whole_part(kept.by_expert), is_grouped=self._is_grouped,
+                part=self._dispatch.whole_part(kept.by_expert), is_grouped=self._is_grouped,
             )  # fmt: skip
         return ExpertGrads(
             inputs.experts, inputs.wanted, self._layout.num_parts, self._buffers, self._tracker,

@@ -21,9 +21,8 @@ from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.cells import Cells
-from moetune.runtime.moe.counts import RowCounts
 from moetune.runtime.moe.decisions import LayerDecisions
-from moetune.runtime.moe.dispatch import GroupedRows
+from moetune.runtime.moe.dispatch import GroupedRows, RowCounts
 from moetune.runtime.moe.dispatcher import AllGather, AllToAll
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts

@@ -17,9 +17,9 @@ import torch
 
 from moetune.comm.group import Communicator
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
+from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import (
-    Executor,
+    PhaseInputs,
     PhaseRun,
     PipelineContext,
     pipelined_schedule,
@@ -27,7 +27,7 @@ from moetune.runtime.moe.executor import (
 )
 from moetune.runtime.moe.expert_grads import CombineWeights, ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
-from moetune.runtime.moe.function import MemoryPolicy, PhaseInputs
+from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.offload import Copy, Offload
 from moetune.runtime.moe.pairs import pick
 from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
@@ -49,33 +49,21 @@ def reuse_buffers(context: PipelineContext, dispatch: Dispatch, offload: Offload
         offload: copies to the host and back what the strategy does not restore otherwise.
     """
     return MemoryPolicy(
-        context=context,
-        forward=partial(_ReuseForward, context, dispatch, offload),
-        backward=partial(_ReuseBackward, context, dispatch, offload),
-        release=offload.end,
-    )
+        context=context, dispatch=dispatch, forward=partial(_ReuseForward, offload),
+        backward=partial(_ReuseBackward, offload), release=offload.end,
+    )  # fmt: skip
 
 
 class _ReusePhase(PhaseRun):
     """The common part of both phases: chunks, rings, and the one buffer for pre-activations."""
 
-    def __init__(
-        self,
-        phase: Phase,
-        context: PipelineContext,
-        dispatch: Dispatch,
-        offload: Offload,
-        inputs: PhaseInputs,
-    ) -> None:
-        self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
-        self._experts, self._offload = inputs.experts, offload
-        self._order: PhaseOrder = getattr(dispatch, phase)
-        self._layout = self._order.layout
-        self._places_R = dispatch.by_expert(self._order.chunk_pieces)
+    def __init__(self, phase: Phase, offload: Offload, inputs: PhaseInputs) -> None:
+        super().__init__(phase, inputs)
+        self._offload = offload
+        self._places_R = inputs.dispatch.by_expert(self._order.chunk_pieces)
         self._num_received = [sum(counts) for counts in self._order.receive_counts]
-        self._weight_exchange = partial(_WeightExchange, dispatch, context.communicator)
-        self._context = context
-        self.executor = Executor(context, phase, self._order.degree)
+        communicator = inputs.context.communicator
+        self._weight_exchange = partial(_WeightExchange, inputs.dispatch, communicator)
 
     def _make_rings(self, num_travelling: int, at_experts: dict[str, int]) -> dict[str, Ring]:
         """Return the phase's rings, all made at once.
@@ -99,7 +87,7 @@ class _ReusePhase(PhaseRun):
         return rings
 
     def _token_exchange(self, ring: Ring, sum_TD: torch.Tensor) -> TokenExchange:
-        return TokenExchange(self.executor, self._order, ring, sum_TD)
+        return TokenExchange(self, self._order, ring, sum_TD)
 
     def _take_saved(self, chunk: int) -> SavedActivations:
         """Return the buffers for the chunk's pre-activations, uninitialised."""
@@ -129,21 +117,19 @@ class _ReusePhase(PhaseRun):
 class _ReuseForward(_ReusePhase):
     """The forward phase; all of its buffers are made before the first exchange."""
 
-    def __init__(
-        self, context: PipelineContext, dispatch: Dispatch, offload: Offload, inputs: PhaseInputs
-    ) -> None:
-        super().__init__("forward", context, dispatch, offload, inputs)
+    def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:
+        super().__init__("forward", offload, inputs)
         degree, x_TD = self._order.degree, inputs.values_TD
         self.schedule = ring_schedule(degree)
         at_experts = {"arrivals": _AT_EXPERTS, "departures": _AT_EXPERTS}
         self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
-        y_TD = context.tracker.empty("the results", x_TD.shape, x_TD)
+        y_TD = self._tracker.empty("the results", x_TD.shape, x_TD)
         self._tokens = self._token_exchange(self._rings["travelling"], y_TD)
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
         self._weights_R1 = self._weight_exchange().send(self._weights_TK, self._values_TD.dtype)
-        self._context.tracker.add(self._weights_R1)
+        self._tracker.add(self._weights_R1)
 
     def finish(self) -> torch.Tensor:
         """Return (T, D)."""
@@ -203,10 +189,8 @@ class _ReuseForward(_ReusePhase):
 class _ReuseBackward(_ReusePhase):
     """The backward phase: the rows' gradients overwrite those of the results."""
 
-    def __init__(
-        self, context: PipelineContext, dispatch: Dispatch, offload: Offload, inputs: PhaseInputs
-    ) -> None:
-        super().__init__("backward", context, dispatch, offload, inputs)
+    def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:
+        super().__init__("backward", offload, inputs)
         self._x_TD, self._weights_R1 = inputs.saved
         grad_TD, degree = inputs.values_TD, self._order.degree
         self.schedule = pipelined_schedule(degree, "interleaved")
@@ -214,7 +198,7 @@ class _ReuseBackward(_ReusePhase):
         num_travelling = (1 if self._x_TD is None else 2) + (degree > 1)
         at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
         self._rings = self._make_rings(num_travelling, at_experts)
-        tracker = context.tracker
+        tracker = self._tracker
         self.grads = ExpertGrads(
             inputs.experts, inputs.wanted, self._layout.num_parts, self._buffers, tracker
         )

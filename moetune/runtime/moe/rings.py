@@ -12,7 +12,7 @@ import torch
 
 from moetune.comm.transfer import Transfer
 from moetune.runtime.moe.dispatch import PhaseOrder, slices_of
-from moetune.runtime.moe.executor import Executor
+from moetune.runtime.moe.executor import PhaseRun
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import Workspace
 
@@ -120,12 +120,12 @@ class TokenExchange:
 
     def __init__(
         self,
-        executor: Executor,
+        phase: PhaseRun,
         order: PhaseOrder,
         ring: Ring,
         sum_TD: torch.Tensor,
     ) -> None:
-        self._executor, self._order = executor, order
+        self._phase, self._order = phase, order
         self._num_sent = [sum(counts) for counts in order.send_counts]
         self._sent = slices_of(self._num_sent)
         self._rotation, self._sum_TD = Rotation(ring), sum_TD
@@ -136,13 +136,13 @@ class TokenExchange:
         rows = self._rotation.take(self._num_sent[chunk])
         tokens = self._order.tokens_N[self._sent[chunk]]
         torch.index_select(values_TD, 0, tokens, out=rows)
-        transfer = self._executor.dispatch(chunk, self._order, rows, into)
+        transfer = self._phase.send(chunk, rows, into)
         self._rotation.until(transfer.wait)
 
     def combine(self, chunk: int, results: torch.Tensor) -> None:
         """Send the experts' results back."""
         rows = self._rotation.take(self._num_sent[chunk])
-        transfer = self._executor.combine(chunk, self._order, results, rows)
+        transfer = self._phase.send_back(chunk, results, rows)
         self._use_of[chunk] = self._rotation.until(partial(self._add, chunk, rows, transfer))
 
     def wait_for(self, chunk: int) -> None:

@@ -17,11 +17,11 @@ import torch
 from moetune.comm.group import Communicator
 from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
-from moetune.runtime.moe.executor import Executor, PhaseRun, PipelineContext, local_schedule
+from moetune.runtime.moe.dispatch import Dispatch
+from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, local_schedule
 from moetune.runtime.moe.expert_grads import CombineWeights, ExpertGrads
-from moetune.runtime.moe.experts import ExpertWeights, SavedActivations
-from moetune.runtime.moe.function import MemoryPolicy, PhaseInputs
+from moetune.runtime.moe.experts import SavedActivations
+from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
@@ -95,51 +95,20 @@ def sum_over_ranks(
     Saved for the backward pass: x and the experts' pre-activations. Rows are gathered from x again.
     """
     return MemoryPolicy(
-        context=context,
-        forward=partial(_TensorForward, context, dispatch, sharing),
-        backward=partial(_TensorBackward, context, dispatch, sharing),
-    )
-
-
-def _gather(
-    context: PipelineContext, sharing: TokenSharing, values: torch.Tensor, name: str
-) -> torch.Tensor:
-    """Return (T, …) from this rank's part of it."""
-    whole = sharing.gather(values, name)
-    if sharing.in_shards:
-        context.tracker.add(whole)
-    return whole
-
-
-def _gather_tokens(
-    context: PipelineContext, sharing: TokenSharing, phase: Phase, values_SD: torch.Tensor
-) -> torch.Tensor:
-    """Return (T, D), x or the gradient of y; the phase's first chunk waits for it."""
-    if not sharing.in_shards:
-        return values_SD
-    name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
-    with context.recorder.exchange(phase, "gather", 0, values_SD.nbytes):
-        return _gather(context, sharing, values_SD, name)
+        context=context, dispatch=dispatch, forward=partial(_TensorForward, sharing),
+        backward=partial(_TensorBackward, sharing),
+    )  # fmt: skip
 
 
 class _TensorPhase(PhaseRun):
     """The common part of both phases: sum a chunk's rows by token, then over the ranks."""
 
-    def __init__(
-        self,
-        phase: Phase,
-        context: PipelineContext,
-        dispatch: Dispatch,
-        sharing: TokenSharing,
-        like_TD: torch.Tensor,
-        experts: ExpertWeights,
-    ) -> None:
-        self._sharing, self._tracker = sharing, context.tracker
-        self._order: PhaseOrder = getattr(dispatch, phase)
-        self._layout, degree = self._order.layout, self._order.degree
-        self._chunks = sharing.chunks(degree)
-        self.executor = Executor(context, phase, degree)
-        self.schedule = local_schedule(degree)
+    def __init__(self, phase: Phase, sharing: TokenSharing, inputs: PhaseInputs) -> None:
+        super().__init__(phase, inputs)
+        self._sharing, experts = sharing, inputs.experts
+        self._all_TD = like_TD = self._gather_tokens(phase)
+        self._chunks = sharing.chunks(self._order.degree)
+        self.schedule = local_schedule(self._order.degree)
         self._reductions: list[Transfer] = []
         most_addends = min(self._order.rows_TK.shape[1], len(experts.w1))
         self._adds = most_addends <= _ANY_ORDER
@@ -147,13 +116,30 @@ class _TensorPhase(PhaseRun):
         names = ("rows", "grads" if is_backward else "results")
         shapes: dict[str, Shape] = dict.fromkeys(names, (most, like_TD.shape[1]))
         shapes |= experts.hidden_shapes(most, backward=is_backward)
-        self._buffers = context.workspace.buffers(shapes, like_TD)
+        self._buffers = self._context.workspace.buffers(shapes, like_TD)
+
+    def _gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """Return (T, …) from this rank's part of it."""
+        whole = self._sharing.gather(values, name)
+        if self._sharing.in_shards:
+            self._tracker.add(whole)
+        return whole
+
+    def _gather_tokens(self, phase: Phase) -> torch.Tensor:
+        """Return (T, D), x or the gradient of y; the phase's first chunk waits for it."""
+        values_SD, name = self._values_TD, "the gathering of x"
+        if phase == "backward":
+            values_SD, name = values_SD.contiguous(), "the gathering of the gradient"
+        if not self._sharing.in_shards:
+            return values_SD
+        with self._context.recorder.exchange(phase, "gather", 0, values_SD.nbytes):
+            return self._gather(values_SD, name)
 
     def combine(self, chunk: int) -> None:
         """Start summing the chunk's tokens over the ranks."""
         parts = self._chunks[chunk]
         self._reductions.append(
-            self.executor.start(
+            self.start(
                 "sum", chunk,
                 lambda name: self._sharing.reduce(parts, self._sums_TD, self._own_SD, name),
                 num_bytes=sum(self._sums_TD[part].nbytes for part in parts),
@@ -199,28 +185,20 @@ class _TensorPhase(PhaseRun):
 class _TensorForward(_TensorPhase):
     """The forward phase."""
 
-    def __init__(
-        self,
-        context: PipelineContext,
-        dispatch: Dispatch,
-        sharing: TokenSharing,
-        inputs: PhaseInputs,
-    ) -> None:
-        self._x_TD = x_TD = _gather_tokens(context, sharing, "forward", inputs.values_TD)
-        weights_TK = _gather(context, sharing, inputs.weights_TK, "the gathering of weights")
-        weights_R1 = dispatch.forward.weights_of_rows(weights_TK).to(x_TD.dtype)
-        weights_R1 = weights_R1.unsqueeze(1)
-        tracker, experts = context.tracker, inputs.experts
-        self._activations = experts.save_activations(len(weights_R1), x_TD, tracker)
-        tracker.add(weights_R1)
-        super().__init__("forward", context, dispatch, sharing, x_TD, experts)
-        self._weights_R1, self._experts = weights_R1, experts
-        activations = self._activations
-        self.saved = x_TD, weights_R1, activations.pre_RH, activations.gate_RH
+    def __init__(self, sharing: TokenSharing, inputs: PhaseInputs) -> None:
+        super().__init__("forward", sharing, inputs)
+        weights_TK = self._gather(inputs.weights_TK, "the gathering of weights")
+        weights_R1 = self._order.weights_of_rows(weights_TK).to(self._all_TD.dtype).unsqueeze(1)
+        self._activations = saved = inputs.experts.save_activations(
+            len(weights_R1), self._all_TD, self._tracker
+        )
+        self._tracker.add(weights_R1)
+        self._weights_R1 = weights_R1
+        self.saved = self._all_TD, weights_R1, saved.pre_RH, saved.gate_RH
 
     def begin(self) -> None:
         """Allocate the sums by token."""
-        self._make_sums("the results", self._x_TD)
+        self._make_sums("the results", self._all_TD)
 
     def finish(self) -> torch.Tensor:
         """Return (S, D)."""
@@ -231,7 +209,7 @@ class _TensorForward(_TensorPhase):
         """Sum the experts' weighted results at their tokens."""
         layout, experts, tokens = self._layout, self._experts, self._tokens(chunk)
         mine = layout.rows[chunk]
-        rows = self._take("rows", self._x_TD, tokens)
+        rows = self._take("rows", self._all_TD, tokens)
         results = self._buffers["results"][: len(rows)]
         for part in layout.parts[chunk]:
             some = part.within(mine)
@@ -244,18 +222,10 @@ class _TensorForward(_TensorPhase):
 class _TensorBackward(_TensorPhase):
     """The backward phase."""
 
-    def __init__(
-        self,
-        context: PipelineContext,
-        dispatch: Dispatch,
-        sharing: TokenSharing,
-        inputs: PhaseInputs,
-    ) -> None:
+    def __init__(self, sharing: TokenSharing, inputs: PhaseInputs) -> None:
+        super().__init__("backward", sharing, inputs)
         self._x_TD, self._weights_R1, pre_RH, gate_RH = inputs.saved
         self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
-        self._grad_TD = _gather_tokens(context, sharing, "backward", inputs.values_TD.contiguous())
-        super().__init__("backward", context, dispatch, sharing, self._grad_TD, inputs.experts)
-        self._weights_SK, self._b2 = inputs.weights_TK, inputs.experts.b2
         self.grads = ExpertGrads(
             inputs.experts,
             inputs.wanted,
@@ -274,7 +244,7 @@ class _TensorBackward(_TensorPhase):
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x (S, D) and of the weights (S, K)."""
         self._release_sums()
-        weights_SK = self._weights_SK
+        weights_SK = self._weights_TK
         grads_TK = weights_SK.new_zeros((len(self._x_TD), weights_SK.shape[1]))
         grads_TK.view(-1)[self._order.pairs_N] = self._grad_weights_R1.squeeze(1).to(
             weights_SK.dtype
@@ -289,7 +259,7 @@ class _TensorBackward(_TensorPhase):
         """Sum the gradients of the experts' rows at their tokens."""
         mine, tokens = self._layout.rows[chunk], self._tokens(chunk)
         rows = self._take("rows", self._x_TD, tokens)
-        grads = self._take("grads", self._grad_TD, tokens)
+        grads = self._take("grads", self._all_TD, tokens)
         for part in self._layout.parts[chunk]:
             some, places = part.within(mine), part.rows
             weights = self._weights_R1[places], self._grad_weights_R1[places]
@@ -299,6 +269,6 @@ class _TensorBackward(_TensorPhase):
                 self._activations.chunk(places),
                 part,
                 grads[some],
-                combine_weights=CombineWeights(*weights, self._b2),
+                combine_weights=CombineWeights(*weights, self._experts.b2),
             )
         self._sum(chunk, grads)

@@ -5,8 +5,7 @@ of its own experts, and the replicas of everything else would drift apart.
 """
 
 import functools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -25,8 +24,10 @@ from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
 
 _EPSILON = 1e-6
 """Added to the norm, as torch does."""
+_SUM = "the sum of the gradients' norm"
 _Owners: TypeAlias = dict[int, Communicator]
 """The ranks that have the other experts of a parameter, by its id."""
+_Parts: TypeAlias = dict[tuple[Communicator, ...], tuple[torch.Tensor, list[torch.Tensor]]]
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
@@ -61,15 +62,15 @@ def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> t
         stages: the ranks that have the other stages.
     """
     parts = _parts(model)
-    squares = [part.square_sum() for part in parts]
+    squares = [_square_sum(groups, zero, grads) for groups, (zero, grads) in parts.items()]
     device = squares[0].device if squares else stages.device
     zero = torch.zeros((), dtype=torch.float64, device=device)
     total = torch.stack([zero, *(square.to(zero) for square in squares)]).sum()
-    stages.all_reduce(total, "the sum of the gradients' norm").wait()
+    stages.all_reduce(total, _SUM).wait()
     norm = total.sqrt()
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
-    for part in parts:
-        for grad in part.grads:
+    for _, grads in parts.values():
+        for grad in grads:
             grad.mul_(scale.to(grad.device))
     return norm
 
@@ -85,41 +86,16 @@ def _chunks(model: nn.Module) -> ModelChunks:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Gradients that are cut over the same ranks, which all sum their squares: some may have none.
-
-    Args:
-        groups: of those ranks.
-        zero: of the sum's device and dtype.
-        grads: on this rank.
-    """
-
-    groups: tuple[Communicator, ...]
-    zero: torch.Tensor
-    grads: list[torch.Tensor] = field(default_factory=list)
-
-    def square_sum(self) -> torch.Tensor:
-        """Return Σ g² over the groups' ranks, in at least float32."""
-        norms = [
-            torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)).to(
-                self.zero
-            )
-            for grad in self.grads
-        ]
-        total = torch.stack([self.zero, *norms]).square().sum()
-        for group in self.groups:
-            group.all_reduce(total, "the sum of the gradients' norm").wait()
-        return total
-
-
-def _parts(model: nn.Module) -> Collection[_Part]:
+def _parts(model: nn.Module) -> _Parts:
     """Return the model's gradients by the groups over which they are cut, equal on all ranks.
 
     Parameters tell the groups: a rank without gradients of its experts takes part in the sum.
+
+    Returns:
+        For each group a zero of the sum's dtype and device, and this rank's gradients.
     """
     owners, groups_of = _owners(model), functools.cache(_groups_of)
-    parts: dict[tuple[Communicator, ...], _Part] = {}
+    parts: _Parts = {}
     for parameter in model.parameters():
         grad, groups = parameter.grad, tuple[Communicator, ...]()
         cut = parameter if grad is None else grad
@@ -130,11 +106,26 @@ def _parts(model: nn.Module) -> Collection[_Part]:
             groups = (owners[id(parameter)],)
         if groups not in parts:
             dtype = torch.promote_types(parameter.dtype, torch.float32)
-            zero = torch.zeros((), dtype=dtype, device=parameter.device)
-            parts[groups] = _Part(groups=groups, zero=zero)
+            parts[groups] = torch.zeros((), dtype=dtype, device=parameter.device), []
         if grad is not None:
-            parts[groups].grads.append(grad)
-    return parts.values()
+            parts[groups][1].append(grad)
+    return parts
+
+
+def _square_sum(
+    groups: Sequence[Communicator], zero: torch.Tensor, grads: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return Σ g² over the groups' ranks, in at least float32: some may have no gradient."""
+    norms = [
+        torch.linalg.vector_norm(
+            grad, dtype=torch.promote_types(grad.dtype, torch.float32)
+        ).to(zero)
+        for grad in grads
+    ]  # fmt: skip
+    total = torch.stack([zero, *norms]).square().sum()
+    for group in groups:
+        group.all_reduce(total, _SUM).wait()
+    return total
 
 
 def _groups_of(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Communicator, ...]:

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from threading import Lock
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from moetune.domain.any_plan import AnyPlan
@@ -43,8 +43,7 @@ class Library:
 
     def __init__(self, planner: ServicePlanner) -> None:
         self.planner = planner
-        self._summaries: dict[tuple[str, int | None], Summary] = {}
-        self._lock = Lock()
+        self._summary = lru_cache(_MOST_SUMMARIES)(self._summarized)
 
     @property
     def store(self) -> "SqlStore":
@@ -76,24 +75,17 @@ class Library:
         Raises:
             NotFoundError: there is none.
         """
-        key = name, self.store.current_fit(name)
-        with self._lock:
-            cached = self._summaries.get(key)
-        if cached is not None:
-            return cached
+        return self._summary(name, self.store.current_fit(name))
+
+    def _summarized(self, name: str, _fit: int | None) -> Summary:
         profile = self.profile(name).profile
         quality = quality_of(profile)
-        made = Summary(
+        return Summary(
             provenance=profile.provenance,
             citation=profile.citation,
             scope=machine_scope(profile),
             quality=quality.label if quality else "",
         )
-        with self._lock:
-            if len(self._summaries) >= _MOST_SUMMARIES:
-                self._summaries.clear()
-            self._summaries[key] = made
-        return made
 
     def profile_names(self) -> tuple[str, ...]:
         """Return the names of the store's profiles, newest first, then of the bundled ones."""

@@ -139,15 +139,15 @@ class Fitting:
         able = self.with_most_waiting(layout, pins) is not layout
         if not able or not self.space.is_allowed(layout.changed(offload_activations=1 / num)):
             return None
-        every = [count / num for count in range(1, num)]
+        shares = [count / num for count in range(1, num)]
         fitting = bisect_left(
-            every, -self.limit_bytes,
+            shares, -self.limit_bytes,
             key=lambda share: -self.memory.needs(layout.changed(offload_activations=share))[0],
         )  # fmt: skip
-        if fitting == len(every):
+        if fitting == len(shares):
             return None
-        found = layout.changed(offload_activations=every[fitting])
-        return found if self.fits(found) else None
+        waiting = layout.changed(offload_activations=shares[fitting])
+        return waiting if self.fits(waiting) else None
 
     def least_bytes(
         self,

@@ -1,5 +1,6 @@
 """A model's layouts with its experts placed by the loads of each layer, where that is worth it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 from types import MappingProxyType
@@ -8,12 +9,13 @@ from moetune.domain.once import once
 from moetune.domain.placement import LayerPlacement, ModelPlacement
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.targets import Target
-from moetune.domain.training import LayoutRequest, TrainingJob, ZeroStage
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, ZeroStage
 from moetune.domain.units import format_share
 from moetune.solve.joint.best import BestLayouts
 from moetune.solve.joint.search import FoldedSearch, PricedLayout
 from moetune.solve.layer.placed import WORTH_PLACING, least_fullest, place_experts
 from moetune.solve.training.machine import Trusts
+from moetune.solve.training.step import StepSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,33 +94,49 @@ def solve_placed(
         return natural, None
     job = placed_job(prices.job)
     assert isinstance(job.routing, PlacedLayers)  # noqa: S101 - of `placed_job`
-    found = ModelPlacement(
+    choice = ModelPlacement(
         layers=job.routing.placements(best.layout.ep), why="", placed_step_seconds=None,
         natural_step_seconds=_seconds(search, best),
     )  # fmt: skip
-    if pins.expert_placement != "natural" and not search.target.places_experts:
-        step = replace(prices, job=job).step(best.layout)
-        found = _judged(replace(found, placed_step_seconds=step.seconds))
-        why = "placed ones would save less than the predictions' error"
-        if found.is_taken:
-            why = f"--target moetune does: {found.why}"
-        return natural, _kept(found, f"{search.target.name} places none, and {why}")
-    if pins.expert_placement == "natural" or (pins.zero or 0) > _MOST_ZERO:
-        why = f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
-        if pins.expert_placement == "natural":
-            why = "as pinned"
-        mean = f"the mean rows, the mean of {len(found.layers)} layers"
-        before = _mean(found, "natural_skew")
-        return natural, _kept(found, f"{why}; the fullest ranks have {before} × {mean}")
+    untried = _untried(search, pins, choice, replace(prices, job=job).step, best.layout)
+    if untried is not None:
+        return natural, untried
     device = replace(prices.device, trusts=Trusts())
     wholes = replace(prices, job=job, device=device, target=placing(search.target))
     placed = BestLayouts.of(replace(search, wholes=wholes), of_layouts)
     layers = job.routing.placements(placed.best().layout.ep)
     seconds = _seconds(placed.search, placed.best())
     if seconds is None:
-        return natural, _kept(found, "no layout that places them fits")
-    found = _judged(replace(found, layers=layers, placed_step_seconds=seconds))
-    return placed if found.is_taken else natural, found
+        return natural, _kept(choice, "no layout that places them fits")
+    choice = _judged(replace(choice, layers=layers, placed_step_seconds=seconds))
+    return placed if choice.is_taken else natural, choice
+
+
+def _untried(
+    search: FoldedSearch, pins: LayoutRequest, choice: ModelPlacement,
+    placed_step: Callable[[FoldedLayout], StepSeconds], layout: FoldedLayout,
+) -> ModelPlacement | None:  # fmt: skip
+    """Return the natural order where no layout places experts, with the reason; None where one may.
+
+    Args:
+        placed_step: the step of a layout with placed experts.
+        layout: the best one in the natural order.
+    """
+    if pins.expert_placement != "natural" and not search.target.places_experts:
+        seconds = placed_step(layout).seconds
+        choice = _judged(replace(choice, placed_step_seconds=seconds))
+        why = "placed ones would save less than the predictions' error"
+        if choice.is_taken:
+            why = f"--target moetune does: {choice.why}"
+        return _kept(choice, f"{search.target.name} places none, and {why}")
+    if pins.expert_placement == "natural" or (pins.zero or 0) > _MOST_ZERO:
+        why = f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
+        if pins.expert_placement == "natural":
+            why = "as pinned"
+        mean = f"the mean rows, the mean of {len(choice.layers)} layers"
+        before = _mean(choice, "natural_skew")
+        return _kept(choice, f"{why}; the fullest ranks have {before} × {mean}")
+    return None
 
 
 def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
@@ -126,33 +144,33 @@ def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
     return best.step.seconds if search.fits(best.layout) else None
 
 
-def _mean(found: ModelPlacement, name: str) -> str:
+def _mean(choice: ModelPlacement, name: str) -> str:
     """Return how full the fullest ranks are on the mean of the layers."""
-    return f"{fmean(getattr(one, name) for one in found.layers):.2f}"
+    return f"{fmean(getattr(one, name) for one in choice.layers):.2f}"
 
 
-def _judged(found: ModelPlacement) -> ModelPlacement:
+def _judged(choice: ModelPlacement) -> ModelPlacement:
     """Return the placement that a plan takes, or the natural order that it keeps, with the reason.
 
     Args:
-        found: with placed experts; the natural order fits nowhere where it has no gain.
+        choice: with placed experts; the natural order fits nowhere where it has no gain.
     """
-    before, rows = _mean(found, "natural_skew"), "× the mean rows"
-    if found.gain is None:
+    before, rows = _mean(choice, "natural_skew"), "× the mean rows"
+    if choice.gain is None:
         why = f"in their order they do not fit: the fullest ranks have {before} {rows}"
-        return replace(found, why=why)
-    gain = format_share(found.gain)
-    if found.gain > WORTH_PLACING:
+        return replace(choice, why=why)
+    gain = format_share(choice.gain)
+    if choice.gain > WORTH_PLACING:
         why = (
-            f"the fullest ranks have {_mean(found, 'placed_skew')} {rows}, the mean of "
-            f"{len(found.layers)} layers, instead of {before}, saving {gain} of the step"
+            f"the fullest ranks have {_mean(choice, 'placed_skew')} {rows}, the mean of "
+            f"{len(choice.layers)} layers, instead of {before}, saving {gain} of the step"
         )
-        return replace(found, why=why)
+        return replace(choice, why=why)
     least = format_share(WORTH_PLACING, digits=0)
     why = f"placed ones save {gain} of the step: less than {least} is within the predictions' error"
-    return _kept(found, why)
+    return _kept(choice, why)
 
 
-def _kept(found: ModelPlacement, why: str) -> ModelPlacement:
+def _kept(choice: ModelPlacement, why: str) -> ModelPlacement:
     """Return the natural order, with the reason."""
-    return replace(found, layers=tuple(replace(one, experts=()) for one in found.layers), why=why)
+    return replace(choice, layers=tuple(replace(one, experts=()) for one in choice.layers), why=why)

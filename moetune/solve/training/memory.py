@@ -96,21 +96,6 @@ class RankMemory:
         """The sum."""
         return sum(self.parts.values())
 
-    @property
-    def allocated_bytes(self) -> float:
-        """The count of `torch.cuda.max_memory_allocated`: tensors, not what is around them."""
-        return self.reserved_bytes - self.parts["fragmentation"]
-
-    @property
-    def balanced_bytes(self) -> float:
-        """The sum without the room for natural routing."""
-        return self.peak_bytes - self.parts[ROUTING]
-
-    @property
-    def reserved_bytes(self) -> float:
-        """The count of `torch.cuda.max_memory_reserved`: tensors, and what blocks leave free."""
-        return self.balanced_bytes - self.parts["libraries"]
-
 
 class BlockBytes(NamedTuple):
     """Bytes of a kind of block for one micro-batch: what it keeps, and while it is computed."""

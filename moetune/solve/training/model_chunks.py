@@ -5,7 +5,7 @@ the plan's memory counts of gathered blocks, and whatever one module needs at on
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.chunks import (
@@ -32,8 +32,7 @@ _ALL_STATES = 3
 """ZeRO stage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
+class Module(NamedTuple):
     """One module that has parameters of its own, which it needs at once.
 
     Args:

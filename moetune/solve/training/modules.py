@@ -112,14 +112,7 @@ class BlockTimes:
         return cls(modules=found, compute=compute, communication=communication)
 
     def __add__(self, other: "BlockTimes") -> "BlockTimes":
-        modules = {**self.modules}
-        for name, passes in other.modules.items():
-            modules[name] = modules[name] + passes if name in modules else passes
-        return BlockTimes(
-            modules=modules,
-            compute=self.compute + other.compute,
-            communication=self.communication + other.communication,
-        )
+        return BlockTimes.of((*self.modules.items(), *other.modules.items()))
 
     def passes(self, name: ModuleName) -> Passes:
         """Return a module's passes, zero where the block has none."""

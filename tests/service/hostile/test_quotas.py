@@ -10,13 +10,9 @@ from hypothesis import strategies as st
 from moetune.domain.errors import InputError
 from moetune.service.problems import QuotaError, StoreFullError
 from moetune.service.quotas import QuotaLimits, Quotas
-from tests.service.asking import served
+from tests.service.asking import batch, served
 
 HOUR = 3600.0
-ROW = {
-    "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 8, "predicted_seconds": 1.0,
-    "seconds": [1.0], "source": "training",
-}  # fmt: skip
 
 
 class Clock:
@@ -110,10 +106,7 @@ def test_a_service_refuses_what_is_too_much_and_counts_it(tmp_path: Path) -> Non
         assert other.status_code == 429
         assert 3000 < int(other.headers["Retry-After"]) <= 3600
         assert http.post("/v1/plans:resolve", json=asked).status_code == 200  # it is stored
-        body = {
-            "schema": "moetune.observations/1",
-            "observations": [{**ROW, "plan_id": made.json()["id"]}] * 3,
-        }
+        body = batch(made.json()["id"], {}, {}, {})
         codes = [http.post("/v1/observations", json=body).status_code for _ in range(3)]
         assert codes == [201, 429, 429]
         found = metrics(running.url)

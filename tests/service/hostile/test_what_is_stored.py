@@ -18,12 +18,8 @@ from moetune.service.app import create_app
 from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.report import write_report
 from moetune.workflows.wiring import find_store
-from tests.service.asking import client_of
+from tests.service.asking import batch, client_of
 
-ROW: dict[str, Any] = {
-    "plan_id": "", "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 8,
-    "predicted_seconds": 1.0, "seconds": [1.0], "source": "training",
-}  # fmt: skip
 WRONG: list[dict[str, Any]] = [
     {"seconds": [1e308]}, {"seconds": [1.0, 5e-324]}, {"predicted_seconds": 1e-320},
     {"predicted_seconds": 0.0}, {"seconds": [1e8]},
@@ -37,9 +33,7 @@ def test_times_that_no_step_takes_are_refused_and_pages_stay_whole(
     with client_of(create_app(planner, Access())) as client:
         asked = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
         plan_id = client.post("/v1/plans:resolve", asked).json()["id"]
-        rows = [{**ROW, "plan_id": plan_id}, {**ROW, "plan_id": plan_id, **change}]
-        body = {"schema": "moetune.observations/1", "observations": rows}
-        answer = client.post("/v1/observations", body)
+        answer = client.post("/v1/observations", batch(plan_id, {}, change))
         assert answer.status_code == 422
         assert "which no step takes" in answer.json()["detail"]
         kept = client.get("/v1/observations").json()
@@ -67,10 +61,7 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
     with client_of(create_app(planner, Access())) as client:
         asked = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
         plan_id = client.post("/v1/plans:resolve", asked).json()["id"]
-        good = {**ROW, "plan_id": plan_id}
-        client.post(
-            "/v1/observations", {"schema": "moetune.observations/1", "observations": [good]}
-        )
+        client.post("/v1/observations", batch(plan_id))
         strange = [insert(database, plan_id, *row) for row in ((1.0, "[1e308]"), (1e-320, "[1.0]"))]
         paths = (
             "/observed", f"/observed?plan={plan_id}", f"/plans/{plan_id}", "/v1/observations",

@@ -1,9 +1,13 @@
-"""The search over layouts, against every combination of sizes tried one by one."""
+"""The best layouts and the front of small jobs against every layout, priced one by one."""
 
-from dataclasses import replace
+import itertools
+from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from moetune.domain.errors import InputError, RefusedLayoutError
 from moetune.domain.pipeline import even_stages, read_stages
 from moetune.domain.targets import find_target
 from moetune.domain.training import (
@@ -15,11 +19,13 @@ from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.joint import best as best_module
 from moetune.solve.joint.best import BestLayouts
+from moetune.solve.joint.front import memory_front
 from moetune.solve.joint.search import NOISE, FoldedSearch
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from tests.solve.joint.brute_force import every_layout, fitting
 
 H100 = load_profile_file(bundled_profiles()["h100-x8"])
 OLMOE = named_model("olmoe").decoder
@@ -97,3 +103,127 @@ def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
     # Where none leaves as much free, the simplest is taken.
     pinned = replace(pins, recompute=())
     assert BestLayouts(search_of(job, gib=gib / 0.97), pinned).ranked()[0].layout.recompute == ()
+
+
+TARGETS = ("megatron", "bridge", "torchtitan", "moetune", "deepspeed", "transformers")
+SMALL = replace(OLMOE, blocks=OLMOE.blocks[:4])
+SAME = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A search of a small job without a limit of the device, pins, and how tight memory is to be.
+
+    Args:
+        quantile: of all layouts' peaks, the one that just fits; below 0 none does.
+    """
+
+    search: FoldedSearch
+    pins: LayoutRequest
+    quantile: float
+
+
+def small_search(*, target: str, ranks: int, batch: int, length: int) -> FoldedSearch:
+    job = TrainingJob(decoder=SMALL, world_size=ranks, global_batch=batch, length=length)
+    return replace(search_of(job, target=target), limit_bytes=float("inf"))
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> Question:
+    """Return a question that has an answer but for its memory, or nearly so."""
+    search = draw(
+        st.builds(
+            small_search,
+            target=st.sampled_from(TARGETS),
+            ranks=st.sampled_from([2, 4]),
+            batch=st.sampled_from([4, 8, 12]),
+            length=st.sampled_from([1024, 4096]),
+        )
+    )
+    target = search.target
+    pins = LayoutRequest(
+        micro_batch=draw(st.sampled_from([1, 2])),
+        tp=draw(st.sampled_from([1, 2])),
+        pp=draw(st.sampled_from([None, 1, target.largest.get("pp", 2)])),
+        ep=draw(st.sampled_from([None, None, 2])),
+        zero=draw(st.sampled_from([None, None, *target.zero])),
+        overlap=draw(st.sampled_from([None, None, *target.overlaps])),
+        offload_optimizer=draw(
+            st.sampled_from([None, None, 0.5] if target.offloads_optimizer else [None])
+        ),
+    )
+    host_gib = draw(st.sampled_from([4.0, 64.0, float("inf")]))
+    return Question(
+        search=replace(search, host_bytes=host_gib * 2**30),
+        pins=pins,
+        quantile=draw(st.sampled_from([-1.0, 0.0, 0.01, 0.05, 0.2, 0.5])),
+    )
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(question=questions())
+def test_the_best_is_that_of_every_layout_priced(
+    monkeypatch: pytest.MonkeyPatch, question: Question
+) -> None:
+    monkeypatch.setattr(best_module, "NOISE", 0.0)
+    search, pins = question.search, question.pins
+    every = [*every_layout(search, pins)]
+    if not every:
+        with pytest.raises((InputError, RefusedLayoutError)):
+            BestLayouts(search, pins).ranked()
+        return
+    peaks = sorted(search.memory.peak(one).peak_bytes for one in every)
+    limit = peaks[int(question.quantile * len(peaks))] if question.quantile >= 0 else peaks[0] - 1
+    search = replace(search, limit_bytes=limit)
+    found = BestLayouts(search, pins).ranked()
+    priced = fitting(search, every)
+    if not priced:
+        assert not search.fits(found[0].layout)
+        plain = [one for one in every if pins.offload_optimizer is not None or not one.on_host]
+        least = min(
+            search.memory.peak(one).peak_bytes for one in plain if not one.offload_activations
+        )
+        assert found[0].memory.peak_bytes == pytest.approx(least, rel=SAME)
+        return
+    assert search.fits(found[0].layout)
+    fastest = min(one.step.seconds for one in priced)
+    assert found[0].step.seconds == pytest.approx(fastest, rel=SAME)
+    assert {replace(one.layout, degree=None) for one in found} <= {one.layout for one in priced}
+
+
+JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+
+
+@pytest.mark.unmeasured
+@pytest.mark.parametrize(
+    ("target", "pins"),
+    [
+        ("megatron", LayoutRequest(tp=1, micro_batch=2)),
+        ("megatron", LayoutRequest(pp=1, tp=1, micro_batch=1)),
+        ("torchtitan", LayoutRequest(tp=1, pp=4, micro_batch=1)),
+        ("moetune", LayoutRequest(micro_batch=1)),
+    ],
+)
+def test_for_no_memory_is_a_layout_faster_than_the_front(target: str, pins: LayoutRequest) -> None:
+    search = search_of(JOB, target=target)
+    priced = map(search.priced, every_layout(search, pins))
+    every = [(one.memory.peak_bytes, one.step.seconds) for one in priced]
+    front = [(one.memory.peak_bytes, one.step.seconds) for one in memory_front(search, pins)]
+    assert front == sorted(front)
+    assert all(after[1] <= before[1] * (1 - NOISE) for before, after in itertools.pairwise(front))
+    assert {*front} <= {*every}
+    fastest, found = float("inf"), float("inf")
+    left = [*front]
+    for memory, seconds in sorted({*every}):
+        fastest = min(fastest, seconds)
+        while left and left[0][0] <= memory:
+            found = min(found, left.pop(0)[1])
+        assert fastest <= found <= fastest / (1 - NOISE) * (1 + 1e-9)
+
+
+def test_pins_that_nothing_obeys_are_refused() -> None:
+    for pins in (LayoutRequest(tp=3), LayoutRequest(pp=2, vpp=1, ep=4, overlap="batch")):
+        with pytest.raises((InputError, RefusedLayoutError)):
+            memory_front(search_of(JOB), pins)
