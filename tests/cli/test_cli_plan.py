@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from moetune.cli.app import program
-from moetune.domain.plan import plan_from_json
+from moetune.domain.any_plan import plan_from_json
 from tests.cli.running import Cli
 from tests.cli.test_cli_frozen import leaves
 from tests.golden.cases import LAB
