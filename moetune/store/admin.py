@@ -1,11 +1,8 @@
 """Administration of a database: upgrade, current revision, check, backup."""
 
 import os
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -14,6 +11,7 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.store.address import Address, parse_address
 from moetune.store.checks import document_problems
 from moetune.store.database import Database
+from moetune.store.engine import Opening
 from moetune.store.migrate import (
     SchemaState,
     differences,
@@ -86,7 +84,7 @@ def check(url: str) -> tuple[str, ...]:
 
 def _open_to_read(address: Address) -> Database:
     check_place(address, must_exist=True)
-    return Database.connect(address, read_only=True)
+    return Database.connect(address, Opening(read_only=True))
 
 
 def _page_problems(connection: Connection) -> tuple[str, ...]:
@@ -97,98 +95,52 @@ def _page_problems(connection: Connection) -> tuple[str, ...]:
 
 
 def backup(url: str, target: Path) -> Path:
-    """Copy the database to a new file: of SQLite a database, of PostgreSQL a `pg_dump` archive.
+    """Copy a SQLite database, as of one moment, to a new single file without a journal.
 
     Returns:
         The file's absolute path.
 
     Raises:
-        InputError: there is no database, or the target exists or has no folder.
-        MoetuneError: the database cannot be read, the disk is full, or `pg_dump` is missing or
-            failed. There is no target then.
+        InputError: there is no database, it is damaged or PostgreSQL's, whose own `pg_dump` makes
+            its backups, or the target exists or has no folder.
+        MoetuneError: the database cannot be read, or the disk is full. There is no target then.
     """
     address = parse_address(url)
-    check_place(address, must_exist=True)
+    if address.path is None:
+        raise InputError(
+            f"database {address.shown} is PostgreSQL's, which has backups of its own",
+            "make one:  pg_dump --format custom DATABASE > FILE",
+        )
     target = target.absolute()
-    if target.exists():
-        raise InputError(f"{target} exists already", "name a new file: backups are not replaced")
-    if not target.parent.is_dir():
-        raise InputError(f"there is no folder {target.parent}", "make it, or name another file")
-    database = Database.connect(address, read_only=True)
-    try:
+    with closing(_open_to_read(address)) as database:
+        if target.exists():
+            raise InputError(f"{target} exists already", "name a new file: no backup is replaced")
+        if not target.parent.is_dir():
+            raise InputError(f"there is no folder {target.parent}", "make it, or name another file")
         if database.read(read_state).found is None:
             raise no_database(address)
-        with _whole_or_nothing(target) as temporary:
-            if address.path is None:
-                _dump_postgresql(database, temporary)
-            else:
-                _copy_sqlite(database, temporary)
-    except OSError as error:
-        raise MoetuneError(f"backup {target} failed: {error}", "name another folder") from error
-    finally:
-        database.close()
+        try:
+            _copy(database, target)
+        except OSError as error:
+            raise MoetuneError(f"backup {target} failed: {error}", "name another folder") from error
     return target
 
 
-@contextmanager
-def _whole_or_nothing(target: Path) -> Iterator[Path]:
-    """Yield a file in a temporary folder next to the target; sync and rename it when it is done."""
+def _copy(database: Database, target: Path) -> None:
+    """Write the rows to a temporary folder next to the target; sync and rename when it is done."""
+
+    def work(connection: Connection) -> tuple[str, ...]:
+        connection.exec_driver_sql("VACUUM INTO ?", (str(temporary),))
+        return _page_problems(connection)
+
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".moetune-backup-") as folder:
         temporary = Path(folder) / target.name
-        yield temporary
+        if problems := database.outside(work):
+            raise InputError(
+                f"database {database.address.shown} is damaged: {problems[0]}",
+                "keep the older backups",
+            )
         temporary.chmod(0o600)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(target)
-
-
-def _copy_sqlite(database: Database, target: Path) -> None:
-    """Write the rows as of one moment to a single file, without a journal next to it."""
-
-    def work(connection: Connection) -> tuple[str, ...]:
-        connection.exec_driver_sql("VACUUM INTO ?", (str(target),))
-        return _page_problems(connection)
-
-    if problems := database.outside(work):
-        raise InputError(
-            f"database {database.address.shown} is damaged: {problems[0]}", "keep the older backups"
-        )
-
-
-def _dump_postgresql(database: Database, target: Path) -> None:
-    program = shutil.which("pg_dump")
-    if program is None:
-        raise MoetuneError(
-            "pg_dump is not installed: it makes the backup of PostgreSQL",
-            "install postgresql-client of the server's version",
-        )
-    passwords = target.with_name("passwords")
-    command = [program, "--format=custom", f"--file={target}", "--no-password"]
-    connection = _connection_text(database, passwords)
-    done = subprocess.run(  # noqa: S603 - a list of arguments, no shell
-        [*command, f"--dbname={connection}"],
-        check=False,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        raise MoetuneError(
-            f"pg_dump of {database.address.shown} failed: "
-            f"{database.address.scrub(' '.join(done.stderr.split()))}",
-            "check the server, and that pg_dump is as new as it",
-        )
-
-
-def _connection_text(database: Database, passwords: Path) -> str:
-    """Return libpq's connection text; a password goes into a file: others can read arguments."""
-    from psycopg.conninfo import make_conninfo
-
-    _, options = database.engine.dialect.create_connect_args(database.address.url)
-    options.pop("context", None)  # psycopg's own, not libpq's
-    if password := options.pop("password", None):
-        escaped = str(password).replace("\\", r"\\").replace(":", r"\:")
-        passwords.touch(mode=0o600)
-        passwords.write_text(f"*:*:*:*:{escaped}\n")
-        options["passfile"] = str(passwords)
-    return make_conninfo("", **options)
