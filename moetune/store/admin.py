@@ -2,14 +2,16 @@
 
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection
 
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.storable import check_observation, check_plan, check_profile, check_settled
 from moetune.store.address import Address, parse_address
-from moetune.store.checks import document_problems
 from moetune.store.database import Database
 from moetune.store.engine import Opening
 from moetune.store.migrate import (
@@ -22,6 +24,8 @@ from moetune.store.migrate import (
     upgrade_to_head,
 )
 from moetune.store.sql_store import SqlStore, check_place, set_journal
+
+_PAGE_SIZE = 1000
 
 
 def upgrade(url: str) -> tuple[str | None, str]:
@@ -79,7 +83,7 @@ def check(url: str) -> tuple[str, ...]:
             found = f"schema revision is {state.found}, this moetune wants {state.head}"
             return (*problems, f"{found}: run `moetune db upgrade`")
         different = tuple(f"the tables differ: {one}" for one in database.read(differences))
-        return problems + (different or document_problems(SqlStore(database)))
+        return problems + (different or tuple(_document_problems(SqlStore(database))))
 
 
 def _open_to_read(address: Address) -> Database:
@@ -92,6 +96,59 @@ def _page_problems(connection: Connection) -> tuple[str, ...]:
         return ()
     found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
     return tuple(str(one) for one in found if one != "ok")
+
+
+def _document_problems(store: SqlStore) -> Iterator[str]:
+    """Yield what is wrong with documents and rows; each line names the row."""
+    runs = store.runs()
+    for run in runs:
+        yield from _problems(partial(store.samples, run.id))
+    for name in sorted({run.name for run in runs}):
+        of_name = f"profile {name!r}", f"profiles remove {name}"
+        yield from _problems(partial(store.profile, name), check_profile, *of_name)
+    for plan in store.plans():
+        short = plan.id[:12]
+        remove = f"plans remove {short}"
+        yield from _problems(partial(store.plan, plan.id), check_plan, f"plan {short}", remove)
+        sizes = f"a settled size of plan {short}"
+        yield from _problems(partial(store.settled, plan.id), check_settled, sizes, remove)
+    after = 0
+    while True:  # there may be millions of them
+        try:
+            page = store.observation_page(None, after=after, limit=_PAGE_SIZE)
+        except InputError as error:
+            yield error.what
+            return
+        for row in page:
+            of_row = f"observation {row.id}", f"observations remove {row.id}"
+            yield from _problems(lambda row=row: row.value, check_observation, *of_row)
+        if len(page) < _PAGE_SIZE:
+            return
+        after = page[-1].id
+
+
+def _problems(
+    read: Callable[[], object],
+    check_value: Callable[..., None] = lambda _: None,
+    what: str = "",
+    remove: str = "",
+) -> Iterator[str]:
+    """Yield why a row cannot be read, or which of its values no page can show.
+
+    Args:
+        remove: the command that removes the row.
+    """
+    try:
+        found = read()
+    except InputError as error:
+        yield error.what
+        return
+    for value in found if isinstance(found, tuple) else (found,):
+        try:
+            if value is not None:
+                check_value(value)
+        except InputError as error:
+            yield f"{what}: {error.what}: `moetune {remove}` removes it"
 
 
 def backup(url: str, target: Path) -> Path:
