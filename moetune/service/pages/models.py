@@ -9,9 +9,8 @@ from moetune.domain.question import read_texts
 from moetune.domain.units import parse_count
 from moetune.huggingface.registry import registered_models
 from moetune.report.section import Cell, Section, Table
-from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Page, address
+from moetune.service.pages.page import Field, Page, address
 from moetune.service.problems import problem_of
 from moetune.workflows.memory import MemoryAnswer, MemoryQuestion, fit_memory
 from moetune.workflows.models import FoundModel, find_decoder_model, known_name

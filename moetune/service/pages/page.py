@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -76,6 +77,29 @@ class Link:
     name: str
     href: str
     file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field of a form.
+
+    Args:
+        name: in an address.
+        hint: such as a unit.
+        flag: of a command that means the same; "" for none.
+        placeholder: what an empty field stands for.
+        choices: of a list, after one of nothing; none for a text.
+        suggested: texts to complete, with words on each.
+    """
+
+    name: str
+    label: str
+    hint: str = ""
+    flag: str = ""
+    placeholder: str = ""
+    choices: tuple[str, ...] = ()
+    suggested: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    is_required: bool = False
 
 
 def _no_data(_: Figure) -> str:

@@ -11,9 +11,8 @@ from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import TrainingDocument
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
-from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Link, Page, address
+from moetune.service.pages.page import Field, Link, Page, address
 from moetune.service.pages.whatif import whatif_fields
 from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
 from moetune.workflows.models import whole_names

@@ -10,9 +10,8 @@ from moetune.domain.spelling import Spelling
 from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.units import DTYPE_BYTES, format_bytes, parse_bytes, parse_count
 from moetune.report.section import Section
-from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Page, address
+from moetune.service.pages.page import Field, Page, address
 from moetune.service.problems import problem_of
 from moetune.workflows.changes import WhatIf
 from moetune.workflows.views.comparison import whatif_sections
