@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -121,7 +122,7 @@ def _document_problems(store: SqlStore) -> Iterator[str]:
             return
         for row in page:
             of_row = f"observation {row.id}", f"observations remove {row.id}"
-            yield from _problems(lambda row=row: row.value, check_observation, *of_row)
+            yield from _problems(partial(attrgetter("value"), row), check_observation, *of_row)
         if len(page) < _PAGE_SIZE:
             return
         after = page[-1].id
