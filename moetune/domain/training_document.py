@@ -12,7 +12,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import Schedule
 from moetune.domain.placement import ModelPlacement
-from moetune.domain.plan import Confidence, Plan
+from moetune.domain.plan import Confidence, Plan, plan_from_json
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target
 from moetune.domain.throughput import Throughput
@@ -312,6 +312,24 @@ AnyPlan: TypeAlias = Plan | TrainingDocument
 def is_training_document(document: object) -> bool:
     """Return whether plain values say that they are a training plan."""
     return isinstance(document, dict) and document.get("schema") == SCHEMA
+
+
+def any_plan_from_json(text: str | bytes, where: str) -> AnyPlan:
+    """Return the plan in a JSON text, of whichever kind.
+
+    Args:
+        where: the file's name for an error.
+
+    Raises:
+        InputError: the text is no plan.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None  # which the reader of layers' plans says better
+    if is_training_document(document):
+        return training_from_document(document, where)
+    return plan_from_json(text, where)
 
 
 def training_from_document(document: object, where: str) -> TrainingDocument:

@@ -89,7 +89,7 @@ def test_a_plan_and_its_file_give_chunks_cache_and_offload() -> None:
         (lambda: planned(zero=1, offload_optimizer=0.0), "has no chunks: its states are not"),
         (lambda: planned(ranks=2), "shards over 2 ranks, the data-parallel group has 1"),
         (lambda: "missing.json", "missing.json cannot be read"),
-        (Path, "is a folder, not a plan"),
+        (Path, "cannot be read: Is a directory"),
         (lambda: 7, "7 is neither the plan"),
     ],
 )  # fmt: skip

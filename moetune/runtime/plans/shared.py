@@ -31,13 +31,20 @@ def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
     plans: list[Plan] = []
     for path in paths:
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        for file in files:
-            try:
-                text = file.read_bytes()
-            except OSError as error:
-                raise InputError(f"plan {file} cannot be read: {error.strerror}") from None
-            plans.append(plan_from_json(text, str(file)))
+        plans += (plan_from_json(read_plan_text(file), str(file)) for file in files)
     return tuple(plans)
+
+
+def read_plan_text(path: Path) -> bytes:
+    """Return what a plan file holds.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
 
 
 def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:

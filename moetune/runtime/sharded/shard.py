@@ -5,7 +5,6 @@ It packs parameters, allocates each chunk (`stored`), hooks the model (`model_ch
 """
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,14 +12,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from moetune.comm.agree import agree, first_text
+from moetune.comm.agree import agree
 from moetune.comm.gloo import check_joined
 from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
-from moetune.domain.errors import InputError, RankMismatchError
+from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.replicas import check_placements, expert_groups
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.hooks import find_units
 from moetune.runtime.sharded.model_chunks import ModelChunks
@@ -161,46 +161,20 @@ def _replica_groups(
     Raises:
         RankMismatchError: the ranks have different layers.
         InputError: a layer's expert-parallel ranks are not all in the group, or a plan has placed
-            its experts; the latter on all ranks.
+            its experts; on all ranks.
     """
-    layers = expert_layers(model)
-    _check_natural(layers, replicas)
+    check_placements(model, replicas)
     replicas_of = dict.fromkeys((name for name, _ in model.named_parameters()), replicas)
     labels: dict[str, str] = {}
     made = {replicas.members: replicas}
-    rows = replicas.all_gather_object(
-        {name: layer.communicator.rank for name, layer in layers.items()}, "the layers of experts"
-    )
-    for name, layer in layers.items():
-        if any(row.keys() != layers.keys() for row in rows):
-            raise RankMismatchError("the ranks have different layers of experts")
-        ranks = [row[name] for row in rows]
-        counts = Counter(ranks)
-        if len(counts) != layer.communicator.num_ranks or len(set(counts.values())) > 1:
-            raise InputError(
-                f"{name} is spread over {layer.communicator.num_ranks} ranks that are not all in "
-                f"the data-parallel group of {replicas.num_ranks}",
-                "give shard a group that contains the layer's",
-            )
-        members = tuple(
-            member
-            for member, rank in zip(replicas.members, ranks, strict=True)
-            if rank == layer.communicator.rank
-        )
+    for name, layer in expert_layers(model).items():
+        layer.experts.placement.check_natural("moetune.shard")
+        groups = expert_groups(layer, replicas)
+        members = tuple(group[layer.communicator.rank] for group in groups)
         if members not in made:
             made[members] = replica_group(members)
-        replicas_of[name], labels[name] = made[members], f"experts {ranks}"
+        replicas_of[name], labels[name] = made[members], f"experts {groups}"
     return replicas_of, labels
-
-
-def _check_natural(layers: Mapping[str, PlannedLayer], replicas: Communicator) -> None:
-    placed = sorted(name for name, layer in layers.items() if layer.experts.placement.order)
-    name = first_text(replicas, next(iter(placed), ""), "the experts' places")
-    if name:
-        raise InputError(
-            f"a plan has placed the experts of {name}, and chunks keep them in the order of ranks",
-            "plan with --expert-placement natural, or use DistributedDataParallel",
-        )
 
 
 def _pack_model(
