@@ -15,6 +15,7 @@ from itertools import chain
 
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
+from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation, Settled
 from moetune.runtime.plans.monitor import ObservedCall
@@ -162,7 +163,12 @@ class StepReporter:
     def take(self, call: ObservedCall) -> None:
         """Send the call, if it was wanted."""
         if self.wants(call.plan, call.decision, call.number):
-            self.sender.add(_observation(call, self.device_id))
+            self.sender.add(
+                _observation(
+                    call.plan, call.decision, (call.seconds,), "training", self.device_id,
+                    call.operations,
+                )
+            )  # fmt: skip
 
     def settled(self, plan: Plan, settled: Settled) -> None:
         """Send what a search measured of its decision, for the plan's own number of tokens.
@@ -170,7 +176,9 @@ class StepReporter:
         Of other numbers of tokens the plan predicts no times.
         """
         if plan.id in self.plan_ids and settled.tokens_per_rank == plan.tokens_per_rank:
-            self.sender.add(_observed(plan, settled, self.device_id))
+            self.sender.add(
+                _observation(plan, settled.decision, settled.seconds, "search", self.device_id)
+            )
 
     def close(self) -> None:
         """Send the queue, for two seconds at most."""
@@ -210,34 +218,26 @@ def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(chain.from_iterable(times))
 
 
-def _observed(plan: Plan, settled: Settled, device_id: str) -> Observation:
-    """Return the time of a settled decision, and its prediction if it is the plan's."""
-    decision, planned = settled.decision, plan.decide(plan.tokens_per_rank)
+def _observation(
+    plan: Plan,
+    decision: Decision,
+    seconds: tuple[float, ...],
+    source: str,
+    device_id: str,
+    operations: tuple[OperationTimes, ...] = (),
+) -> Observation:
+    """Return times of a decision, forward and backward, and the prediction if it is the plan's."""
+    planned = plan.decide(plan.tokens_per_rank)
     predicted = plan.predicted.forward_seconds + plan.predicted.backward_seconds
     return Observation(
         plan_id=plan.id,
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
-        tokens_per_rank=settled.tokens_per_rank,
+        tokens_per_rank=plan.tokens_per_rank,
         predicted_seconds=predicted if decision == planned else 0.0,
-        seconds=settled.seconds,
-        source="search",
+        seconds=seconds,
+        source=source,
+        operations=operations,
         device_id=device_id,
         strategy=None if decision.strategy == planned.strategy else decision.strategy,
-    )
-
-
-def _observation(call: ObservedCall, device_id: str) -> Observation:
-    """Return the time of a call's pipelined part, forward and backward, and its prediction."""
-    plan = call.plan
-    return Observation(
-        plan_id=plan.id,
-        forward_degree=plan.pipeline.forward_degree,
-        backward_degree=plan.pipeline.backward_degree,
-        tokens_per_rank=plan.tokens_per_rank,
-        predicted_seconds=plan.predicted.forward_seconds + plan.predicted.backward_seconds,
-        seconds=(call.seconds,),
-        source="training",
-        operations=call.operations,
-        device_id=device_id,
     )

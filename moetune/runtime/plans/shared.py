@@ -6,7 +6,6 @@ differently.
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
@@ -18,7 +17,6 @@ from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.records import Settled
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.online import OnlineSearch
-from moetune.runtime.plans.reports import StepReporter
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner
 
 
@@ -63,24 +61,10 @@ def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPlans:
-    """Plans that the group's first rank found.
-
-    Args:
-        settled: decisions of earlier searches for them, oldest first.
-        is_complete, reporter: as in `PlanBook`.
-    """
-
-    plans: Sequence[Plan]
-    settled: Sequence[Settled] = ()
-    is_complete: bool = True
-    reporter: StepReporter | None = None
-
-
 def share_plans(
-    find: Callable[[], FoundPlans],
+    find: Callable[[], PlanBook],
     *,
+    find_settled: Callable[[Sequence[Plan]], Sequence[Settled]] = lambda _: (),
     make_tuner: Callable[[], Tuner] | None = None,
     budget_seconds: float = BUDGET_SECONDS,
     group: dist.ProcessGroup | None = None,
@@ -89,6 +73,7 @@ def share_plans(
 
     Args:
         find: called on the group's first rank only; only that one reports measured steps.
+        find_settled: decisions of earlier searches for plans, oldest first; as `find`.
         make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
         budget_seconds: that its searches may lose.
 
@@ -97,18 +82,18 @@ def share_plans(
         CollectiveError: the exchange failed.
     """
     communicator = communicator_of(group)
-    found_here: list[FoundPlans] = []
+    found_here: list[PlanBook] = []
 
     def find_safely() -> tuple[Sequence[Plan], Sequence[Settled], bool]:
         try:
             found_here.append(find())
+            (book,) = found_here
+            return book.plans, tuple(find_settled(book.plans)), book.is_complete
         except MoetuneError:
             raise
         except Exception as error:
             # `decide_on_first` sends only a MoetuneError: after another, other ranks would hang.
             raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
-        (sent,) = found_here
-        return tuple(sent.plans), tuple(sent.settled), sent.is_complete
 
     plans, known, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
     search, reporter = None, found_here[0].reporter if found_here else None
