@@ -192,7 +192,7 @@ def post_observations(connection: ServiceConnection, batch: Sequence[Observation
         ServiceError: the service did not accept it.
     """
     rows = [encode(row) for row in merged(batch)]
-    connection.post("/v1/observations", {"schema": OBSERVATIONS_SCHEMA, "observations": rows})
+    connection.request("/v1/observations", {"schema": OBSERVATIONS_SCHEMA, "observations": rows})
 
 
 def merged(batch: Sequence[Observation]) -> tuple[Observation, ...]:

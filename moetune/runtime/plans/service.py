@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
-from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from moetune.domain.document import canonical_json
@@ -25,7 +24,6 @@ _READ_BYTES = 2**16
 _MAX_CHARACTERS = 400
 _LATER = frozenset({408, 425, 429})
 _GOOD, _REDIRECTIONS = range(200, 300), range(300, 400)
-_JSON = MappingProxyType({"Content-Type": "application/json"})
 _SERVER_FAULT = 500
 
 _LOGGER = logging.getLogger("moetune")
@@ -70,28 +68,22 @@ class ServiceConnection:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
 
-    def get(self, path: str) -> bytes:
-        """Return the body of an answer.
+    def request(self, path: str, document: object = None) -> bytes:
+        """Send a document, or GET without one, and return the body of the answer.
 
         Raises:
             ServiceError: there was no good answer.
         """
-        return _within(self._timeout_seconds, lambda: self._exchange("GET", path))
+        sent = None if document is None else canonical_json(document).encode()
+        return _within(self._timeout_seconds, lambda: self._exchange(path, sent))
 
-    def post(self, path: str, document: object) -> bytes:
-        """Send a document and return the body of the answer.
-
-        Raises:
-            ServiceError: there was no good answer.
-        """
-        body = canonical_json(document).encode()
-        return _within(self._timeout_seconds, lambda: self._exchange("POST", path, body))
-
-    def _exchange(self, method: str, path: str, sent: bytes | None = None) -> bytes:
+    def _exchange(self, path: str, sent: bytes | None) -> bytes:
         end_seconds = time.monotonic() + self._timeout_seconds
         is_tls = self._address.scheme == "https"
         kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
-        headers = self._headers if sent is None else {**self._headers, **_JSON}
+        method, headers = "GET", self._headers
+        if sent is not None:
+            method, headers = "POST", {**headers, "Content-Type": "application/json"}
         try:
             connection = kind(
                 self._address.hostname or "", self._address.port, timeout=self._timeout_seconds
