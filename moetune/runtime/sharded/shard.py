@@ -4,8 +4,10 @@ It packs parameters, allocates each chunk (`stored`), hooks the model (`model_ch
 `cache`), and returns an optimizer over the shards (`optimizer`).
 """
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,14 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from moetune.comm.agree import agree
-from moetune.comm.gloo import check_joined
+from moetune.comm.gloo import check_joined, new_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.local_parts import is_dtensor
-from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.replicas import check_placements, expert_groups
+from moetune.runtime.replicas import check_placements, expert_groups, expert_layers
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.hooks import find_units
 from moetune.runtime.sharded.model_chunks import ModelChunks
@@ -32,7 +33,10 @@ from moetune.runtime.sharded.options import (
     planned_options,
 )
 from moetune.runtime.sharded.stored import StoredChunk
-from moetune.runtime.sharded.transfers import ChunkStats, Placement, replica_group
+from moetune.runtime.sharded.transfers import ChunkStats, Placement
+
+_PURPOSE = "a model's chunks"
+"""Of groups that are not the model's, whose exchanges would come between theirs."""
 
 
 def shard(
@@ -76,7 +80,8 @@ def shard(
     """
     check_joined("the sharded model")
     is_alone = not (dist.is_available() and dist.is_initialized())
-    replicas = replica_group(() if is_alone else dist.get_process_group_ranks(group))
+    ranks = None if is_alone else dist.get_process_group_ranks(group)
+    replicas = new_communicator(ranks, purpose=_PURPOSE)
     parameters = dict(model.named_parameters())
 
     def usable_options() -> ShardOptions:
@@ -137,22 +142,6 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
                 module._buffers[name] = buffer.to(device)  # noqa: SLF001
 
 
-def expert_layers(model: nn.Module) -> dict[str, PlannedLayer]:
-    """Return the MoE layer of each parameter that expert-parallel ranks do not replicate."""
-    owners: dict[int, PlannedLayer] = {
-        id(parameter): module
-        for module in model.modules()
-        if isinstance(module, PlannedLayer) and module.expert_parallel == "all_to_all"
-        if module.communicator.num_ranks > 1
-        for parameter in module.experts.parameters()
-    }
-    return {
-        name: owners[id(parameter)]
-        for name, parameter in model.named_parameters()
-        if id(parameter) in owners
-    }
-
-
 def _replica_groups(
     model: nn.Module, replicas: Communicator
 ) -> tuple[dict[str, Communicator], dict[str, str]]:
@@ -167,12 +156,13 @@ def _replica_groups(
     replicas_of = dict.fromkeys((name for name, _ in model.named_parameters()), replicas)
     labels: dict[str, str] = {}
     made = {replicas.members: replicas}
+    groups_of = functools.cache(partial(expert_groups, data_parallel=replicas))
     for name, layer in expert_layers(model).items():
         layer.experts.placement.check_natural("moetune.shard")
-        groups = expert_groups(layer, replicas)
+        groups = groups_of(layer)
         members = tuple(group[layer.communicator.rank] for group in groups)
         if members not in made:
-            made[members] = replica_group(members)
+            made[members] = new_communicator(members, purpose=_PURPOSE)
         replicas_of[name], labels[name] = made[members], f"experts {groups}"
     return replicas_of, labels
 
