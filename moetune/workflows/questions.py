@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moetune.config import Settings
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.profile import Profile
 from moetune.domain.question import Question
 from moetune.domain.spelling import flag_of
-from moetune.domain.training_document import AnyPlan, TrainingDocument
+from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import resolve_name
 from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.plan import LONGEST_NAME

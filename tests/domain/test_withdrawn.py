@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from moetune.domain.any_plan import plan_from_document
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.placement import ModelPlacement, PlacementChoice
-from moetune.domain.plan import Alternative, Plan, plan_from_document
+from moetune.domain.plan import Alternative, Plan
 from moetune.domain.profile import CollectiveLine, Profile, profile_from_document
 from moetune.domain.records import Observation
 from moetune.domain.samples import CollectivePoint, GemmPoint, RowsPoint, Sample, StepPoint

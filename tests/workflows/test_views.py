@@ -7,9 +7,9 @@ import pytest
 
 from moetune.report.section import all_figures
 from moetune.workflows.subjects import LayerSubject, ModelSubject
-from moetune.workflows.views.explanation import explanation_sections, reasons
+from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.figures import memory_figures, options_of
-from moetune.workflows.views.plan import page_sections
+from moetune.workflows.views.plan import plan_sections
 from tests.report.lab import lab_plan, lab_profile
 from tests.training_plans import training_plan
 
@@ -21,7 +21,7 @@ def layer() -> LayerSubject:
 
 def test_a_page_has_what_a_screen_has_and_figures_besides(layer: LayerSubject) -> None:
     screen = explanation_sections(layer)
-    page = (*page_sections(layer), *reasons(layer, is_drawn=True))
+    page = plan_sections(layer, is_page=True)
     tables = {table.name: table for section in page for table in section.tables}
     for section in screen:
         for table in section.tables:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote
 
+from moetune.domain.any_plan import plan_from_json
 from moetune.domain.document import canonical_json, digest, encode
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan import Plan
 from moetune.runtime.files import replace_file
 from moetune.runtime.plans.service import (
     TIMEOUT_SECONDS,
@@ -166,7 +167,7 @@ def _checked(text: bytes, question: Question, where: str) -> Plan:
             those of the question.
     """
     try:
-        plan = plan_from_json(text, where)
+        plan = plan_from_json(text, where).as_layer(where)
     except InputError as error:
         raise ServiceError(printable(error.what), status=_ANSWERED) from None
     except Exception as error:  # noqa: BLE001 - whatever came, the job goes on

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from moetune.comm.agree import decide_on_first
 from moetune.comm.gloo import communicator_of
+from moetune.domain.any_plan import AnyPlan, plan_from_json
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan import Plan
 from moetune.domain.records import Settled
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.online import OnlineSearch
@@ -29,18 +30,18 @@ def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
     plans: list[Plan] = []
     for path in paths:
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        plans += (plan_from_json(read_plan_text(file), str(file)) for file in files)
+        plans += (read_plan(file).as_layer(str(file)) for file in files)
     return tuple(plans)
 
 
-def read_plan_text(path: Path) -> bytes:
-    """Return what a plan file holds.
+def read_plan(path: Path) -> AnyPlan:
+    """Return the plan in a file, of whichever kind.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: it cannot be read, or is no plan.
     """
     try:
-        return path.read_bytes()
+        return plan_from_json(path.read_bytes(), str(path))
     except OSError as error:
         raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
 
@@ -51,14 +52,14 @@ def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
     Raises:
         InputError: it is neither, or the path is missing or is no plan.
     """
-    if isinstance(plan, Plan):
-        return (plan,)
     if isinstance(plan, (str, os.PathLike)):
         return read_plans([Path(plan)])
-    raise InputError(
-        f"{plan!r} is neither the plan of a layer or of a paper's model, nor a path",
-        "make one with moetune.plan, or give the path of a plan file",
-    )
+    if not hasattr(found := getattr(plan, "plan", plan), "as_layer"):
+        raise InputError(
+            f"{plan!r} is neither the plan of a layer or of a paper's model, nor a path",
+            "make one with moetune.plan, or give the path of a plan file",
+        )
+    return (found.as_layer(),)
 
 
 def share_plans(

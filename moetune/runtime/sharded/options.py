@@ -13,11 +13,10 @@ from moetune.comm.agree import raise_on_all
 from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk, Chunks
 from moetune.domain.errors import AllocationError, InputError
-from moetune.domain.plan import Plan
-from moetune.domain.training_document import TrainingDocument, any_plan_from_json
+from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, pinned_bytes
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.plans.shared import read_plan_text
+from moetune.runtime.plans.shared import read_plan
 
 CHUNK_BYTES = 32 * 2**20
 _ALLOCATED_COPIES = 2
@@ -142,15 +141,14 @@ def _plan_of(plan: object) -> TrainingDocument:
     """Return a training's plan: of a view, of itself, or of its file."""
     found = getattr(plan, "plan", plan)
     if isinstance(found, str | os.PathLike):
-        found = any_plan_from_json(read_plan_text(Path(found)), str(found))
-    if isinstance(found, Plan):
-        raise InputError(f"plan {found.id[:6]} has no chunks: it is for one layer", _ELSE)
-    if not isinstance(found, TrainingDocument):
+        found = read_plan(Path(found))
+    if not hasattr(found, "as_model"):
         raise InputError(
             f"{plan!r} is neither the plan of a training nor a path",
             "make one with moetune.plan, or give the path of a plan file",
         )
-    return found
+    model: TrainingDocument = found.as_model()
+    return model
 
 
 def _check_ranks(plan: TrainingDocument, model: nn.Module, num_ranks: int, name: str) -> None:

@@ -14,6 +14,7 @@ from moetune.domain.errors import (
     LayoutTooLargeError,
     ProfileError,
 )
+from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import (
@@ -52,8 +53,7 @@ from moetune.workflows.subjects.values import (
     profile_of,
 )
 from moetune.workflows.training import plan_training, search_of
-from moetune.workflows.training_files import MAKE_ONE, folded_layout
-from moetune.workflows.training_plan import TrainingRequest, layout_words, plan_id
+from moetune.workflows.training_plan import TrainingRequest, folded_layout, layout_words, plan_id
 from moetune.workflows.training_prices import step_prices
 
 EXPLANATION_SCHEMA = "moetune.training-explanation/1"

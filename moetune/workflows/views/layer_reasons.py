@@ -14,8 +14,6 @@ from moetune.workflows.views.decision import how_sure, is_one_chunk
 from moetune.workflows.views.figures import layer_figures, memory_figures
 from moetune.workflows.views.reasons import Reasons
 from moetune.workflows.views.words import (
-    is_tensor,
-    plan_name,
     plan_scope,
     routing_words,
 )
@@ -43,7 +41,7 @@ def layer_reasons(subject: LayerSubject, *, is_drawn: bool) -> Reasons:
     plan = subject.plan
     pins = sorted(plan.inputs.constraints.items())
     return Reasons(
-        title=plan_name(plan),
+        title=plan.name,
         scope=plan_scope(plan, profile=subject.profile),
         words=tuple(routing_words(plan)),
         why=(plan.decision.why,),
@@ -86,7 +84,7 @@ def _phase(name: str, terms: PhaseTerms) -> tuple[Cell, ...]:
 
 
 def _transfer(plan: Plan) -> str:
-    if not is_tensor(plan):
+    if plan.kind != "tensor":
         return "one chunk's dispatch, and the same again for its combine"
     name = "reduce-scatter" if plan.workload.sequence_parallel else "all-reduce"
     return f"one chunk's {name}, of the output or of the input's gradient"
@@ -162,7 +160,7 @@ def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
 
 
 def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
-    tokens = "tokens on every rank" if is_tensor(plan) else "tokens per rank"
+    tokens = "tokens on every rank" if plan.kind == "tensor" else "tokens per rank"
     if plan.workload.sequence_parallel:
         tokens = "tokens of all ranks"
     ranges = plan.pipeline.ranges
