@@ -26,7 +26,7 @@ def list_(
 ) -> None:
     """List the newest observations, newest first."""
     from moetune.workflows.library import list_observations
-    from moetune.workflows.views.library import observations_section
+    from moetune.workflows.views.observed import observations_section
 
     session = session_of(context, all_rows=all_)
     with session.find_store() as store:
@@ -55,7 +55,5 @@ def remove(
             )
     with wiring.open_store(session.settings) as store:
         count = store.remove_observations(observations)
-    if json:
-        session.screen.document({"schema": "moetune.observations.remove/1", "removed": count})
-    else:
-        session.screen.line(f"removed {plural(count, 'observation')}")
+    document = {"schema": "moetune.observations.remove/1", "removed": count}
+    session.screen.done(f"removed {plural(count, 'observation')}", document, as_json=json)

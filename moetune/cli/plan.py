@@ -120,13 +120,9 @@ def _print_layer(
 
 
 def _show(session: Session, planned: "NewPlan") -> None:
-    from moetune.workflows.profiles import machine_note
     from moetune.workflows.subjects import LayerSubject
     from moetune.workflows.views.plan import plan_sections
 
     screen, made, used = session.screen, planned.plan, planned.found.profile
     screen.answer(plan_sections(LayerSubject(plan=made, profile=used)))
-    # Detecting this machine loads torch, which takes ten times as long as the plan.
-    if session.verbosity > 0 and (note := machine_note(used)):
-        screen.say(f"Note: {note}.", indent=2)
     screen.say()

@@ -58,6 +58,13 @@ class Screen(SectionPrinter):
         plain = encode(value)
         sys.stdout.write(json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
+    def done(self, words: str, document: Mapping[str, object], *, as_json: bool) -> None:
+        """Print what a command did: one line, or its JSON document."""
+        if as_json:
+            self.document(document)
+        else:
+            self.line(words)
+
     def error(self, error: MoetuneError, *, as_json: bool) -> None:
         """Print an error and its hint on stderr, and as JSON also on stdout."""
         if as_json:

@@ -39,7 +39,7 @@ from moetune.workflows.training_files import nothing_to_export
 from moetune.workflows.training_whatif import whatif_training
 from moetune.workflows.views.comparison import training_whatif_sections
 from moetune.workflows.views.explanation import explanation_sections, reasons
-from moetune.workflows.views.memory import memory_document, memory_page, memory_sections
+from moetune.workflows.views.memory import memory_document, memory_sections
 from moetune.workflows.views.plan import page_sections, plan_sections
 from moetune.workflows.views.training import training_sections
 from moetune.workflows.views.training_page import training_page
@@ -125,7 +125,7 @@ class MemoryView(Drawn):
         return memory_sections(self.answer)
 
     def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
-        return "memory", memory_page(self.answer), ()
+        return "memory", self._printed(), ()
 
 
 class PlanView(Drawn, Plan):

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.operations import Operation
+from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Plan
 from moetune.workflows.verify import (
     Verification,
-    VerifiedOperation,
     VerifiedStep,
     observations_of,
 )
@@ -22,8 +21,8 @@ EXPERTS = Operation(name="experts", phase="backward", size=2**30, degree=2)
 def verification(plan: Plan, transfer: float, experts: float | None) -> Verification:
     """Return a plan's steps whose operations take so many times their prediction."""
     operations = (
-        VerifiedOperation(operation=TRANSFER, predicted_seconds=0.01, seconds=(0.01 * transfer,)),
-        VerifiedOperation(
+        OperationTimes(operation=TRANSFER, predicted_seconds=0.01, seconds=(0.01 * transfer,)),
+        OperationTimes(
             operation=EXPERTS, predicted_seconds=None if experts is None else 0.02,
             seconds=(0.02 * (experts or 9.0),),
         ),

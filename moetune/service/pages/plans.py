@@ -8,7 +8,7 @@ from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import AnyPlan, TrainingDocument
-from moetune.report.observed import drift_figure, seen
+from moetune.report.observed import drift_figure, sound_rows
 from moetune.report.section import Section, Table
 from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
@@ -114,7 +114,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
     """
     plan = library.any_plan(plan_id)
     name, sections = plan.id[:12], plan_page_sections(plan, library.planner)
-    found = seen(library.store.observation_page(plan.id, limit=500))
+    found = sound_rows(library.store.observation_page(plan.id, limit=500))
     figures = (drift_figure(found),) if found else ()
     observed = Section(name="observed", title="Observed steps", figures=figures)
     known = library.model_name(plan)
