@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moetune.cli.session import Json, Session, example, session_of
+from moetune.cli.session import Json, example, session_of
 from moetune.domain.errors import InputError, MoetuneError, SchemaMismatchError
 from moetune.domain.spelling import read_flag
 from moetune.domain.units import format_bytes, parse_age
@@ -14,46 +14,41 @@ from moetune.report.section import plural
 app = typer.Typer(help="The database of profiles, plans and observations.", rich_markup_mode=None)
 
 
-def _database(context: typer.Context) -> tuple[Session, str, str]:
-    """Return the session, the database, and its address without a password."""
-    from moetune.config import without_password
-
-    session = session_of(context)
-    db = session.settings.db
-    return session, db, without_password(db)
-
-
 @app.command(epilog=example("moetune db upgrade"))
 def upgrade(context: typer.Context, *, json: Json = False) -> None:
     """Bring the database to this version's schema, or make a new one."""
     from moetune import store
+    from moetune.config import without_password
 
-    session, db, location = _database(context)
-    before, after = store.upgrade(db)
+    session = session_of(context)
+    settings = session.settings
+    before, after = store.upgrade(settings.db)
+    location = without_password(settings.db)
     words = f"upgraded {location} from schema {before} to {after}"
     if before == after:
         words = f"{location} has schema {after} already"
     elif before is None:
         words = f"made {location} with schema {after}"
     document = {"schema": "moetune.db.upgrade/1", "location": location, "from": before, "to": after}
-    session.screen.done(words, document, as_json=json)
+    session.screen.said(document, words, as_json=json)
 
 
 @app.command(epilog=example("moetune db current"))
 def current(context: typer.Context, *, json: Json = False) -> None:
     """Print the database's schema and the one that this version needs."""
     from moetune import store
+    from moetune.config import without_password
 
-    session, db, location = _database(context)
-    state = store.current(db)
+    session = session_of(context)
+    settings = session.settings
+    state = store.current(settings.db)
+    location = without_password(settings.db)
     words = f"{location} has schema {state.found}, this moetune needs {state.head}"
     if state.found is None:
         words = f"there is no database at {location} yet"
-    document = {
-        "schema": "moetune.db.current/1", "location": location,
-        "revision": state.found, "wanted": state.head,
-    }  # fmt: skip
-    session.screen.done(words, document, as_json=json)
+    document = {"schema": "moetune.db.current/1", "location": location}
+    found = {"revision": state.found, "wanted": state.head}
+    session.screen.said({**document, **found}, words, as_json=json)
     if state.found is not None and not state.up_to_date:
         session.screen.note("run `moetune db upgrade`")
         raise typer.Exit(SchemaMismatchError.exit_code)
@@ -63,13 +58,15 @@ def current(context: typer.Context, *, json: Json = False) -> None:
 def check(context: typer.Context, *, json: Json = False) -> None:
     """Check the database for damage: pages, references, schema, and every stored document."""
     from moetune import store
+    from moetune.config import without_password
 
-    session, db, location = _database(context)
-    problems = store.check(db)
-    state = store.current(db)
-    document = {"schema": "moetune.db.check/1", "location": location, "problems": problems}
-    words = "\n".join(problems) or "no problems found"
-    session.screen.done(words, document, as_json=json)
+    session = session_of(context)
+    settings = session.settings
+    problems = store.check(settings.db)
+    state = store.current(settings.db)
+    document = {"schema": "moetune.db.check/1", "location": without_password(settings.db)}
+    words = problems or ("no problems found",)
+    session.screen.said({**document, "problems": problems}, *words, as_json=json)
     if not state.up_to_date:
         raise typer.Exit(SchemaMismatchError.exit_code)
     if problems:
@@ -85,11 +82,14 @@ def backup(
 ) -> None:
     """Copy the database to a new file; others may use it meanwhile."""
     from moetune import store
+    from moetune.config import without_password
 
-    session, db, location = _database(context)
-    file = store.backup(db, target)
+    session = session_of(context)
+    settings = session.settings
+    file = store.backup(settings.db, target)
+    location = without_password(settings.db)
     document = {"schema": "moetune.db.backup/1", "location": location, "file": str(file)}
-    session.screen.done(f"copied {location} to {file}", document, as_json=json)
+    session.screen.said(document, f"copied {location} to {file}", as_json=json)
 
 
 @app.command(epilog=example("moetune db prune --older-than 90d --dry-run"))
@@ -106,21 +106,23 @@ def prune(
 
     Profiles and their measurements stay.
     """
+    from moetune.config import without_password
     from moetune.workflows import library, wiring
 
-    session, _, location = _database(context)
+    session = session_of(context)
     seconds = read_flag(older_than, parse_age, "older_than")
+    location = without_password(session.settings.db)
     with session.find_store() as existing:  # a command that removes must not make a database
         if existing is None:
             raise InputError(f"there is no database at {location} yet")
     with wiring.open_store(session.settings) as store:
         found = library.prune(store, older_than_seconds=seconds, dry_run=dry_run)
         size_bytes = store.size_bytes()
-    words = (
+    document = {"schema": "moetune.db.prune/1", "location": location, "dry_run": dry_run}
+    session.screen.said(
+        {**document, "removed": found, "size_bytes": size_bytes},
         f"{'would remove' if dry_run else 'removed'} {plural(found.plans, 'plan')}, "
         f"{plural(found.observations, 'observation')} and {plural(found.settled, 'settled size')}; "
-        f"the rows take {format_bytes(size_bytes)}"
+        f"the rows take {format_bytes(size_bytes)}",
+        as_json=json,
     )
-    document = {"schema": "moetune.db.prune/1", "location": location, "dry_run": dry_run}
-    document |= {"removed": found, "size_bytes": size_bytes}
-    session.screen.done(words, document, as_json=json)

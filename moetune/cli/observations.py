@@ -56,4 +56,4 @@ def remove(
     with wiring.open_store(session.settings) as store:
         count = store.remove_observations(observations)
     document = {"schema": "moetune.observations.remove/1", "removed": count}
-    session.screen.done(f"removed {plural(count, 'observation')}", document, as_json=json)
+    session.screen.said(document, f"removed {plural(count, 'observation')}", as_json=json)

@@ -1,24 +1,31 @@
 """`moetune profiles`: describe, list, show, export, import, compare and remove profiles."""
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moetune.cli.completers import profile_names, stored_profiles
-from moetune.cli.options import Texts, with_fields
+from moetune.cli.profiles_new import new
 from moetune.cli.session import All, Json, Session, example, session_of
 from moetune.domain.document import encode
-from moetune.domain.model import find_model
 from moetune.report.section import plural
 from moetune.workflows import wiring
-from moetune.workflows.describe import DESCRIBED, check_new, describe, description_of
 
 if TYPE_CHECKING:
     from moetune.workflows.profiles import FoundProfile
 
 app = typer.Typer(help="Profiles: measured speeds of machines.", rich_markup_mode=None)
+
+app.command(
+    "new",
+    epilog=example(
+        "moetune profiles new ours.toml --gpu h100 --gpus-per-node 8 --nodes 4 \\\n"
+        "      --nics 8 --nic-rate 400Gbit/s"
+    ),
+)(new)
 
 Name = Annotated[
     str,
@@ -28,56 +35,6 @@ Name = Annotated[
         help="A .toml file, or the name of a profile.",
     ),
 ]
-
-
-@app.command(
-    "new",
-    epilog=example(
-        "moetune profiles new ours.toml --gpu h100 --gpus-per-node 8 --nodes 4 \\\n"
-        "      --nics 8 --nic-rate 400Gbit/s"
-    ),
-)
-@with_fields(*DESCRIBED, table=DESCRIBED)
-def new(
-    context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The file to write.")],
-    asked: Texts,
-    *,
-    name: Annotated[str | None, typer.Option(help="Of the profile. Default: the file's.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file.")] = False,
-    json: Json = False,
-) -> None:
-    """Describe a machine: write a commented profile file from its GPUs, nodes and network cards.
-
-    A reference machine stands in for what is not described, and the file names what.
-    """
-    from moetune.workflows.files import write_text
-
-    session = session_of(context)
-    check_new(file, force=force)
-    described = describe(description_of(name or file.stem, asked))
-    write_text(file, described.text)
-    if json:
-        session.screen.document(
-            {
-                "schema": "moetune.profiles.new/1", "name": described.profile.name,
-                "file": str(file), "base": described.base, "stand_ins": described.stand_ins,
-            }
-        )  # fmt: skip
-        return
-    session.screen.line(f"{file} is written: profile {described.profile.name}, not measured")
-    session.screen.line(f"{described.base} stands in for:")
-    for one in described.stand_ins:
-        session.screen.line(f"  {one}")
-    model = _model_for(described.profile.machine.num_devices)
-    command = shlex.join(["moetune", "plan", "--model", model, "--profile", str(file)])
-    session.screen.note(f"Plan with it:  {command}")
-
-
-def _model_for(num_devices: int) -> str:
-    """Return a named layer whose experts divide by the ranks."""
-    experts = find_model("gpt-s").layer(num_devices).num_experts
-    return "gpt-s" if experts % num_devices == 0 else "tm-1"
 
 
 @app.command("list", epilog=example("moetune profiles list"))
@@ -187,10 +144,9 @@ def import_(
     with wiring.open_store(session.settings) as store:
         profile = import_profile(file, name=name, store=store)
         location = store.location
-    document = {"schema": "moetune.profiles.import/1", "name": profile.name}
-    document |= {"file": str(file), "location": location}
+    document = {"schema": "moetune.profiles.import/1", "name": profile.name, "file": str(file)}
     words = f"profile {profile.name} is stored in {location}"
-    session.screen.done(words, document, as_json=json)
+    session.screen.said({**document, "location": location}, words, as_json=json)
     if not json:
         quoted = shlex.quote(profile.name)
         session.screen.note(f"Plan with it:  moetune plan --model gpt-s --profile {quoted}")
@@ -231,14 +187,11 @@ def remove(
     session = session_of(context)
     with session.find_store() as existing:  # a command that removes must not make a database
         exists = existing is not None
-    if exists:
-        with wiring.open_store(session.settings) as store:
-            count = remove_profile(name, store=store)
-    else:
-        count = remove_profile(name, store=None)
+    with wiring.open_store(session.settings) if exists else nullcontext() as store:
+        count = remove_profile(name, store=store)
     document = {"schema": "moetune.profiles.remove/1", "name": name, "num_runs": count}
     words = f"profile {name} and its {plural(count, 'run')} are removed"
-    session.screen.done(words, document, as_json=json)
+    session.screen.said(document, words, as_json=json)
 
 
 def _find(session: Session, name: str) -> "FoundProfile":

@@ -58,12 +58,13 @@ class Screen(SectionPrinter):
         plain = encode(value)
         sys.stdout.write(json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
-    def done(self, words: str, document: Mapping[str, object], *, as_json: bool) -> None:
-        """Print what a command did: one line, or its JSON document."""
+    def said(self, document: Mapping[str, object], *lines: str, as_json: bool) -> None:
+        """Print what a command has done: its JSON document, or the lines that say it."""
         if as_json:
             self.document(document)
-        else:
-            self.line(words)
+            return
+        for line in lines:
+            self.line(line)
 
     def error(self, error: MoetuneError, *, as_json: bool) -> None:
         """Print an error and its hint on stderr, and as JSON also on stdout."""

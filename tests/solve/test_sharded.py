@@ -6,13 +6,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.any_plan import plan_from_json
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
-from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan import Plan
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.plan import LayerProblem

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.any_plan import plan_from_json
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.document import canonical_json
@@ -14,7 +15,7 @@ from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layer.degree import tensor_parallel_makespan
 from moetune.solve.layer.parallelism import layer_costs

@@ -31,8 +31,7 @@ def test_the_plan_is_made_from_the_profile_with_the_same_tokens_and_stored(home:
     old = moetune.plan(
         d_model=64, d_hidden=64, num_experts=12, tokens=90, dtype="float32", world_size=4,
         profile="rtx2080ti-x64", allow_modelled=True, max_degree=2, db=db,
-    )  # fmt: skip
-    assert isinstance(old, moetune.Plan)
+    ).plan.as_layer()  # fmt: skip
     book = moetune.open_planbook(old.id, db=db, renew=True)
     (plan,) = book.plans
     assert (plan.inputs.world_size, plan.inputs.tokens_per_rank) == (1, 360)

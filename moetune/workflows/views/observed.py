@@ -10,7 +10,7 @@ from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import is_sound
-from moetune.domain.throughput import Throughput, observed_throughput, throughput_of
+from moetune.domain.throughput import Throughput
 from moetune.domain.units import format_seconds, format_share
 from moetune.report.observed import (
     WINDOW,
@@ -162,7 +162,7 @@ def _changes(changes: Sequence[OperationDrift]) -> Iterator[Section]:
 
 def _speed(plan: Plan, seconds: float) -> Throughput | None:
     """Return the throughput of the plan's layer in a step of so many seconds."""
-    predicted = throughput_of(plan)
+    predicted = plan.throughput
     return predicted and predicted.over(seconds, plan.predicted.step_seconds)
 
 
@@ -252,7 +252,7 @@ def _row(row: Stored[Observation], plans: str, plan: Plan | None) -> tuple[Cell,
     )  # fmt: skip
     if not is_sound(step):
         return (*head, EMPTY, EMPTY, Cell.words("no step takes its time", mark="suspect"), EMPTY)
-    speed = observed_throughput(plan, step.tokens_per_rank, step.median_seconds) if plan else None
+    speed = plan.observed_throughput(step.tokens_per_rank, step.median_seconds) if plan else None
     unknown = Cell(text="–")
     return (
         *head,
