@@ -22,8 +22,9 @@ from moetune.runtime.plans.book import PlanBook
 from moetune.store import open_store
 from moetune.workflows.files import load_profile_file, write_text
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile import profile_machine
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
+from moetune.workflows.recording import Progress
 
 _RESULT = Path(__file__).parents[1] / "docs/results/speed.md"
 _LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)
@@ -66,7 +67,9 @@ def _measured_profile() -> Profile:
         name="speed", num_ranks=2, layers=(_LAYER,), dtypes=("float32",), max_tokens=1024,
         budget_seconds=90.0,
     )  # fmt: skip
-    return measure_profile(request, MeasurementSetting(environment={}))
+    setting = MeasurementSetting(environment={})
+    with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/m.db") as store:
+        return profile_machine(request, setting, store=store, progress=Progress()).profile
 
 
 def _process_seconds(*arguments: str, repeat: int = 9) -> float:

@@ -12,8 +12,9 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, RowsPoint, Sample
 from moetune.fit.costs import costs_of
 from moetune.measure.grid import SUSTAINED
+from moetune.store import open_store
 from moetune.workflows.files import load_profile_file, profile_to_toml, write_text
-from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile import profile_machine
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
 from moetune.workflows.recording import Progress
 
@@ -22,22 +23,22 @@ FILE = "profile.toml"
 
 def run_profile(scale: Scale, folder: Path) -> None:
     """Measure within the budget, write the profile, and a row for each kind of figure."""
-    profile = measure_profile(
-        ProfileRequest(
-            name=folder.name,
-            num_ranks=scale.num_ranks,
-            preset="full" if scale.device == "cuda" else "quick",
-            dtypes=scale.dtypes,
-            layers=(
-                *(scale.workload(model, 1, scale.num_ranks).layer for model in scale.models),
-                *scale.several_experts,
-            ),
-            max_tokens=scale.tokens[-1],
-            budget_seconds=scale.budget_seconds,
+    request = ProfileRequest(
+        name=folder.name,
+        num_ranks=scale.num_ranks,
+        preset="full" if scale.device == "cuda" else "quick",
+        dtypes=scale.dtypes,
+        layers=(
+            *(scale.workload(model, 1, scale.num_ranks).layer for model in scale.models),
+            *scale.several_experts,
         ),
-        MeasurementSetting(environment=config.environment()),
-        progress=_Visits(Rows(folder, "visits")),
+        max_tokens=scale.tokens[-1],
+        budget_seconds=scale.budget_seconds,
     )
+    setting = MeasurementSetting(environment=config.environment())
+    progress = _Visits(Rows(folder, "visits"))
+    with open_store(str(folder / "profile.db")) as store:
+        profile = profile_machine(request, setting, store=store, progress=progress).profile
     write_text(folder / FILE, profile_to_toml(profile))
     rows = Rows(folder, "profile")
     for row in profile_rows(profile):

@@ -73,13 +73,9 @@ def _say_profile(session: Session, found: "FoundProfile") -> None:
 
 
 def _show(session: Session, planned: "NewPlan") -> None:
-    from moetune.workflows.profiles import machine_note
     from moetune.workflows.subjects import subject_of
     from moetune.workflows.views.plan import plan_sections
 
     screen, used = session.screen, planned.found.profile
     screen.answer(plan_sections(subject_of(planned.plan, profile=used)))
-    # Detecting this machine loads torch, which takes ten times as long as the plan.
-    if session.verbosity > 0 and (note := machine_note(used)):
-        screen.say(f"Note: {note}.", indent=2)
     screen.say()

@@ -77,8 +77,8 @@ def check(
     Use it after an update of torch or a driver. Under torchrun every rank runs this command.
     """
     from moetune import config
-    from moetune.workflows.check import check_profile
     from moetune.workflows.profile_request import MeasurementSetting
+    from moetune.workflows.staleness import check_profile
 
     session = session_of(context)
     environ = config.environment()

@@ -129,6 +129,18 @@ class Observation:
         if not all(0 <= one < math.inf for one in (self.predicted_seconds, *self.seconds)):
             raise InputError("seconds must be finite and not negative")
 
+    @property
+    def median_seconds(self) -> float:
+        """The median of the steps' times."""
+        return statistics.median(self.seconds)
+
+    @property
+    def error(self) -> float | None:
+        """See `prediction_error`; None where nothing was predicted."""
+        if not self.predicted_seconds:
+            return None
+        return prediction_error(self.predicted_seconds, self.median_seconds)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:

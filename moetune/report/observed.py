@@ -1,141 +1,77 @@
-"""Figures of observed steps: predicted against observed over time, and the machine's drift."""
+"""Figure of observed steps: the error of their predictions over time."""
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from moetune.domain.records import Observation, Stored, prediction_error
+from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import is_sound
 from moetune.domain.units import format_seconds
-from moetune.report.axes import Axis, seconds_unit
+from moetune.report.axes import Axis
 from moetune.report.marks import Line, Panel, Points
 from moetune.report.section import Figure, Value, percent, plural
 
 WINDOW = 21
 """Observations in the rolling median: enough that a few slow steps do not move it."""
 MOST_POINTS = 600
-_TIME = Axis(title="time, UTC", kind="date")
 HEADER = (
     "id", "time_utc", "plan", "source", "tokens_per_rank", "forward_degree", "backward_degree",
-    "predicted_seconds", "observed_seconds", "observed_over_predicted",
+    "predicted_seconds", "observed_seconds", "error", "median_error",
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """One observation with the median of its steps.
+def sound_rows(rows: Iterable[Stored[Observation]]) -> tuple[Stored[Observation], ...]:
+    """Return the observations that can be drawn, oldest first; of others errors may overflow."""
+    return tuple(sorted((one for one in rows if is_sound(one.value)), key=lambda one: one.id))
+
+
+def errors_of(rows: Sequence[Stored[Observation]]) -> list[float]:
+    """Return the errors of the rows' predictions; 0 where nothing was predicted."""
+    return [row.value.error or 0.0 for row in rows]
+
+
+def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
+    """Return errors of predictions, of one plan or many, with their rolling median.
 
     Args:
-        at: time of storing, UTC, ISO 8601.
-        seconds: the median of its steps.
+        rows: of `sound_rows`, at least one.
     """
-
-    id: int
-    at: str
-    observation: Observation
-    seconds: float
-
-    @property
-    def ratio(self) -> float:
-        """Observed over predicted."""
-        predicted = self.observation.predicted_seconds
-        return self.seconds / predicted if predicted else 1.0
-
-    @property
-    def error(self) -> float:
-        """Error of the prediction; 0 where nothing was predicted."""
-        predicted = self.observation.predicted_seconds
-        return prediction_error(predicted, self.seconds) if predicted else 0.0
-
-    @property
-    def row(self) -> tuple[Value, ...]:
-        """The values of the columns in `HEADER`."""
-        one = self.observation
-        return (
-            self.id, self.at, one.plan_id, one.source, one.tokens_per_rank, one.forward_degree,
-            one.backward_degree, one.predicted_seconds, self.seconds, self.ratio,
-        )  # fmt: skip
-
-
-def seen(rows: Sequence[Stored[Observation]]) -> tuple[Seen, ...]:
-    """Return the observations that can be drawn, oldest first; of others ratios may overflow."""
-    return tuple(
-        Seen(
-            id=one.id, at=one.created_at[:23], observation=one.value,
-            seconds=statistics.median(one.value.seconds),
-        )
-        for one in sorted(rows, key=lambda one: one.id)
-        if is_sound(one.value)
-    )  # fmt: skip
-
-
-def observed_figure(found: Sequence[Seen]) -> Figure:
-    """Return observed and predicted steps of one plan over time."""
-    shown = thinned([one.seconds for one in found], MOST_POINTS)
-    second, unit = seconds_unit(min(one.seconds for one in found))
-    some = [found[at] for at in shown]
-    return Figure(
-        name="observed",
-        is_wide=True,
-        is_low=True,
-        title="Predicted against observed",
-        words=(
-            f"{plural(len(found), 'observation')}; the latest step took "
-            f"{format_seconds(found[-1].seconds)}, predicted were "
-            f"{format_seconds(found[-1].observation.predicted_seconds)}."
-            f"{_thinning(len(found), len(shown))}"
-        ),
-        panels=(
-            Panel(
-                x=_TIME,
-                y=Axis(title=f"one step, {unit}", from_zero=True),
-                marks=(
-                    _points("observed", some, [one.seconds / second for one in some]),
-                    Line(
-                        name="predicted", color="ink", width=1.5, has_steps=True,
-                        x=tuple(one.at for one in some),
-                        y=tuple(one.observation.predicted_seconds / second for one in some),
-                    ),
-                ),
-            ),
-        ),
-        header=HEADER,
-        rows=tuple(one.row for one in found),
-    )  # fmt: skip
-
-
-def drift_figure(found: Sequence[Seen]) -> Figure:
-    """Return errors of predictions, of one plan or many, with their rolling median."""
-    shown = thinned([one.error for one in found], MOST_POINTS)
-    drift = rolling_median([one.error for one in found], WINDOW)
-    some = [found[at] for at in shown]
+    errors = errors_of(rows)
+    drift = rolling_median(errors, WINDOW)
+    shown = thinned(errors, MOST_POINTS)
+    times = tuple(rows[at].created_at[:23] for at in shown)
+    latest = rows[-1].value
     return Figure(
         name="drift",
         is_wide=True,
         is_low=True,
         title="Drift",
         words=(
+            f"{plural(len(rows), 'observation')}; the latest step took "
+            f"{format_seconds(latest.median_seconds)}, predicted were "
+            f"{format_seconds(latest.predicted_seconds)}. "
             "Predicted over observed, minus 1: below 0 for slower steps. The line is the median "
             f"of the last {WINDOW} observations and ends at {percent(drift[-1], sign=True)}. If it "
             "stays away from 0, the machine's speed is "
-            f"no longer that of the profile.{_thinning(len(found), len(shown))}"
+            f"no longer that of the profile.{_thinning(len(rows), len(shown))}"
         ),
         panels=(
             Panel(
-                x=_TIME,
+                x=Axis(title="time, UTC", kind="date"),
                 y=Axis(title="relative error", is_share=True),
                 marks=(
-                    _points("single", some, [one.error for one in some]),
-                    Line(
-                        name=f"median of {WINDOW}", x=tuple(one.at for one in some),
-                        y=tuple(drift[at] for at in shown),
+                    Points(
+                        name="single", color="second/0.55", size=5, x=times,
+                        y=tuple(errors[at] for at in shown),
+                        hover=tuple(_words(rows[at]) for at in shown),
                     ),
+                    Line(name=f"median of {WINDOW}", x=times, y=tuple(drift[at] for at in shown)),
                 ),
             ),
         ),
-        header=(*HEADER, "error", "median_error"),
+        header=HEADER,
         rows=tuple(
-            (*one.row, one.error, rolling) for one, rolling in zip(found, drift, strict=True)
+            (*_values(row), error, rolling)
+            for row, error, rolling in zip(rows, errors, drift, strict=True)
         ),
     )  # fmt: skip
 
@@ -163,16 +99,20 @@ def thinned(values: Sequence[float], most: int) -> list[int]:
     return sorted(chosen)
 
 
-def _points(name: str, some: Sequence[Seen], y: Sequence[float]) -> Points:
-    return Points(
-        name=name, color="second/0.55", size=5, x=tuple(one.at for one in some), y=tuple(y),
-        hover=tuple(
-            f"{one.at}\n{format_seconds(one.seconds)}, predicted "
-            f"{format_seconds(one.observation.predicted_seconds)}\n"
-            f"plan {one.observation.plan_id[:6]}, {one.observation.source}"
-            for one in some
-        ),
+def _values(row: Stored[Observation]) -> tuple[Value, ...]:
+    step = row.value
+    return (
+        row.id, row.created_at[:23], step.plan_id, step.source, step.tokens_per_rank,
+        step.forward_degree, step.backward_degree, step.predicted_seconds, step.median_seconds,
     )  # fmt: skip
+
+
+def _words(row: Stored[Observation]) -> str:
+    step = row.value
+    return (
+        f"{row.created_at[:23]}\n{format_seconds(step.median_seconds)}, predicted "
+        f"{format_seconds(step.predicted_seconds)}\nplan {step.plan_id[:6]}, {step.source}"
+    )
 
 
 def _thinning(count: int, shown: int) -> str:

@@ -76,7 +76,7 @@ def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
     return (
         *(_operation(index, key) for key in index.keys(CollectiveKey)),
         *(_gemm(index, key) for key in index.pool.of(GemmKey)),
-        *(_gemm_line(line) for line in profile.gemm if index.gemm_line(line.dtype)),
+        *(gemm_line(line) for line in profile.gemm if index.gemm_line(line.dtype)),
         *(_operation(index, key) for key in others),
     )
 
@@ -136,8 +136,8 @@ def _gemm(index: ProfileIndex, key: GemmKey) -> OperationCurve:
     )
 
 
-def _gemm_line(line: GemmLine) -> OperationCurve:
-    """Return the GEMMs of a dtype that was not measured, over multiply-accumulates."""
+def gemm_line(line: GemmLine) -> OperationCurve:
+    """Return a dtype's line over all its GEMMs, over multiply-accumulates."""
     name = f"gemm {line.dtype}"
     found = Line(cost=line.cost, label=name)
     if line.error:

@@ -1,6 +1,5 @@
 """Prometheus metrics: requests, errors of predictions, readiness and fits of the store."""
 
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -11,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from moetune.domain.errors import MoetuneError
-from moetune.domain.records import FitInfo, Observation, prediction_error
+from moetune.domain.records import FitInfo, Observation
 from moetune.service.quotas import KINDS, Kind, Quotas
 from moetune.workflows.open_planner import ServicePlanner
 
@@ -78,10 +77,10 @@ class Metrics:
 
     def observed(self, observations: Sequence[Observation]) -> None:
         """Count the errors of the predictions of stored observations."""
-        for one in (each for each in observations if each.predicted_seconds):
-            error = abs(prediction_error(one.predicted_seconds, statistics.median(one.seconds)))
-            source = one.source if one.source in _SOURCES else "other"
-            self._errors.labels(source).observe(error)
+        for one in observations:
+            if one.error is not None:
+                source = one.source if one.source in _SOURCES else "other"
+                self._errors.labels(source).observe(abs(one.error))
 
     def refused(self, kind: Kind, count: int) -> None:
         """Count rows that a client may not add."""

@@ -31,7 +31,7 @@ from moetune.workflows.planner import Planner
 from moetune.workflows.subjects import Subject, subject_of
 from moetune.workflows.views.comparison import whatif_sections
 from moetune.workflows.views.explanation import explanation_sections
-from moetune.workflows.views.memory import memory_document, memory_page, memory_sections
+from moetune.workflows.views.memory import memory_document, memory_sections
 from moetune.workflows.views.plan import plan_sections
 from moetune.workflows.views.why_not import why_not_sections
 from moetune.workflows.whatif import whatif
@@ -117,7 +117,7 @@ class MemoryView(Drawn):
         return memory_sections(self.answer)
 
     def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
-        return "memory", memory_page(self.answer), ()
+        return "memory", self._printed(), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,12 @@
 `moetune profile` calls `profile_machine` on rank 0 and `take_part` on the other ranks of a launch.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from moetune.domain.cluster import Cluster
-from moetune.domain.profile import Profile
-from moetune.domain.samples import Point, Sample
+from moetune.domain.errors import CollectiveError
+from moetune.domain.samples import Point
 from moetune.fit.merged import check_base, merged
 from moetune.fit.profile import fit_profile
 from moetune.measure.points import PointChoice, choose_points, default_group_sizes
@@ -31,6 +30,7 @@ from moetune.workflows.recording import (
 from moetune.workflows.step_records import with_steps
 
 if TYPE_CHECKING:
+    from moetune.measure.session import Assignment, News
     from moetune.store import SqlStore
 
 
@@ -53,27 +53,6 @@ def estimate_profile(
     return recorder.seconds
 
 
-def measure_profile(
-    request: ProfileRequest, setting: MeasurementSetting, *, progress: Progress | None = None
-) -> Profile:
-    """Measure and fit without a database, alone or as rank 0 of a launch.
-
-    Raises:
-        InputError: the request does not fit this machine.
-        CollectiveError: a rank died.
-        ProfileError: nothing could be measured.
-    """
-    cluster = detect_cluster(request, setting)
-    shown = progress or Progress()
-    recorder = SampleRecorder(machine=cluster.machine, progress=shown)
-    _measure(request, setting, cluster, frozenset(), recorder)
-    name = profile_name(request, cluster)
-    found = replace(cluster, machine=recorder.machine)
-    profile = _fit(name, found, recorder.samples, request.seed)
-    shown.finish(summarize(profile))
-    return profile
-
-
 def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
     """Measure as a rank above 0 of a launch; rank 0 chooses the points and stores the samples.
 
@@ -81,7 +60,6 @@ def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
         CollectiveError: a rank died.
     """
     from moetune.measure.session import Assignment
-    from moetune.workflows.measuring import measure_on_ranks
 
     assignment = Assignment(needed=(), preset=request.preset)
     measure_on_ranks(assignment, setting, num_ranks=request.num_ranks)
@@ -118,13 +96,14 @@ def profile_machine(
     if base is not None:
         check_base(base, cluster.machine)
     run = StoredRun(store, name=name, cluster=cluster, preset=request.preset, begun=begun)
-    recorder = SampleRecorder(
-        machine=cluster.machine, store=run.append, progress=progress, begin=run.begin
-    )
+    recorder = SampleRecorder(machine=cluster.machine, progress=progress, run=run)
     with run:
         _measure(request, setting, cluster, begun.done, recorder)
-        found = replace(cluster, machine=recorder.machine)
-        profile = _fit(name, found, run.samples(), request.seed)
+        fitted = fit_profile(
+            name=name, machine=recorder.machine, fingerprint=cluster.fingerprint,
+            samples=run.samples(), seed=request.seed,
+        )  # fmt: skip
+        profile = with_steps(fitted)
         if base is not None:
             profile = merged(profile, base)
         run.complete(profile)
@@ -150,7 +129,6 @@ def _measure(
 ) -> None:
     """Measure the points that are not done."""
     from moetune.measure.session import Assignment
-    from moetune.workflows.measuring import measure_on_ranks
 
     left = _chosen_points(request, cluster).without(done)
     assignment = Assignment(
@@ -163,6 +141,49 @@ def _measure(
         seed=request.seed,
     )
     measure_on_ranks(assignment, setting, num_ranks=request.num_ranks, on_news=recorder.receive)
+
+
+def measure_on_ranks(
+    assignment: "Assignment",
+    setting: MeasurementSetting,
+    *,
+    num_ranks: int,
+    on_news: "Callable[[News], object]" = lambda _: None,
+) -> None:
+    """Run the session on `num_ranks` ranks of this machine, or as one rank of a launch.
+
+    Raises:
+        InputError: fewer CUDA devices or cores than ranks, or an assignment that the session
+            refuses.
+        CollectiveError: a rank died, or the ranks of the launch cannot reach each other.
+    """
+    from moetune.workflows.launch import run_on_ranks
+
+    try:
+        run_on_ranks(
+            _run_session,
+            assignment,
+            num_ranks=num_ranks,
+            launch=setting.launch,
+            environ=setting.environment,
+            on_message=on_news,
+            oversubscribe=setting.oversubscribe,
+        )
+    except CollectiveError as error:
+        raise CollectiveError(
+            str(error),
+            "run again with --resume: it omits the points that are already in the database",
+        ) from error
+
+
+def _run_session(assignment: "Assignment", tell: "Callable[[News], object]") -> None:
+    from moetune.measure.device import open_device
+    from moetune.measure.ranks import MeasuringRanks
+    from moetune.measure.session import run_session
+    from moetune.workflows.launch import rank_device
+
+    device = open_device(rank_device().index or 0)
+    run_session(assignment, device=device, ranks=MeasuringRanks(), on_news=tell)
 
 
 def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
@@ -179,14 +200,3 @@ def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
         preset=request.preset,
         max_tokens=request.max_tokens,
     )
-
-
-def _fit(name: str, cluster: Cluster, samples: Sequence[Sample], seed: int) -> Profile:
-    fitted = fit_profile(
-        name=name,
-        machine=cluster.machine,
-        fingerprint=cluster.fingerprint,
-        samples=samples,
-        seed=seed,
-    )
-    return with_steps(fitted)

@@ -18,16 +18,13 @@ from moetune.domain.profile import (
 )
 from moetune.domain.records import RunInfo
 from moetune.domain.spelling import nearest_then
-from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.profile_quality import quality_of
-from moetune.workflows.staleness import Change, stale_note
 from moetune.workflows.wiring import StoreFinder
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
 
-_MAX_FACTS = 2
 _Line = GemmLine | CollectiveLine | CopyLine | RowsLine
 Source = Literal["file", "store", "bundled", "program"]
 
@@ -213,32 +210,6 @@ def compare_profiles(first: Profile, second: Profile) -> tuple[Difference, ...]:
         for key in keys
         if left.get(key) != right.get(key)
     )
-
-
-def machine_note(profile: Profile) -> str:
-    """Return how this machine differs from the measured one; "" where it does not.
-
-    Planning on a laptop for a cluster is normal, so this is never an error. Loads torch.
-    """
-    there, machine = profile.fingerprint, profile.machine
-    if not there.hardware:
-        return ""
-    try:
-        cluster = wiring.detect_cluster(
-            num_ranks=machine.num_devices, ranks_per_node=machine.devices_per_node
-        )
-    except MoetuneError as error:
-        return f"this machine cannot be compared with the profile's: {error.what}"
-    here = cluster.fingerprint
-    if there.hardware_id != here.hardware_id:
-        found = [
-            Change(name=name, profiled=there.hardware.get(name), now=here.hardware.get(name)).words
-            for name in {**there.hardware, **here.hardware}
-            if there.hardware.get(name) != here.hardware.get(name)
-        ]
-        shown = ", ".join(found[:_MAX_FACTS])
-        return f"the profile was measured on another machine than this one ({shown})"
-    return stale_note(profile, here.software)
 
 
 def _unknown(name: str, known: set[str], bundled: Mapping[str, Path]) -> MoetuneError:

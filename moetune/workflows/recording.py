@@ -6,7 +6,7 @@ each sample and updates the progress display.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -42,27 +42,22 @@ class SampleRecorder:
 
     Args:
         machine: the one that is measured.
-        begin: called once with the machine, when the points to measure are known.
-        store: called with each sample before the next point is measured.
+        run: begun with the machine when the points to measure are known, and given each sample
+            before the next point is measured; None stores nothing.
 
     Attributes:
+        seconds: estimate of each point.
         machine: with the memory that the ranks found usable.
     """
 
     def __init__(
-        self,
-        *,
-        machine: Machine,
-        progress: Progress,
-        begin: Callable[[Machine], object] | None = None,
-        store: Callable[[Sample], None] | None = None,
+        self, *, machine: Machine, progress: Progress, run: "StoredRun | None" = None
     ) -> None:
         self.seconds: dict[Point, float] = {}
-        self.samples: list[Sample] = []
         self.machine = machine
-        self._begin, self._store, self._progress = begin, store, progress
+        self._run, self._progress = run, progress
         self._left: set[Point] = set()
-        self._start = self._total_seconds = 0.0
+        self._end = 0.0
 
     def receive(self, news: "News") -> None:
         """Start the display with the estimates, or store a sample and show it."""
@@ -74,19 +69,18 @@ class SampleRecorder:
     def _planned(self, estimates: "Estimates") -> None:
         if estimates.usable_bytes is not None:
             self.machine = replace(self.machine, memory_bytes=estimates.usable_bytes)
-        if self._begin is not None:
-            self._begin(self.machine)
+        if self._run is not None:
+            self._run.begin(self.machine)
         self.seconds, self._left = dict(estimates.seconds), set(estimates.seconds)
-        self._start, self._total_seconds = time.monotonic(), estimates.total_seconds
+        self._end = time.monotonic() + estimates.total_seconds
         groups = Counter(group_of(point, self.machine) for point in self.seconds)
-        self._progress.start(groups, self._total_seconds)
+        self._progress.start(groups, estimates.total_seconds)
 
     def _measured(self, sample: Sample) -> None:
-        if self._store is not None:
-            self._store(sample)
-        self.samples.append(sample)
+        if self._run is not None:
+            self._run.append(sample)
         group = group_of(sample.point, self.machine)
-        seconds_left = max(self._start + self._total_seconds - time.monotonic(), 0.0)
+        seconds_left = max(self._end - time.monotonic(), 0.0)
         if sample.point in self._left:
             self._left.remove(sample.point)
             self._progress.advance(sample, group, seconds_left)

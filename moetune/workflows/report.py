@@ -8,15 +8,14 @@ from pathlib import Path
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import ProfileError
 from moetune.report.html import Chapter, report_page
-from moetune.report.observed import seen
+from moetune.report.observed import drift_figure, sound_rows
 from moetune.report.section import Section, all_figures
 from moetune.workflows.files import find_plan, write_text
 from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import FoundProfile, find_profile
 from moetune.workflows.sources import LocalSources
-from moetune.workflows.views.observed import observed_figures
 from moetune.workflows.views.plan import plan_sections
-from moetune.workflows.views.profile import machine_scope, profile_report
+from moetune.workflows.views.profile import machine_scope, profile_sections
 from moetune.workflows.wiring import StoreFinder
 
 NUM_PLANS = 5
@@ -109,7 +108,8 @@ def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
     sections = plan_sections(planner.explain(plan), is_page=True)
     with stores() as store:
         page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
-    figures = observed_figures(seen(page))
+    rows = sound_rows(page)
+    figures = (drift_figure(rows),) if rows else ()
     observed = Section(name="observed", title="Observed steps", figures=figures)
     return Chapter(
         name=f"plan-{plan.id[:12]}",
@@ -127,5 +127,5 @@ def _profile_chapter(found: FoundProfile) -> Chapter:
         short=name,
         title=f"Profile {name}",
         scope=machine_scope(found.profile),
-        sections=profile_report(found),
+        sections=profile_sections(found, operation=""),
     )

@@ -9,11 +9,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Point, Sample
 from moetune.report.section import percent, percents
+
+if TYPE_CHECKING:
+    from moetune.measure.session import News
+    from moetune.store import SqlStore
+    from moetune.workflows.profile_request import MeasurementSetting
 
 Verdict = Literal["keep", "measure", "unsure"]
 SPEED_OF_SOFTWARE = ("torch", "backend", "nccl", "cuda", "cudnn", "driver", "threads_per_rank")
@@ -24,20 +30,7 @@ MOST_POINTS = 12
 """Of a check: at most a second each with the quick preset, groups of ranks included."""
 LEAST_POINTS = 3
 _OF_ONE_KIND = 0.10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A software fact that differs from the profile's; None where one of them lacks it."""
-
-    name: str
-    profiled: str | None
-    now: str | None
-
-    @property
-    def words(self) -> str:
-        """The change, as "torch 2.12 there, 2.13 here"."""
-        return f"{self.name} {self.profiled or '—'} there, {self.now or '—'} here"
+_BUDGET_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +83,8 @@ class Check:
                 return f"{count}, too noisy or too few to tell; let nothing else run, or {again}"
 
 
-def changes(profile: Profile, software: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return the software facts that changed since the profile was measured.
+def changes(profile: Profile, software: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the software facts that changed, as "torch 2.12 there, 2.13 here".
 
     Args:
         software: facts of this machine, as in `Fingerprint`; those that it lacks altogether are
@@ -99,7 +92,7 @@ def changes(profile: Profile, software: Mapping[str, str]) -> tuple[Change, ...]
     """
     there = profile.fingerprint.software
     return tuple(
-        Change(name=name, profiled=there.get(name), now=software.get(name))
+        f"{name} {there.get(name, '—')} there, {software[name]} here"
         for name in SPEED_OF_SOFTWARE
         if name in software and there and there.get(name) != software[name]
     )
@@ -126,23 +119,20 @@ def is_of_this_processor(profile: Profile, cpuinfo: Path = Path("/proc/cpuinfo")
     return any(known and known == line.partition(":")[2].strip() for line in lines)
 
 
-def stale_note(profile: Profile, software: Mapping[str, str] | None = None) -> str:
-    """Return what made a profile stale and the command that checks it; "" if nothing did.
+def stale_note(profile: Profile) -> str:
+    """Return what made a profile of this processor stale, and the command that checks it.
 
-    Args:
-        software: as of `changes`, of a machine known to be the profile's; default, what is known
-            without loading torch, where the processor is the same.
+    Returns:
+        "" where nothing did.
     """
-    if profile.provenance != "measured":
+    if profile.provenance != "measured" or not is_of_this_processor(profile):
         return ""
-    is_here = software is not None or is_of_this_processor(profile)
-    found = changes(profile, software_here() if software is None else software)
-    if not found or not is_here:
+    found = changes(profile, software_here())
+    if not found:
         return ""
     return (
-        f"profile {profile.name!r} is stale, the software changed: "
-        f"{', '.join(one.words for one in found)}; check it in ten seconds: "
-        f"`moetune profiles check {profile.name}`"
+        f"profile {profile.name!r} is stale, the software changed: {', '.join(found)}; "
+        f"check it in ten seconds: `moetune profiles check {profile.name}`"
     )
 
 
@@ -195,6 +185,63 @@ def judge_check(profile: Profile, samples: Sequence[Sample]) -> Check:
         return replace(check, verdict="keep")
     noise = statistics.median(_spread(now[point]) for point in known)
     return check if max(difference, worst) <= noise else replace(check, verdict="measure")
+
+
+def check_profile(
+    profile: Profile, setting: "MeasurementSetting", *, store: "SqlStore | None"
+) -> Check | None:
+    """Measure a few of the profile's points again, on as many ranks as it has.
+
+    Where they agree, the profile is stored again as one of the software that is installed now.
+
+    Args:
+        store: None on the ranks above 0 of a launch.
+
+    Returns:
+        None on the ranks above 0 of a launch.
+
+    Raises:
+        InputError: a published profile, or one of another machine or number of ranks.
+        CollectiveError: a rank died.
+    """
+    from moetune.measure.session import Assignment
+    from moetune.workflows.profile import measure_on_ranks, take_part
+    from moetune.workflows.profile_request import ProfileRequest, detect_cluster
+
+    request = ProfileRequest(name=profile.name, num_ranks=profile.machine.num_devices)
+    if store is None:
+        take_part(request, setting)
+        return None
+    cluster = detect_cluster(request, setting)
+    if cluster.fingerprint.hardware != profile.fingerprint.hardware:
+        raise InputError(
+            f"profile {profile.name!r} is not of this machine with "
+            f"{cluster.machine.num_devices} ranks",
+            "check it where it was measured, or measure this one:  moetune profile",
+        )
+    samples: list[Sample] = []
+
+    def keep(news: "News") -> None:
+        if isinstance(news, Sample):
+            samples.append(news)
+
+    measure_on_ranks(
+        Assignment(
+            needed=check_points(profile),
+            preset="quick",
+            ranks_per_node=profile.machine.devices_per_node,
+            budget_seconds=_BUDGET_SECONDS,
+        ),
+        replace(setting, oversubscribe=True),  # as when it was measured
+        num_ranks=request.num_ranks,
+        on_news=keep,
+    )
+    check = judge_check(profile, samples)
+    if check.verdict == "keep":
+        software = cluster.fingerprint.software
+        fingerprint = replace(profile.fingerprint, software=software)
+        store.save_profile(replace(profile, fingerprint=fingerprint))
+    return check
 
 
 def _by_point(samples: Sequence[Sample]) -> dict[Point, tuple[float, ...]]:

@@ -31,32 +31,13 @@ _TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedOperation:
-    """One chunk's transfer or experts, predicted and measured beside the others of its phase.
-
-    Args:
-        predicted_seconds: None without a profile to predict from.
-        seconds: raw times on the first rank.
-    """
-
-    operation: Operation
-    predicted_seconds: float | None
-    seconds: tuple[float, ...]
-
-    @property
-    def median_seconds(self) -> float:
-        """The median of the times."""
-        return statistics.median(self.seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedStep:
     """One decision, predicted and measured; medians over the rounds.
 
     Args:
         predicted_seconds: None without a profile to predict from.
         deviation: largest relative difference of output and gradients from one chunk.
-        operations: of its chunks.
+        operations: of its chunks, on the first rank, predicted beside the others of their phase.
     """
 
     forward_degree: int
@@ -69,7 +50,7 @@ class VerifiedStep:
     step_seconds: float
     raw_step_seconds: tuple[float, ...]
     deviation: float
-    operations: tuple[VerifiedOperation, ...] = ()
+    operations: tuple[OperationTimes, ...] = ()
 
     @property
     def error(self) -> float | None:
@@ -265,7 +246,7 @@ def _verified(plan: Plan, profile: Profile | None, measured: "MeasuredSteps") ->
         raw_step_seconds=measured.step_seconds,
         deviation=measured.deviation,
         operations=tuple(
-            VerifiedOperation(
+            OperationTimes(
                 operation=one,
                 predicted_seconds=_predicted_operation(plan, profile, one, decision),
                 seconds=seconds,

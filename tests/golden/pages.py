@@ -16,11 +16,10 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Strategy
 from moetune.domain.model import MODELS
-from moetune.domain.operations import Operation
+from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import PlanInfo, Stored
 from moetune.domain.request import PlanRequest
-from moetune.report.observed import seen
 from moetune.report.section import Section, all_figures, values_of
 from moetune.report.text import text_of
 from moetune.workflows.changes import WhatIf
@@ -29,7 +28,7 @@ from moetune.workflows.library import StoredPlan
 from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.subjects import LayerSubject, subject_of
-from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
+from moetune.workflows.verify import Verification, VerifiedStep
 from moetune.workflows.views.comparison import (
     comparison_sections,
     machine_sections,
@@ -39,7 +38,7 @@ from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.models import model_section, models_section
 from moetune.workflows.views.observed import observed_sections, verification_sections
 from moetune.workflows.views.plan import plan_sections
-from moetune.workflows.views.profile import profile_page, profile_report, profile_sections
+from moetune.workflows.views.profile import profile_sections
 from moetune.workflows.views.stored_plans import stored_plans_table
 from moetune.workflows.whatif import change_plan
 from tests.golden.answers import FOLDER
@@ -92,7 +91,7 @@ def changed() -> tuple[Section, ...]:
 
 def step(
     forward: int, backward: int, *, seconds: float, predicted: float | None = 1.0,
-    strategy: Strategy = "none", operations: tuple[VerifiedOperation, ...] = (),
+    strategy: Strategy = "none", operations: tuple[OperationTimes, ...] = (),
 ) -> VerifiedStep:  # fmt: skip
     return VerifiedStep(
         forward_degree=forward, backward_degree=backward, strategy=strategy,
@@ -103,7 +102,7 @@ def step(
 
 
 def verified() -> tuple[Section, ...]:
-    moved = VerifiedOperation(
+    moved = OperationTimes(
         operation=Operation(name="all_to_all", phase="forward", size=2**21, degree=2),
         predicted_seconds=0.01, seconds=(0.02,),
     )  # fmt: skip
@@ -125,8 +124,7 @@ def watched() -> tuple[Section, ...]:
         Stored(id=number, created_at=f"2026-03-{1 + number:02}T04:05:06.789", value=observation)
         for number, observation in enumerate(observations(lab_plan(), 30))
     ]
-    rows = seen(stored)
-    return observed_sections(rows, rows[:-7:-1], is_all=True, plans="/plans/")
+    return observed_sections(stored, stored[:-7:-1], is_all=True, plans="/plans/")
 
 
 def machines() -> tuple[Section, ...]:
@@ -198,9 +196,11 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     "training": lambda: plan_sections(subject_of(training_plan())),
     "trainings-differ": lambda: beside(training_plan(), OTHER_TRAINING),
     "whatif": changed,
-    "profile": lambda: (*profile_sections(found()), *profile_page(found(), here="/x?operation=")),
+    "profile": lambda: (
+        *profile_sections(found()),
+        *profile_sections(found(), operation="", here="/x?operation="),
+    ),
     "profile-lines": lambda: profile_sections(lines_alone()),
-    "profile-report": lambda: profile_report(found()),
     "machines-differ": machines,
     "models": lambda: (
         models_section(),

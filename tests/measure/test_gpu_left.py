@@ -57,16 +57,14 @@ def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -
     machine = Machine(
         kind="cuda", device="a GPU", num_devices=2, devices_per_node=2, memory_bytes=16 * GIB
     )
-    found: list[Machine] = []
-    recorder = SampleRecorder(machine=machine, progress=Progress(), begin=found.append)
-    estimates = Estimates(seconds={POINT: 1.0}, total_seconds=1.0, usable_bytes=13 * GIB)
-    recorder.receive(estimates)
-    assert found == [recorder.machine] == [replace(machine, memory_bytes=13 * GIB)]
     with open_store(f"sqlite:///{tmp_path}/moetune.db") as store:
         cluster = Cluster(machine=machine, fingerprint=Fingerprint())
         run = StoredRun(store, name="lab", cluster=cluster, preset="quick")
-        run.begin(recorder.machine)
-        run.append(Sample(point=POINT, seconds=(1.0,)))
+        recorder = SampleRecorder(machine=machine, progress=Progress(), run=run)
+        estimates = Estimates(seconds={POINT: 1.0}, total_seconds=1.0, usable_bytes=13 * GIB)
+        recorder.receive(estimates)
+        recorder.receive(Sample(point=POINT, seconds=(1.0,)))
+        assert recorder.machine == replace(machine, memory_bytes=13 * GIB)
         assert [one.memory_bytes for one in store.machines()] == [13 * GIB]
 
 

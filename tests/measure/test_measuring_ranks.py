@@ -25,7 +25,7 @@ from moetune.measure.noise import num_sharers
 from moetune.measure.session import Assignment, Estimates, News
 from moetune.workflows import launch
 from moetune.workflows.launch import cores_of
-from moetune.workflows.measuring import measure_on_ranks
+from moetune.workflows.profile import measure_on_ranks
 from moetune.workflows.profile_request import MeasurementSetting
 from tests.measure import measure_workers
 from tests.ranks import run_ranks

@@ -25,9 +25,8 @@ from moetune.report.html import STATIC
 from moetune.report.marks import ROLES, Bars, Line, Points
 from moetune.report.observed import (
     drift_figure,
-    observed_figure,
     rolling_median,
-    seen,
+    sound_rows,
     thinned,
 )
 from moetune.report.operations import OperationCurve, operations_of
@@ -72,7 +71,7 @@ def kept(plan: Plan, count: int) -> list[Stored[Any]]:
 
 
 def figures() -> Iterator[Figure]:
-    found = seen(kept(lab_plan(), 40))
+    found = sound_rows(kept(lab_plan(), 40))
     for one in operations_of(lab_profile()):
         yield fit_figure(one)
         residual = residual_figure(one)
@@ -81,7 +80,7 @@ def figures() -> Iterator[Figure]:
     yield from plan_figures(LayerSubject(plan=lab_plan(), profile=lab_profile()))
     yield phases_figure({"one": lab_plan(), "other": lab_plan(1024)})
     yield degree_figure({"one": lab_plan(), "other": lab_plan(1024)})
-    yield from (observed_figure(found), drift_figure(found))
+    yield drift_figure(found)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +234,7 @@ def test_the_rolling_median_is_that_of_the_last_values(values: list[float], wind
 
 
 def test_drift_is_found_where_steps_become_slower() -> None:
-    found = seen(kept(lab_plan(), 600))
+    found = sound_rows(kept(lab_plan(), 600))
     figure = drift_figure(found)
     drift = [float(row[-1] or 0) for row in figure.rows]
     assert drift[280] == pytest.approx(1 / 1.01 - 1, abs=0.02)

@@ -295,13 +295,13 @@ def test_observations_are_paged_and_their_file_has_all(
     while address:
         answer = full.get(address)
         seen += re.findall(
-            r"<td class=\" brief\"[^>]*>(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)</td>", answer.text
+            r"<td class=\" brief\"[^>]*>(\d{4}-\d\d-\d\d \d\d:\d\d)</td>", answer.text
         )
         older = re.search(r'href="([^"]+)">Older observations', answer.text)
         address = unescape(older[1]) if older else ""
     assert len(seen) == NUM_OBSERVATIONS
     assert seen == sorted(seen, reverse=True)
-    found = rows(full.get(f"/observed/observed.csv?plan={plans[0].id}"))
+    found = rows(full.get(f"/observed/drift.csv?plan={plans[0].id}"))
     assert len(found) == NUM_OBSERVATIONS
     assert {row["plan"] for row in found} == {plans[0].id}
 

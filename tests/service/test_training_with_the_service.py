@@ -117,5 +117,5 @@ def test_two_ranks_train_with_a_plan_of_the_service_and_outlive_it(tmp_path: Pat
         stored = client.get("/v1/observations", params={"plan": plan_id}).json()["items"]
         assert len(rows) == len(stored) >= len(observed)
         assert "training" in rows[0]
-        figure = client.get("/observed/observed.csv", params={"plan": plan_id}).text
+        figure = client.get("/observed/drift.csv", params={"plan": plan_id}).text
         assert len(figure.splitlines()) == 1 + len(stored)

@@ -9,9 +9,10 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Profile
 from moetune.store import open_store
-from moetune.workflows.check import check_profile
-from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile import profile_machine
 from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
+from moetune.workflows.recording import Progress
+from moetune.workflows.staleness import check_profile
 
 pytestmark = pytest.mark.unmeasured
 
@@ -19,12 +20,13 @@ SETTING = MeasurementSetting(environment={})
 
 
 @pytest.fixture(scope="module")
-def profile() -> Profile:
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     request = ProfileRequest(
         name="here", num_ranks=1, dtypes=("float32",), max_tokens=256, budget_seconds=6.0,
         layers=(LayerShape(d_model=64, d_hidden=128, num_experts=2),),
     )  # fmt: skip
-    return measure_profile(request, SETTING)
+    with open_store(f"{tmp_path_factory.mktemp('check')}/m.db") as store:
+        return profile_machine(request, SETTING, store=store, progress=Progress()).profile
 
 
 def test_a_profile_that_holds_is_stored_with_the_software_of_now(

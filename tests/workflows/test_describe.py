@@ -14,7 +14,6 @@ from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.workflows.describe import (
     Description,
-    check_new,
     describe,
     gpus,
     reference_of,
@@ -190,16 +189,6 @@ def test_a_description_that_cannot_be_is_refused(changes: dict[str, object], wor
 @pytest.mark.parametrize("name", ['a"b\\', "Größe 7", "x # y", "''' = 1"])
 def test_any_name_is_written_as_toml(name: str) -> None:
     assert describe(replace(OURS, name=name)).profile.name == name
-
-
-def test_a_file_is_new_and_ends_in_toml(tmp_path: Path) -> None:
-    check_new(tmp_path / "a.toml", force=False)
-    with pytest.raises(InputError, match=r"a\.toml"):
-        check_new(tmp_path / "a", force=False)
-    (tmp_path / "a.toml").touch()
-    check_new(tmp_path / "a.toml", force=True)
-    with pytest.raises(InputError, match="--force"):
-        check_new(tmp_path / "a.toml", force=False)
 
 
 def test_a_stand_in_widens_the_range_of_a_whole_models_step() -> None:

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from moetune.domain.operations import Operation
+from moetune.domain.operations import Operation, OperationTimes
 from moetune.workflows.verify import (
     Verification,
-    VerifiedOperation,
     VerifiedStep,
     observations_of,
 )
@@ -32,8 +31,8 @@ ALONE = replace(
 def moved(transfer: float, experts: float | None = 1.0) -> VerifiedStep:
     """Return the plan's step, whose operations take so many times what was predicted."""
     operations = (
-        VerifiedOperation(operation=TRANSFER, predicted_seconds=0.01, seconds=(0.01 * transfer,)),
-        VerifiedOperation(
+        OperationTimes(operation=TRANSFER, predicted_seconds=0.01, seconds=(0.01 * transfer,)),
+        OperationTimes(
             operation=EXPERTS, predicted_seconds=None if experts is None else 0.02,
             seconds=(0.02 * (experts or 9.0),),
         ),

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from moetune.domain.cluster import Cluster, Fingerprint
-from moetune.domain.errors import MoetuneError, ProfileError
+from moetune.domain.cluster import Cluster
+from moetune.domain.errors import ProfileError
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
 from moetune.domain.samples import (
     Quality,
     RowsPoint,
 )
 from moetune.store import open_store
-from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import (
@@ -22,7 +21,6 @@ from moetune.workflows.profiles import (
     compare_profiles,
     find_profile,
     list_profiles,
-    machine_note,
     newest_measured,
     remove_profile,
 )
@@ -209,33 +207,3 @@ def test_every_number_of_every_line_is_compared_under_a_key_of_its_own() -> None
                 assert (one.first, one.second) == (getattr(line, name), getattr(twice, name))
                 changed += 1
     assert changed == 2 * sum(len(getattr(profile, kind)) for kind in (*LINES, "rows"))
-
-
-def test_this_machine_is_compared_with_the_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = lab_profile()
-    there = profile.fingerprint
-
-    def note(hardware: dict[str, str] | None = None, software: dict[str, str] | None = None) -> str:
-        here = Fingerprint(
-            hardware={**there.hardware, **(hardware or {})},
-            software={**there.software, **(software or {})},
-        )
-        cluster = Cluster(machine=profile.machine, fingerprint=here)
-        monkeypatch.setattr(wiring, "detect_cluster", lambda **_: cluster)
-        return machine_note(profile)
-
-    assert note() == ""
-    assert "cores 64 there, 8 here" in note({"cores": "8"})
-    assert "driver — there, 9 here" in note(None, {"driver": "9"})
-    assert note(None, {"editor": "9"}) == ""  # not what decides the speed
-    assert note({"cores": "8"}, {"torch": "1"}).count("there,") == 1
-    many = note({"a": "1", "b": "2", "c": "3"})
-    assert many.count("there,") == 2
-    bare = replace(profile, fingerprint=Fingerprint(hardware={}, software={}))
-    assert machine_note(bare) == ""
-
-    def nothing(**_: object) -> Cluster:
-        raise MoetuneError("no such device")
-
-    monkeypatch.setattr(wiring, "detect_cluster", nothing)
-    assert "no such device" in machine_note(profile)

@@ -71,7 +71,7 @@ def test_observed_steps_are_drawn_for_the_plan_that_they_are_of(
         report(stores, tmp_path / f"{one.id[:6]}.html", plans=(one.id,)).num_figures
         for one in (plan, other)
     ]
-    assert counts[0] == counts[1] + 2
+    assert counts[0] == counts[1] + 1
 
 
 def test_a_plan_of_a_file_is_reported_with_its_own_profile(
@@ -99,7 +99,7 @@ def test_a_plan_of_a_file_is_reported_with_its_own_profile(
 def test_reference_machines_are_reported(stores: StoreFinder, tmp_path: Path, name: str) -> None:
     found = report(stores, tmp_path / "out.html", profile=name)
     assert found.profiles == (name,)
-    assert found.num_figures >= 3
+    assert found.num_figures >= 1
 
 
 def test_a_plan_of_another_machine_is_not_reported_with_the_newest_measured_one(

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 
 from moetune.domain.records import FitInfo, MachineInfo
-from moetune.domain.storable import is_sound
-from moetune.report.observed import seen
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library, cursor
 from moetune.service.pages.page import Link, Page, Text, address, age_now
@@ -13,7 +11,7 @@ from moetune.workflows.files import bundled_profiles
 from moetune.workflows.library import plans_by_id
 from moetune.workflows.report import MOST_OBSERVATIONS
 from moetune.workflows.views.observed import observed_sections
-from moetune.workflows.views.profile import profile_page as profile_sections
+from moetune.workflows.views.profile import profile_sections
 
 _MOST_MACHINES = 200
 PAGE_SIZE = 100
@@ -94,13 +92,12 @@ def observed_page(library: Library, *, plan: Text = "", after: Text = "") -> Pag
         title="Observed",
         here="observed",
         sections=observed_sections(
-            seen(newest),
-            tuple(reversed(seen(rows))),
+            newest,
+            rows,
             is_all=len(newest) < MOST_OBSERVATIONS,
             plans="/plans/",
             known=plans_by_id(library.store, {one.value.plan_id for one in rows}),
             changes=observed_drifts(newest),
-            num_left_out=sum(not is_sound(one.value) for one in newest),
         ),
         csv=lambda figure: address("observed", f"{figure.name}.csv", plan=plan),
         context={

@@ -17,7 +17,7 @@ from moetune.service.problems import problem_of
 from moetune.workflows.memory import MemoryAnswer, MemoryQuestion, fit_memory
 from moetune.workflows.models import FoundModel, find_decoder_model, known_name
 from moetune.workflows.requests import memory_question
-from moetune.workflows.views.memory import memory_page
+from moetune.workflows.views.memory import memory_sections
 from moetune.workflows.views.models import decoder_sections, model_section
 
 _OF_PAPERS, _OF_MODELS = "rtx2080ti-x64", "h100-x8"
@@ -65,7 +65,7 @@ def model_page(library: Library, request: Request, name: str) -> Page:
     length = parse_count(_USUAL["seq"])
     try:
         answer = library.planner.solver.run(fit_memory, _question(known, form))
-        memory: tuple[Section, ...] = memory_page(answer)
+        memory: tuple[Section, ...] = memory_sections(answer)
         problem: MoetuneError | None = None
         length = answer.job.length
     except MoetuneError as error:

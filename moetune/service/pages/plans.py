@@ -8,7 +8,7 @@ from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import TrainingDocument
-from moetune.report.observed import drift_figure, seen
+from moetune.report.observed import drift_figure, sound_rows
 from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Link, Page, Text, address
@@ -100,7 +100,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
     plan = library.any_plan(plan_id)
     name = plan.id[:12]
     sections = plan_sections(library.planner.explain(plan), is_page=True)
-    found = seen(library.store.observation_page(plan.id, limit=500))
+    found = sound_rows(library.store.observation_page(plan.id, limit=500))
     figures = (drift_figure(found),) if found else ()
     observed = Section(name="observed", title="Observed steps", figures=figures)
     known = library.model_name(plan)

@@ -1,7 +1,5 @@
 """Layouts that fit into memory, as sections: all of them, and the plainest one part by part."""
 
-from dataclasses import replace
-
 from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_bytes
 from moetune.report.plan_figures import memory_parts_figure
@@ -31,19 +29,8 @@ def memory_document(answer: MemoryAnswer) -> dict[str, object]:
     }  # fmt: skip
 
 
-def memory_page(answer: MemoryAnswer) -> tuple[Section, ...]:
-    """Return the same for a page: the first layout's parts and their limit before the layouts."""
-    words, layouts, parts = memory_sections(answer)
-    first = answer.found[0]
-    figure = memory_parts_figure(
-        first.memory.parts, limit_bytes=answer.question.limit_bytes,
-        words=f"Of a device with {layout_words(first.layout)}:",
-    )  # fmt: skip
-    return words, replace(parts, figures=(figure,)), layouts
-
-
 def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
-    """Return the answer in words, the layouts, and the parts of the first one."""
+    """Return the answer in words, the layouts, and the parts of the first one under its limit."""
     question, job, first = answer.question, answer.job, answer.found[0]
     gpus = plural(job.world_size, "GPU")
     peak, limit = format_bytes(first.memory.peak_bytes), format_bytes(question.limit_bytes)
@@ -67,6 +54,10 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
             name="Memory", cell=Cell.size(round(first.memory.peak_bytes)), note=f"of {limit}"
         ),
     )
+    figure = memory_parts_figure(
+        first.memory.parts, limit_bytes=question.limit_bytes,
+        words=f"Of a device with {layout_words(first.layout)}:",
+    )  # fmt: skip
     return (
         Section(
             name="answer", paragraphs=(words, *job.decoder.uncounted_words), highlights=highlights
@@ -76,7 +67,7 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
             title="What fits, the plainest first" if answer.fits else "The smallest layout",
             tables=(_layouts(answer),),
         ),
-        Section(name="memory", title="Where it goes", tables=(_parts(first),)),
+        Section(name="memory", title="Where it goes", tables=(_parts(first),), figures=(figure,)),
     )
 
 

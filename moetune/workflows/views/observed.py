@@ -3,21 +3,25 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
+from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Plan
+from moetune.domain.records import Observation, Stored
+from moetune.domain.storable import is_sound
 from moetune.domain.throughput import Throughput
 from moetune.domain.units import format_seconds, format_share
 from moetune.report.observed import (
     WINDOW,
-    Seen,
     drift_figure,
-    observed_figure,
+    errors_of,
     rolling_median,
+    sound_rows,
 )
-from moetune.report.section import Cell, Figure, Highlight, Section, Table, percent, plural
+from moetune.report.section import EMPTY, Cell, Highlight, Section, Table, percent
 from moetune.workflows.drift import OperationDrift
-from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
+from moetune.workflows.verify import Verification, VerifiedStep
 from moetune.workflows.views.words import (
     speed_cell,
     speed_words,
@@ -94,59 +98,55 @@ def _span(seconds: tuple[float, float]) -> str:
     return f"{low} to {high}"
 
 
-def observed_figures(found: Sequence[Seen]) -> tuple[Figure, ...]:
-    """Return figures of steps over time; steps of several plans compare only as ratios."""
-    if not found:
-        return ()
-    if len({one.observation.plan_id for one in found}) > 1:
-        return (drift_figure(found),)
-    return observed_figure(found), drift_figure(found)
-
-
 def observed_sections(
-    found: Sequence[Seen],
-    rows: Sequence[Seen],
+    found: Sequence[Stored[Observation]],
+    rows: Sequence[Stored[Observation]],
     *,
     is_all: bool,
     plans: str = "",
     known: Mapping[str, Plan] = MappingProxyType({}),
     changes: Sequence[OperationDrift] = (),
-    num_left_out: int = 0,
 ) -> tuple[Section, ...]:
-    """Return the errors of the predictions: over time in figures, one by one in a table.
+    """Return the errors of the predictions: over time in a figure, one by one in a table.
 
     Args:
-        found: observations of the figures, oldest first.
+        found: observations of the figure.
         rows: observations of the table, newest first.
         is_all: whether `found` is all that there is.
         plans: address to which a plan's id is appended; "" for no links.
         known: plans of the table by their id, for FLOP/s.
         changes: operations whose time changed, the newest first.
-        num_left_out: of the observations that were read, those with times that no step takes.
     """
-    table = Table(
-        name="observations",
-        header=(
-            "time, UTC", "plan", "source", "tokens per rank", "chunks", "steps", "predicted",
-            "observed", "error", "FLOP/s",
-        ),
-        rows=tuple(_row(one, plans, known.get(one.observation.plan_id)) for one in rows),
-        empty="Nothing was observed yet.",
-    )  # fmt: skip
+    drawn = sound_rows(found)
     return (
         *_changes(changes),
         Section(
             name="drift",
-            highlights=tuple(_highlights(found, is_all=is_all)),
-            figures=observed_figures(found),
+            highlights=tuple(_highlights(drawn, is_all=is_all)),
+            figures=(drift_figure(drawn),) if drawn else (),
         ),
-        Section(
-            name="observations",
-            title="Newest first",
-            tables=(table,),
-            notes=tuple(_left_out(num_left_out)),
-        ),
+        replace(observations_section(rows, plans=plans, known=known), title="Newest first"),
     )
+
+
+def observations_section(
+    rows: Sequence[Stored[Observation]],
+    *,
+    plans: str = "",
+    known: Mapping[str, Plan] = MappingProxyType({}),
+) -> Section:
+    """Return the table of observations, predicted against measured; see `observed_sections`."""
+    table = Table(
+        name="observations",
+        header=(
+            "id", "time, UTC", "plan", "source", "tokens per rank", "chunks", "steps", "predicted",
+            "observed", "error", "FLOP/s",
+        ),
+        wide=("chunks", "predicted", "observed", "FLOP/s"),
+        rows=tuple(_row(one, plans, known.get(one.value.plan_id)) for one in rows),
+        empty="Nothing was observed yet.",
+    )  # fmt: skip
+    return Section(name="observations", tables=(table,))
 
 
 def _changes(changes: Sequence[OperationDrift]) -> Iterator[Section]:
@@ -157,14 +157,6 @@ def _changes(changes: Sequence[OperationDrift]) -> Iterator[Section]:
             title="What changed",
             paragraphs=tuple(f"{one.words}." for one in changes[:MOST_CHANGES]),
             notes=("A plan made now takes what was observed into account.",),
-        )
-
-
-def _left_out(count: int) -> Iterator[str]:
-    if count:
-        yield (
-            f"{plural(count, 'observation')} with times that no step takes left out: "
-            "`moetune db check` names them."
         )
 
 
@@ -198,14 +190,15 @@ def _expected(planned: VerifiedStep) -> str:
 def _moved(step: VerifiedStep) -> Iterator[str]:
     """Yield a sentence on the operation that differs most from its prediction, if one does."""
 
-    def factor(one: VerifiedOperation) -> float:
-        return one.median_seconds / one.predicted_seconds if one.predicted_seconds else 1.0
+    def factor(one: OperationTimes) -> float:
+        measured = statistics.median(one.seconds)
+        return measured / one.predicted_seconds if one.predicted_seconds else 1.0
 
     most = max(step.operations, key=lambda one: abs(math.log(factor(one))), default=None)
     if most is not None and abs(math.log(factor(most))) > math.log(MOVED):
         yield (
             f"{most.operation.words} differs most from its prediction: "
-            f"{format_seconds(most.median_seconds)}, {factor(most):.2f} × the "
+            f"{format_seconds(statistics.median(most.seconds))}, {factor(most):.2f} × the "
             f"{format_seconds(most.predicted_seconds or 0.0)} predicted beside the others."
         )
 
@@ -221,10 +214,10 @@ def _best(found: Verification) -> str:
     )
 
 
-def _highlights(found: Sequence[Seen], *, is_all: bool) -> Iterator[Highlight]:
+def _highlights(found: Sequence[Stored[Observation]], *, is_all: bool) -> Iterator[Highlight]:
     if not found:
         return
-    errors = [one.error for one in found]
+    errors = errors_of(found)
     miss = statistics.median(map(abs, errors))
     drift = rolling_median(errors[-WINDOW:], WINDOW)[-1]
     yield Highlight(
@@ -238,25 +231,33 @@ def _highlights(found: Sequence[Seen], *, is_all: bool) -> Iterator[Highlight]:
     yield Highlight(
         name="Drift", cell=Cell.share(drift, sign=True), note=f"median of the last {WINDOW}"
     )
-    latest = found[-1].at[:16].replace("T", " ")
+    latest = found[-1].created_at[:16].replace("T", " ")
     yield Highlight(name="Latest", cell=Cell.words(latest), note="UTC")
 
 
-def _row(one: Seen, plans: str, plan: Plan | None) -> tuple[Cell, ...]:
-    observation = one.observation
-    href = f"{plans}{observation.plan_id}" if plans else ""
-    tokens = observation.tokens_per_rank
-    is_known = bool(observation.predicted_seconds)
-    speed = plan.observed_throughput(tokens, one.seconds) if plan else None
+def _row(row: Stored[Observation], plans: str, plan: Plan | None) -> tuple[Cell, ...]:
+    step = row.value
+    chunks = f"{step.forward_degree} and {step.backward_degree}"
+    head = (
+        Cell.count(row.id),
+        Cell.words(row.created_at[:16].replace("T", " ")),
+        Cell(
+            text=step.plan_id[:12], value=step.plan_id, mark="code",
+            href=f"{plans}{step.plan_id}" if plans else "",
+        ),
+        Cell.words(step.source),
+        Cell.count(step.tokens_per_rank),
+        Cell.words(chunks),
+        Cell.count(len(step.seconds)),
+    )  # fmt: skip
+    if not is_sound(step):
+        return (*head, EMPTY, EMPTY, Cell.words("no step takes its time", mark="suspect"), EMPTY)
+    speed = plan.observed_throughput(step.tokens_per_rank, step.median_seconds) if plan else None
+    unknown = Cell(text="–")
     return (
-        Cell.words(one.at[:19].replace("T", " ")),
-        Cell(text=observation.plan_id[:6], value=observation.plan_id, href=href, mark="code"),
-        Cell.words(observation.source),
-        Cell.count(observation.tokens_per_rank),
-        Cell.words(f"{observation.forward_degree} and {observation.backward_degree}"),
-        Cell.count(len(observation.seconds)),
-        Cell.seconds(observation.predicted_seconds) if is_known else Cell(text="–"),
-        Cell.seconds(one.seconds),
-        Cell.share(one.error, sign=True) if is_known else Cell(text="–"),
+        *head,
+        unknown if step.error is None else Cell.seconds(step.predicted_seconds),
+        Cell.seconds(step.median_seconds),
+        unknown if step.error is None else Cell.share(step.error, sign=True),
         speed_cell(speed),
     )

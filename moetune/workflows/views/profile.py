@@ -1,7 +1,6 @@
 """A profile as sections: its machine, how good it is, its operations, sources and interference."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from moetune.domain.cluster import DEVICE_MEMORY
 from moetune.domain.profile import Profile
@@ -11,71 +10,43 @@ from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import index_of
 from moetune.fit.missing import group_name, launcher
-from moetune.report.fits import fit_figure
 from moetune.report.operations import (
     CLASSES,
     OVERLAPPED,
-    OperationCurve,
     operations_of,
     overlapped_speeds,
 )
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, plural
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, ProfileInfo
-from moetune.workflows.views.measured_steps import measured_steps
 from moetune.workflows.views.profile_operations import (
     fit_section,
-    lines_section,
+    measured_steps,
     operation_to_draw,
     operations_section,
 )
 
 _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
-_MOST_OF_A_KIND = 6
 
 
-def profile_sections(found: FoundProfile) -> tuple[Section, ...]:
-    """Return the profile for a screen: every fitted line, and the number of measured shapes."""
-    profile = found.profile
-    return _sections(found, lines_section(profile), _interference(profile))
-
-
-def profile_page(
-    found: FoundProfile, *, operation: str = "", here: str = ""
+def profile_sections(
+    found: FoundProfile, *, operation: str | None = None, here: str = ""
 ) -> tuple[Section, ...]:
-    """Return the profile for a page: one operation drawn, and every operation in a table.
+    """Return the profile: what it is, its operations, their interference, sources and machine.
 
     Args:
         operation: key of the one that is drawn; for "" and an unknown key, which is said, the
-            all-to-all of the most ranks, else the first operation.
-        here: address to which an operation's key is appended.
+            all-to-all of the most ranks, else the first operation. None draws none.
+        here: address to which an operation's key is appended; "" for no links.
     """
     profile = found.profile
     operations = operations_of(profile)
-    shown = operation_to_draw(operations, operation)
-    return _sections(
-        found,
-        fit_section(shown, asked=operation),
-        _interference(profile),
-        operations_section(operations, profile, shown=shown, here=here),
-    )
-
-
-def profile_report(found: FoundProfile) -> tuple[Section, ...]:
-    """Return the profile for a report: figures of some operations of each kind, without links."""
-    profile = found.profile
-    operations = operations_of(profile)
-    drawn = (replace(fit_figure(one), name=f"fit-{one.key}") for one in _some(operations))
-    fits = Section(name="fits", figures=tuple(drawn))
-    return _sections(found, fits, _interference(profile), operations_section(operations, profile))
-
-
-def _sections(found: FoundProfile, *operations: Section) -> tuple[Section, ...]:
-    """Return the operations between what every profile has."""
-    profile = found.profile
+    shown = None if operation is None else operation_to_draw(operations, operation)
+    drawn = () if operation is None else (fit_section(shown, asked=operation),)
     return (
-        _head(found), *operations, *_tables(profile), *measured_steps(profile),
-        *_fingerprint(profile),
+        _head(found), *drawn,
+        operations_section(operations, profile, shown=shown, here=here), _interference(profile),
+        *_tables(profile), *measured_steps(profile), *_fingerprint(profile),
     )  # fmt: skip
 
 
@@ -221,12 +192,6 @@ def _table_name(table: DataTable) -> str:
             return f"{table.op} of {group_name((table.group_size, table.num_nodes))}"
         case DispatcherTable():
             return f"{table.dispatcher} {table.phase} of {table.group_size}"
-
-
-def _some(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:
-    """Yield some of each kind: a full profile has a hundred shapes of GEMM."""
-    for kind in dict.fromkeys(one.kind for one in operations):
-        yield from [one for one in operations if one.kind == kind][:_MOST_OF_A_KIND]
 
 
 def _interference(profile: Profile) -> Section:

@@ -1,14 +1,14 @@
-"""Operations of a profile: one of them drawn, and all in a table with their lines and errors."""
+"""Operations of a profile: one of them drawn, all in a table with their errors, and whole steps."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from moetune.domain.document import shown as shortened
-from moetune.domain.profile import FitError, GemmLine, Profile
+from moetune.domain.profile import FitError, Profile
+from moetune.domain.records import prediction_error
+from moetune.domain.samples import StepRecord
 from moetune.domain.units import format_seconds
 from moetune.report.fits import fit_figure, residual_figure
-from moetune.report.operations import OperationCurve, operations_of
+from moetune.report.operations import OperationCurve, gemm_line
 from moetune.report.section import EMPTY, Cell, Section, Table, without_empty_columns
 
 _RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
@@ -49,43 +49,26 @@ def operations_section(
     shown: OperationCurve | None = None,
     here: str = "",
 ) -> Section:
-    """Return every operation with its line and its error.
+    """Return every operation with its line and its error, the many shapes last.
 
     Args:
         shown: the one that is drawn.
         here: address to which an operation's key is appended; "" for no links.
     """
-    drawn = (_operation(one, shown=shown, here=here) for one in operations)
-    rows = [*drawn, *_lines_of(profile, operations)]
-    return Section(
-        name="operations", title="Operations", tables=(without_empty_columns(_table(rows)),)
-    )
-
-
-def lines_section(profile: Profile) -> Section:
-    """Return one row for each line; what is known by points alone is counted."""
-    operations = operations_of(profile)
-    rows, points = list(_lines_of(profile, operations)), Counter[str]()
-    for one in operations:
-        if one.line is None or one.is_shape:
-            points[one.kind] += 1
-        else:
-            rows.append(_operation(one))
-    counted = ", ".join(f"{kind} ({count:,})" for kind, count in points.items())
-    known = "measured" if profile.samples else "known"
-    notes = (f"Also {known}, by shape: {counted}.",) if counted else ()
-    table = replace(_table(rows), notes=notes)
-    return Section(name="operations", title="Operations", tables=(table,))
-
-
-def _table(rows: Sequence[tuple[Cell, ...]]) -> Table:
-    return Table(
+    drawn = {one.name for one in operations}
+    by_shape = [gemm_line(one) for one in profile.gemm if f"gemm {one.dtype}" not in drawn]
+    ordered = sorted(operations, key=lambda one: one.is_shape)
+    table = Table(
         name="operations",
         header=("operation", "start-up", "rate", "points", "error", "p95", "quality"),
-        rows=tuple(rows),
+        rows=(
+            *map(_operation, by_shape),
+            *(_operation(one, shown=shown, here=here) for one in ordered),
+        ),
         wide=("points",),
         empty="The profile has no operations.",
     )
+    return Section(name="operations", title="Operations", tables=(without_empty_columns(table),))
 
 
 def _operation(
@@ -101,26 +84,8 @@ def _operation(
         ),
         Cell.seconds(line.alpha_seconds if line else None),
         _rate(line.beta_seconds, one.unit) if line else EMPTY,
-        Cell.count(one.num_points),
+        Cell.count(one.num_points) if one.num_points else EMPTY,
         *_errors(one.error),
-    )
-
-
-def _lines_of(profile: Profile, operations: Sequence[OperationCurve]) -> Iterator[tuple[Cell, ...]]:
-    """Yield the lines over MACs of dtypes that were measured by shape."""
-    drawn = {one.name for one in operations}
-    for line in profile.gemm:
-        if f"gemm {line.dtype}" not in drawn:
-            yield _gemm(line)
-
-
-def _gemm(line: GemmLine) -> tuple[Cell, ...]:
-    return (
-        Cell.words(f"gemm {line.dtype}"),
-        Cell.seconds(line.alpha_seconds),
-        _rate(line.beta_seconds_per_mac, "MACs"),
-        EMPTY,
-        *_errors(line.error),
     )
 
 
@@ -141,3 +106,38 @@ def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
         for one in (error.median, error.p95)
     )
     return median, p95, Cell.words(error.quality, mark=error.quality)
+
+
+def measured_steps(profile: Profile) -> Iterator[Section]:
+    """Yield whole steps beside the sums of their operations, by which predictions are corrected."""
+    if not profile.steps:
+        return
+    table = Table(
+        name="steps",
+        header=(
+            "layer",
+            "ranks",
+            "tokens",
+            "chunks",
+            "sum of operations",
+            "measured",
+            "error",
+        ),
+        rows=tuple(_step(one) for one in profile.steps),
+    )
+    yield Section(name="steps", title="Steps of layers", tables=(table,))
+
+
+def _step(one: StepRecord) -> tuple[Cell, ...]:
+    load, summed = one.workload, one.chunks_seconds + one.overhead_seconds
+    layer, error = load.layer, prediction_error(summed, one.measured_seconds)
+    name = f"{layer.d_model} × {layer.d_hidden}, {layer.num_experts} experts, {layer.activation}"
+    return (
+        Cell.words(name),
+        Cell.count(load.world_size),
+        Cell.count(load.tokens_per_rank),
+        Cell.count(one.degree),
+        Cell.seconds(summed),
+        Cell.seconds(one.measured_seconds),
+        Cell.share(error, sign=True),
+    )
