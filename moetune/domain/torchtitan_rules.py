@@ -7,10 +7,9 @@ Its models are flavors of its `model_registry` (`models/*/__init__.py`), with re
 of parameters are the same, whatever its name is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import starmap
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.rules import Asked, Rule, indivisible
@@ -71,64 +70,35 @@ def recipe_names() -> str:
     )
 
 
-def _llama(flavor: str, function: str, layers: int, width: int, parameters: int) -> Recipe:
-    return Recipe(
-        family="llama3", flavor=flavor, base="llama3", function=function, num_layers=layers,
-        d_model=width, vocab_size=128_256, num_parameters=parameters, max_length=131_072,
-    )  # fmt: skip
+_Row: TypeAlias = tuple[str, str, int, int, int]
+"""Flavor, function of the base, layers, width and parameters."""
 
 
-def _qwen3(flavor: str, function: str, layers: int, width: int, parameters: int) -> Recipe:
-    return Recipe(
-        family="qwen3", flavor=flavor, base="qwen3", function=function, num_layers=layers,
-        d_model=width, vocab_size=151_936, num_parameters=parameters, max_length=40_960,
-    )  # fmt: skip
+def _family(
+    family: str,
+    *rows: _Row,
+    base: str = "",
+    **same: Any,  # noqa: ANN401 - fields of a recipe
+) -> Iterator[Recipe]:
+    for flavor, function, layers, width, parameters in rows:
+        yield Recipe(
+            family=family, flavor=flavor, base=base or family, function=function,
+            num_layers=layers, d_model=width, num_parameters=parameters, **same,
+        )  # fmt: skip
 
 
-def _qwen35(flavor: str, function: str, layers: int, width: int, parameters: int) -> Recipe:
-    return Recipe(
-        family="qwen3_5", flavor=flavor, base="qwen3_5", function=function, num_layers=layers,
-        d_model=width, vocab_size=248_320, num_parameters=parameters, max_length=262_144,
-        shares_sequence=False, tower="kept",
-    )  # fmt: skip
-
-
-def _deepseek(
-    flavor: str, function: str, layers: int, width: int, vocabulary: int, parameters: int
-) -> Recipe:
-    return Recipe(
-        family="deepseek_v3", flavor=flavor, base="deepseek_v3", function=function,
-        num_layers=layers, d_model=width, vocab_size=vocabulary, num_parameters=parameters,
-        max_length=16_384,
-    )  # fmt: skip
-
-
-def _gpt_oss(flavor: str, function: str, layers: int, parameters: int) -> Recipe:
-    return Recipe(
-        family="gpt_oss", flavor=flavor, base="gpt_oss", function=function, num_layers=layers,
-        d_model=2880, vocab_size=201_088, num_parameters=parameters, max_length=131_072,
-    )  # fmt: skip
-
-
-def _kimi(
-    flavor: str, function: str, layers: int, width: int, parameters: int, length: int
-) -> Recipe:
-    return Recipe(
-        family="kimi_k2_7", flavor=flavor, base="deepseek_v3", function=function,
-        num_layers=layers, d_model=width, vocab_size=163_840, num_parameters=parameters,
-        max_length=length, shares_sequence=False, tower="dropped",
-    )  # fmt: skip
-
-
-def _rows() -> Iterable[Recipe]:
-    yield from starmap(_llama, (
+RECIPES: tuple[Recipe, ...] = (
+    *_family(
+        "llama3",
         ("1B", "llama3_8b", 16, 2048, 1_235_814_400),
         ("3B", "llama3_8b", 28, 3072, 3_212_749_824),
         ("8B", "llama3_8b", 32, 4096, 8_030_261_248),
         ("70B", "llama3_70b", 80, 8192, 70_553_706_496),
         ("405B", "llama3_70b", 126, 16_384, 405_853_388_800),
-    ))  # fmt: skip
-    yield from starmap(_qwen3, (
+        vocab_size=128_256, max_length=131_072,
+    ),
+    *_family(
+        "qwen3",
         ("0.6B", "qwen3_0_6b", 28, 1024, 596_049_920),
         ("1.7B", "qwen3_1_7b", 28, 2048, 1_720_574_976),
         ("4B", "qwen3_1_7b", 36, 2560, 4_022_468_096),
@@ -137,8 +107,10 @@ def _rows() -> Iterable[Recipe]:
         ("32B", "qwen3_32b", 64, 5120, 32_762_123_264),
         ("30B-A3B", "qwen3_30b_a3b", 48, 2048, 30_532_122_624),
         ("235B-A22B", "qwen3_30b_a3b", 94, 4096, 235_093_634_560),
-    ))  # fmt: skip
-    yield from starmap(_qwen35, (
+        vocab_size=151_936, max_length=40_960,
+    ),
+    *_family(
+        "qwen3_5",
         ("0.8B", "qwen35_0_8b", 24, 1024, 1_006_672_704),
         ("2B", "qwen35_2b", 24, 2048, 2_390_384_448),
         ("4B", "qwen35_4b", 32, 2560, 4_841_450_496),
@@ -147,25 +119,23 @@ def _rows() -> Iterable[Recipe]:
         ("35B-A3B", "qwen35_35b_a3b", 40, 2048, 34_660_610_688),
         ("122B-A10B", "qwen35_122b_a10b", 48, 3072, 122_111_526_912),
         ("397B-A17B", "qwen35_397b_a17b", 60, 4096, 396_346_350_336),
-    ))  # fmt: skip
-    yield from starmap(_deepseek, (
-        ("16B", "deepseek_v3_16b", 27, 2048, 102_400, 15_706_484_224),
-        ("236B", "deepseek_v3_671b", 60, 5120, 102_400, 235_741_434_880),
-        ("671B", "deepseek_v3_671b", 61, 7168, 129_280, 671_026_404_352),
-    ))  # fmt: skip
-    yield from starmap(_gpt_oss, (
-        ("20b", "gpt_oss_20b", 24, 20_914_757_184),
-        ("120b", "gpt_oss_120b", 36, 116_829_156_672),
-    ))  # fmt: skip
-    yield from starmap(_kimi, (
-        ("moonlight-16B-A3B", "deepseek_v3_16b", 27, 2048, 15_960_108_544, 8192),
-        ("Kimi-K2.5", "deepseek_v3_671b", 61, 7168, 1_026_408_209_408, 262_144),
-    ))  # fmt: skip
-
-
-RECIPES: tuple[Recipe, ...] = tuple(_rows())
-
-
+        vocab_size=248_320, max_length=262_144, shares_sequence=False, tower="kept",
+    ),
+    *_family("deepseek_v3", ("16B", "deepseek_v3_16b", 27, 2048, 15_706_484_224),
+             ("236B", "deepseek_v3_671b", 60, 5120, 235_741_434_880),
+             vocab_size=102_400, max_length=16_384),
+    *_family("deepseek_v3", ("671B", "deepseek_v3_671b", 61, 7168, 671_026_404_352),
+             vocab_size=129_280, max_length=16_384),
+    *_family("gpt_oss", ("20b", "gpt_oss_20b", 24, 2880, 20_914_757_184),
+             ("120b", "gpt_oss_120b", 36, 2880, 116_829_156_672),
+             vocab_size=201_088, max_length=131_072),
+    *_family("kimi_k2_7", ("moonlight-16B-A3B", "deepseek_v3_16b", 27, 2048, 15_960_108_544),
+             base="deepseek_v3", vocab_size=163_840, max_length=8192, shares_sequence=False,
+             tower="dropped"),
+    *_family("kimi_k2_7", ("Kimi-K2.5", "deepseek_v3_671b", 61, 7168, 1_026_408_209_408),
+             base="deepseek_v3", vocab_size=163_840, max_length=262_144, shares_sequence=False,
+             tower="dropped"),
+)  # fmt: skip
 _MASK_BLOCK = 128
 """Positions of a block of FlexAttention's mask, which no rank's part of a sequence may cut."""
 

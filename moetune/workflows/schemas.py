@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from moetune.domain.error_document import ErrorDocument
+from moetune.domain.document import ErrorDocument
 from moetune.domain.errors import NotFoundError
 from moetune.domain.json_schema import schema_of
 from moetune.domain.plan import Plan
