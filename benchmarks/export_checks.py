@@ -32,7 +32,7 @@ from unittest.mock import MagicMock
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.targets import TARGETS
 from moetune.workflows.export import PlanExport, export_plan
-from moetune.workflows.training_files import training_plan_file
+from moetune.workflows.files import load_plan_file
 
 KNOWN = Path(__file__).parent.parent / "tests" / "export" / "known"
 ABSENT = (
@@ -260,7 +260,7 @@ def main() -> int:
         for target in (name for name in TARGETS if name in CHECKS):
             try:
                 found = export_plan(
-                    training_plan_file(path),
+                    load_plan_file(path).as_model(),
                     to=target,
                     model=None,
                     stores=lambda: nullcontext(None),

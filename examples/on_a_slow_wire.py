@@ -22,7 +22,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.records import prediction_error
 from moetune.domain.request import PlanRequest
 from moetune.report.section import Cell, Table
-from moetune.workflows.files import plan_to_json, write_text
+from moetune.workflows.files import write_text
 from moetune.workflows.plan import make_plan
 
 RATE_MBIT = 200.0
@@ -96,7 +96,7 @@ def _measure() -> LabSteps:
             layer=_LAYER, world_size=NUM_RANKS, tokens_per_rank=_TOKENS, dtype=DTYPE
         )
         plan = make_plan(request, profile=profile)
-        write_text(folder / f"{_TOKENS}.json", plan_to_json(plan))
+        write_text(folder / f"{_TOKENS}.json", plan.text)
         one_chunk, planned = "ours:1", f"planned:{folder}"
         command = steps_command(
             layer=_LAYER, tokens=[_TOKENS], variants=[one_chunk, planned], rounds=_ROUNDS

@@ -144,7 +144,7 @@ def _plan() -> "Plan":
         layer=_LAYER, world_size=_NUM_RANKS, tokens_per_rank=_BATCH * _LENGTH, dtype="float32"
     )
     with local_planner(wiring.configure().settings, profile=_NAME, saves=True) as planner:
-        return planner.plan_anew(request).plan
+        return planner.plan_anew(request).plan.as_layer()
 
 
 def _report(

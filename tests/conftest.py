@@ -23,15 +23,13 @@ FOLDER = Path(__file__).parent
 THOROUGH = (
     "adapters/test_alone.py", "adapters/test_titan.py", "cuda_kit", "docs/test_site.py",
     "launch/test_torch_runtimes.py", "measure/test_measuring_ranks.py",
-    "measure/test_profile_command.py", "runtime/test_chunked_killed.py",
-    "runtime/test_chunked_language.py", "runtime/test_gpu_chunks.py",
-    "runtime/test_gpu_streams.py",
+    "measure/test_profile_command.py", "runtime/test_gpu_chunks.py", "runtime/test_gpu_streams.py",
     "runtime/test_layer_memory.py", "runtime/test_layer_under_faults.py",
     "runtime/test_random_layouts.py", "runtime/test_watching.py", "service/hostile",
     "service/test_service_fuzz.py", "service/test_training_with_the_service.py",
     "store/test_store_availability.py", "store/test_store_pages.py",
-    "store/test_store_postgresql.py", "store/test_store_processes.py",
-    "store/test_store_under_load.py", "test_make_gpu.py", "test_make_gpu_streams.py",
+    "store/test_store_postgresql.py", "store/test_store_processes.py", "test_make_gpu.py",
+    "test_make_gpu_streams.py",
     "workflows/test_check.py", "workflows/test_verify_on_ranks.py",
 )  # fmt: skip
 """Files and folders that only `make test-thorough` runs, by what they take."""

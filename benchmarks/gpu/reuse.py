@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.eq10 import paper_seconds
 from benchmarks.gpu.layers import link
 from benchmarks.gpu.profiled import load
 from benchmarks.gpu.rows import Rows
@@ -18,6 +17,7 @@ from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
 from moetune.measure.steps import LayerSteps, measure_steps, random_steps
+from moetune.solve.layer.eq10 import paper_seconds
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.times import step_time
 

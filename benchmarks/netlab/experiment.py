@@ -16,7 +16,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
-from moetune.workflows.files import plan_to_json, write_text
+from moetune.workflows.files import write_text
 from moetune.workflows.plan import make_plan
 from moetune.workflows.wiring import configure, open_store
 
@@ -89,7 +89,7 @@ def run_rate(
         )
         plans = {tokens: _plan(experiment, profile, tokens) for tokens in experiment.tokens}
         for tokens, plan in plans.items():
-            write_text(folder / f"{tokens}.json", plan_to_json(plan))
+            write_text(folder / f"{tokens}.json", plan.text)
         lines = _measure_steps(lab, experiment, folder=folder, echo=echo)
     return tuple(
         CellResult(

@@ -24,16 +24,13 @@ def upgrade(context: typer.Context, *, json: Json = False) -> None:
     settings = session.settings
     before, after = store.upgrade(settings.db)
     location = without_password(settings.db)
-    if json:
-        session.screen.document(
-            {"schema": "moetune.db.upgrade/1", "location": location, "from": before, "to": after}
-        )
-    elif before == after:
-        session.screen.line(f"{location} has schema {after} already")
+    words = f"upgraded {location} from schema {before} to {after}"
+    if before == after:
+        words = f"{location} has schema {after} already"
     elif before is None:
-        session.screen.line(f"made {location} with schema {after}")
-    else:
-        session.screen.line(f"upgraded {location} from schema {before} to {after}")
+        words = f"made {location} with schema {after}"
+    document = {"schema": "moetune.db.upgrade/1", "location": location, "from": before, "to": after}
+    session.screen.said(document, words, as_json=json)
 
 
 @app.command(epilog=example("moetune db current"))
@@ -46,19 +43,12 @@ def current(context: typer.Context, *, json: Json = False) -> None:
     settings = session.settings
     state = store.current(settings.db)
     location = without_password(settings.db)
-    if json:
-        session.screen.document(
-            {
-                "schema": "moetune.db.current/1",
-                "location": location,
-                "revision": state.found,
-                "wanted": state.head,
-            }
-        )
-    elif state.found is None:
-        session.screen.line(f"there is no database at {location} yet")
-    else:
-        session.screen.line(f"{location} has schema {state.found}, this moetune needs {state.head}")
+    words = f"{location} has schema {state.found}, this moetune needs {state.head}"
+    if state.found is None:
+        words = f"there is no database at {location} yet"
+    document = {"schema": "moetune.db.current/1", "location": location}
+    found = {"revision": state.found, "wanted": state.head}
+    session.screen.said({**document, **found}, words, as_json=json)
     if state.found is not None and not state.up_to_date:
         session.screen.note("run `moetune db upgrade`")
         raise typer.Exit(SchemaMismatchError.exit_code)
@@ -74,17 +64,9 @@ def check(context: typer.Context, *, json: Json = False) -> None:
     settings = session.settings
     problems = store.check(settings.db)
     state = store.current(settings.db)
-    if json:
-        session.screen.document(
-            {
-                "schema": "moetune.db.check/1",
-                "location": without_password(settings.db),
-                "problems": problems,
-            }
-        )
-    else:
-        for problem in problems or ("no problems found",):
-            session.screen.line(problem)
+    document = {"schema": "moetune.db.check/1", "location": without_password(settings.db)}
+    words = problems or ("no problems found",)
+    session.screen.said({**document, "problems": problems}, *words, as_json=json)
     if not state.up_to_date:
         raise typer.Exit(SchemaMismatchError.exit_code)
     if problems:
@@ -106,16 +88,8 @@ def backup(
     settings = session.settings
     file = store.backup(settings.db, target)
     location = without_password(settings.db)
-    if json:
-        session.screen.document(
-            {
-                "schema": "moetune.db.backup/1",
-                "location": location,
-                "file": str(file),
-            }
-        )
-    else:
-        session.screen.line(f"copied {location} to {file}")
+    document = {"schema": "moetune.db.backup/1", "location": location, "file": str(file)}
+    session.screen.said(document, f"copied {location} to {file}", as_json=json)
 
 
 @app.command(epilog=example("moetune db prune --older-than 90d --dry-run"))
@@ -144,12 +118,11 @@ def prune(
     with wiring.open_store(session.settings) as store:
         found = library.prune(store, older_than_seconds=seconds, dry_run=dry_run)
         size_bytes = store.size_bytes()
-    if json:
-        document = {"schema": "moetune.db.prune/1", "location": location, "dry_run": dry_run}
-        session.screen.document({**document, "removed": found, "size_bytes": size_bytes})
-        return
-    session.screen.line(
+    document = {"schema": "moetune.db.prune/1", "location": location, "dry_run": dry_run}
+    session.screen.said(
+        {**document, "removed": found, "size_bytes": size_bytes},
         f"{'would remove' if dry_run else 'removed'} {plural(found.plans, 'plan')}, "
         f"{plural(found.observations, 'observation')} and {plural(found.settled, 'settled size')}; "
-        f"the rows take {format_bytes(size_bytes)}"
+        f"the rows take {format_bytes(size_bytes)}",
+        as_json=json,
     )

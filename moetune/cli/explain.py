@@ -55,8 +55,8 @@ def explain(
     With another choice: by how much it is slower, of what, and whether it fits and is allowed.
     """
     from moetune.workflows.compared import WhyNot
+    from moetune.workflows.files import find_plan
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.explanation import explanation_sections
     from moetune.workflows.views.why_not import why_not_sections
 
@@ -65,7 +65,7 @@ def explain(
         degree=degree, forward_degree=forward_degree, backward_degree=backward_degree,
         strategy=strategy, layout=layout,
     )  # fmt: skip
-    wanted = find_any_plan(plan, stores=session.find_store)
+    wanted = find_plan(plan, stores=session.find_store)
     with local_planner(session.settings, profile=profile) as planner:
         if question.is_asked:
             answer = planner.why_not(wanted, question, model=model)

@@ -39,16 +39,15 @@ def export(
     """Write a training plan as arguments, a configuration or a function of a runtime."""
     from moetune.domain.targets import find_target
     from moetune.workflows.export import export_plan
-    from moetune.workflows.files import write_text
-    from moetune.workflows.training_files import find_training_plan
+    from moetune.workflows.files import find_plan, write_text
 
     session = session_of(context)
     screen = session.screen
     stores = session.find_store
     with about("target"):
         find_target(target or TARGETS[0])  # before the plan, which may be far away
-    made = find_training_plan(plan, stores=stores)
-    found = export_plan(made, to=target or made.inputs.target, model=model, stores=stores)
+    made = find_plan(plan, stores=stores).as_model()
+    found = export_plan(made, to=target or made.target, model=model, stores=stores)
     export = found.export
     if output is not None:
         write_text(output, export.text)

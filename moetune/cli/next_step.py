@@ -5,12 +5,14 @@ import os
 from pathlib import Path
 
 from moetune.config import environment
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.cluster import Machine, torchrun
-from moetune.domain.plan import Plan
 
 
-def how_to_verify(plan: Plan, machine: Machine) -> str:
-    """Return the command that runs the plan's layer: here, or on nodes with room for its ranks."""
+def what_runs_it(plan: AnyPlan, machine: Machine) -> str:
+    """Return the command that writes a plan for its runtime, or runs a layer where it has room."""
+    if plan.kind == "training":
+        return f"Write it for {plan.target}: moetune export {plan.id[:6]}"
     command, ranks = f"moetune verify {plan.id[:6]}", plan.layout.expert_ranks
     if ranks <= num_devices(environment().get("CUDA_VISIBLE_DEVICES")):
         return f"Verify it on this machine: {command}"

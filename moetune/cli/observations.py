@@ -55,7 +55,5 @@ def remove(
             )
     with wiring.open_store(session.settings) as store:
         count = store.remove_observations(observations)
-    if json:
-        session.screen.document({"schema": "moetune.observations.remove/1", "removed": count})
-    else:
-        session.screen.line(f"removed {plural(count, 'observation')}")
+    document = {"schema": "moetune.observations.remove/1", "removed": count}
+    session.screen.said(document, f"removed {plural(count, 'observation')}", as_json=json)

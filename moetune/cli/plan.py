@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moetune.cli.next_step import what_runs_it
 from moetune.cli.options import Texts, with_fields
 from moetune.cli.session import Json, ProfileOption, Session, example, saved_or_written, session_of
 from moetune.domain.question import ASKS
 
 if TYPE_CHECKING:
-    from moetune.domain.question import Question
     from moetune.workflows.plan import NewPlan
+    from moetune.workflows.profiles import FoundProfile
 
 EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
 
@@ -37,19 +38,21 @@ def plan(
     of its training over the ranks. What one of them does not have is refused.
     """
     from moetune.domain.question import read_texts
-    from moetune.workflows.requests import ask, is_of_model
+    from moetune.workflows.files import write_text
+    from moetune.workflows.requests import ask, plan_question
 
-    question = ask(read_texts(asked))
-    session, save = session_of(context), not no_save
-    if is_of_model(question):
-        short, after, save = _print_model(
-            session, question, profile=profile, output=output, save=save, as_json=json
-        )
+    question, session = ask(read_texts(asked)), session_of(context)
+    make = partial(plan_question, question, profile=profile)
+    planned, save = saved_or_written(session, make, save=not no_save, output=output)
+    made, screen = planned.plan, session.screen
+    if output is not None:
+        write_text(output, made.text)
+    _say_profile(session, planned.found)
+    if json:
+        typer.echo(made.text, nl=False)
     else:
-        short, after, save = _print_layer(
-            session, question, profile=profile, output=output, save=save, as_json=json
-        )
-    screen = session.screen
+        _show(session, planned)
+    short = made.id[:6]
     if output is not None:
         screen.note(f"Plan {short} is written to {output}.")
     if not save:
@@ -58,74 +61,24 @@ def plan(
         screen.note(f"Plan {short} saved.")
     else:
         screen.line(f"Plan {short} saved. Explain it: moetune explain {short}")
-        screen.line(after)
+        screen.line(what_runs_it(made, planned.found.profile.machine))
 
 
-def _print_model(
-    session: Session,
-    question: "Question",
-    *,
-    profile: str | None,
-    output: Path | None,
-    save: bool,
-    as_json: bool,
-) -> tuple[str, str, bool]:
-    """Print the plan of a whole model; return its id, what comes next, and whether it is saved."""
-    from moetune.workflows.files import write_text
-    from moetune.workflows.requests import plan_model
-    from moetune.workflows.views.training import training_sections
-
-    make = partial(plan_model, question, profile=profile)
-    made, save = saved_or_written(session, make, save=save, output=output)
-    if output is not None:
-        write_text(output, made.text)
-    if as_json:
-        session.screen.document(made.document)
-    else:
-        session.screen.answer(tuple(training_sections(made)))
-        session.screen.say()
-    short = made.id[:6]
-    return short, f"Write it for {made.inputs.target}: moetune export {short}", save
-
-
-def _print_layer(
-    session: Session,
-    question: "Question",
-    *,
-    profile: str | None,
-    output: Path | None,
-    save: bool,
-    as_json: bool,
-) -> tuple[str, str, bool]:
-    """Print the plan of a layer; return its id, what comes next, and whether it is saved."""
-    from moetune.cli.next_step import how_to_verify
-    from moetune.workflows.files import plan_to_json, write_text
-    from moetune.workflows.requests import plan_layer
+def _say_profile(session: Session, found: "FoundProfile") -> None:
     from moetune.workflows.staleness import stale_note
 
-    screen = session.screen
-    make = partial(plan_layer, question, profile=profile)
-    planned, save = saved_or_written(session, make, save=save, output=output)
-    used, made = planned.found.profile, planned.plan
-    if note := stale_note(used):
-        screen.note(f"Note: {note}.")
-    if output is not None:
-        write_text(output, plan_to_json(made))
-    screen.detail(f"profile {used.name} ({used.digest[:8]}, {planned.found.source})")
-    if as_json:
-        typer.echo(plan_to_json(made), nl=False)
-    else:
-        _show(session, planned)
-    return made.id[:6], how_to_verify(made, used.machine), save
+    if note := stale_note(found.profile):
+        session.screen.note(f"Note: {note}.")
+    session.screen.detail(f"profile {found.profile.name} ({found.digest[:8]}, {found.source})")
 
 
 def _show(session: Session, planned: "NewPlan") -> None:
     from moetune.workflows.profiles import machine_note
-    from moetune.workflows.subjects import LayerSubject
+    from moetune.workflows.subjects import subject_of
     from moetune.workflows.views.plan import plan_sections
 
-    screen, made, used = session.screen, planned.plan, planned.found.profile
-    screen.answer(plan_sections(LayerSubject(plan=made, profile=used)))
+    screen, used = session.screen, planned.found.profile
+    screen.answer(plan_sections(subject_of(planned.plan, profile=used)))
     # Detecting this machine loads torch, which takes ten times as long as the plan.
     if session.verbosity > 0 and (note := machine_note(used)):
         screen.say(f"Note: {note}.", indent=2)

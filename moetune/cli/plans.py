@@ -59,24 +59,17 @@ def show(
     context: typer.Context, plan: PlanArgument, profile: ProfileOption = None, *, json: Json = False
 ) -> None:
     """Show a plan as `moetune plan` printed it."""
-    from moetune.domain.training_document import TrainingDocument
+    from moetune.workflows.files import find_plan
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.plan import plan_sections
-    from moetune.workflows.views.training import training_sections
 
     session = session_of(context)
-    found = find_any_plan(plan, stores=session.find_store)
-    if isinstance(found, TrainingDocument):
-        if json:
-            session.screen.document(found.document)
-        else:
-            session.screen.answer(tuple(training_sections(found)))
-    elif json:
+    found = find_plan(plan, stores=session.find_store)
+    if json:
         session.screen.document(found)
-    else:
-        with local_planner(session.settings, profile=profile) as planner:
-            session.screen.answer(plan_sections(planner.explain(found)))
+        return
+    with local_planner(session.settings, profile=profile) as planner:
+        session.screen.answer(plan_sections(planner.explain(found)))
 
 
 @app.command("export", epilog=example("moetune plans export 1a2b3c --output plan.json"))
@@ -90,15 +83,14 @@ def export(
     json: Json = False,
 ) -> None:
     """Print a plan as the JSON file that the runtime reads, or write a file."""
-    from moetune.workflows.files import write_text
-    from moetune.workflows.training_files import find_any_plan, plan_text
+    from moetune.workflows.files import find_plan, write_text
 
     session = session_of(context)
-    found = find_any_plan(plan, stores=session.find_store)
+    found = find_plan(plan, stores=session.find_store)
     if output is None:
-        typer.echo(plan_text(found), nl=False)
+        typer.echo(found.text, nl=False)
         return
-    write_text(output, plan_text(found))
+    write_text(output, found.text)
     if json:
         document = {"schema": "moetune.plans.export/1", "id": found.id, "file": str(output)}
         session.screen.document(document)
@@ -116,14 +108,14 @@ def diff(
     json: Json = False,
 ) -> None:
     """Say how two plans differ, and show every field in which they do."""
-    from moetune.workflows.training_files import find_any_plan
-    from moetune.workflows.views.comparison import difference_sections
+    from moetune.workflows.files import find_plan
+    from moetune.workflows.views.comparison import comparison_sections
 
     session = session_of(context, all_rows=all_)
-    left, right = (find_any_plan(one, stores=session.find_store) for one in (first, second))
+    left, right = (find_plan(one, stores=session.find_store) for one in (first, second))
     names = (left.id[:6], right.id[:6]) if left.id != right.id else (first, second)
     document = {"schema": "moetune.plans.diff/1", "first": left.id, "second": right.id}
-    sections = difference_sections(left, right, names=names)
+    sections = comparison_sections(left, right, names=names)
     session.screen.answer(sections, document, as_json=json)
 
 

@@ -1,6 +1,7 @@
 """`moetune profiles`: describe, list, show, export, import, compare and remove profiles."""
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,11 +144,10 @@ def import_(
     with wiring.open_store(session.settings) as store:
         profile = import_profile(file, name=name, store=store)
         location = store.location
-    if json:
-        document = {"schema": "moetune.profiles.import/1", "name": profile.name}
-        session.screen.document({**document, "file": str(file), "location": location})
-    else:
-        session.screen.line(f"profile {profile.name} is stored in {location}")
+    document = {"schema": "moetune.profiles.import/1", "name": profile.name, "file": str(file)}
+    words = f"profile {profile.name} is stored in {location}"
+    session.screen.said({**document, "location": location}, words, as_json=json)
+    if not json:
         quoted = shlex.quote(profile.name)
         session.screen.note(f"Plan with it:  moetune plan --model gpt-s --profile {quoted}")
 
@@ -187,16 +187,11 @@ def remove(
     session = session_of(context)
     with session.find_store() as existing:  # a command that removes must not make a database
         exists = existing is not None
-    if exists:
-        with wiring.open_store(session.settings) as store:
-            count = remove_profile(name, store=store)
-    else:
-        count = remove_profile(name, store=None)
-    if json:
-        document = {"schema": "moetune.profiles.remove/1", "name": name}
-        session.screen.document({**document, "num_runs": count})
-    else:
-        session.screen.line(f"profile {name} and its {plural(count, 'run')} are removed")
+    with wiring.open_store(session.settings) if exists else nullcontext() as store:
+        count = remove_profile(name, store=store)
+    document = {"schema": "moetune.profiles.remove/1", "name": name, "num_runs": count}
+    words = f"profile {name} and its {plural(count, 'run')} are removed"
+    session.screen.said(document, words, as_json=json)
 
 
 def _find(session: Session, name: str) -> "FoundProfile":

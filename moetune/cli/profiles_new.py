@@ -32,18 +32,17 @@ def new(
     check_new(file, force=force)
     described = describe(description_of(name or file.stem, asked))
     write_text(file, described.text)
+    name, stand_ins = described.profile.name, described.stand_ins
+    document = {"schema": "moetune.profiles.new/1", "name": name, "file": str(file)}
+    session.screen.said(
+        {**document, "base": described.base, "stand_ins": stand_ins},
+        f"{file} is written: profile {name}, not measured",
+        f"{described.base} stands in for:",
+        *(f"  {part}" for part in stand_ins),
+        as_json=json,
+    )
     if json:
-        session.screen.document(
-            {
-                "schema": "moetune.profiles.new/1", "name": described.profile.name,
-                "file": str(file), "base": described.base, "stand_ins": described.stand_ins,
-            }
-        )  # fmt: skip
         return
-    session.screen.line(f"{file} is written: profile {described.profile.name}, not measured")
-    session.screen.line(f"{described.base} stands in for:")
-    for one in described.stand_ins:
-        session.screen.line(f"  {one}")
     model = _model_for(described.profile.machine.num_devices)
     command = shlex.join(["moetune", "plan", "--model", model, "--profile", str(file)])
     session.screen.note(f"Plan with it:  {command}")

@@ -57,6 +57,14 @@ class Screen(SectionPrinter):
         plain = encode(value)
         sys.stdout.write(json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
+    def said(self, document: Mapping[str, object], *lines: str, as_json: bool) -> None:
+        """Print what a command has done: its JSON document, or the lines that say it."""
+        if as_json:
+            self.document(document)
+            return
+        for line in lines:
+            self.line(line)
+
     def error(self, error: MoetuneError, *, as_json: bool) -> None:
         """Print an error and its hint on stderr, and as JSON also on stdout."""
         if as_json:

@@ -51,13 +51,11 @@ def report(
         now=datetime.now(UTC),
         version=version("moetune"),
     )
-    if json:
-        document = {**encode(found), "file": str(found.file)}
-        session.screen.document({"schema": "moetune.report/1", **document})
-        return
     plans = plural(len(found.plans), "plan")
     machine = f"profile {found.profiles[0]} and " if found.profiles else ""
-    session.screen.line(
+    session.screen.said(
+        {"schema": "moetune.report/1", **encode(found), "file": str(found.file)},
         f"{plural(found.num_figures, 'figure')} of {machine}{plans} are in {output}. "
-        "Open it in a browser; it needs no other file and no network."
+        "Open it in a browser; it needs no other file and no network.",
+        as_json=json,
     )

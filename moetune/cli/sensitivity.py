@@ -27,12 +27,12 @@ def sensitivity(
     Each part is made 1 % slower and faster with the plan's choice held fixed; each decision is
     moved to its neighbours. Nothing is stored.
     """
+    from moetune.workflows.files import find_plan
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.training_files import find_any_plan
     from moetune.workflows.views.sensitivity import sensitivity_sections
 
     session = session_of(context)
-    wanted = find_any_plan(plan, stores=session.find_store)
+    wanted = find_plan(plan, stores=session.find_store)
     with local_planner(session.settings, profile=profile) as planner:
         found = planner.sensitivity(wanted, model=model)
     if json:

@@ -45,15 +45,14 @@ def trace(
     every pipeline rank.
     """
     from moetune import config
-    from moetune.workflows.files import write_text
+    from moetune.workflows.files import find_plan, write_text
     from moetune.workflows.open_planner import local_planner
     from moetune.workflows.trace import recorded_trace
-    from moetune.workflows.training_files import find_any_plan
 
     session = session_of(context)
     environ = config.environment()
     launch = config.launch(environ)
-    wanted = find_any_plan(plan, stores=session.find_store)
+    wanted = find_plan(plan, stores=session.find_store)
     with local_planner(session.settings, profile=profile) as planner:
         if nproc is None and launch is None:
             found: Trace | None = planner.trace(wanted, model=model)

@@ -60,16 +60,14 @@ def whatif(
     """Plan again with changes, and compare.
 
     The batch, the cluster, the speeds or any flag of `moetune plan` can change. Group sizes that
-    were not measured are estimated, and the plan warns of it. Nothing is stored. With a Hugging
-    Face model's plan another --profile is another machine.
+    were not measured are estimated, and the plan warns of it. Nothing is stored. Another --profile
+    is another machine.
     """
-    from moetune.domain.training_document import TrainingDocument
+    from moetune.workflows.changes import WhatIf
+    from moetune.workflows.files import find_plan
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.subjects import refuse_model
-    from moetune.workflows.training_files import find_any_plan
-    from moetune.workflows.training_whatif import whatif_training
-    from moetune.workflows.views.comparison import training_whatif_sections, whatif_sections
-    from moetune.workflows.whatif import WhatIf
+    from moetune.workflows.views.comparison import whatif_sections
+    from moetune.workflows.whatif import whatif as answer_of
 
     session = session_of(context, all_rows=all_)
     sizes = {
@@ -83,15 +81,9 @@ def whatif(
     question = WhatIf(
         plan_id=plan, changes=changes, speeds=dict(map(_speed, speed or ())), spelling=_FLAGS
     )
-    wanted = find_any_plan(plan, stores=session.find_store)
+    wanted = find_plan(plan, stores=session.find_store)
     with local_planner(session.settings, profile=profile) as planner:
-        if isinstance(wanted, TrainingDocument):
-            changed = whatif_training(planner, wanted, question, model=model)
-            sections = training_whatif_sections(changed)
-            session.screen.answer(sections, changed.document, as_json=json)
-            return
-        refuse_model(model)
-        answer = planner.whatif(question)
+        answer = answer_of(planner, question, wanted, model=model)
     session.screen.answer(whatif_sections(answer), answer.document, as_json=json)
 
 

@@ -19,6 +19,7 @@ from moetune.domain.errors import check_positive
 from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts, add_up
 from moetune.domain.layer import LayerShape
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, ShortConvolution, StateSpace
+from moetune.domain.throughput import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC
 
 Mixer: TypeAlias = (
     GroupedQueryAttention
@@ -30,8 +31,6 @@ Mixer: TypeAlias = (
     | ShortConvolution
 )
 Part: TypeAlias = Mixer | DenseFfn | RoutedExperts
-FORWARD_AND_BACKWARD = 3
-OPERATIONS_OF_A_MAC = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Kernels of a runtime's blocks, beside the fused ones of Megatron-Core with Transformer Engine."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _Pair = tuple[float, float]
 
@@ -74,14 +74,6 @@ TORCHTITAN = RuntimeKernels(
     has_flash2=True,  # FlexAttention and varlen attention, its default back ends, are as fast
     copies=True,
     slowdown=1.2,  # the median of its public runs
-)
-TORCHTITAN_COMPILED = replace(
-    TORCHTITAN,
-    source=TORCHTITAN.source.replace("without compile", "with compile, which fuses them"),
-    norm=(0, 0),
-    rotary=(0, 0),
-    activation=(0, 0),
-    rows=(4, 8),  # scatter_add and its gradient stay
 )
 TRANSFORMERS = RuntimeKernels(
     source="transformers: models/qwen3_moe/modeling_qwen3_moe.py, integrations/moe.py (grouped_mm)",

@@ -1,22 +1,22 @@
 """The plan (plan file): inputs, decision, predicted times with their terms, memory, and reasons."""
 
-import json
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NoReturn
 
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Trust
-from moetune.domain.document import UNLESS_DEFAULT, decode_schema, refuse_pointer
+from moetune.domain.document import UNLESS_DEFAULT, canonical_json, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
+from moetune.domain.model import MODELS
 from moetune.domain.placement import PlacementChoice, check_order
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.request import PlanInputs
-from moetune.domain.withdrawn import whole_model_refusal
+from moetune.domain.throughput import Throughput, layer_flops, rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,8 @@ class StrategyTerms:
         needed_bytes: on the device: states, activations and buffers, by MPipeMoE Eq. 1 to 6.
         peak_bytes: of a step as the layer runs it, which limits hold for.
         host_bytes: activations that wait in host memory.
+        paper_seconds: MPipeMoE's Eq. 10.
+        is_paper_choice: whether Eq. 10 would take it, among those that reuse memory.
         lost_because: empty for the plan's own.
     """
 
@@ -85,6 +87,8 @@ class StrategyTerms:
     saving_ratio: float
     fits: bool
     is_chosen: bool
+    paper_seconds: float
+    is_paper_choice: bool
     lost_because: str
 
 
@@ -104,6 +108,10 @@ class LayerTerms:
 PLAN_SCHEMA = 2
 READABLE_SCHEMAS = (1, 2)
 """Plans of schema 1 have no terms: to explain one, its candidates are ranked again."""
+MAKE_ONE = (
+    "make one:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
+    "--global-batch 256 --seq 4096 --output plan.json"
+)
 Binding = Literal["communication", "computation", "copies", "memory"]
 Range = tuple[int, int, int, int]
 
@@ -138,6 +146,11 @@ class Memory:
     saved_bytes: int
     saving_ratio: float
     peak_bytes: int | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    @property
+    def formula_bytes(self) -> int:
+        """All bytes of the papers' formulas on one device."""
+        return self.state_bytes + self.activation_bytes + self.buffer_bytes
 
 
 _TIMES = (
@@ -258,9 +271,130 @@ class Plan:
     placement: PlacementChoice | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
+    def kind(self) -> Literal["layer", "tensor"]:
+        """Whether tensor-parallel ranks share the layer."""
+        return "tensor" if self.layout.expert_parallel == "tensor" else "layer"
+
+    @property
+    def name(self) -> str:
+        """What it is of: "GPT-XL MoE layer", or the sizes of an unnamed layer."""
+        model, layer = MODELS.get(self.inputs.model or ""), self.inputs.layer
+        name = model.title if model else f"MoE layer {layer.d_model} × {layer.d_hidden}"
+        return name + (" layer" if name.endswith("MoE") else "")
+
+    @property
+    def target(self) -> str:
+        """The runtime that a plan is for: moetune's own layers need no name."""
+        return ""
+
+    @property
+    def step_seconds(self) -> float:
+        """The predicted step."""
+        return self.predicted.step_seconds
+
+    @property
+    def range_seconds(self) -> tuple[float, float]:
+        """The 5th and 95th percentile of the step."""
+        return self.predicted.p05_step_seconds, self.predicted.p95_step_seconds
+
+    @property
+    def step_times(self) -> Iterator[tuple[str, float]]:
+        """Every predicted step by its key."""
+        for key in ("step_seconds", "p05_step_seconds", "p95_step_seconds"):
+            yield f"predicted.{key}", getattr(self.predicted, key)
+        yield "predicted.sequential_step_seconds", self.predicted.sequential_step_seconds
+        yield from (("alternatives.step_seconds", plan.step_seconds) for plan in self.alternatives)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The peak on one device; of a plan that does not know it, the formulas' bytes."""
+        peak = self.memory.peak_bytes
+        return self.memory.formula_bytes if peak is None else peak
+
+    @property
+    def trust(self) -> Trust:
+        """The least certain source of any number behind the plan."""
+        return self.predicted.trust
+
+    @property
+    def throughput(self) -> Throughput | None:
+        """Model FLOPs a second of one device; None for a step of no time.
+
+        An older plan has none, and no peak; its FLOPs are counted again.
+        """
+        flops = self.predicted.model_flops_per_second_per_device
+        if flops is not None:
+            return Throughput(flops_per_second=flops, mfu=self.predicted.mfu)
+        return rate(layer_flops(self.workload), self.step_seconds, None)
+
+    def observed_throughput(self, tokens_per_rank: int, seconds: float) -> Throughput | None:
+        """Return the throughput of an observed step of the layer; None for a step of no time."""
+        times, peak = self.predicted, None
+        if times.model_flops_per_second_per_device is not None:
+            flops = times.model_flops_per_second_per_device
+            peak = Throughput(flops_per_second=flops, mfu=times.mfu).peak_flops_per_second
+        workload = replace(self.workload, tokens_per_rank=tokens_per_rank)
+        return rate(layer_flops(workload), seconds, peak)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens a second of all ranks together; None for a step of no time.
+
+        Tensor-parallel ranks compute the same tokens, which count once.
+        """
+        sets = self.layout.dp if self.kind == "tensor" else self.inputs.world_size
+        step = self.step_seconds
+        return sets * self.inputs.tokens_per_rank / step if step else None
+
+    @property
+    def words(self) -> str:
+        """The chunks of both phases, and how memory is reused: "4 and 2 chunks, strategy S4"."""
+        strategy = self.memory.strategy
+        reused = "" if strategy == "none" else f", strategy {strategy}"
+        return f"{self.pipeline.forward_degree} and {self.pipeline.backward_degree} chunks{reused}"
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Plain values by which plans are compared, without alternatives and terms."""
+        plain = encode(self)
+        parts = ("inputs", "layout", "pipeline", "memory", "predicted")
+        verdict = ("probability_best", "expected_regret", "binding")
+        return {
+            **{part: plain[part] for part in parts},
+            "placement": "by loads" if self.is_placed else None,
+            "decision": {name: plain["decision"][name] for name in verdict},
+        }
+
+    @property
+    def text(self) -> str:
+        """The plan file: canonical JSON and a line end."""
+        return canonical_json(self) + "\n"
+
+    def as_layer(self, where: str = "") -> "Plan":  # noqa: ARG002 - the other kind's
+        """Return the plan, which is of a layer."""
+        return self
+
+    def as_model(self, where: str = "") -> NoReturn:
+        """Raise InputError: a whole model's plan is wanted.
+
+        Args:
+            where: the plan's file; "" for its id.
+        """
+        raise InputError(
+            f"{where or f'plan {self.id[:6]}'} is the plan of a layer, and a whole model's is "
+            "wanted here",
+            f"moetune.open_planbook reads it as it is; for a layout, {MAKE_ONE}",
+        )
+
+    @property
     def experts(self) -> tuple[int, ...]:
         """Expert of each place in the order of the ranks; empty for the natural order."""
         return () if self.placement is None else self.placement.experts
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether experts are in another order than their own."""
+        return bool(self.experts)
 
     @property
     def is_suspect(self) -> bool:
@@ -323,62 +457,3 @@ def _check_pipeline(pipeline: Pipeline) -> None:
         if expected_low is not None and low != expected_low:
             raise InputError(f"pipeline.ranges: {low} does not follow {expected_low - 1}")
         expected_low = high + 1
-
-
-def plan_from_document(document: object) -> Plan:
-    """Return the plan in the plain values of a plan file.
-
-    Raises:
-        InputError: an unknown schema, an id that is not the hash of the inputs, a whole model, or
-            whatever `decode` finds wrong.
-    """
-    if isinstance(document, dict) and document.get("transformer") is not None:
-        raise whole_model_refusal(document.get("inputs"))
-    return decode_schema(
-        Plan,
-        document,
-        "plan",
-        schemas=READABLE_SCHEMAS,
-        hint="make the plan again with this version of moetune",
-    )
-
-
-def of_training(where: str, target: str) -> InputError:
-    """Return the error for the plan of a training, where one of a layer is wanted.
-
-    Args:
-        where: its file, or the beginning of its id.
-        target: the runtime that it is for.
-    """
-    return InputError(
-        f"{where} is the plan of a model's training, which is not run or measured here as layers "
-        "are",
-        f"{target} runs it:  moetune export {where} --target {target}\n"
-        f"  `moetune explain`, `moetune sensitivity` and `moetune whatif` take it; for times of "
-        "your own machine measure it with `moetune profile`, and plan with that --profile",
-    )
-
-
-def plan_from_json(text: str | bytes, where: str) -> Plan:
-    """Return the plan in a JSON text.
-
-    Args:
-        where: the file's name for an error.
-
-    Raises:
-        InputError: the text is no JSON or no plan.
-    """
-    refuse_pointer(text, where)
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{where} is not valid JSON: {error}", "make the plan again") from None
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if isinstance(schema, str) and schema.startswith("moetune.training-plan/"):
-        inputs = document.get("inputs")
-        target = inputs.get("target") if isinstance(inputs, dict) else None
-        raise of_training(where, str(target or "megatron"))
-    try:
-        return plan_from_document(document)
-    except InputError as error:
-        raise InputError(f"{where}: {error.what}", error.hint) from None

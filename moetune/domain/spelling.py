@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import MoetuneError
 
 T = TypeVar("T")
 _COMMAND_OR_FLAG = re.compile(r"(`[^`]*`|\b(?:moetune|torchrun) \S.*)|--([a-z][a-z-]*)( (?=\d))?")
@@ -145,11 +145,3 @@ def nearest_then(hint: str, name: object, known: Iterable[str]) -> str:
 def _nearest(name: object, known: Iterable[str]) -> str:
     """Return the known name that is spelled most like it; "" where none is."""
     return next(iter(difflib.get_close_matches(str(name), known, n=1)), "")
-
-
-def check_range(field: str, value: int, smallest: int, largest: int) -> None:
-    """Raise InputError unless the value is in the range: huge ones would take long to reject."""
-    if not smallest <= value <= largest:
-        raise InputError(
-            f"{flag_of(field)} must be from {smallest} to {largest}, got {value}", field=field
-        )

@@ -6,13 +6,12 @@ read: rows of older versions stay readable, and `moetune db check` names them.
 
 from collections.abc import Iterable, Iterator
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation, Settled
 from moetune.domain.samples import Sample
-from moetune.domain.training_document import TrainingDocument
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
 """Of a step: beyond them ratios of steps cannot be drawn, or not be computed."""
@@ -56,34 +55,9 @@ def check_settled(settled: Settled) -> None:
     )
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(plan: AnyPlan) -> None:
     """Raise InputError for a prediction that no step takes."""
-    predicted = plan.predicted
-    _check_steps(
-        [
-            ("predicted.step_seconds", predicted.step_seconds),
-            ("predicted.p05_step_seconds", predicted.p05_step_seconds),
-            ("predicted.p95_step_seconds", predicted.p95_step_seconds),
-            ("predicted.sequential_step_seconds", predicted.sequential_step_seconds),
-            *(("alternatives.step_seconds", one.step_seconds) for one in plan.alternatives),
-        ]
-    )
-
-
-def check_training_plan(plan: TrainingDocument) -> None:
-    """Raise InputError for a prediction that no step takes."""
-    sure = plan.confidence
-    _check_steps(
-        [
-            ("predicted.step_seconds", plan.best.predicted.step_seconds),
-            ("confidence.p05_step_seconds", sure.p05_step_seconds),
-            ("confidence.p95_step_seconds", sure.p95_step_seconds),
-            *(
-                ("alternatives.step_seconds", one.predicted.step_seconds)
-                for one in plan.alternatives
-            ),
-        ]
-    )
+    _check_steps(plan.step_times)
 
 
 def check_samples(samples: Iterable[Sample]) -> None:

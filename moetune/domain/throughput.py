@@ -4,12 +4,12 @@ Model FLOPs are those of `Decoder.flops_per_token`: three times the forward GEMM
 plan recomputes. MFU: PaLM, Appendix B, with the peak of the data sheet.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from moetune.domain.architecture import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC
-from moetune.domain.chips import peak_flops
 from moetune.domain.layer import Workload
-from moetune.domain.plan import Plan
+
+FORWARD_AND_BACKWARD = 3
+OPERATIONS_OF_A_MAC = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,41 +53,3 @@ def layer_flops(workload: Workload) -> float:
     sharing = workload.world_size if workload.expert_parallel == "tensor" else 1
     macs = workload.layer.num_gemms * workload.macs / sharing
     return OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD * macs
-
-
-def with_throughput(plan: Plan, device: str) -> Plan:
-    """Return the plan with the model FLOPs a second of its step.
-
-    Args:
-        device: name of the machine's devices, whose peak MFU is a share of.
-    """
-    workload = plan.workload
-    peak = peak_flops(device, workload.dtype)
-    found = rate(layer_flops(workload), plan.predicted.step_seconds, peak)
-    if found is None:
-        return plan
-    predicted = replace(
-        plan.predicted, model_flops_per_second_per_device=found.flops_per_second, mfu=found.mfu
-    )
-    return replace(plan, predicted=predicted)
-
-
-def throughput_of(plan: Plan) -> Throughput | None:
-    """Return the throughput of a plan's step; None for a step of no time.
-
-    An older plan has none, and no peak; its FLOPs are counted again.
-    """
-    known = plan.predicted.model_flops_per_second_per_device
-    if known is not None:
-        return Throughput(flops_per_second=known, mfu=plan.predicted.mfu)
-    return rate(layer_flops(plan.workload), plan.predicted.step_seconds, None)
-
-
-def observed_throughput(plan: Plan, tokens_per_rank: int, seconds: float) -> Throughput | None:
-    """Return the throughput of an observed step of the plan's layer; None for a step of no time."""
-    times, peak = plan.predicted, None
-    if times.model_flops_per_second_per_device is not None:
-        known = Throughput(flops_per_second=times.model_flops_per_second_per_device, mfu=times.mfu)
-        peak = known.peak_flops_per_second
-    workload = replace(plan.workload, tokens_per_rank=tokens_per_rank)
-    return rate(layer_flops(workload), seconds, peak)

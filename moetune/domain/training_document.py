@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn
 
 from moetune.domain.chunks import Chunks
 from moetune.domain.document import UNLESS_DEFAULT, decode, encode, shown
@@ -12,7 +12,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import Schedule
 from moetune.domain.placement import ModelPlacement
-from moetune.domain.plan import Confidence, Plan
+from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target
 from moetune.domain.throughput import Throughput
@@ -284,6 +284,80 @@ class TrainingDocument:
         return TrainingAnswer(layout=self.layout, predicted=self.predicted, memory=self.memory)
 
     @property
+    def kind(self) -> Literal["training"]:
+        """The kind of plan."""
+        return "training"
+
+    @property
+    def name(self) -> str:
+        """What it is of: "Training qwen3-30b-a3b"."""
+        return f"Training {self.inputs.model}"
+
+    @property
+    def target(self) -> TargetName:
+        """The runtime that the plan is for."""
+        return self.inputs.target
+
+    @property
+    def step_seconds(self) -> float:
+        """The predicted step."""
+        return self.predicted.step_seconds
+
+    @property
+    def range_seconds(self) -> tuple[float, float]:
+        """The 5th and 95th percentile of the step."""
+        return self.confidence.p05_step_seconds, self.confidence.p95_step_seconds
+
+    @property
+    def step_times(self) -> Iterator[tuple[str, float]]:
+        """Every predicted step by its key."""
+        low, high = self.range_seconds
+        yield "predicted.step_seconds", self.step_seconds
+        yield "confidence.p05_step_seconds", low
+        yield "confidence.p95_step_seconds", high
+        for answer in self.alternatives:
+            yield "alternatives.step_seconds", answer.predicted.step_seconds
+
+    @property
+    def needed_bytes(self) -> int:
+        """The peak on the device that needs the most."""
+        return self.memory.peak_bytes
+
+    @property
+    def throughput(self) -> Throughput:
+        """Model FLOPs a second of one device."""
+        return self.predicted.throughput
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens a second of all ranks together."""
+        return self.predicted.tokens_per_second_per_device * self.inputs.world_size
+
+    @property
+    def words(self) -> str:
+        """The layout's sizes."""
+        return self.layout.words
+
+    def as_layer(self, where: str = "") -> NoReturn:
+        """Raise InputError: a layer's plan is wanted.
+
+        Args:
+            where: the plan's file; "" for its id.
+        """
+        name = where or self.id[:6]
+        raise InputError(
+            f"{name} is the plan of a model's training, which is not run or measured here as "
+            "layers are",
+            f"{self.target} runs it:  moetune export {name} --target {self.target}\n"
+            f"  `moetune explain`, `moetune sensitivity` and `moetune whatif` take it; for times "
+            "of your own machine measure it with `moetune profile`, and plan with that --profile",
+        )
+
+    def as_model(self, where: str = "") -> "TrainingDocument":  # noqa: ARG002 - the other kind's
+        """Return the plan, which is of a whole model."""
+        return self
+
+    @property
     def is_placed(self) -> bool:
         """Whether experts are in another order than their own."""
         return self.placement is not None and self.placement.is_taken
@@ -300,18 +374,17 @@ class TrainingDocument:
         return found
 
     @property
+    def fields(self) -> dict[str, object]:
+        """Plain values by which plans are compared, without alternatives."""
+        parts = ("inputs", "layout", "predicted", "memory", "confidence", "fits", "trust")
+        plain = {part: self.document[part] for part in parts}
+        times = {**encode(self.predicted), "parts": {}, "mean_parts": encode(self.best.mean_parts)}
+        return {**plain, "predicted": times}
+
+    @property
     def text(self) -> str:
         """The document as JSON text."""
         return json.dumps(self.document, ensure_ascii=False, indent=2) + "\n"
-
-
-AnyPlan: TypeAlias = Plan | TrainingDocument
-"""A plan of a layer, or of a whole model's training."""
-
-
-def is_training_document(document: object) -> bool:
-    """Return whether plain values say that they are a training plan."""
-    return isinstance(document, dict) and document.get("schema") == SCHEMA
 
 
 def training_from_document(document: object, where: str) -> TrainingDocument:
@@ -323,8 +396,6 @@ def training_from_document(document: object, where: str) -> TrainingDocument:
     Raises:
         InputError: another schema, something withdrawn since, or whatever `decode` finds wrong.
     """
-    if not is_training_document(document):
-        raise InputError(f"{where} is not a training plan: its schema is not {SCHEMA!r}")
     plan = decode(TrainingDocument, document, where)
     if plan.inputs.target == "moetune" and (gone := withdrawn_of_moetune(plan.layout)):
         raise gone.refusal(where)

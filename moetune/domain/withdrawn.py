@@ -78,10 +78,7 @@ _VALUES = (
     Withdrawn("dispatcher", "hierarchical", _HIERARCHICAL, _AGAIN),
     Withdrawn("expert_placement", "once", "placing experts once beside replicas", _AGAIN),
 )
-UNREAD_KEYS = frozenset({
-    ("Profile", "turns"), ("Profile", "bursts"), ("StrategyTerms", "paper_seconds"),
-    ("StrategyTerms", "is_paper_choice"),
-})  # fmt: skip
+UNREAD_KEYS = frozenset({("Profile", "turns"), ("Profile", "bursts")})
 """Keys that are left out where they are read: what else the document says holds without them."""
 UNREAD_POINTS = frozenset({"turns", "burst"})
 """Kinds of a profile's points that are left out in the same way."""

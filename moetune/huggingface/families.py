@@ -16,6 +16,14 @@ _GROUPED = Family(types=(), attention=mixers.grouped)
 _DENSE = replace(_GROUPED, sparse=kinds.no_block, needs_head_dim=False)
 _MIXTRAL = replace(_GROUPED, needs_head_dim=False, expert_width=_EXPERTS_ALONE)
 _QWEN = replace(_GROUPED, sparse=kinds.qwen_experts, qk_norm="head")
+_SHARED_QWEN = replace(_QWEN, shared="width", shared_width=("shared_expert_intermediate_size",))
+_GRANITE = replace(
+    _MIXTRAL,
+    needs_kv_heads=False,
+    shared="optional_width",
+    shared_width=("shared_intermediate_size",),
+    score="softmax_of_top_k",
+)
 _DEEPSEEK = replace(
     _GROUPED, attention=mixers.latent, sparse=kinds.after_dense, shared="count", score="sigmoid"
 )
@@ -118,23 +126,11 @@ _ROWS = (
         head_bias="lm_head_bias",
     ),
     replace(
-        _MIXTRAL,
+        _GRANITE,
         types=("granitemoe", "granitemoeshared", "granitemoehybrid"),
         linear=mixers.mamba2,
-        needs_kv_heads=False,
-        shared="optional_width",
-        shared_width=("shared_intermediate_size",),
-        score="softmax_of_top_k",
     ),
-    replace(
-        _MIXTRAL,
-        types=("granitemoe_swa",),
-        needs_kv_heads=False,
-        sinks=("full", "sliding"),
-        shared="optional_width",
-        shared_width=("shared_intermediate_size",),
-        score="softmax_of_top_k",
-    ),
+    replace(_GRANITE, types=("granitemoe_swa",), sinks=("full", "sliding")),
     replace(
         _GROUPED,
         types=("gpt_oss",),
@@ -200,30 +196,19 @@ _ROWS = (
         needs_head_dim=False,
     ),
     replace(
-        _QWEN,
+        _SHARED_QWEN,
         types=("qwen3_next", "qwen3_5_moe_text"),
         linear=mixers.gated_delta,
         kinds=kinds.interval,
         gate="full",
-        shared="width",
-        shared_width=("shared_expert_intermediate_size",),
         has_shared_gate=True,
         only={"attn_output_gate": (True,)},
     ),
+    replace(_SHARED_QWEN, types=("flint",), sinks=("full", "sliding"), score="sigmoid"),
     replace(
-        _QWEN,
-        types=("flint",),
-        sinks=("full", "sliding"),
-        shared="width",
-        shared_width=("shared_expert_intermediate_size",),
-        score="sigmoid",
-    ),
-    replace(
-        _QWEN,
+        _SHARED_QWEN,
         types=("laguna",),
         gate="head",
-        shared="width",
-        shared_width=("shared_expert_intermediate_size",),
         score="sigmoid",
         router_parameters=1,
         only={"gating": (True, "per-head")},

@@ -9,20 +9,20 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.spelling import AS_ARGUMENTS, spelled
-from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.service import describe
 from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
+from moetune.workflows.changes import WhatIf
 from moetune.workflows.compared import WhyNot
 from moetune.workflows.plan import InputsDocument
 from moetune.workflows.questions import ServedQuestion, asks_for_model, read_question
-from moetune.workflows.training_whatif import TrainingWhatIf, whatif_training
-from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf, WhatIfAnswer
+from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIfAnswer, whatif
 
 INPUTS_SCHEMA = "moetune.inputs/1"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -171,25 +171,21 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
         summary="A plan for changed inputs or speeds",
         openapi_extra=describe.json_body(describe.ChangeDocument),
     )
-    async def whatif(request: Request) -> Response:
+    async def changed(request: Request) -> Response:
         """Plan again with other inputs or speeds; nothing is stored."""
         question = question_in(await read_document(request, pools, schema=WHATIF_SCHEMA))
         return document((await _changed(pools, question)).document)
 
 
-async def _changed(pools: WorkerPools, question: WhatIf) -> WhatIfAnswer | TrainingWhatIf:
-    planner = pools.planner
-    training: AnyPlan | None = None
+async def _changed(pools: WorkerPools, question: WhatIf) -> WhatIfAnswer:
+    planner, before = pools.planner, None
     if question.plan_id is not None and not question.inputs:
         await _require(pools, question.plan_id)
-        training = await pools.read(planner.reading.training_plan, question.plan_id)
     elif question.plan_id is None and asks_for_model(question.inputs):
         with spelled(AS_ARGUMENTS):
             asked = await pools.read(read_question, question.inputs)
-            training = await pools.solve(asked.answer, planner)
-    if isinstance(training, TrainingDocument):
-        return await pools.solve(whatif_training, planner, training, question)
-    return await pools.solve(planner.whatif, question)
+            before = await pools.solve(asked.answer, planner)
+    return await pools.solve(whatif, planner, question, before)
 
 
 def _add_list(app: FastAPI, pools: WorkerPools) -> None:
@@ -249,10 +245,7 @@ def _check_query(request: Request) -> None:
 async def _stored(pools: WorkerPools, plan_id: str) -> AnyPlan:
     """Return the stored plan with exactly this id."""
     await _require(pools, plan_id)
-    training = await pools.read(pools.planner.reading.training_plan, plan_id)
-    if training is not None:
-        return training
-    return await pools.read(pools.planner.plan, plan_id)
+    return await pools.read(pools.planner.sources.plan, plan_id)
 
 
 async def _require(pools: WorkerPools, plan_id: str) -> None:

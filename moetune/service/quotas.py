@@ -57,14 +57,6 @@ class QuotaLimits:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Allowance:
-    """Rest of one client's hour."""
-
-    left: float
-    at_seconds: float
-
-
-@dataclass(slots=True, kw_only=True)
 class Quotas:
     """Counts what clients add; threads may share it.
 
@@ -72,12 +64,14 @@ class Quotas:
         limits: of each client, and of the store.
         store_bytes: returns the bytes that the store takes now.
         now: seconds of a clock that never goes back.
+
+    Of each client and kind it has the time at which the client may add a whole hour's rows again.
     """
 
     limits: QuotaLimits
     store_bytes: Callable[[], int]
     now: Callable[[], float] = time.monotonic
-    _clients: OrderedDict[tuple[str, Kind], _Allowance] = field(default_factory=OrderedDict)
+    _full_at: OrderedDict[tuple[str, Kind], float] = field(default_factory=OrderedDict)
     _size: tuple[float, int] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -106,20 +100,19 @@ class Quotas:
 
     def _take(self, client: str, kind: Kind, count: int) -> None:
         now, most = self.now(), self.limits.of(kind)
-        mine = self._clients.pop((client, kind), None) or _Allowance(left=most, at_seconds=now)
         rate = most / _HOUR_SECONDS
-        mine.left = min(most, mine.left + rate * (now - mine.at_seconds))
-        mine.at_seconds = now
-        self._clients[client, kind] = mine
-        if len(self._clients) > _MOST_CLIENTS:
-            self._clients.popitem(last=False)
-        if count > mine.left + _ROUNDING:
+        full_at = max(now, self._full_at.pop((client, kind), now))
+        left = most - rate * (full_at - now)
+        is_refused = count > left + _ROUNDING
+        self._full_at[client, kind] = full_at if is_refused else full_at + count / rate
+        if len(self._full_at) > _MOST_CLIENTS:
+            self._full_at.popitem(last=False)
+        if is_refused:
             raise QuotaError(
                 f"this client has added the {most:,} {kind} of an hour, or would with these",
                 "send fewer, try again later, or ask for a higher limit of `moetune serve`",
-                retry_after_seconds=math.ceil((min(count, most) - mine.left) / rate),
+                retry_after_seconds=math.ceil((min(count, most) - left) / rate),
             )
-        mine.left = max(0.0, mine.left - count)
 
 
 def _network(client: str) -> str:

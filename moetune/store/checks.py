@@ -5,13 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from moetune.domain.errors import InputError
-from moetune.domain.storable import (
-    check_observation,
-    check_plan,
-    check_profile,
-    check_settled,
-    check_training_plan,
-)
+from moetune.domain.storable import check_observation, check_plan, check_profile, check_settled
 from moetune.store.sql_store import SqlStore
 
 _PAGE_SIZE = 1000
@@ -44,9 +38,7 @@ def _check_profile(store: SqlStore, name: str) -> None:
 
 def _check_plan(store: SqlStore, plan_id: str) -> None:
     with _removable(f"plan {plan_id[:12]}", f"moetune plans remove {plan_id[:12]}"):
-        if (training := store.training_plan(plan_id)) is not None:
-            check_training_plan(training)
-        elif (plan := store.plan(plan_id)) is not None:
+        if (plan := store.plan(plan_id)) is not None:
             check_plan(plan)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from sqlalchemy import (
     Connection,
-    RowMapping,
     Text,
     and_,
     bindparam,
@@ -16,17 +15,11 @@ from sqlalchemy import (
     update,
 )
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, NotFoundError
-from moetune.domain.plan import Plan
 from moetune.domain.records import Observation, PlanInfo, Settled, Stored
-from moetune.domain.storable import (
-    check_observation,
-    check_plan,
-    check_settled,
-    check_training_plan,
-)
-from moetune.domain.training_document import TrainingDocument
+from moetune.domain.storable import check_observation, check_plan, check_settled
 from moetune.store import rows
 from moetune.store.base import DatabaseStore, insert_missing
 from moetune.store.schema import observations as observed
@@ -42,7 +35,7 @@ _DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
 class PlanStore(DatabaseStore):
     """Plans, observations and settled sizes."""
 
-    def save_plan(self, plan: Plan) -> None:
+    def save_plan(self, plan: AnyPlan) -> None:
         """Append the plan; one of the same inputs by an older moetune gives way to it.
 
         Observations keep the prediction of the plan under which they were made.
@@ -51,15 +44,8 @@ class PlanStore(DatabaseStore):
             InputError: it predicts a time that no step takes (`moetune.domain.storable`).
         """
         check_plan(plan)
-        self._save(rows.plan_values(plan))
-
-    def save_training_plan(self, plan: TrainingDocument) -> None:
-        """Append the training plan; one of the same inputs by an older moetune gives way to it."""
-        check_training_plan(plan)
-        self._save(rows.training_plan_values(plan))
-
-    def _save(self, values: rows.Values) -> None:
-        mine = plans.c.id == values["id"]
+        values = rows.plan_values(plan)
+        mine = plans.c.id == plan.id
 
         def work(connection: Connection) -> None:
             insert_missing(connection, plans, values)
@@ -69,26 +55,12 @@ class PlanStore(DatabaseStore):
 
         self._database.write(work)
 
-    def plan(self, plan_id: str) -> Plan | None:
-        """Return the plan whose id starts so; None where it is a training plan.
+    def plan(self, plan_id: str) -> AnyPlan | None:
+        """Return the plan whose id starts so.
 
         Raises:
             InputError: several plans' ids start so.
         """
-        row = self._plan_row(plan_id)
-        return None if row is None else rows.plan_from_row(row, self.location)
-
-    def training_plan(self, plan_id: str) -> TrainingDocument | None:
-        """Return the training plan whose id starts so; None where it is no such plan.
-
-        Raises:
-            InputError: several plans' ids start so.
-        """
-        row = self._plan_row(plan_id)
-        return None if row is None else rows.training_plan_from_row(row, self.location)
-
-    def _plan_row(self, plan_id: str) -> RowMapping | None:
-        """Return the row of the plan whose id starts so; InputError where several do."""
         if not _PREFIX.fullmatch(plan_id):
             return None
         # Not LIKE, which no index answers; "g" follows the last digit.
@@ -97,7 +69,7 @@ class PlanStore(DatabaseStore):
         if len(found) > 1:
             names = ", ".join(row["id"][: len(plan_id) + 8] for row in found)
             raise InputError(f"plan id {plan_id!r} is ambiguous", f"give more of it: {names}")
-        return found[0] if found else None
+        return rows.plan_from_row(found[0], self.location) if found else None
 
     def plan_document(self, plan_id: str) -> str | None:
         """Return the canonical JSON of the plan with exactly this id, as it is stored."""

@@ -1,18 +1,16 @@
 """Conversion of domain values to rows of the database and back."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import RowMapping
 
+from moetune.domain.any_plan import AnyPlan, plan_from_document
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.document import decode, digest, encode
 from moetune.domain.errors import BadStoreError, InputError
 from moetune.domain.operations import Operation, OperationTimes
-from moetune.domain.plan import Plan, plan_from_document
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.records import (
     FitInfo,
@@ -24,11 +22,6 @@ from moetune.domain.records import (
     Stored,
 )
 from moetune.domain.samples import Sample
-from moetune.domain.training_document import (
-    TrainingDocument,
-    is_training_document,
-    training_from_document,
-)
 
 Values = dict[str, Any]
 _DECIDED = ("forward_degree", "backward_degree", "strategy")
@@ -80,11 +73,13 @@ def profile_from_parts(document: object, samples: tuple[Sample, ...], where: str
     Raises:
         InputError: the document was written by another moetune or program.
     """
-    with _named(where):
+    try:
         return replace(profile_from_document(document), samples=samples)
+    except InputError as error:
+        raise BadStoreError(f"{where}: {error.what}", error.hint) from None
 
 
-def plan_values(plan: Plan) -> Values:
+def plan_values(plan: AnyPlan) -> Values:
     """Return the columns of a plan."""
     return {
         "id": plan.id,
@@ -97,41 +92,16 @@ def plan_values(plan: Plan) -> Values:
     }
 
 
-def plan_from_row(row: RowMapping, where: str) -> Plan | None:
-    """Return the plan in a row; None where the row has a training plan.
+def plan_from_row(row: RowMapping, where: str) -> AnyPlan:
+    """Return the plan in a row.
 
     Raises:
-        InputError: the document was written by another moetune or program.
+        BadStoreError: the document was written by another moetune or program.
     """
-    if is_training_document(row["document"]):
-        return None
-    with _named(f"{where}: plan {row['id'][:12]}"):
-        return plan_from_document(row["document"])
-
-
-def training_plan_values(plan: TrainingDocument) -> Values:
-    """Return the columns of a training plan."""
-    inputs = plan.inputs
-    return {
-        "id": plan.id,
-        "model": inputs.model,
-        "profile": inputs.profile,
-        "world_size": inputs.world_size,
-        "tokens_per_rank": inputs.tokens_per_rank,
-        "document": plan.document,
-        "created_at": utc_now(),
-    }
-
-
-def training_plan_from_row(row: RowMapping, where: str) -> TrainingDocument | None:
-    """Return the training plan in a row; None where the row has another plan.
-
-    Raises:
-        InputError: the document was written by another moetune or program.
-    """
-    if not is_training_document(row["document"]):
-        return None
-    return training_from_document(row["document"], f"{where}: plan {row['id'][:12]}")
+    try:
+        return plan_from_document(row["document"], f"{where}: plan {row['id'][:12]}")
+    except InputError as error:
+        raise BadStoreError(error.what, error.hint) from None
 
 
 def plan_info(row: RowMapping) -> PlanInfo:
@@ -216,11 +186,3 @@ def settled_from_row(row: RowMapping, where: str) -> Settled:
         **{name: values.pop(name) for name in _DECIDED},
     }
     return decode(Settled, values, f"{where}: settled size {number}")
-
-
-@contextmanager
-def _named(where: str) -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise BadStoreError(f"{where}: {error.what}", error.hint) from None

@@ -5,6 +5,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.cluster import Machine
 from moetune.domain.json_schema import Keys, ListOf, schema_of_keys
 from moetune.domain.layer import LayerShape
@@ -14,7 +15,7 @@ from moetune.domain.plan import Confidence, PhaseTerms, Plan, StrategyTerms
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
 from moetune.domain.samples import Point
-from moetune.domain.training_document import TrainingDocument, TrainingLayout
+from moetune.domain.training_document import TrainingLayout
 from moetune.huggingface.registry import RegisteredModel
 from moetune.workflows.drift import OperationDrift
 from moetune.workflows.plan import InputsDocument
@@ -110,11 +111,9 @@ _PLANS: Mapping[str, tuple[Keys, ...]] = {
             })),
         }, optional={"placement": ModelPlacement}),
     ),
-    "training-whatif/1": (
-        Keys({"before": TrainingDocument, "after": TrainingDocument, "words": _Texts},
-             optional=_SECTIONS),
+    "whatif/1": (
+        Keys({"before": AnyPlan, "after": AnyPlan, "words": _Texts}, optional=_SECTIONS),
     ),
-    "whatif/1": (Keys({"before": Plan, "after": Plan, "words": _Texts}, optional=_SECTIONS),),
 }  # fmt: skip
 _PROFILES: Mapping[str, tuple[Keys, ...]] = {
     "profile-check/1": (Keys({"name": str}, of=Check),),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.plan import MAKE_ONE
 from moetune.domain.site import Site, site_of
 from moetune.domain.targets import Target, TargetName, find_target
 from moetune.domain.training import TrainingJob
@@ -16,7 +17,7 @@ from moetune.export.targets import export_layout
 from moetune.huggingface.harmless import language_model
 from moetune.workflows.models import find_planned_model
 from moetune.workflows.profiles import find_profile
-from moetune.workflows.training_files import MAKE_ONE, folded_layout
+from moetune.workflows.training_plan import folded_layout
 from moetune.workflows.wiring import StoreFinder
 
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")

@@ -1,21 +1,18 @@
 """Profile files (TOML) and plan files (JSON): reading with the place of an error, atomic writing.
 
-`load_profile_file(profile_to_toml(…))` and `load_plan_file(plan_to_json(…))` give equal values.
+What is read of `profile_to_toml(…)`, and of a plan's `text`, is equal to what was written.
 """
 
 import dataclasses
 import json
-import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from moetune.domain.document import canonical_json, encode, refuse_pointer, refuse_zip
+from moetune.domain.any_plan import AnyPlan, plan_from_json
+from moetune.domain.document import encode, refuse_pointer, refuse_zip
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Plan, of_training, plan_from_json
 from moetune.domain.profile import (
     CollectiveLine,
     CopyLine,
@@ -26,6 +23,7 @@ from moetune.domain.profile import (
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import Sample
 from moetune.domain.units import format_bytes
+from moetune.runtime.files import replace_file
 from moetune.workflows.profile_toml import parse_toml, profile_in_toml
 from moetune.workflows.wiring import StoreFinder
 
@@ -49,23 +47,14 @@ def load_profile_file(path: Path) -> Profile:
         raise InputError(f"{path}: {error.what}", error.hint) from None
 
 
-def load_plan_file(path: Path) -> Plan:
+def load_plan_file(path: Path) -> AnyPlan:
     """Return the plan in a JSON file.
 
     Raises:
         InputError: the file is missing, or is not a plan; the message names the file, and the line
             (invalid JSON) or the key (wrong value).
     """
-    text = read_text(path, "plan")
-    try:
-        return plan_from_json(text, str(path))
-    except RecursionError:
-        raise InputError(f"{path} is not a plan: it is nested too deeply") from None
-
-
-def plan_to_json(plan: Plan) -> str:
-    """Return the plan file: canonical JSON and a line end."""
-    return canonical_json(plan) + "\n"
+    return plan_from_json(read_text(path, "plan"), str(path))
 
 
 def profile_to_toml(profile: Profile) -> str:
@@ -86,7 +75,7 @@ def write_text(path: Path, text: str) -> None:
         if target.exists() and not target.is_file() and not target.is_dir():
             path.write_text(text, encoding="utf-8")
         else:
-            _replace(target, text.encode())
+            replace_file(target, text.encode())
     except OSError as error:
         raise InputError(
             f"{path} cannot be written: {error.strerror}",
@@ -127,32 +116,6 @@ def read_text(path: Path, what: str) -> str:
         raise InputError(f"{what} {path} is not UTF-8 text") from None
     refuse_pointer(text, f"{what} {path}")
     return text
-
-
-def _replace(target: Path, data: bytes) -> None:
-    if target.is_dir():
-        raise IsADirectoryError(0, "it is a folder")
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync the folder, so that the new name survives a power cut, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _profile_lines(profile: Profile) -> Iterator[str]:
@@ -231,25 +194,22 @@ def is_plan_path(wanted: str) -> bool:
     return wanted.endswith(".json") or "/" in wanted
 
 
-def find_plan(wanted: str, *, stores: StoreFinder) -> Plan:
+def find_plan(wanted: str, *, stores: StoreFinder) -> AnyPlan:
     """Return the plan of a file, or of an id in the store.
 
     Args:
-        wanted: a path that ends in .json or has a slash, else an id or its beginning.
+        wanted: a path that ends in .json or has a slash, another file, or an id or its beginning.
 
     Raises:
         InputError: the file is missing or broken, or no plan or several have such an id.
     """
-    if is_plan_path(wanted):
+    if is_plan_path(wanted) or Path(wanted).is_file():
         return load_plan_file(Path(wanted))
     with stores() as store:
         plan = store.plan(wanted) if store and wanted else None
-        training = store.training_plan(wanted) if store and wanted and plan is None else None
         newest = store.plan_page(limit=1) if store and plan is None else ()
     if plan is not None:
         return plan
-    if training is not None:
-        raise of_training(training.id[:6], training.inputs.target)
     hint = (
         f"the newest is {newest[0].id[:6]}" if newest else "make one:  moetune plan --model gpt-s"
     )

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError, StoreUnavailableError
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation, PlanInfo, Removed, Stored
-from moetune.domain.training_document import AnyPlan
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore
@@ -62,12 +62,12 @@ def read_plans(store: "SqlStore | None", found: Sequence[PlanInfo]) -> tuple[Sto
 def plans_by_id(store: "SqlStore", ids: Iterable[str]) -> dict[str, Plan]:
     """Return the plans of whole ids; training plans, and what cannot be read, are omitted."""
     found = {one: _readable(store, one) for one in ids}
-    return {one: plan for one, plan in found.items() if isinstance(plan, Plan)}
+    return {one: plan.as_layer() for one, plan in found.items() if plan and plan.kind != "training"}
 
 
 def _readable(store: "SqlStore", plan_id: str) -> AnyPlan | None:
     try:
-        return store.training_plan(plan_id) or store.plan(plan_id)
+        return store.plan(plan_id)
     except InputError:
         return None
 

@@ -11,26 +11,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from moetune.config import Settings
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.question import MEMORY_FIELDS, Question
 from moetune.domain.spelling import AS_ARGUMENTS, nearest_or, spelled
-from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows import wiring
-from moetune.workflows.files import is_plan_path
+from moetune.workflows.files import find_plan, is_plan_path
 from moetune.workflows.memory import fit_memory
-from moetune.workflows.open_planner import local_planner
-from moetune.workflows.plan_view import MemoryView, PlanView, TrainingPlanView
-from moetune.workflows.requests import (
-    ask,
-    is_of_model,
-    memory_question,
-    plan_layer,
-    plan_model,
-)
+from moetune.workflows.plan_view import MemoryView, PlanView
+from moetune.workflows.requests import ask, memory_question, plan_question
 from moetune.workflows.staleness import stale_note
-from moetune.workflows.subjects import LayerSubject
-from moetune.workflows.training_files import find_any_plan
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -42,7 +33,7 @@ def plan(
     db: str | os.PathLike[str] | None = None,
     save: bool = True,
     **options: object,
-) -> PlanView | TrainingPlanView:
+) -> PlanView:
     """Return the best plan for a layer or a model, as `moetune plan` does.
 
     A notebook draws the plan, `print` shows what the command line prints.
@@ -69,14 +60,11 @@ def plan(
         used = profile if isinstance(profile, Profile) else _text(profile)
         question = ask({"model": model, **options})
         settings = wiring.configure(db=_text(db)).settings
-        if is_of_model(question):
-            found = plan_model(question, settings, profile=used, save=save)
-            return TrainingPlanView(plan=found, db=_text(db))
-        planned = plan_layer(question, settings, profile=used, save=save)
+        planned = plan_question(question, settings, profile=used, save=save)
         machine = planned.found.profile
         if note := stale_note(machine):
             _LOGGER.warning(note)
-        return PlanView.of(LayerSubject(plan=planned.plan, profile=machine))
+        return PlanView(plan=planned.plan, db=_text(db), profile=machine)
 
 
 def memory(
@@ -106,7 +94,7 @@ def memory(
 
 def load_plan(
     path_or_id: str | os.PathLike[str], *, db: str | os.PathLike[str] | None = None
-) -> PlanView | TrainingPlanView:
+) -> PlanView:
     """Return the plan of a file, or of an id in the store.
 
     Args:
@@ -128,10 +116,7 @@ def load_plan(
             raise InputError(f"{wanted} is a folder, not a plan", "name one of its files")
         settings = wiring.configure(db=_text(db)).settings
         found = _found(path if is_path else wanted, settings, is_path=is_path)
-        if isinstance(found, TrainingDocument):
-            return TrainingPlanView(plan=found, db=_text(db))
-        with local_planner(settings) as planner:
-            return PlanView.of(planner.explain(found))
+        return PlanView(plan=found, db=_text(db))
 
 
 def _text(value: str | os.PathLike[str] | None) -> str | None:
@@ -144,7 +129,7 @@ def _text(value: str | os.PathLike[str] | None) -> str | None:
 
 def _found(wanted: str, settings: Settings, *, is_path: bool) -> AnyPlan:
     try:
-        return find_any_plan(wanted, stores=partial(wiring.find_store, settings))
+        return find_plan(wanted, stores=partial(wiring.find_store, settings))
     except InputError as error:
         if not is_path:
             where = "name another store with db=…, or a file by a path with a slash"

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from moetune.config import Settings
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.profile import Profile
-from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows import wiring
 from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import is_path
@@ -36,10 +36,7 @@ class ServicePlanner(Planner):
 
     def save(self, plan: AnyPlan) -> None:
         """Store a plan; one that is there already stays."""
-        if isinstance(plan, TrainingDocument):
-            self.store.save_training_plan(plan)
-        else:
-            self.store.save_plan(plan)
+        self.store.save_plan(plan)
 
     def problems(self) -> tuple[str, ...]:
         """Return the reasons why the database cannot be used now; empty when it can."""

@@ -13,10 +13,10 @@ from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument
 from moetune.workflows import wiring
-from moetune.workflows.files import is_plan_path
+from moetune.workflows.files import find_plan, is_plan_path
 from moetune.workflows.models import find_planned_model
-from moetune.workflows.plan_view import TrainingPlanView
-from moetune.workflows.training_files import find_any_plan, folded_layout
+from moetune.workflows.plan_view import PlanView
+from moetune.workflows.training_plan import folded_layout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +30,7 @@ _MAKE_ONE = (
     "make one:  moetune plan --model config.json --target moetune --global-batch 256 --seq 4096 "
     "--output plan.json"
 )
-_Source: TypeAlias = TrainingDocument | TrainingPlanView | str | os.PathLike[str]
+_Source: TypeAlias = TrainingDocument | PlanView | str | os.PathLike[str]
 
 
 def parallelize(
@@ -126,19 +126,17 @@ def parallelize(
 
 
 def _find(plan: _Source, db: str | None) -> TrainingDocument:
-    found: object = plan.plan if isinstance(plan, TrainingPlanView) else plan
+    found: object = getattr(plan, "plan", plan)
     if isinstance(found, (str, os.PathLike)):
         wanted = os.fspath(found)
         is_path = isinstance(found, os.PathLike) or is_plan_path(wanted)
         path = str(Path(wanted).expanduser().absolute())
         settings = wiring.configure(db=db).settings
-        found = find_any_plan(
-            path if is_path else wanted, stores=partial(wiring.find_store, settings)
-        )
-    if not isinstance(found, TrainingDocument):
-        what = f"plan {found.id[:6]}" if hasattr(found, "id") else repr(found)
-        raise InputError(f"{what} is no training plan of a whole model", _MAKE_ONE)
-    return found
+        found = find_plan(path if is_path else wanted, stores=partial(wiring.find_store, settings))
+    if not hasattr(found, "as_model"):
+        raise InputError(f"{found!r} is no training plan of a whole model", _MAKE_ONE)
+    model: TrainingDocument = found.as_model()
+    return model
 
 
 def _usable_layout(plan: TrainingDocument) -> FoldedLayout:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from moetune.domain.any_plan import AnyPlan
+from moetune.domain.chips import peak_flops
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.costs import Costs
 from moetune.domain.document import decode, shown
@@ -16,7 +18,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.spelling import about
-from moetune.domain.throughput import with_throughput
+from moetune.domain.throughput import layer_flops, rate
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import launcher
@@ -139,7 +141,7 @@ class CompleteRequest:
 class NewPlan:
     """A new plan and the profile it was made with."""
 
-    plan: Plan
+    plan: AnyPlan
     found: FoundProfile
 
 
@@ -165,8 +167,15 @@ def make_plan(
 
 def plan_of(solved: SolvedPlan, profile: Profile) -> Plan:
     """Return a solved plan with its terms and FLOP/s, and what is said of its profile."""
-    plan = with_throughput(solved.plan, profile.machine.device)
-    return replace(plan, terms=solved.terms, profile_quality=quality_of(profile))
+    plan, predicted = solved.plan, solved.plan.predicted
+    peak = peak_flops(profile.machine.device, plan.workload.dtype)
+    if (speed := rate(layer_flops(plan.workload), predicted.step_seconds, peak)) is not None:
+        predicted = replace(
+            predicted, model_flops_per_second_per_device=speed.flops_per_second, mfu=speed.mfu
+        )
+    return replace(
+        plan, predicted=predicted, terms=solved.terms, profile_quality=quality_of(profile)
+    )
 
 
 @contextmanager

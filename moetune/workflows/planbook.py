@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from moetune import config
 from moetune.domain.document import canonical_json
@@ -228,13 +228,14 @@ def _url(request: _BookRequest) -> str | None:
 def _find(one: object, db: str | None) -> Iterable[Plan]:
     from moetune.workflows.files import find_plan
 
-    if isinstance(one, Plan):
-        return (one,)
-    text = os.fspath(one)  # type: ignore[call-overload] # a path by the signature
+    found: Any = getattr(one, "plan", one)
+    if not isinstance(found, (str, os.PathLike)):
+        return (found.as_layer(),)
+    text = os.fspath(found)
     if Path(text).is_dir():
         return read_plans([Path(text)])
     settings = wiring.configure(db=db).settings
-    return (find_plan(text, stores=lambda: wiring.find_store(settings)),)
+    return (find_plan(text, stores=lambda: wiring.find_store(settings)).as_layer(),)
 
 
 def _all_plans(db: str | None) -> Iterable[Plan]:
@@ -242,4 +243,4 @@ def _all_plans(db: str | None) -> Iterable[Plan]:
         if store is None:
             return []
         found = (store.plan(info.id) for info in reversed(store.plans()))
-        return [plan for plan in found if plan is not None]
+        return [plan.as_layer() for plan in found if plan and plan.kind != "training"]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar, overload
 
-from moetune.domain.errors import AbandonedError, InputError, ProfileError
+from moetune.domain.any_plan import AnyPlan
+from moetune.domain.errors import AbandonedError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.spelling import AS_KEYS, spelled
-from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows.compared import WhyNot, WhyNotAnswer
 from moetune.workflows.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
 from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
@@ -23,9 +23,6 @@ from moetune.workflows.solvers import Solver, ThreadSolver
 from moetune.workflows.sources import PlanSources
 from moetune.workflows.subjects import LayerSubject, Subject, subject_of
 from moetune.workflows.trace import Trace, predicted_trace
-from moetune.workflows.training import plan_training
-from moetune.workflows.training_plan import TrainingRequest
-from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
 from moetune.workflows.why_not import answer_why_not
 
 P = ParamSpec("P")
@@ -107,7 +104,7 @@ class Planner:
             NotFoundError: a service has none.
             InputError: there is none, or there are several.
         """
-        return self.sources.plan(wanted)
+        return self.sources.plan(wanted).as_layer()
 
     @overload
     def explain(self, plan: Plan, *, model: str | None = None) -> LayerSubject: ...
@@ -159,37 +156,14 @@ class Planner:
         subject = self.explain(plan, model=model)
         return self.run(plan.inputs.profile, question, subject, *args, **kwargs)
 
-    def whatif(self, question: WhatIf) -> WhatIfAnswer:
-        """Return a plan, and the plan for changed inputs or another machine.
-
-        Nothing is stored.
+    def drafted(self, inputs: Mapping[str, object]) -> Plan:
+        """Return the stored plan for a plan's `inputs`, else solve for it and store nothing.
 
         Raises:
-            InputError: there is no such plan, or the question is incomplete or wrong; the message
-                names the key.
-            InfeasiblePlanError: nothing satisfies the changed constraints or memory limit.
-            ProfileError: the plan's profile is missing, has changed, or lacks an operation.
+            MoetuneError: as of `resolve`.
         """
-        if (question.plan_id is None) == (not question.inputs):
-            raise InputError(
-                "the plan to change is not named", "give either the plan's id or its inputs"
-            )
-        if question.plan_id is not None:
-            before = self.plan(question.plan_id)
-            profile = self.profile_behind(before)
-        else:
-            start = self._read(question.inputs)
-            profile = start.found.profile
-            before = self.sources.stored(start.inputs.plan_id) or self._solve(start)
-        return self.run(profile.name, change_plan, before, profile=profile, question=question)
-
-    def plan_training(self, request: TrainingRequest, profile: Profile) -> TrainingDocument:
-        """Solve for the layout of a training on a machine; nothing is stored.
-
-        Raises:
-            MoetuneError: as of `workflows.training.plan_training`.
-        """
-        return self.run(profile.name, _training, request, profile)
+        complete = self._read(inputs)
+        return self.sources.stored(complete.inputs.plan_id) or self._solve(complete)
 
     def profile_behind(self, plan: AnyPlan) -> Profile:
         """Return the profile that a plan was made with.
@@ -249,7 +223,3 @@ class Planner:
 def _soundly(profile: str, work: Callable[[], T]) -> T:
     with sound_numbers(profile):
         return work()
-
-
-def _training(request: TrainingRequest, profile: Profile) -> TrainingDocument:
-    return plan_training(request, profile)

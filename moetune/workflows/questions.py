@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moetune.config import Settings
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.profile import Profile
 from moetune.domain.question import Question
-from moetune.domain.spelling import check_range
-from moetune.domain.training_document import AnyPlan, TrainingDocument
+from moetune.domain.spelling import flag_of
+from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import resolve_name
 from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.plan import LONGEST_NAME
@@ -89,8 +90,9 @@ def read_question(arguments: Mapping[str, object]) -> ServedQuestion:
     question = ask(rest)
     if is_of_model(question):
         for name, largest in _LARGEST.items():
-            if (value := getattr(question, name)) is not None:
-                check_range(name, value, 1, largest)
+            if (value := getattr(question, name) or 0) > largest:
+                what = f"{flag_of(name)} must be from 1 to {largest}, got {value}"
+                raise InputError(what, field=name)
     return ServedQuestion(question=question, profile=profile)
 
 

@@ -5,18 +5,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import ProfileError
-from moetune.domain.training_document import AnyPlan
 from moetune.report.html import Chapter, report_page
 from moetune.report.observed import seen
 from moetune.report.section import Section, all_figures
-from moetune.workflows.files import write_text
+from moetune.workflows.files import find_plan, write_text
 from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import FoundProfile, find_profile
 from moetune.workflows.sources import LocalSources
-from moetune.workflows.training_files import find_any_plan
 from moetune.workflows.views.observed import observed_figures
-from moetune.workflows.views.plan_page import plan_page_sections
+from moetune.workflows.views.plan import plan_sections
 from moetune.workflows.views.profile import machine_scope, profile_report
 from moetune.workflows.wiring import StoreFinder
 
@@ -50,7 +49,7 @@ def write_report(
     Args:
         profile: as in `find_profile`; None for the first plan's own.
         default: the same where there is no plan; None for the newest measured.
-        plans: as in `find_any_plan`; empty for the newest ones of the store.
+        plans: as in `find_plan`; empty for the newest ones of the store.
         now: time of the report, UTC.
         version: of moetune.
 
@@ -58,7 +57,7 @@ def write_report(
         MoetuneError: a named plan or profile is missing or broken, there is nothing to report, or
             Jinja2 is not installed.
     """
-    found = [find_any_plan(one, stores=stores) for one in plans] or _newest_plans(stores)
+    found = [find_plan(one, stores=stores) for one in plans] or _newest_plans(stores)
     machine = _profile(profile, default, found, stores)
     if machine is None and not found:
         raise ProfileError(
@@ -90,7 +89,7 @@ def _newest_plans(stores: StoreFinder) -> list[AnyPlan]:
         if store is None:
             return []
         ids = [one.id for one in store.plan_page(limit=NUM_PLANS)]
-        found = [store.training_plan(one) or store.plan(one) for one in ids]
+        found = [store.plan(one) for one in ids]
     return [one for one in found if one is not None]
 
 
@@ -106,7 +105,8 @@ def _profile(
 
 
 def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
-    sections = plan_page_sections(plan, Planner(sources=LocalSources(stores=stores)))
+    planner = Planner(sources=LocalSources(stores=stores))
+    sections = plan_sections(planner.explain(plan), is_page=True)
     with stores() as store:
         page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
     figures = observed_figures(seen(page))

@@ -26,7 +26,6 @@ from moetune.domain.request import PlanRequest
 from moetune.domain.spelling import about, read_flag
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest
-from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import dtype_bytes, full_dtype
 from moetune.huggingface.pasted import configuration_of
 from moetune.workflows import wiring
@@ -189,42 +188,30 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
     )  # fmt: skip
 
 
-def plan_layer(
+def plan_question(
     question: Question, settings: Settings, *, profile: str | Profile | None, save: bool
 ) -> NewPlan:
-    """Return the plan of a layer, and its profile.
+    """Return the plan of a layer or of a whole model's training, and its profile.
 
     Args:
         profile: a file, a name or a profile; None for the setting, else the newest measured one.
         save: store the plan; a database is made where there is none.
 
     Raises:
-        MoetuneError: as of `Planner.resolve`, or the database cannot be opened.
+        MoetuneError: as of `Planner.resolve` or `plan_training`, there is no such profile, or the
+            database cannot be opened.
     """
-    request = layer_request(question, settings)
-    with local_planner(settings, profile=profile, saves=save) as planner:
-        return planner.plan_anew(request)
-
-
-def plan_model(
-    question: Question, settings: Settings, *, profile: str | Profile | None, save: bool
-) -> TrainingDocument:
-    """Return the plan of a whole model's training.
-
-    Args:
-        profile, save: as of `plan_layer`.
-
-    Raises:
-        MoetuneError: as of `plan_training`, there is no such profile, or the database cannot be
-            opened.
-    """
+    if not is_of_model(question):
+        request = layer_request(question, settings)
+        with local_planner(settings, profile=profile, saves=save) as planner:
+            return planner.plan_anew(request)
     stores = partial(wiring.find_store, settings)
     wanted = settings.profile if profile is None else profile
     with about("profile"):
         found = find_profile(wanted, stores=stores, for_models=True)
-    request = training_request(question, found.profile)
-    plan = plan_training(request, found.profile, with_front=question.front, with_savings=True)
+    model = training_request(question, found.profile)
+    plan = plan_training(model, found.profile, with_front=question.front, with_savings=True)
     if save:
         with wiring.open_store(settings) as store:
-            store.save_training_plan(plan)
-    return plan
+            store.save_plan(plan)
+    return NewPlan(plan=plan, found=found)

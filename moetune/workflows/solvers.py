@@ -93,7 +93,7 @@ class SolverPool:
         self.limits = limits
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(
-            ["moetune.workflows.questions", "moetune.workflows.views.plan_page"]
+            ["moetune.workflows.questions", "moetune.workflows.views.plan"]
         )
         self._places = threading.BoundedSemaphore(num_processes + limits.num_waiting)
         self._free: queue.LifoQueue[ProcessPoolExecutor] = queue.LifoQueue()

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.spelling import about
-from moetune.domain.training_document import AnyPlan
 from moetune.workflows.files import find_plan
 from moetune.workflows.profiles import FoundProfile, find_profile, named_profile, newest_measured
 from moetune.workflows.wiring import StoreFinder
@@ -29,7 +29,7 @@ class PlanSources(Protocol):
         """Whether a profile that is not the plan's own is an error: the user named it."""
         ...
 
-    def plan(self, wanted: str) -> Plan:
+    def plan(self, wanted: str) -> AnyPlan:
         """Return the plan of an id or its beginning.
 
         Raises:
@@ -54,10 +54,10 @@ class PlanSources(Protocol):
         ...
 
     def stored(self, plan_id: str) -> Plan | None:
-        """Return the stored plan with this id."""
+        """Return the stored plan of a layer with this id."""
         ...
 
-    def save(self, plan: Plan) -> None:
+    def save(self, plan: AnyPlan) -> None:
         """Store a new plan, unless these sources have no store to write."""
         ...
 
@@ -84,7 +84,7 @@ class StoredSources:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_cached", lru_cache(MOST_PROFILES)(self._read))
 
-    def plan(self, wanted: str) -> Plan:
+    def plan(self, wanted: str) -> AnyPlan:
         """Return the stored plan."""
         found = self.reading.plan(wanted)
         if found is None:
@@ -115,9 +115,10 @@ class StoredSources:
 
     def stored(self, plan_id: str) -> Plan | None:
         """Return the stored plan."""
-        return self.reading.plan(plan_id)
+        plan = self.reading.plan(plan_id)
+        return None if plan is None else plan.as_layer()
 
-    def save(self, plan: Plan) -> None:
+    def save(self, plan: AnyPlan) -> None:
         """Store the plan."""
         self.store.save_plan(plan)
 
@@ -143,7 +144,7 @@ class LocalSources:
         """Whether the command line names a profile."""
         return self.named is not None
 
-    def plan(self, wanted: str) -> Plan:
+    def plan(self, wanted: str) -> AnyPlan:
         """Return the plan of a file, or of an id in the store."""
         return find_plan(wanted, stores=self.stores)
 
@@ -165,9 +166,10 @@ class LocalSources:
     def stored(self, plan_id: str) -> Plan | None:
         """Return the stored plan; None also without a store."""
         with self.stores() as store:
-            return store.plan(plan_id) if store else None
+            plan = store.plan(plan_id) if store else None
+        return None if plan is None else plan.as_layer()
 
-    def save(self, plan: Plan) -> None:
+    def save(self, plan: AnyPlan) -> None:
         """Store the plan, if there is a store to write."""
         if self.store is not None:
             self.store.save_plan(plan)

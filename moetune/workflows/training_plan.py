@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from moetune.domain.chips import peak_flops
-from moetune.domain.document import digest, encode
-from moetune.domain.pipeline import stage_words
+from moetune.domain.document import decode, digest, encode
+from moetune.domain.pipeline import read_stages, stage_words
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
@@ -124,3 +124,23 @@ def _loads(routing: ExpertLoads | RecordedLayers) -> object:
     if isinstance(routing, RecordedLayers):
         return [(one.loads.loads, one.spread) for one in routing.layers]
     return routing.loads
+
+
+def folded_layout(layout: TrainingLayout) -> FoldedLayout:
+    """Return the layout in a plan's document.
+
+    Raises:
+        InputError: a module or a letter is unknown.
+    """
+    same = (
+        "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher", "overlap", "zero",
+        "cuda_graphs", "offload_activations", "offload_optimizer", "schedule", "degree",
+    )  # fmt: skip
+    recompute = () if layout.recompute == ("none",) else layout.recompute
+    stages = None if layout.stages is None else read_stages(layout.stages)
+    return decode(
+        FoldedLayout,
+        {name: encode(getattr(layout, name)) for name in same}
+        | {"recompute": recompute, "stages": stages},
+        "layout",
+    )

@@ -1,59 +1,48 @@
-"""Plans for changed inputs or another machine (what-if).
+"""What-if: a plan's question with other values or another machine, planned again and compared."""
 
-`Planner.whatif` finds the plan and its profile; `change_plan` makes the second plan.
-"""
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-
-from moetune.domain.constraint_texts import check_constraint_sizes, decode_constraints
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
-from moetune.domain.plan import Plan
+from moetune.domain.pipeline import stage_words
 from moetune.domain.profile import Profile
-from moetune.domain.request import check_sizes
-from moetune.domain.spelling import Spelling, spelled
+from moetune.domain.question import ASKS
+from moetune.domain.spelling import nearest_or
+from moetune.domain.training_document import TrainingDocument
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.workflows.plan import make_plan, read_inputs, read_limit
-from moetune.workflows.plan_changes import compare_plans, name_changes
+from moetune.report.section import sentence
+from moetune.solve.joint.pins import pinned
+from moetune.workflows.changes import WhatIf, layer_again
+from moetune.workflows.compare import asked_otherwise, compare
+from moetune.workflows.planner import Planner
+from moetune.workflows.requests import ask, training_request
+from moetune.workflows.subjects import refuse_model
+from moetune.workflows.training import plan_training, usable_bytes
 
 WHATIF_SCHEMA = "moetune.whatif/1"
-AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
-    """A plan, or the inputs of one, and the changes.
-
-    Args:
-        plan_id: of a plan, or its beginning; on the command line also its file. None where
-            `inputs` name the plan.
-        changes: inputs that differ: `world_size`, `tokens_per_rank`, `memory_limit_bytes`,
-            `dtype`, and `constraints`, which override the plan's; None removes one.
-        speeds: factors on the measured speeds of `computation`, `communication` and `copies`.
-        spelling: the caller's names of the changed inputs, for errors.
-    """
-
-    plan_id: str | None = None
-    inputs: Mapping[str, object] = field(default_factory=dict)
-    changes: Mapping[str, object] = field(default_factory=dict)
-    speeds: Mapping[str, float] = field(default_factory=dict)
-    spelling: Spelling = AS_CHANGES
+_ARGUMENTS: Mapping[str, str] = {
+    "world_size": "world_size", "memory_limit_bytes": "memory_limit", "dtype": "dtype",
+}  # fmt: skip
+"""Arguments of `moetune.plan` by the inputs that a question names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfAnswer:
-    """Both plans and their differences; the second plan is not stored.
+    """Both plans and their differences; the second plan is not stored."""
 
-    Args:
-        words: sentences on the differences, the most important first.
-        profile: the one that the second plan was made with.
-    """
+    before: AnyPlan
+    after: AnyPlan
 
-    before: Plan
-    after: Plan
-    words: tuple[str, ...]
-    profile: Profile
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Sentences on the differences: what was changed, then the most important first."""
+        changed = ", ".join(asked_otherwise(self.before, self.after))
+        title = f"{'' if changed.startswith('without ') else 'with '}{changed}"
+        title = title if changed else "the plan is already made for these inputs"
+        return sentence(title), *compare(self.before, self.after)
 
     @property
     def document(self) -> dict[str, object]:
@@ -62,85 +51,148 @@ class WhatIfAnswer:
         return {"schema": WHATIF_SCHEMA, **plans, "words": list(self.words)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Changes:
-    world_size: int | None = None
-    tokens_per_rank: int | None = None
-    memory_limit_bytes: int | None = None
-    dtype: str | None = None
-    constraints: Mapping[str, str | None] = field(default_factory=dict)
+def whatif(
+    planner: Planner, question: WhatIf, before: AnyPlan | None = None, *, model: str | None = None
+) -> WhatIfAnswer:
+    """Return a plan, and the plan for changed inputs, flags, machine or speeds.
 
-
-def change_plan(before: Plan, *, profile: Profile, question: WhatIf) -> WhatIfAnswer:
-    """Return the plan for changed inputs, or for a faster or slower machine.
-
-    A group size that was not measured is estimated, as with `--allow-modelled`, and the plan warns
-    of it. With speeds the profile's times are divided by them, and the plan is labelled modelled.
+    Nothing is stored. A profile that the command line names is the second plan's machine. A group
+    size that was not measured is estimated, as with `--allow-modelled`, and the plan warns of it.
 
     Args:
-        profile: the one that `before` was made with.
-        question: its plan or inputs are those of `before`.
+        before: the plan; None for the question's own.
+        model: the `config.json` of a whole model without a name.
 
     Raises:
-        InputError: nothing is changed, or a change is unknown or wrong; the message names it.
-        InfeasiblePlanError: nothing satisfies the changed constraints or memory limit.
-        ProfileError: the profile lacks an operation that cannot be estimated.
+        InputError: there is no such plan, nothing is changed, or a change is unknown or wrong.
+        InfeasiblePlanError: nothing satisfies the changed flags or memory limit.
+        ProfileError: a profile is missing, has changed, or lacks an operation.
+    """
+    before = before or _named(planner, question)
+    machine = planner.sources.profile_of(before)
+    is_moved = machine.digest != before.inputs.profile_fingerprint
+    if is_moved and not planner.sources.must_match:
+        planner.profile_behind(before)  # which says that it has changed
+    own = machine.profile if not is_moved else _profile_of(planner, before)
+    return planner.run(
+        before.inputs.profile, change_plan, before, profile=machine.profile, question=question,
+        own=own, model=model,
+    )  # fmt: skip
+
+
+def change_plan(
+    before: AnyPlan,
+    *,
+    profile: Profile,
+    question: WhatIf,
+    own: Profile | None = None,
+    model: str | None = None,
+) -> WhatIfAnswer:
+    """Return a plan, and the plan for changed inputs, flags or speeds on a profile's machine.
+
+    Args:
+        own: the profile that `before` was made with, whose memory is the default limit of a whole
+            model; None where it is not known.
+        model: as of `whatif`.
+
+    Raises:
+        MoetuneError: as of `whatif`.
     """
     faster = decode(Speeds, question.speeds, "speeds")
-    if not question.changes and not faster.changed:
+    is_moved = profile.digest != before.inputs.profile_fingerprint
+    if not question.changes and not faster.changed and not is_moved:
         raise InputError(
-            "nothing is changed", "change the tokens, ranks, memory, dtype, constraints or speeds"
+            "nothing is changed",
+            "change the ranks, memory, dtype, speeds or machine, or a flag of the plan, such as "
+            "--constraint tp=2",
         )
-    inputs = _changed_inputs(before, question)
     used = scale_profile(profile, faster)
-    after = _plan(inputs, used, question.spelling)
-    return WhatIfAnswer(
-        before=before,
-        after=after,
-        words=(
-            name_changes(before.inputs, after.inputs, faster),
-            *compare_plans(before, after),
-        ),
-        profile=used,
-    )
+    if before.kind == "training":
+        asked = arguments_of(before, own) | ({} if model is None else {"model": model})
+        after: AnyPlan = _model_again(asked | dict(_arguments(question)), used)
+    else:
+        refuse_model(model)
+        after = layer_again(before, profile=used, question=question)
+    return WhatIfAnswer(before=before, after=after)
 
 
-def check_changes(before: Plan, question: WhatIf) -> None:
-    """Raise InputError where no request has these changes, whatever the machine."""
-    with spelled(question.spelling):
-        read_inputs(_changed_inputs(before, question)).request(default_dtype=None)
+def _named(planner: Planner, question: WhatIf) -> AnyPlan:
+    if (question.plan_id is None) == (not question.inputs):
+        raise InputError(
+            "the plan to change is not named", "give either the plan's id or its inputs"
+        )
+    if question.plan_id is None:
+        return planner.drafted(question.inputs)
+    return planner.sources.plan(question.plan_id)
 
 
-def _changed_inputs(before: Plan, question: WhatIf) -> dict[str, object]:
-    """Return the inputs document without its profile."""
-    changed = decode(_Changes, read_limit(question.changes, "changes"), "changes")
-    given = {name: text for name, text in changed.constraints.items() if text is not None}
-    with spelled(question.spelling):
-        check_sizes(changed)
-        check_constraint_sizes(decode_constraints(given))
-    inputs: dict[str, object] = encode(before.inputs)
-    for name in ("profile", "profile_fingerprint", *(["layer"] if before.inputs.model else [])):
-        del inputs[name]  # the layer of a named model depends on the changed number of ranks
-    constraints = {**before.inputs.constraints, **changed.constraints}
-    texts = {name: value for name, value in constraints.items() if value is not None}
-    return {**inputs, **question.changes, "constraints": texts}
+def _model_again(arguments: Mapping[str, object], profile: Profile) -> TrainingDocument:
+    request = training_request(ask(arguments), profile)
+    return plan_training(request, profile)
 
 
-def _plan(inputs: Mapping[str, object], profile: Profile, spelling: Spelling) -> Plan:
-    """Return the plan, with estimates of group sizes that the profile lacks."""
-    document = read_inputs(inputs)
-    with spelled(spelling):
-        request = document.request(default_dtype=None)
-    fingerprint = profile.digest
-    document.check(request.inputs_for(profile, fingerprint=fingerprint))
+def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:
+    """Return the profile that a plan was made with; None where it is not there or has changed."""
     try:
-        return make_plan(request, profile=profile, fingerprint=fingerprint)
-    except ProfileError as error:
-        if request.constraints.allow_modelled:
-            raise
-        constraints = replace(request.constraints, allow_modelled=True)
-        estimated = replace(request, constraints=constraints)
+        found = planner.sources.profile(plan.inputs.profile)
+    except ProfileError:
+        return None
+    return found.profile if found.digest == plan.inputs.profile_fingerprint else None
+
+
+def arguments_of(plan: TrainingDocument, profile: Profile | None) -> dict[str, object]:
+    """Return a whole model's question as arguments of `moetune.plan`.
+
+    Args:
+        profile: the plan's own, whose memory is the default limit; None where it is not known.
+    """
+    inputs, pins = plan.inputs, plan.inputs.pins
+    is_default = profile is not None and usable_bytes(profile.machine) == inputs.memory_limit_bytes
+    return {
+        "model": inputs.model_path or inputs.model, "world_size": inputs.world_size,
+        "global_batch": inputs.global_batch, "seq": inputs.seq, "dtype": inputs.dtype,
+        "routing": None if inputs.leaves_room else inputs.routing,
+        "optimizer": inputs.optimizer, "target": inputs.runtime,
+        "memory_limit": None if is_default else inputs.memory_limit_bytes,
+        **{name: encode(getattr(pins, name)) for name in pinned(pins)},
+        **({} if pins.stages is None else {"stages": stage_words(pins.stages)}),
+    }  # fmt: skip
+
+
+def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:
+    """Yield changed arguments of `moetune.plan`; None for a flag that is removed.
+
+    Raises:
+        InputError: a change is for plans of layers, or `moetune plan` has no such flag.
+    """
+    for name, value in question.changes.items():
+        if name == "constraints" and isinstance(value, Mapping):
+            for flag, text in value.items():
+                argument = str(flag).replace("-", "_")
+                if argument not in ASKS:
+                    hint = (
+                        "`moetune plan --help` has them all; another machine is another --profile"
+                    )
+                    raise InputError(
+                        f"{question.spelling(str(flag))} is no flag of a plan",
+                        nearest_or(hint, argument, ASKS),
+                    )
+                yield argument, _number(text)
+        elif name in _ARGUMENTS:
+            yield _ARGUMENTS[name], value
+        else:
+            raise InputError(
+                f"{question.spelling(name)} is for layers: the plan of a training has sequences",
+                "change their number or length, such as --constraint global-batch=512 or "
+                "--constraint seq=8k",
+            )
+
+
+def _number(text: Any) -> object:  # noqa: ANN401 - a text of a document
+    """Return the number in a text; other texts and None as they are."""
+    for kind in (int, float):
         try:
-            return make_plan(estimated, profile=profile, fingerprint=fingerprint)
-        except ProfileError:
-            raise error from None
+            return kind(text)
+        except (TypeError, ValueError):
+            continue
+    return text

@@ -20,5 +20,5 @@ def test_one_rank_trains_low_ranks_of_experts() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_checkpoints_frozen_parts_and_accumulation_change_no_gradient(num_ranks: int) -> None:
+def test_checkpoints_and_frozen_parts_change_no_gradient(num_ranks: int) -> None:
     assert run_ranks(kinds_workers.any_ranks, num_ranks) == [""] * num_ranks

@@ -264,21 +264,10 @@ def check_states(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
         assert (found[name] - value).abs().max() <= TOLERANCE, name
 
 
-def trains_under_ddp() -> None:
+def trains_under(wrapper: str) -> None:
     whole = tiny("Qwen3Moe")
     adapted = moetune.adapt(copy.deepcopy(whole))
-    wrapped = DistributedDataParallel(moetune.prepare_ddp(adapted))
-    train(wrapped, adapted)
-    train_whole(whole)
-    check_states(whole_state(adapted), whole.state_dict())
-
-
-def trains_under_fsdp() -> None:
-    whole = tiny("Qwen3Moe")
-    mesh = init_device_mesh("cpu", (rank_of()[1],), mesh_dim_names=("data",))
-    adapted = moetune.prepare_fsdp(moetune.adapt(copy.deepcopy(whole)), mesh)
-    fully_shard(adapted, mesh=mesh)
-    train(adapted, adapted)
+    train(_wrapped(adapted, wrapper), adapted)
     train_whole(whole)
     check_states(whole_state(adapted), whole.state_dict())
 
@@ -299,16 +288,6 @@ def trains_in_chunks_of_states() -> None:
     if rank_of()[0] == 0:
         assert found.keys() == whole.state_dict().keys()
         check_states({name: found[name] for name in whole.state_dict()}, whole.state_dict())
-
-
-def trains_with_replicas_of_experts() -> None:
-    whole = tiny("Mixtral")
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "experts"))
-    adapted = moetune.adapt(copy.deepcopy(whole), mesh=mesh)
-    wrapped = DistributedDataParallel(moetune.prepare_ddp(adapted))
-    train(wrapped, adapted)
-    train_whole(whole)
-    check_states(whole_state(adapted), whole.state_dict())
 
 
 def saves(folder: str, families: Sequence[str]) -> None:
@@ -556,8 +535,8 @@ def two_ranks(folder: str) -> None:
         ("none", "S3"),
     )
     follows_its_plan()
-    trains_under_ddp()
-    trains_under_fsdp()
+    trains_under("ddp")
+    trains_under("fsdp")
     trains_in_chunks_of_states()
     saves(f"{folder}/saved", ("Mixtral", "GptOss", "Llama4"))
     loads(f"{folder}/loaded", ("Mixtral", "GptOss", "Llama4"))
@@ -570,5 +549,4 @@ def two_ranks(folder: str) -> None:
 def four_ranks(folder: str) -> None:
     """What is shown on four ranks."""
     equal_models(tuple(FAMILIES), ((2, 3),), ("none", "S1"), **WIDTH_OF_FOUR)
-    trains_with_replicas_of_experts()
     reshards(folder)

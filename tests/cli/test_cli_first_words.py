@@ -21,18 +21,19 @@ def step_of(plan: dict[str, Any]) -> float:
 
 def test_the_first_words_are_of_where_the_numbers_come_from(cli: Cli) -> None:
     words = " ".join(cli(*OLMOE).out.split())
-    assert words.startswith(
+    source = (
         "Numbers: published tables of NVIDIA H100 80GB HBM3, no measurement of yours (profile "
         "h100-x8). Nine in ten public runs of Megatron took"
     )
+    assert words.index(source) < words.index("One step:") < words.index("Lay it out")
     for target, model, runs in (
         ("torchtitan", "qwen3-30b-a3b", "Nine in ten public runs of torchtitan took"),
         ("transformers", "olmoe", "Nobody has published steps of transformers"),
     ):
         asked = [model if word == "olmoe" else word for word in OLMOE]
         assert runs in " ".join(cli(*asked, "--target", target).out.split())
-    described = cli(*OLMOE, "--profile", "a100-x4").out
-    assert described.startswith("Numbers: a description of NVIDIA A100 80GB PCIe")
+    described = " ".join(cli(*OLMOE, "--profile", "a100-x4").out.split())
+    assert "Numbers: a description of NVIDIA A100 80GB PCIe" in described
 
 
 def test_a_hint_leads_to_the_step_that_it_promises(cli: Cli) -> None:

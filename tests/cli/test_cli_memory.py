@@ -78,20 +78,6 @@ def test_all_layouts_that_fit_are_printed_when_asked(cli: Cli) -> None:
     assert "more: --all" not in cli(*asked, "--all").out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("gpt-s",), "not a whole model"),
-        (("olmoe", "--tp", "3"), "tp"),
-        (("nothing-7b",), "nothing-7b"),
-    ],
-)  # fmt: skip
-def test_wrong_input_is_named(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
-    found = cli("memory", *arguments)
-    assert found.code == 2
-    assert words in found.err
-
-
 def test_the_default_batch_has_a_micro_batch_on_each_gpu(cli: Cli) -> None:
     found = cli("memory", "olmoe", "--world-size", "2", "--micro-batch", "8", "--json").document
     assert found["inputs"]["global_batch"] == 16

@@ -17,12 +17,9 @@ import numpy as np
 import pytest
 
 import moetune
-from moetune.domain.plan import Plan
 from moetune.domain.question import Question
-from moetune.report.section import values_of
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan_view import PlanView, TrainingPlanView
-from moetune.workflows.views.plan import page_sections
+from moetune.workflows.plan_view import PlanView
 from tests.cli.running import Cli
 
 LAYER: dict[str, Any] = {"model": "gpt-xl", "profile": "rtx2080ti-x64", "dtype": "float16"}
@@ -80,7 +77,6 @@ def test_a_plan_has_the_numbers_and_the_words_of_the_command_line(
     cli: Cli, arguments: dict[str, Any], flags: tuple[str, ...]
 ) -> None:
     plan = moetune.plan(**arguments)
-    assert isinstance(plan, PlanView)
     assert plan.to_dict() == cli("plan", *flags, "--json").document
     assert cli("plan", *flags).out.startswith(f"{plan}\n")
     why = plan.explain()
@@ -92,7 +88,6 @@ def test_a_training_plan_has_the_numbers_and_the_words_of_the_command_line(
     cli: Cli, tmp_path: Path
 ) -> None:
     plan = moetune.plan(**TRAINING)
-    assert isinstance(plan, TrainingPlanView)
     document = cli("plan", *TRAINING_FLAGS, "--json").document
     assert plan.to_dict() == document
     assert plan.id == document["id"]
@@ -112,7 +107,6 @@ def test_a_training_plan_has_the_numbers_and_the_words_of_the_command_line(
 
 def test_a_training_plan_answers_questions_as_the_command_line_does(cli: Cli) -> None:
     plan = moetune.plan(**TRAINING)
-    assert isinstance(plan, TrainingPlanView)
     document = cli("plan", *TRAINING_FLAGS, "--json").document
     assert plan.predicted.step_seconds == document["predicted"]["step_seconds"]
     assert plan.memory.peak_bytes == document["memory"]["peak_bytes"]
@@ -201,16 +195,12 @@ def test_a_notebook_draws_the_page_without_scripts(arguments: dict[str, Any]) ->
         assert len(html) < 60_000
     html = plan._repr_html_() or ""
     shown = Cell(html).words
-    if isinstance(plan, PlanView):
-        for section in page_sections(plan.explanation):
-            for one in section.highlights:
-                assert f"{one.name} {one.cell.text}" in shown
-            for table in section.tables:
-                assert all(cell.text in shown for row in table.rows for cell in row)
-            assert values_of(section)["notes"] == list(section.notes)
-        assert "Alternatives that lost" in shown
-    else:
-        assert "The next layouts" in shown
+    _, sections, more = plan._page()
+    for section in sections:
+        assert all(f"{one.name} {one.cell.text}" in shown for one in section.highlights)
+        for table in section.tables:
+            assert all(cell.text in shown for row in table.rows for cell in row)
+    assert all(section.title in shown for section in more)
 
 
 @pytest.mark.usefixtures("home")
@@ -219,31 +209,28 @@ def test_everything_that_takes_a_plan_takes_it() -> None:
         d_model=8, d_hidden=16, num_experts=4, tokens=32, world_size=1, dtype="float16",
         profile="rtx2080ti-x64", save=False,
     )  # fmt: skip
-    assert isinstance(plan, PlanView)
     layer = moetune.MoELayer(8, 16, 4, plan=plan)
     assert layer.shape == plan.workload.layer
-    assert moetune.open_planbook(plan).plans == (plan,)
+    assert moetune.open_planbook(plan).plans == (plan.plan,)
     training = moetune.plan(**TRAINING)
-    with pytest.raises(moetune.InputError, match="neither the plan of a layer"):
-        moetune.MoELayer(8, 16, 4, plan=training)  # type: ignore[arg-type] # the error
+    with pytest.raises(moetune.InputError, match="is the plan of a model's training"):
+        moetune.MoELayer(8, 16, 4, plan=training)
     training.save("layout.json")
     with pytest.raises(moetune.InputError, match=r"training.*\n.*moetune export layout.json"):
         moetune.MoELayer(8, 16, 4, plan="layout.json")
 
 
 @pytest.mark.usefixtures("home")
-def test_another_process_gets_the_plan_alone() -> None:
+def test_another_process_gets_the_view() -> None:
     plan = moetune.plan(**LAYER)
-    assert isinstance(plan, PlanView)
     sent = pickle.loads(pickle.dumps(plan))  # noqa: S301 - our own
     for found in (sent, copy.deepcopy(plan)):
-        assert type(found) is Plan
-        assert plan == found
-        assert found == plan
-    changed = replace(plan, warnings=("Mine.",))
-    assert changed != plan
-    assert "Mine." in str(changed)
-    assert "gpt-xl" not in repr(plan)
+        assert type(found) is PlanView
+        assert (found, found.plan) == (plan, plan.plan)
+        assert str(found) == str(plan)
+    assert plan.pipeline == plan.plan.as_layer().pipeline
+    with pytest.raises(AttributeError, match="nothing_such"):
+        plan.nothing_such  # noqa: B018 - the error
     assert plan.id[:6] in repr(plan)
 
 

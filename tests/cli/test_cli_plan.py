@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from moetune.cli.app import program
-from moetune.domain.plan import plan_from_json
+from moetune.domain.any_plan import plan_from_json
 from tests.cli.running import Cli
 from tests.cli.test_cli_frozen import leaves
 from tests.golden.cases import LAB
@@ -156,8 +156,9 @@ def test_a_limit_that_binds_is_met_by_reusing_memory_and_explained(cli: Cli) -> 
     assert plan["decision"]["binding"] == "memory"
     result = cli("explain", plan["id"][:8])
     words = " ".join(result.out.split())
-    assert "none: all activations are kept; does not fit: it peaks at 1.07 GiB" in words
+    assert "strategy none 60.9 ms does not fit: it peaks at 1.07 GiB" in words
     assert "S1, S2, S3: not measured, the profile lacks copies" in words
+    assert "Eq. 10" in words
     strategies = cli("explain", plan["id"][:8], "--json").document["strategies"]
     assert [one["strategy"] for one in strategies] == ["none", "S4"]
     assert strategies[1]["step_seconds"] == pytest.approx(plan["predicted"]["step_seconds"])

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from moetune.domain.any_plan import plan_from_document
 from moetune.domain.document import encode
-from moetune.domain.plan import Plan, plan_from_document
+from moetune.domain.plan import Plan
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
 from moetune.domain.request import PlanRequest
 from moetune.report.section import Section
+from moetune.workflows.changes import WhatIf
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from moetune.workflows.plan import make_plan
 from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.views.comparison import whatif_sections
 from moetune.workflows.views.explanation import explanation_sections
-from moetune.workflows.views.plan import page_sections, plan_sections
-from moetune.workflows.whatif import WhatIf, change_plan
+from moetune.workflows.views.plan import plan_sections
+from moetune.workflows.whatif import change_plan
 from tests.cli.running import Cli
 from tests.report.lab import LAYER, lab_profile
 
@@ -82,8 +84,8 @@ def test_every_view_of_a_plan_says_so(suspect: Profile) -> None:
     plan = plan_of(suspect)
     explanation = LayerSubject(plan=plan, profile=suspect)
     answer = change_plan(plan, profile=suspect, question=WhatIf(changes={"tokens_per_rank": 2048}))
-    views = (plan_sections, page_sections, explanation_sections)
-    for sections in (*(view(explanation) for view in views), whatif_sections(answer)):
+    pages = (plan_sections(explanation, is_page=page) for page in (False, True))
+    for sections in (*pages, explanation_sections(explanation), whatif_sections(answer)):
         (text,) = said(sections)
         assert {"GEMM", "14.0", "41.0", "show"} <= set(text.replace("(", " ").split())
 

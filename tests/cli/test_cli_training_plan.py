@@ -66,7 +66,7 @@ def test_a_model_of_a_file_is_planned(cli: Cli, tmp_path: Path) -> None:
 
 def test_nodes_are_ranks_of_the_profile(cli: Cli) -> None:
     plan = cli(*QWEN, "--nodes", "4", "--target", "megatron", "--tp", "1", "--pp", "2").out
-    assert "on 32 ranks" in plan
+    assert "32 ranks" in plan
 
 
 def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
@@ -78,24 +78,6 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
     assert plan["layout"]["recompute"] == ["none"]
     assert plan["memory"]["peak_bytes"] > plan["inputs"]["memory_limit_bytes"]
     assert plan["predicted"]["step_seconds"] > 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "word"),
-    [
-        (("--global-batch", "64"), "--seq"),
-        (("--global-batch", "64", "--seq", "4k", "--dtype", "float64"), "float64"),
-        (("--global-batch", "64", "--seq", "4k", "--target", "megatron", "--stages", "Et*40|t*7L"),
-         "47"),
-        (("--global-batch", "64", "--seq", "4k", "--d-hidden", "64"), "--d-hidden"),
-        (("--global-batch", "64", "--seq", "4k", "--world-size", "24", "--tp", "7",
-          "--target", "megatron"), "world_size"),
-    ],
-)  # fmt: skip
-def test_wrong_input_is_named(cli: Cli, flags: tuple[str, ...], word: str) -> None:
-    result = cli("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", *flags)
-    assert result.code == 2
-    assert word in result.err
 
 
 @pytest.mark.parametrize(
@@ -280,7 +262,7 @@ def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path)
         assert by_id == by_file
     other = cli(*QWEN, "--world-size", "32", "--target", "megatron", "--json").document["id"]
     words, table = cli("plans", "diff", short, other[:8]).out.split("Differences")
-    assert "a step" in words
+    assert "A step takes" in words
     assert "inputs.world_size" in table
     assert "omit --nproc" in cli("trace", short, "--nproc", "2").err
     refused = cli("verify", short)
@@ -341,9 +323,9 @@ def test_a_hint_of_memory_leaves_out_what_does_not_help(
     assert refused.err.rstrip().splitlines()[-1].strip() == hint
 
 
-def test_a_layers_plan_has_nothing_to_export(cli: Cli) -> None:
+def test_a_layers_plan_is_not_exported(cli: Cli) -> None:
     plan = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--dtype", "float16",
                "--json").document["id"]  # fmt: skip
     refused = cli("export", plan[:8], "--to", "megatron")
     assert refused.code == 2
-    assert "nothing to export" in refused.err
+    assert "is the plan of a layer" in refused.err

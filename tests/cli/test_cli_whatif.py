@@ -52,10 +52,12 @@ def test_whatif_says_what_is_wrong(
     assert part in result.document["error"] + result.document["hint"]
 
 
-def test_whatif_needs_the_plans_profile(cli: Cli, plan_id: str) -> None:
-    result = cli("whatif", plan_id, "--profile", "rtx2080ti-x32", "--tokens", "1k", "--json")
-    assert result.code == 5
-    assert "is not the one" in result.document["error"]
+def test_another_profile_is_another_machine(cli: Cli, plan_id: str) -> None:
+    there = ("--profile", "h100-x8", "--world-size", "8", "--dtype", "bfloat16")
+    found = cli("whatif", plan_id, *there, "--json").document
+    assert found["after"] == cli("plan", "--model", "gpt-xl", *there, "--json").document
+    assert found["words"][0].startswith("With ")
+    assert "profile h100-x8 instead of rtx2080ti-x64" in found["words"][0]
 
 
 TRAINING = (
@@ -88,7 +90,6 @@ def test_whatif_of_a_training_is_the_plan_of_the_changed_flags(
 ) -> None:
     found = cli("whatif", training_id[:8], *changes, "--json").document
     made = cli(*TRAINING, *flags, "--recompute", "norm,moe_act", "--json").document
-    assert found["schema"] == "moetune.training-whatif/1"
     assert found["before"]["id"] == training_id
     assert found["after"]["id"] == made["id"]
     assert found["after"]["predicted"] == made["predicted"]

@@ -16,7 +16,7 @@ another order is what the kit finds. The exit of `FakeCuda` raises what went wro
 - tensors of two devices in one operation.
 
 `check_orders` compares the collectives of several ranks' runs: two communicators in different
-orders, sends and receives that wait for each other, a collective that a rank leaves out.
+orders, a collective that a rank leaves out.
 
 `lanes` decides what runs before what. `streams` and `tensors`, with `patches`, are what
 `torch.cuda` and torch's operations report to it, and `device` puts them together. `world` is

@@ -22,26 +22,21 @@ class World(Protocol):
     backends: Mapping[str, str]
     seconds: float
     log: "list[Issued]"
-    batch: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Issued:
-    """One collective, send or receive of a rank, in the order of issue.
+    """One collective of a rank, in the order of issue.
 
     Args:
         group: members of the communicator and its number among those with the same members.
         kind: name of the collective, with its dtype.
-        peer: of a send or receive, the ranks from and to; None of a collective.
-        batch: of the sends and receives that were issued as one, else 0.
         is_on_device: it runs on a GPU, where later ones wait for it.
         waited_at: how many had been issued when the host waited for it; None if it never did.
     """
 
     group: tuple[tuple[int, ...], int]
     kind: str
-    peer: tuple[int, int] | None
-    batch: int
     is_on_device: bool
     waited_at: int | None = None
 
@@ -115,7 +110,7 @@ class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # a base of type Any
         self.desc = desc
         self.options: object = None
         self.stash: dict[Issued, list[torch.Tensor]] = {}
-        self._lanes: dict[object, Lane] = {}
+        self._lanes: dict[torch.device, Lane] = {}
 
     # What torch asks a group
 
@@ -219,14 +214,6 @@ class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # a base of type Any
             self.world.cuda.host.follow(self._lane(device).point())
         return work
 
-    def send(self, tensors: list[torch.Tensor], to: int, _: int = 0) -> MirrorWork:
-        peer = self.members[self.place], self.members[to]
-        return self._issue("send", tensors, [], lambda: None, peer=peer)
-
-    def recv(self, tensors: list[torch.Tensor], source: int, _: int = 0) -> MirrorWork:
-        peer = self.members[source], self.members[self.place]
-        return self._issue("recv", [], tensors, tensors[0].zero_, peer=peer)
-
     alltoall_base, _allgather_base, _reduce_scatter_base = (
         all_to_all_single, all_gather_single, reduce_scatter_single,
     )  # fmt: skip
@@ -239,7 +226,6 @@ class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # a base of type Any
         writes: Sequence[torch.Tensor],
         compute: Callable[[], object],
         *,
-        peer: tuple[int, int] | None = None,
         device: torch.device | None = None,
     ) -> MirrorWork:
         world, cuda = self.world, self.world.cuda
@@ -248,12 +234,9 @@ class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # a base of type Any
         if device.type not in world.backends:
             raise RuntimeError(f"No backend type associated with device type {device.type}")
         dtype = f" {tensors[0].dtype}" if tensors else ""
-        entry = Issued(
-            group=self.key, kind=f"{kind}{dtype}", peer=peer, batch=world.batch,
-            is_on_device=device != HOST,
-        )  # fmt: skip
+        entry = Issued(group=self.key, kind=f"{kind}{dtype}", is_on_device=device != HOST)
         world.log.append(entry)
-        lane = self._lane(device, peer)
+        lane = self._lane(device)
         if device != HOST:
             lane.follow(cuda.streams.lane(device).point())
         with torch.no_grad(), _disable_current_modes():
@@ -267,11 +250,10 @@ class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # a base of type Any
         self.stash[entry] = tensors
         return MirrorWork(self, entry, lane)
 
-    def _lane(self, device: torch.device, peer: tuple[int, int] | None = None) -> Lane:
-        """Return where a collective runs: NCCL has a stream for each pair of ranks, too."""
+    def _lane(self, device: torch.device) -> Lane:
+        """Return where a collective runs."""
         if device == HOST:
             return Lane(f"a thread of gloo for {self.name}", HOST)
-        key = device if peer is None else (device, frozenset(peer))
-        if key not in self._lanes:
-            self._lanes[key] = Lane(f"NCCL's stream of {self.name} on {device}", device)
-        return self._lanes[key]
+        if device not in self._lanes:
+            self._lanes[device] = Lane(f"NCCL's stream of {self.name} on {device}", device)
+        return self._lanes[device]

@@ -14,24 +14,20 @@ from tests.cuda_kit.group import Issued
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Node:
-    """One collective, or one message between two ranks, that all of its ranks take part in.
+    """One collective, that all of its ranks take part in.
 
     Args:
         number: of the communicator, among those with the same members.
-        peer: the ranks from and to of a message; empty for a collective.
-        count: of the same kind before it.
+        count: of the communicator's before it.
     """
 
     members: tuple[int, ...]
     number: int
-    peer: tuple[int, ...]
     count: int = 0
 
     def __str__(self) -> str:
         of = f"communicator {self.number} of ranks {list(self.members)}"
-        if not self.peer:
-            return f"collective {self.count} of {of}"
-        return f"message {self.count} from rank {self.peer[0]} to {self.peer[1]} of {of}"
+        return f"collective {self.count} of {of}"
 
 
 class CollectiveOrderError(AssertionError):
@@ -67,7 +63,7 @@ def _nodes(log: Sequence[Issued]) -> list[Node]:
     found: list[Node] = []
     for one in log:
         members, number = one.group
-        key = Node(members=members, number=number, peer=one.peer or ())
+        key = Node(members=members, number=number)
         found.append(replace(key, count=counts[key]))
         counts[key] += 1
     return found
@@ -77,10 +73,9 @@ def _check_kinds(nodes: Sequence[Sequence[Node]], logs: Sequence[Sequence[Issued
     kinds: dict[Node, dict[int, str]] = {}
     for rank, (mine, log) in enumerate(zip(nodes, logs, strict=True)):
         for node, one in zip(mine, log, strict=True):
-            kind = one.kind if one.peer is None else "a message " + one.kind.partition(" ")[2]
-            kinds.setdefault(node, {})[rank] = kind
+            kinds.setdefault(node, {})[rank] = one.kind
     for node, by_rank in kinds.items():
-        absent = [rank for rank in node.peer or node.members if rank not in by_rank]
+        absent = [rank for rank in node.members if rank not in by_rank]
         if absent:
             raise CollectiveOrderError(f"ranks {absent} never issue {node}: {by_rank}")
         if len(set(by_rank.values())) > 1:
@@ -92,8 +87,7 @@ def _earlier(log: Sequence[Issued], mine: Sequence[Node], later: int) -> Iterato
     new = log[later]
     for place in range(later):
         old = log[place]
-        is_same_batch = old.batch and old.batch == new.batch
-        is_queued = old.is_on_device and new.is_on_device and not is_same_batch
+        is_queued = old.is_on_device and new.is_on_device
         is_waited = old.waited_at is not None and old.waited_at <= later
         if (is_queued or is_waited) and mine[place] != mine[later]:
             yield mine[place]

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 
@@ -64,19 +64,6 @@ class Stream:
         """Block this thread until the stream is idle."""
         self.machine.check(self.device, f"the host waits for {self.lane.name}")
         self.machine.host.host.follow(self.lane.point())
-
-    def query(self) -> bool:
-        """Return whether the stream is idle: a fake one is, as soon as somebody asks."""
-        self.synchronize()
-        return True
-
-    def __enter__(self) -> Self:
-        self._entered = self.machine.use(self)
-        self._entered.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._entered.__exit__(None, None, None)
 
 
 class Event:

@@ -67,8 +67,6 @@ class MirrorWorld:
         self.backends, self.seconds, self.says = backends, seconds, says
         self.log: list[Issued] = []
         self.groups: list[MirrorGroup] = []
-        self.batch = 0
-        self._num_batches = 0
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -77,7 +75,6 @@ class MirrorWorld:
         monkeypatch.setattr(c10d, "_world", c10d._World())
         for module in (dist, c10d):
             monkeypatch.setattr(module, "new_group", self._new_group)
-            monkeypatch.setattr(module, "batch_isend_irecv", self._batched(c10d.batch_isend_irecv))
         # Peers are in as many groups as this rank.
         monkeypatch.setattr(gloo, "_told_by_all", lambda _, number, *__: [number])
         # Builds of torch for the CPU lack it.
@@ -128,14 +125,3 @@ class MirrorWorld:
                 found[:] = [self.says(value, self.rank, rank) for rank in members]
 
         return all_gather_object
-
-    def _batched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def batch(ops: Sequence[Any]) -> Any:
-            self._num_batches += 1
-            self.batch = self._num_batches
-            try:
-                return original(ops)
-            finally:
-                self.batch = 0
-
-        return batch

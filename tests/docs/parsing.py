@@ -8,6 +8,7 @@ from typing import Any
 from typer.main import get_command
 
 from moetune.cli.app import program
+from moetune.domain.question import ASKS, read_texts
 
 
 def command_names() -> Mapping[str, Any]:
@@ -24,6 +25,10 @@ def parse(line: str) -> None:
         words = [*getattr(context, "_protected_args", ()), *context.args]
         name, command, words = command.resolve_command(context, words)
         context = command.make_context(name, words, parent=context)
+    read_texts({
+        field: text for field, text in context.params.items()
+        if field in ASKS and isinstance(text, str)
+    })  # fmt: skip
 
 
 def check_mention(text: str) -> None:

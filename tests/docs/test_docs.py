@@ -98,7 +98,7 @@ def _page(folder: Path, text: str) -> Path:
         ("```sh\nmoetune models show no-such-model\n```\n", "no-such-model"),
         ("```console\n$ echo 12.5 ms\n12.6 ms\n```\n", r"12\.6 is not"),
         ("```console\n$ echo 1 2\n1\n```\n", "the output goes on"),
-        ("<!-- not run: no cluster -->\n```sh\nsrun moetune plan --tp x\n```\n", "valid integer"),
+        ("<!-- not run: no cluster -->\n```sh\nsrun moetune plan --tp x\n```\n", "a number"),
         ("Text.\n\n    moetune plan\n", "without a fence"),
     ],
 )  # fmt: skip

@@ -6,10 +6,11 @@ from typing import Literal
 
 import pytest
 
+from moetune.domain.any_plan import plan_from_document, plan_from_json
 from moetune.domain.document import LARGEST, decode, decode_schema, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Plan, Range, plan_from_document, plan_from_json
+from moetune.domain.plan import Plan, Range
 from tests.runtime.plans import small_plan
 
 

@@ -5,20 +5,19 @@ from typing import Any
 
 import pytest
 
+from moetune.domain.any_plan import plan_from_document
 from moetune.domain.chips import peak_flops
 from moetune.domain.constraints import Constraints
 from moetune.domain.document import encode
 from moetune.domain.experts import RoutedExperts, Router
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.model import MODELS
-from moetune.domain.plan import Plan, plan_from_document
+from moetune.domain.plan import Plan
 from moetune.domain.request import PlanRequest
 from moetune.domain.throughput import (
     Throughput,
     layer_flops,
-    observed_throughput,
     rate,
-    throughput_of,
 )
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -77,14 +76,14 @@ def test_a_layers_plan_has_its_rate_and_its_share_of_the_peak() -> None:
 )  # fmt: skip
 def test_older_plans_are_counted_again_without_a_peak(profile: str, asked: dict[str, Any]) -> None:
     plan = plan_on(profile, **asked)
-    known = throughput_of(plan)
+    known = plan.throughput
     assert known is not None
     document = encode(plan)
     for key in ("model_flops_per_second_per_device", "mfu"):
         document["predicted"].pop(key, None)
     older = plan_from_document(document)
     assert older.id == plan.id
-    found = throughput_of(older)
+    found = older.throughput
     assert found is not None
     assert found.flops_per_second == pytest.approx(known.flops_per_second)
     assert found.mfu is None
@@ -107,7 +106,7 @@ def test_a_step_of_no_time_has_no_rate() -> None:
     no_time = replace(
         plan.predicted, step_seconds=0.0, model_flops_per_second_per_device=None, mfu=None
     )
-    assert throughput_of(replace(plan, predicted=no_time)) is None
+    assert replace(plan, predicted=no_time).throughput is None
 
 
 def test_the_same_work_in_twice_the_time_is_half_the_rate() -> None:
@@ -132,8 +131,8 @@ def test_peaks_are_dense_and_of_one_device() -> None:
 
 def test_an_observed_step_has_the_flops_of_its_own_tokens() -> None:
     plan = plan_on("h100-x8", model="gpt-xl", dtype="bfloat16")
-    found = observed_throughput(plan, 4096, 2e-3)
+    found = plan.observed_throughput(4096, 2e-3)
     assert found is not None
     assert found.flops_per_second == pytest.approx(GPT_XL_FLOPS / 2 / 2e-3)
     assert found.mfu == pytest.approx(GPT_XL_FLOPS / 2 / 2e-3 / 989.5e12)
-    assert observed_throughput(plan, 4096, 0.0) is None
+    assert plan.observed_throughput(4096, 0.0) is None

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from moetune.domain.any_plan import plan_from_document
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.placement import ModelPlacement, PlacementChoice
-from moetune.domain.plan import Alternative, Plan, StrategyTerms, plan_from_document
+from moetune.domain.plan import Alternative, Plan
 from moetune.domain.profile import CollectiveLine, Profile, profile_from_document
 from moetune.domain.records import Observation
 from moetune.domain.samples import CollectivePoint, GemmPoint, RowsPoint, Sample, StepPoint
@@ -41,15 +42,6 @@ def test_a_plan_in_8_bits_is_refused_by_name() -> None:
 def test_a_plan_that_pinned_flat_exchanges_is_read() -> None:
     plan = small_plan(layer=LAYER, constraints={"dispatcher": "flat"})
     assert plan_from_document(encode(plan)) == plan
-
-
-def test_terms_of_a_strategy_are_read_without_the_papers_own_rule() -> None:
-    terms = StrategyTerms(
-        strategy="S4", forward_degree=2, backward_degree=2, step_seconds=1.0, needed_bytes=1,
-        peak_bytes=1, host_bytes=0, saving_ratio=0.5, fits=True, is_chosen=True, lost_because="",
-    )  # fmt: skip
-    document = {**encode(terms), "paper_seconds": 0.9, "is_paper_choice": True}
-    assert decode(StrategyTerms, document, "terms") == terms
 
 
 def test_a_layout_and_an_observation_with_it_are_refused_by_name() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moetune.workflows.export import PlanExport, export_plan
-from moetune.workflows.training_files import training_plan_file
+from moetune.workflows.files import load_plan_file
 
 KNOWN = Path(__file__).parent / "known"
 LAYOUT: dict[str, Any] = {
@@ -49,7 +49,7 @@ def exported(folder: Path, to: str, document: object) -> PlanExport:
     text = document if isinstance(document, str) else json.dumps(document)
     path.write_text(text, encoding="utf-8")
     return export_plan(
-        training_plan_file(path), to=to, model=None, stores=lambda: nullcontext(None)
+        load_plan_file(path).as_model(), to=to, model=None, stores=lambda: nullcontext(None)
     )
 
 

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Strategy
 from moetune.domain.model import MODELS
@@ -22,26 +23,25 @@ from moetune.domain.request import PlanRequest
 from moetune.report.observed import seen
 from moetune.report.section import Section, all_figures, values_of
 from moetune.report.text import text_of
+from moetune.workflows.changes import WhatIf
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.library import StoredPlan
 from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import FoundProfile
-from moetune.workflows.subjects import LayerSubject
+from moetune.workflows.subjects import LayerSubject, subject_of
 from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
 from moetune.workflows.views.comparison import (
     comparison_sections,
     machine_sections,
     whatif_sections,
 )
-from moetune.workflows.views.explanation import explanation_sections, reasons
+from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.models import model_section, models_section
 from moetune.workflows.views.observed import observed_sections, verification_sections
-from moetune.workflows.views.plan import page_sections, plan_sections
+from moetune.workflows.views.plan import plan_sections
 from moetune.workflows.views.profile import profile_page, profile_report, profile_sections
 from moetune.workflows.views.stored_plans import stored_plans_table
-from moetune.workflows.views.training import training_sections
-from moetune.workflows.views.training_page import training_page
-from moetune.workflows.whatif import WhatIf, change_plan
+from moetune.workflows.whatif import change_plan
 from tests.golden.answers import FOLDER
 from tests.report.lab import LAYER, lab_plan, lab_profile, observations
 from tests.solve.clusters import cluster_profile
@@ -157,8 +157,12 @@ def without_profile() -> tuple[Section, ...]:
     return explanation_sections(lost)
 
 
-def drawn(explanation: LayerSubject) -> Iterable[Section]:
-    return (*page_sections(explanation), *reasons(explanation, is_drawn=True))
+def beside(first: AnyPlan, second: AnyPlan) -> Iterable[Section]:
+    return comparison_sections(first, second, names=NAMES, is_drawn=True)
+
+
+def drawn(subject: LayerSubject) -> Iterable[Section]:
+    return plan_sections(subject, is_page=True)
 
 
 def found() -> FoundProfile:
@@ -188,11 +192,11 @@ PAGES: Mapping[str, Callable[[], Iterable[Section]]] = {
     ),
     "layer-without-profile": without_profile,
     "layer-placed": lambda: plan_sections(LayerSubject(plan=placed()[1], profile=None)),
-    "placed-differ": lambda: comparison_sections(*placed(), names=NAMES),
-    "plans-differ": lambda: comparison_sections(lab_plan(), lab_plan(8192), names=NAMES),
-    "plans-equal": lambda: comparison_sections(lab_plan(), lab_plan(), names=NAMES),
-    "training": lambda: (*training_sections(training_plan()), *training_page(training_plan())),
-    "trainings-differ": lambda: comparison_sections(training_plan(), OTHER_TRAINING, names=NAMES),
+    "placed-differ": lambda: beside(*placed()),
+    "plans-differ": lambda: beside(lab_plan(), lab_plan(8192)),
+    "plans-equal": lambda: beside(lab_plan(), lab_plan()),
+    "training": lambda: plan_sections(subject_of(training_plan())),
+    "trainings-differ": lambda: beside(training_plan(), OTHER_TRAINING),
     "whatif": changed,
     "profile": lambda: (*profile_sections(found()), *profile_page(found(), here="/x?operation=")),
     "profile-lines": lambda: profile_sections(lines_alone()),

@@ -83,6 +83,15 @@ def _check_gradients(net: nn.Module, wanted: dict[str, torch.Tensor]) -> None:
         check_equal({name: found}, {name: whole})
 
 
+def _check_sums(net: Net, wanted: dict[str, torch.Tensor]) -> None:
+    """Hold experts' gradients, sums over the ranks' tokens, against those of one process."""
+    for name, parameter in net.moe.experts.named_parameters():
+        path = f"moe.experts.{name}"
+        assert parameter.grad is not None
+        mine = wanted[path].chunk(dist.get_world_size())[dist.get_rank()]
+        check_equal({path: parameter.grad / dist.get_world_size()}, {path: mine})
+
+
 def fsdp_equals_one_process() -> None:
     wanted = trained_alone(STEPS).state_dict()
     on_host = CPUOffloadPolicy(pin_memory=False)
@@ -97,7 +106,8 @@ def fsdp_equals_one_process() -> None:
 def micro_batches_add_up() -> None:
     wanted = _gradients_alone(2)
     net = moetune.prepare_ddp(moetune.prepare_ddp(Net()))
-    wrapped, (first, last) = DistributedDataParallel(net), _mine(2)
+    wrapped = DistributedDataParallel(net, find_unused_parameters=True)
+    first, last = _mine(2)
     with wrapped.no_sync():
         (loss_of(wrapped, first) / 2).backward()
     (loss_of(wrapped, last) / 2).backward()
@@ -170,11 +180,7 @@ def fully_shard_may_leave_experts_out() -> None:
     fully_shard(net.moe, mesh=mesh, ignored_params=ignored)
     fully_shard(net, mesh=mesh, ignored_params=ignored)
     backward(net, _mine())
-    experts = {f"moe.experts.{name}": each for name, each in net.moe.experts.named_parameters()}
-    for name, parameter in experts.items():
-        assert parameter.grad is not None
-        mine = wanted[name].chunk(dist.get_world_size())[dist.get_rank()]
-        check_equal({name: parameter.grad / dist.get_world_size()}, {name: mine})
+    _check_sums(net, wanted)
 
 
 def fsdp1_is_refused() -> None:
@@ -218,12 +224,7 @@ def checkpointed_passes_have_the_same_gradients() -> None:
             honest = net.moe.forward
             net.moe.forward = partial(checkpoint, honest, use_reentrant=use_reentrant)  # type: ignore[method-assign]
             backward(net, _mine())
-            average = {name: each for name, each in wanted.items() if ".experts." in name}
-            for name, parameter in net.moe.experts.named_parameters():
-                path = f"moe.experts.{name}"
-                assert parameter.grad is not None
-                mine = average[path].chunk(dist.get_world_size())[dist.get_rank()]
-                check_equal({path: parameter.grad / dist.get_world_size()}, {path: mine})
+            _check_sums(net, wanted)
 
 
 def checkpointed_fsdp_has_the_same_gradients() -> None:

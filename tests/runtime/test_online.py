@@ -2,7 +2,6 @@
 
 import copy
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,15 +33,6 @@ from tests.runtime.online_workers import (
 from tests.runtime.plans import small_plan
 
 PLANNED = (4, 3)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small products wait for a second thread longer than they take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def degrees(decision: Decision) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import SCHEDULES, SPLITTING
@@ -74,14 +73,6 @@ def test_the_sample_has_all_that_the_planner_offers() -> None:
 
 def _first(num_ranks: int, count: int) -> Iterator[World]:
     return itertools.islice(draw_worlds(num_ranks, random.Random(SEED)), count)
-
-
-@pytest.fixture
-def group_of_one(tmp_path: Path) -> Iterator[None]:
-    store = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("group_of_one")

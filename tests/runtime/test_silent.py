@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,22 +26,16 @@ from moetune.domain.plan import Decision
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from tests.adapters.tiny_models import tiny
 from tests.adapters.tiny_models import tokens_of as text_of
-from tests.adapters.workers import raised, same_on_all
+from tests.adapters.workers import raised, rank_of, same_on_all
 from tests.ranks import run_ranks
 
 TOLERANCE = 1e-10
 
 
-def rank_of() -> tuple[int, int]:
-    return dist.get_rank(), dist.get_world_size()
-
-
-def layer_of(*, num_experts: int = 8, top_k: int = 2) -> moetune.MoELayer:
+def layer_of(*, top_k: int = 2) -> moetune.MoELayer:
     """Return a layer with equal parameters on every rank."""
     torch.manual_seed(0)
-    return moetune.MoELayer(
-        6, 5, num_experts, top_k, activation="swiglu", dtype=torch.float64
-    )  # fmt: skip
+    return moetune.MoELayer(6, 5, 8, top_k, activation="swiglu", dtype=torch.float64)
 
 
 def grad_of(parameter: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Jobs that watch themselves, on real ranks: what changes is named."""
 
-import logging
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,22 +14,11 @@ from tests.runtime.online_workers import (
 )
 from tests.runtime.plans import small_plan
 from tests.runtime.slow_link import SlowGroupLink
+from tests.runtime.workers import Heard
 
 WIRED = LayerShape(d_model=16, d_hidden=32, num_experts=4, top_k=1)
 FAST_SECONDS, SLOW_SECONDS = 4e-3, 2e-2
 CHANGE = 120
-
-
-class Heard(logging.Handler):
-    """Warnings of this rank's log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-        logging.getLogger("moetune").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def step(layer: MoELayer) -> None:

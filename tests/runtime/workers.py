@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -176,6 +177,18 @@ class Recorder(SpanRecorder):
     def transfer(self, phase: str, name: str, chunk: int, transfer: Transfer, *_: Any) -> Transfer:
         self.events.append((phase, f"issues {name} {chunk}"))
         return _Waited(transfer, (phase, f"has {name} {chunk}"), self.events)
+
+
+class Heard(logging.Handler):
+    """What this rank's log says, from warnings upwards."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        logging.getLogger("moetune").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 class _Waited:

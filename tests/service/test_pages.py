@@ -24,10 +24,11 @@ from moetune.huggingface.registry import model_names, named_model
 from moetune.report.html import STATIC
 from moetune.service.access import Access
 from moetune.service.app import create_app
+from moetune.workflows.changes import WhatIf
 from moetune.workflows.files import profile_to_toml
 from moetune.workflows.memory import MemoryQuestion, fit_memory
 from moetune.workflows.open_planner import ServicePlanner, open_planner
-from moetune.workflows.whatif import WhatIf
+from moetune.workflows.whatif import whatif
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of
 from tests.training_plans import TRAINING as TRAINING_PLAN
@@ -56,8 +57,8 @@ def full_planner(file: Path, plans: tuple[Plan, Plan]) -> Iterator[ServicePlanne
     assert plans
     with open_planner(Settings(db=str(file))) as opened:
         opened.store.save_profile(replace(lab_profile(), name=MARKUP))
-        opened.store.save_training_plan(training_plan())
-        opened.store.save_training_plan(OTHER)
+        opened.store.save_plan(training_plan())
+        opened.store.save_plan(OTHER)
         yield opened
 
 
@@ -257,7 +258,7 @@ def test_what_if_shows_both_plans_and_saves_none(
     asked = WhatIf(
         plan_id=plans[0].id, changes={"tokens_per_rank": 16384}, speeds={"communication": 0.5}
     )
-    expected = full_planner.whatif(asked)
+    expected = whatif(full_planner, asked)
     text = words(answer)
     for sentence in expected.words:
         assert sentence.replace("`", "") in text
@@ -332,7 +333,7 @@ def test_training_plans_are_listed_shown_explained_and_compared(
     assert TRAINING[:12] in listed
     assert plans[0].id[:12] not in listed
     page = unescape(full.get(f"/plans/{TRAINING}").text)
-    assert "Training olmoe: dp 4 · tp 2 · pp 2 · ep 8" in page
+    assert "Lay it out as dp 4 · tp 2 · pp 2 · ep 8" in page
     assert full.get(f"/v1/plans/{TRAINING}").json() == training_plan().document
     explained = full.get(f"/v1/plans/{TRAINING}/explain").json()
     assert explained["kinds"]["communication"] == 0.25

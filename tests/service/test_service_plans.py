@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from moetune.cli import app as program
+from moetune.domain.any_plan import plan_from_json
 from moetune.domain.document import canonical_json, encode
-from moetune.domain.plan import plan_from_json
 from moetune.service.problems import MEDIA_TYPE
 from tests.service.asking import Client
 
@@ -55,7 +55,7 @@ def test_a_layer_with_its_sizes_is_planned_for(client: Client) -> None:
         "layer": layer, "profile": "rtx2080ti-x64", "tokens_per_rank": 2048,
         "world_size": 64, "dtype": "float16", "constraints": {"max-degree": "4"},
     }  # fmt: skip
-    plan = plan_from_json(client.post("/v1/plans:resolve", asked).content, "answer")
+    plan = plan_from_json(client.post("/v1/plans:resolve", asked).content, "answer").as_layer()
     assert encode(plan.inputs.layer) == layer
     assert (plan.inputs.world_size, plan.inputs.tokens_per_rank) == (64, 2048)
     assert plan.pipeline.forward_degree <= 4

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import numpy as np
 
@@ -82,10 +81,6 @@ class LinearCosts:
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:  # noqa: ARG002 - of all
         """Return the same for every layer."""
         return self.errors
-
-    @property
-    def as_measured(self) -> Self:
-        return self
 
     def is_measured(self, dtype: str) -> bool:
         assert dtype

@@ -120,17 +120,3 @@ class LayerByHand:
             middle=copied(self.d_hidden) if strategy in {"S1", "S2"} else None,
             again=strategy in {"S2", "S4"},
         )
-
-    def memory_bytes(self, strategy: Strategy, forward: int, backward: int) -> int:
-        """MPipeMoE Eq. 1 to 5, with Adam's 16 bytes a parameter and Δ in both parts."""
-        width, hidden, rows = self.d_model, self.d_hidden, self.rows
-        states = 16 * (self.num_experts * width + 2 * hidden * width)
-        activations = 2 * (2 * self.tokens * width + 2 * rows * width + rows * hidden)
-        if max(forward, backward) == 1:
-            return states + activations + 2 * rows * (width + hidden)
-        saved = 0
-        if strategy != "none":
-            for degree in (forward, backward):
-                ring = 2 * width * max(degree - 2, 0) + hidden * (degree - 1)
-                saved += 2 * self.tokens * (self.rows // self.tokens * ring // degree)
-        return states + 2 * activations - saved

@@ -48,14 +48,6 @@ def program_of(stage: int, num_stages: int, num_micro_batches: int) -> list[Act]
     return [*acts, Act("leave")]
 
 
-def most_kept(program: list[Act]) -> int:
-    now = most = 0
-    for act in program:
-        now += {"F": 1, "B": -1}.get(act.kind, 0)
-        most = max(most, now)
-    return most
-
-
 class Pipeline:
     """Stages that run their programs. A message travels once both ends are there."""
 

@@ -152,19 +152,6 @@ def test_slower_copies_make_a_longer_step() -> None:
     assert first.predicted.parts["gradients"] + first.predicted.parts["mlp"] > seconds / 2
 
 
-@pytest.mark.parametrize(
-    ("pins", "words"),
-    [
-        ({"offload_optimizer": 1.0, "zero": 1}, "states in host memory with ZeRO stage 1"),
-        ({"offload_optimizer": 0.5, "zero": 3}, "a share of 0.5 of the states"),
-        ({"offload_optimizer": 1.0, "zero": 3, "tp": 2}, "ZeRO-3 with tp 2|with tp 2"),
-    ],
-)
-def test_what_chunks_cannot_have_is_refused_by_name(pins: dict[str, Any], words: str) -> None:
-    with pytest.raises(moetune.MoetuneError, match=words):
-        plan(world_size=4, **pins)
-
-
 def test_pins_that_exclude_the_host_leave_nothing_that_fits() -> None:
     with pytest.raises(moetune.MoetuneError, match="memory binds"):
         plan(world_size=1, memory_limit="40GiB", zero=1)

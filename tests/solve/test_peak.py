@@ -1,14 +1,13 @@
 """The predicted peak against a naive recount of tensors."""
 
 import itertools
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import LayerShape, Workload
-from moetune.solve.layer.peak import Peak, peak_bytes
+from moetune.solve.layer.peak import peak_bytes
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
@@ -106,16 +105,3 @@ def test_every_part_is_the_sum_of_its_tensors(
         peak.routing_bytes,
     )  # fmt: skip
     assert sum(parts) == peak.device_bytes
-
-
-def peak_of(workload: Workload, **options: Any) -> Peak:
-    return peak_bytes(
-        workload=workload, forward_degree=4, backward_degree=4, strategy="S4", **options
-    )
-
-
-GPT_XL = Workload(
-    layer=LayerShape(d_model=2048, d_hidden=8192, num_experts=64, activation="relu"),
-    world_size=64,
-    tokens_per_rank=16384,
-)

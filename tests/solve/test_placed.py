@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from moetune.domain.any_plan import plan_from_json
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.placement import PlacementChoice, places_of
-from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan import Plan
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.solve.predict import plan_step

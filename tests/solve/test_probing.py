@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import Decision, Plan
+from moetune.domain.plan import Decision
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.online import (
     GAIN,
@@ -20,15 +19,9 @@ from moetune.solve.layer.online import (
     best_tried,
     is_clearly_worse,
     next_decision,
-    search_space,
 )
-from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.settled_ranges import Gap
-from tests.runtime.plans import small_plan
 
 SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4)
-FREE = Gap()
-REUSED = Decision(forward_degree=8, backward_degree=8, strategy="S1")
 Times = Callable[[Decision], tuple[float, float]]
 
 
@@ -156,42 +149,6 @@ def test_a_trial_is_clearly_worse_when_its_fastest_step_is(
     seconds: list[float], worse: bool  # noqa: FBT001 - a case
 ) -> None:  # fmt: skip
     assert is_clearly_worse(seconds, 1.0) is worse
-
-
-def with_inputs(plan: Plan, **inputs: object) -> Plan:
-    changed = replace(plan.inputs, **inputs)  # type: ignore[arg-type]  # any of its fields
-    return replace(plan, id=changed.plan_id, inputs=changed)
-
-
-def memory_of(plan: Plan, decision: Decision, tokens: int) -> int:
-    return peak_bytes(
-        workload=Workload(layer=plan.inputs.layer, world_size=2, tokens_per_rank=tokens),
-        forward_degree=decision.forward_degree,
-        backward_degree=decision.backward_degree,
-        strategy=decision.strategy,
-    ).device_bytes
-
-
-def test_strategies_are_tried_only_where_keeping_everything_does_not_fit() -> None:
-    plan = small_plan(layer=SHAPE)
-    limit_bytes = memory_of(plan, REUSED, 425)
-    tight = with_inputs(plan, memory_limit_bytes=limit_bytes)
-    roomy = search_space(plan=tight, tokens_per_rank=40, gap=FREE, memory_reuse=None)
-    assert roomy.strategies == ("none",)
-    space = search_space(plan=tight, tokens_per_rank=400, gap=FREE, memory_reuse=None)
-    assert space.strategies == ("none", "S1", "S2", "S3", "S4")
-    by_strategy = {"S1": 1.3, "S2": 0.9, "S3": 1.2, "S4": 1.1, "none": 1.0}
-    tried = search(
-        space,
-        lambda d: (
-            by_strategy[d.strategy] * curve(9)(d.forward_degree),
-            curve(9)(d.backward_degree),
-        ),
-    )
-    assert best_tried(space=space, tried=tried).decision.strategy == "S2"
-    for one in tried:
-        if one.decision != space.seed:
-            assert memory_of(plan, one.decision, 400) <= limit_bytes
 
 
 def test_a_search_ends_after_its_most_trials_whatever_they_found() -> None:

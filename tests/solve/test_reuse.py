@@ -12,6 +12,7 @@ from moetune.domain.costs import CopyMode, Estimate, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.eq10 import paper_seconds
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
 from moetune.solve.layer.timeline import simulate
@@ -126,6 +127,24 @@ def test_work_of_each_strategy_is_that_of_table_2() -> None:
         assert time.device_seconds == pytest.approx(gemms * gemm)
         parts = [one * rows * 256 * 4 for one in copies[strategy] if one]
         assert time.copy_seconds == pytest.approx(sum(1e-5 + 1e-10 * part for part in parts))
+
+
+def test_the_papers_rule_is_equation_10_with_table_2() -> None:
+    costs = costs_of(interference=DISTURBED)
+    rows, h = 4096, 4
+    gemm = 5e-5 + 4e-14 * rows * 256 * 1024
+    a2a = 2e-4 + 3e-10 * rows * 256 * 4
+    copied = {"S1": 1 + h, "S2": h, "S3": 1, "S4": 0}
+    for strategy in REUSE:
+        wanted = 0.0
+        for backward in (False, True):
+            q1 = (4 if backward else 2) + (backward and strategy in {"S3", "S4"})
+            q2 = 2 + (backward and strategy in {"S2", "S4"})
+            q3 = copied[strategy]
+            sigma, mu, eta = (0.85, 0.6, 0.65) if q3 else (0.9, 0.8, 1.0)
+            copy = (1e-5 + 1e-10 * q3 * rows * 256 * 4) if q3 else 0.0
+            wanted += max(q1 * gemm / sigma, q2 * a2a / mu, copy / eta)
+        assert paper_seconds(costs=costs, strategy=strategy, tokens=rows) == pytest.approx(wanted)
 
 
 def test_swiglu_copies_and_recomputes_both_of_its_middles() -> None:

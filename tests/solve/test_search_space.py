@@ -194,7 +194,7 @@ def test_strategies_that_the_plan_calls_hopeless_are_left_out_and_the_rest_order
         StrategyTerms(
             strategy=name, forward_degree=2, backward_degree=2, step_seconds=own * ratio,
             needed_bytes=1, peak_bytes=1, host_bytes=0, saving_ratio=0.0, fits=True,
-            is_chosen=False, lost_because="slower",
+            is_chosen=False, paper_seconds=1.0, is_paper_choice=False, lost_because="slower",
         )
         for name, ratio in ratios.items()
     ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moetune.domain.any_plan import plan_from_json
 from moetune.domain.constraints import Bounds
 from moetune.domain.cost_keys import CostKey, GemmKey
 from moetune.domain.costs import Estimate, LinearCost
@@ -15,7 +16,7 @@ from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution
 

@@ -10,16 +10,6 @@ from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.peak import StateBytes, peak_bytes
 
 
-@pytest.mark.parametrize(
-    ("dtype", "of_layer"),
-    [("float16", 16), ("bfloat16", 16), ("float32", 16), ("float64", 32)],
-)
-def test_a_parameter_takes_16_bytes_in_a_layer_of_mixed_precision(
-    dtype: str, of_layer: int
-) -> None:
-    assert StateBytes.of_layer(dtype).total == of_layer
-
-
 def test_a_layers_gradients_have_the_dtype_of_its_parameters() -> None:
     layer = moetune.MoELayer(16, 32, 2, pipeline=2, dtype=torch.bfloat16)
     layer(torch.randn(8, 16, dtype=torch.bfloat16)).sum().backward()

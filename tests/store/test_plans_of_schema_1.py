@@ -19,11 +19,12 @@ from moetune.domain.profile import Profile
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.store import check, open_store, upgrade
+from moetune.workflows.changes import WhatIf
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.library import read_plans
 from moetune.workflows.open_planner import ServicePlanner, open_planner
 from moetune.workflows.plan import make_plan
-from moetune.workflows.whatif import WhatIf
+from moetune.workflows.whatif import whatif
 from tests.service.asking import client_of
 
 pytestmark = pytest.mark.unmeasured
@@ -113,7 +114,7 @@ def test_a_timeline_ends_where_the_plan_says(old: ServicePlanner, plan_id: str) 
 
 def test_what_if_begins_with_the_stored_plan(old: ServicePlanner) -> None:
     for plan_id in (INTERLEAVED, REUSED):
-        answer = old.whatif(WhatIf(plan_id=plan_id, changes={"tokens_per_rank": 2048}))
+        answer = whatif(old, WhatIf(plan_id=plan_id, changes={"tokens_per_rank": 2048}))
         assert answer.before == old.plan(plan_id)
         assert answer.after.schema == 2
         assert answer.after.inputs.constraints == answer.before.inputs.constraints

@@ -401,22 +401,20 @@ class TestStore:
                 store.save_plan(make_plan())
             assert store.runs() == ()
 
-    def test_a_training_plan_comes_back_exactly_and_is_no_other_plan(
+    def test_a_training_plan_comes_back_exactly(
         self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         plan = training_plan()
-        store.save_training_plan(plan)
-        store.save_training_plan(plan)
+        store.save_plan(plan)
+        store.save_plan(plan)
         store.save_plan(make_plan())
-        assert store.training_plan(plan.id) == store.training_plan("0123") == plan
-        assert store.plan(plan.id) is None
-        assert store.training_plan(make_plan().id) is None
-        assert store.training_plan("ff") is None
+        assert store.plan(plan.id) == store.plan("0123") == plan
+        assert store.plan(make_plan().id) == make_plan()
         [info] = [one for one in store.plans() if one.id == plan.id]
         assert (info.model, info.profile, info.world_size) == ("olmoe", "h100-x8", 16)
         assert info.tokens_per_rank == 64 * 4096 // 16
         later = training_plan(trust="measured")
-        store.save_training_plan(later)
-        assert store.training_plan(plan.id) == later
+        store.save_plan(later)
+        assert store.plan(plan.id) == later
         assert store.remove_plans([plan.id]).plans == 1
-        assert store.training_plan(plan.id) is None
+        assert store.plan(plan.id) is None

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
+from moetune.domain.any_plan import plan_from_json
 from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import BadStoreError, InputError, NotFoundError
-from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.domain.samples import Sample

@@ -155,10 +155,20 @@ def _train_alike(
     losses, state = trained_alone(make)
     for layout in layouts:
         trained = _parallel(layout, make())
-        worst = train(trained, losses)
-        for name, value in trained.state_dict().items():
-            worst = max(worst, float((whole(value) - state[name]).abs().max()))
-        assert worst < tolerance, (worst, layout)
+        hold(trained, losses, state, tolerance)
+
+
+def hold(
+    trained: moetune.ParallelModel,
+    losses: list[float],
+    state: dict[str, torch.Tensor],
+    tolerance: float = SAME,
+) -> None:
+    """Train, and hold losses and weights against one process's."""
+    worst = train(trained, losses)
+    for name, value in trained.state_dict().items():
+        worst = max(worst, float((whole(value) - state[name]).abs().max()))
+    assert worst < tolerance, (worst, trained.ranks.layout)
 
 
 def decoder_of_transformers(d_hidden: int = WIDTH) -> Decoder:
@@ -377,10 +387,7 @@ def stages_without_experts_train_and_record(layout: dict[str, Any]) -> None:
     records = []
     for recompute in ("none", "full"):
         trained = _parallel(layout | {"recompute": [recompute]}, make())
-        worst = train(trained, losses)
-        for name, value in trained.state_dict().items():
-            worst = max(worst, float((whole(value) - state[name]).abs().max()))
-        assert worst < SAME, (worst, recompute)
+        hold(trained, losses, state)
         records.append(moetune.routing_record(trained).layers)
     assert records[0] == records[1]
     share = layout.get("ep", 1) / layout.get("dp", 1)

@@ -1,7 +1,6 @@
 """What ranks do in the tests of the plan service: jobs that go on whatever happens to it."""
 
 import json
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
 from tests.runtime.faults import make
 from tests.runtime.online_workers import train
-from tests.runtime.workers import relative_error
+from tests.runtime.workers import Heard, relative_error
 
 INPUTS: dict[str, object] = {
     "layer": {"d_model": 8, "d_hidden": 16, "num_experts": 4, "top_k": 2},
@@ -27,18 +26,6 @@ INPUTS: dict[str, object] = {
 PLANNED = Decision(forward_degree=4, backward_degree=3)
 SAFE = Decision(forward_degree=1, backward_degree=1)
 LATEST_SECONDS = 120
-
-
-class Heard(logging.Handler):
-    """What this rank's log says, from warnings upwards."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-        logging.getLogger("moetune").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def step(layer: MoELayer, reference: MoELayer, decision: Decision) -> None:

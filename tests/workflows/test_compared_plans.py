@@ -2,18 +2,17 @@
 
 import pytest
 
-from moetune.domain.training_document import AnyPlan
+from moetune.domain.any_plan import AnyPlan
 from moetune.report.section import Section
 from moetune.workflows.views.comparison import comparison_sections
-from moetune.workflows.views.stored_plans import (
-    tokens_per_second,
-)
 from tests.report.lab import lab_plan
 from tests.training_plans import training_plan
 
 
 def compared(first: AnyPlan, second: AnyPlan) -> tuple[Section, Section, Section]:
-    answer, figures, differences = comparison_sections(first, second, names=("one", "two"))
+    answer, figures, differences = comparison_sections(
+        first, second, names=("one", "two"), is_drawn=True
+    )
     return answer, figures, differences
 
 
@@ -27,4 +26,4 @@ def test_steps_of_a_layer_and_of_a_model_are_not_compared() -> None:
 def test_tokens_a_second_are_those_of_all_ranks() -> None:
     plan = lab_plan()
     tokens = plan.inputs.world_size * plan.inputs.tokens_per_rank
-    assert tokens_per_second(plan) == pytest.approx(tokens / plan.predicted.step_seconds)
+    assert plan.tokens_per_second == pytest.approx(tokens / plan.predicted.step_seconds)

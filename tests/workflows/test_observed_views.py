@@ -1,35 +1,51 @@
-"""A verification ends in a sentence: whether the plan holds, missed its range or lost."""
+"""A verification ends in a sentence, and names the operation that moved most, if one did."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from moetune.domain.constraints import Strategy
-from moetune.workflows.verify import Verification, VerifiedStep
-from moetune.workflows.views.observed import verdict
+from moetune.domain.operations import Operation
+from moetune.workflows.verify import (
+    Verification,
+    VerifiedOperation,
+    VerifiedStep,
+    observations_of,
+)
+from moetune.workflows.views.observed import MOVED, verdict, verification_sections
 from tests.report.lab import lab_plan
 
 PLAN = lab_plan()
+TRANSFER = Operation(name="all_to_all", phase="forward", size=2**21, degree=2)
+EXPERTS = Operation(name="experts", phase="backward", size=2**30, degree=2)
+PLANNED = VerifiedStep(
+    forward_degree=2, backward_degree=3, strategy="none", is_planned=True, predicted_seconds=1.0,
+    forward_seconds=0.5, backward_seconds=0.6, step_seconds=1.25, raw_step_seconds=(1.25,),
+    deviation=2e-7,
+)  # fmt: skip
+ALONE = replace(
+    PLANNED, forward_degree=1, backward_degree=1, is_planned=False, predicted_seconds=3.0,
+    step_seconds=2.5,
+)  # fmt: skip
 
 
-def step(
-    forward: int, backward: int, *, seconds: float, predicted: float | None = 1.0,
-    planned: bool = False, strategy: Strategy = "none",
-) -> VerifiedStep:  # fmt: skip
-    return VerifiedStep(
-        forward_degree=forward, backward_degree=backward, strategy=strategy, is_planned=planned,
-        predicted_seconds=predicted, forward_seconds=seconds / 3, backward_seconds=seconds / 2,
-        step_seconds=seconds, raw_step_seconds=(seconds,), deviation=forward * 1e-7,
+def moved(transfer: float, experts: float | None = 1.0) -> VerifiedStep:
+    """Return the plan's step, whose operations take so many times what was predicted."""
+    operations = (
+        VerifiedOperation(operation=TRANSFER, predicted_seconds=0.01, seconds=(0.01 * transfer,)),
+        VerifiedOperation(
+            operation=EXPERTS, predicted_seconds=None if experts is None else 0.02,
+            seconds=(0.02 * (experts or 9.0),),
+        ),
     )  # fmt: skip
+    return replace(PLANNED, operations=operations)
 
 
 def verification(*steps: VerifiedStep) -> Verification:
-    return Verification(plan_id=PLAN.id, steps=steps, tolerance=1e-5, imbalance=1.25)
-
-
-PLANNED = step(2, 3, seconds=1.25, planned=True)
-ALONE = step(1, 1, seconds=2.5, predicted=3.0)
+    return Verification(
+        plan_id=PLAN.id, steps=steps, tolerance=1e-5, imbalance=1.25, device_id="ab",
+        range_seconds=(1, 2),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -46,11 +62,36 @@ ALONE = step(1, 1, seconds=2.5, predicted=3.0)
 def test_a_verification_ends_in_a_sentence(
     changes: dict[str, Any], alone: float, says: str, *, holds: bool
 ) -> None:
-    ranged = replace(
-        verification(replace(ALONE, step_seconds=alone), PLANNED), range_seconds=(1, 2)
-    )
-    found = replace(ranged, **changes)
+    found = replace(verification(replace(ALONE, step_seconds=alone), PLANNED), **changes)
     assert found.holds is holds
     assert says in verdict(PLAN, found)
     assert found.document["is_inside"] is not ("missed" in says)
     assert found.document["has_lost"] is ("lost" in says)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "experts", "named"),
+    [
+        (2.0, 1.2, "all_to_all"),
+        (1.2, 0.5, "experts"),
+        (2.0, None, "all_to_all"),
+        (MOVED * 0.99, 1 / MOVED * 1.01, ""),
+    ],
+)
+def test_the_operation_that_moved_most_is_named(
+    transfer: float, experts: float | None, named: str
+) -> None:
+    (section,) = verification_sections(PLAN, verification(ALONE, moved(transfer, experts)))
+    others = {"all_to_all", "experts"} - {named}
+    assert len(section.paragraphs) == (2 if named else 1)
+    if named:
+        assert named in section.paragraphs[1]
+        assert not any(f"{other} " in section.paragraphs[1] for other in others)
+
+
+def test_a_verification_is_observed_with_its_operations_and_machine() -> None:
+    one, planned = observations_of(PLAN, verification(ALONE, moved(2.0)))
+    assert (one.operations, one.device_id, planned.device_id) == ((), "ab", "ab")
+    assert [(times.operation, times.seconds) for times in planned.operations] == [
+        (TRANSFER, (0.02,)), (EXPERTS, (0.02,)),
+    ]  # fmt: skip

@@ -27,10 +27,11 @@ from moetune.domain.request import PlanRequest
 from moetune.domain.spelling import AS_FIELDS
 from moetune.store import measurements
 from moetune.workflows import planner as planner_module
+from moetune.workflows.changes import WhatIf
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.open_planner import ServicePlanner, open_planner
 from moetune.workflows.plan import make_plan
-from moetune.workflows.whatif import WhatIf
+from moetune.workflows.whatif import whatif
 from tests.fit.measured import measured_profile
 
 PUBLISHED = "rtx2080ti-x64"
@@ -144,7 +145,7 @@ def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
 def test_a_plan_that_is_not_there_is_not_found(planner: ServicePlanner, plan_id: str) -> None:
     for ask in (
         planner.plan,
-        lambda one: planner.whatif(WhatIf(plan_id=one)),
+        lambda one: whatif(planner, WhatIf(plan_id=one)),
     ):
         with pytest.raises(NotFoundError) as caught:
             ask(plan_id)
@@ -198,7 +199,7 @@ def test_a_what_if_that_is_wrong_is_named(
     planner: ServicePlanner, question: WhatIf, part: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        planner.whatif(question)
+        whatif(planner, question)
     assert part in str(caught.value)
 
 

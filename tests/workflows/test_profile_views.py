@@ -136,7 +136,9 @@ def test_the_newest_measured_profile_is_found_and_published_ones_are_not(
 def test_a_suspect_profile_and_one_of_a_cpu_are_no_default_where_there_are_others(
     stores: StoreFinder,
 ) -> None:
-    good, bad = (_with_gemm_error(one) for one in ("good", "suspect"))
+    good = with_error(replace(lab_profile(), samples=()), error_of(quality="good"))
+    suspect = error_of(quality="suspect")
+    bad = replace(good, gemm=tuple(replace(line, error=suspect) for line in good.gemm))
     gpus = replace(lab_profile("gpus"), machine=replace(lab_profile().machine, kind="cuda"))
     cpu = replace(lab_profile(), machine=replace(lab_profile().machine, kind="cpu"))
     with stores() as store:
@@ -154,22 +156,6 @@ def test_a_suspect_profile_and_one_of_a_cpu_are_no_default_where_there_are_other
         assert newest_measured(store, for_models=True) == "gpus"
     assert find_profile(None, stores=stores).profile.name == "newest"
     assert find_profile(None, stores=stores, for_models=True).profile.name == "gpus"
-
-
-def _with_gemm_error(quality: Quality) -> Profile:
-    error = FitError(
-        num_points=9, median=0.1, p95=0.4, low=1.0, high=2.0, quality=quality,
-        alpha_seconds=(0.0, 1.0), beta_seconds=(0.0, 1.0),
-    )  # fmt: skip
-    good = replace(error, quality="good")
-    profile = lab_profile()
-    return replace(
-        profile,
-        gemm=tuple(replace(line, error=error) for line in profile.gemm),
-        collective=tuple(replace(line, error=good) for line in profile.collective),
-        copy=tuple(replace(line, error=good) for line in profile.copy),
-        samples=(),
-    )
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_of_all(stores: StoreFinder) -> None:

@@ -12,18 +12,8 @@ from tests.runtime.online_workers import SHAPE
 from tests.runtime.plans import small_plan
 from tests.runtime.stub_service import Exchange, Seen, serving
 
+pytestmark = pytest.mark.usefixtures("home")
 ALONE = small_plan(layer=SHAPE, world_size=1, tokens=80)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user with an empty home and no settings."""
-    for name in ("MOETUNE_URL", "MOETUNE_DISABLE", "MOETUNE_DB", "MOETUNE_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_the_plan_is_made_from_the_profile_with_the_same_tokens_and_stored(home: Path) -> None:
@@ -31,8 +21,7 @@ def test_the_plan_is_made_from_the_profile_with_the_same_tokens_and_stored(home:
     old = moetune.plan(
         d_model=64, d_hidden=64, num_experts=12, tokens=90, dtype="float32", world_size=4,
         profile="rtx2080ti-x64", allow_modelled=True, max_degree=2, db=db,
-    )  # fmt: skip
-    assert isinstance(old, moetune.Plan)
+    ).plan.as_layer()  # fmt: skip
     book = moetune.open_planbook(old.id, db=db, renew=True)
     (plan,) = book.plans
     assert (plan.inputs.world_size, plan.inputs.tokens_per_rank) == (1, 360)

@@ -9,7 +9,7 @@ import pytest
 
 from moetune.domain.errors import InputError, ProfileError
 from moetune.store import open_store
-from moetune.workflows.files import find_plan, plan_to_json
+from moetune.workflows.files import find_plan
 from moetune.workflows.report import NUM_PLANS, Report, write_report
 from moetune.workflows.wiring import StoreFinder
 from tests.report.lab import lab_plan, lab_profile, observations
@@ -79,7 +79,7 @@ def test_a_plan_of_a_file_is_reported_with_its_own_profile(
 ) -> None:
     file = tmp_path / "plan.json"
     plan = lab_plan(64)
-    file.write_text(plan_to_json(plan), encoding="utf-8")
+    file.write_text(plan.text, encoding="utf-8")
     with pytest.raises(ProfileError):  # a named profile has to be there
         report(stores, tmp_path / "a.html", plans=(str(file),), profile="nobodys")
     alone = report(stores, tmp_path / "a.html", plans=(str(file),))
@@ -108,7 +108,7 @@ def test_a_plan_of_another_machine_is_not_reported_with_the_newest_measured_one(
     with stores() as store:
         assert store is not None
         store.save_profile(lab_profile())
-        store.save_training_plan(training_plan())
+        store.save_plan(training_plan())
     found = report(stores, tmp_path / "out.html", plans=(training_plan().id,), default="lab")
     assert found.profiles == ("h100-x8",)
     assert report(stores, tmp_path / "b.html", default="lab").profiles == ("h100-x8",)
@@ -145,5 +145,5 @@ def test_an_unknown_plan_is_answered_with_the_newest_one(
         assert re.findall(r"\b[0-9a-f]{6}\b", hint(unknown)) == [new.id[:6]]
     assert find_plan(old.id[:6], stores=stores) == old
     file = tmp_path / "plan.json"
-    file.write_text(plan_to_json(old), encoding="utf-8")
+    file.write_text(old.text, encoding="utf-8")
     assert find_plan(str(file), stores=stores) == old

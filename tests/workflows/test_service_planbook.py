@@ -21,23 +21,17 @@ from tests.runtime.stub_service import Exchange, Seen, Stub, serving
 from tests.workflows import service_workers
 from tests.workflows.service_workers import INPUTS
 
+pytestmark = pytest.mark.usefixtures("token")
 ALONE = small_plan(layer=SHAPE, world_size=1, dtype="float64")
 TOGETHER = small_plan(layer=SHAPE, world_size=2, dtype="float64")
 MOST_STEPS = 200
 TOKEN = "write-7f3a"  # noqa: S105 - of no service
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user with an empty home, a token, and no settings."""
-    for name in ("MOETUNE_URL", "MOETUNE_DISABLE", "MOETUNE_DB"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+@pytest.fixture
+def token(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert home.is_dir()
     monkeypatch.setenv("MOETUNE_TOKEN", TOKEN)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def plans(exchange: Exchange, seen: Seen) -> None:

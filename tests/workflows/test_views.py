@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from moetune.report.section import all_figures
-from moetune.workflows.subjects import LayerSubject
-from moetune.workflows.views.explanation import explanation_sections, reasons
+from moetune.workflows.subjects import LayerSubject, ModelSubject
+from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.figures import memory_figures, options_of
-from moetune.workflows.views.plan import page_sections
+from moetune.workflows.views.plan import plan_sections
 from tests.report.lab import lab_plan, lab_profile
+from tests.training_plans import training_plan
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def layer() -> LayerSubject:
 
 def test_a_page_has_what_a_screen_has_and_figures_besides(layer: LayerSubject) -> None:
     screen = explanation_sections(layer)
-    page = (*page_sections(layer), *reasons(layer, is_drawn=True))
+    page = plan_sections(layer, is_page=True)
     tables = {table.name: table for section in page for table in section.tables}
     for section in screen:
         for table in section.tables:
@@ -29,6 +30,15 @@ def test_a_page_has_what_a_screen_has_and_figures_besides(layer: LayerSubject) -
     names = [figure.name for figure in all_figures(page)]
     assert len(names) == len(set(names)) > 2
     assert len({section.name for section in page}) == len(page)
+
+
+def test_explanations_of_both_kinds_have_their_sections_in_one_order(layer: LayerSubject) -> None:
+    order = ["plan", "why", "pins", "terms", "memory", "placement", "alternatives", "ranges"]
+    for subject in (layer, ModelSubject(plan=training_plan())):
+        *names, last = (section.name for section in explanation_sections(subject))
+        assert last == "trust"
+        assert names == [name for name in order if name in names]
+        assert {"plan", "why", "terms", "memory", "alternatives"} <= {*names}
 
 
 def test_options_of_a_layer_are_its_plan_and_powers_of_two_of_each_strategy(

@@ -12,9 +12,10 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.fit.scaled import Speeds, scale_profile
+from moetune.workflows.changes import WhatIf
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
-from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
+from moetune.workflows.whatif import WhatIfAnswer, change_plan
 from tests.fit.measured import measured_profile
 from tests.solve.clusters import GB, cluster_profile
 
@@ -73,7 +74,7 @@ def test_changed_inputs_give_the_plan_that_would_be_made_for_them(
 def test_a_constraint_is_taken_back_with_none() -> None:
     plan = make_plan(PlanRequest(model="gpt-xl", constraints=PINNED), profile=PROFILE)
     answer = changed(plan, changes={"constraints": {"forward-degree": None}})
-    assert answer.after.inputs.constraints == {"max-degree": "16"}
+    assert answer.after.as_layer().inputs.constraints == {"max-degree": "16"}
     assert answer.words[0] == "Without --forward-degree 7."
 
 
@@ -81,14 +82,14 @@ def test_experts_that_grow_with_the_ranks_grow() -> None:
     profile = cluster_profile(num_devices=64, between=2 * GB)
     plan = make_plan(PlanRequest(model="tm-2", world_size=16), profile=profile)
     answer = changed(plan, profile=profile, changes={"world_size": 64})
-    assert answer.after.inputs.layer.num_experts == 128
+    assert answer.after.as_layer().inputs.layer.num_experts == 128
     assert "64 ranks instead of 16" in answer.words[0]
     assert "128 experts instead of 32" in answer.words[0]
 
 
 def test_ranks_that_were_not_measured_are_estimated_and_the_plan_says_so(plan: Plan) -> None:
     answer = changed(plan, changes={"world_size": 32})
-    assert answer.after.inputs.constraints == {"allow-modelled": "true"}
+    assert answer.after.as_layer().inputs.constraints == {"allow-modelled": "true"}
     assert any("all_to_all of 64 ranks stands in" in text for text in answer.words)
     assert "allow-modelled" not in answer.words[0]
 
@@ -105,9 +106,9 @@ def test_speeds_give_the_plan_of_the_scaled_profile_and_it_is_labelled(measured:
     scaled = scale_profile(MEASURED, Speeds(communication=4.0))
     assert answer.after == make_plan(SMALL, profile=scaled)
     assert measured.predicted.trust != "modelled"
-    assert answer.after.predicted.trust == "modelled"
-    assert answer.after.predicted.step_seconds < measured.predicted.step_seconds
-    assert answer.words[0] == "With communication 4 × as fast as measured."
+    assert answer.after.trust == "modelled"
+    assert answer.after.step_seconds < measured.predicted.step_seconds
+    assert answer.words[0] == "With profile lab with communication × 4 instead of lab."
     assert any("The times are modelled" in text for text in answer.words)
     assert not any("assume an error" in text for text in answer.words)
 
@@ -117,13 +118,13 @@ def test_everything_twice_as_fast_takes_half_the_time(profile: Profile) -> None:
     request = SMALL if profile is MEASURED else PlanRequest(model="gpt-xl")
     plan = make_plan(request, profile=profile)
     speeds = {"computation": 2.0, "communication": 2.0, "copies": 2.0}
-    after = changed(plan, profile=profile, speeds=speeds).after
+    after = changed(plan, profile=profile, speeds=speeds).after.as_layer()
     assert after.pipeline == plan.pipeline
     assert after.predicted.step_seconds == pytest.approx(plan.predicted.step_seconds / 2, rel=1e-9)
 
 
 def test_the_same_again_is_said_to_be_the_same(plan: Plan) -> None:
     answer = changed(plan, changes={"world_size": plan.inputs.world_size})
-    assert replace(answer.after, warnings=plan.warnings) == plan
+    assert replace(answer.after.as_layer(), warnings=plan.warnings) == plan
     assert answer.words[0] == "The plan is already made for these inputs."
     assert answer.words[1].endswith(", as before.")

@@ -30,6 +30,7 @@ from moetune.comm.gloo import shared_communicator
 from moetune.comm.transfer import GroupRank
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.runtime.files import replace_file, sync_folder
 
 _NAME = "step-"
 _ABOUT = "checkpoint.json"
@@ -208,10 +209,7 @@ def _begin(new: Checkpoint) -> None:
     if new.path.exists():
         shutil.rmtree(new.path)
     new.path.mkdir(parents=True)
-    with (new.path / _ABOUT).open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    replace_file(new.path / _ABOUT, text.encode())
 
 
 def _finish(writing: Path, final: Path, keep: int) -> None:
@@ -229,24 +227,15 @@ def _finish(writing: Path, final: Path, keep: int) -> None:
             "of that name",
             "give a folder on a file system that all nodes share",
         )
-    _sync(writing)
+    sync_folder(writing)
     old = final.with_name(f".{final.name}{_OLD}")
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
         final.rename(old)
     writing.rename(final)
-    _sync(final.parent)
+    sync_folder(final.parent)
     for path in (old, *_found(final.parent)[:-keep]):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Write a folder's names to the disk."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _found(folder: Path) -> list[Path]:

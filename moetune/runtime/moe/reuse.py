@@ -87,7 +87,7 @@ class _ReusePhase(PhaseRun):
         return rings
 
     def _token_exchange(self, ring: Ring, sum_TD: torch.Tensor) -> TokenExchange:
-        return TokenExchange(self, self._order, ring, sum_TD)
+        return TokenExchange(self._order, ring, sum_TD)
 
     def _take_saved(self, chunk: int) -> SavedActivations:
         """Return the buffers for the chunk's pre-activations, uninitialised."""
@@ -142,7 +142,7 @@ class _ReuseForward(_ReusePhase):
         """Send the chunk's rows."""
         self._offload.wait_for_save("input", chunk % _AT_EXPERTS)
         arrival = self._rings["arrivals"].take(chunk, self._num_received[chunk])
-        self._tokens.dispatch(chunk, self._values_TD, arrival)
+        self._tokens.dispatch(self, chunk, self._values_TD, arrival)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts, and weight what they return."""
@@ -172,7 +172,7 @@ class _ReuseForward(_ReusePhase):
     def combine(self, chunk: int) -> None:
         """Send the results back."""
         departure = self._rings["departures"].of(chunk, self._num_received[chunk])
-        self._tokens.combine(chunk, departure)
+        self._tokens.combine(self, chunk, departure)
 
     def _hidden(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
         """Return the hidden values of the chunk, and offload the pre-activations."""
@@ -223,8 +223,10 @@ class _ReuseBackward(_ReusePhase):
         received = self._num_received[chunk]
         inputs = self._rings["inputs"].take(chunk, received)
         if self._x_TD is not None:
-            self._tokens.dispatch(chunk, self._x_TD, inputs)
-        self._tokens.dispatch(chunk, self._values_TD, self._rings["grads"].take(chunk, received))
+            self._tokens.dispatch(self, chunk, self._x_TD, inputs)
+        self._tokens.dispatch(
+            self, chunk, self._values_TD, self._rings["grads"].take(chunk, received)
+        )
         if self._x_TD is None:  # after the exchange: on a CPU the copy takes the caller's time
             mine = self._layout.rows[chunk]
             self._loading_inputs[chunk] = self._offload.load("input", inputs, mine)
@@ -258,7 +260,7 @@ class _ReuseBackward(_ReusePhase):
     def combine(self, chunk: int) -> None:
         """Send the gradients of the rows back."""
         departure = self._rings["grads"].of(chunk, self._num_received[chunk])
-        self._tokens.combine(chunk, departure)
+        self._tokens.combine(self, chunk, departure)
 
     def _load_saved(self, chunk: int) -> None:
         """Start loading a chunk's pre-activations, if they are on the host."""

@@ -114,35 +114,38 @@ class TokenExchange:
     for anyway, while the results of the chunk before travel. Results overwrite earlier results,
     or rows that have arrived, while the next chunk's rows travel.
 
+    It holds no phase, which holds it: their buffers are free as soon as the step has ended.
+
     Args:
         sum_TD: (T, D), to which the sums of each token's results are written.
     """
 
     def __init__(
         self,
-        phase: PhaseRun,
         order: PhaseOrder,
         ring: Ring,
         sum_TD: torch.Tensor,
     ) -> None:
-        self._phase, self._order = phase, order
+        self._order = order
         self._num_sent = [sum(counts) for counts in order.send_counts]
         self._sent = slices_of(self._num_sent)
         self._rotation, self._sum_TD = Rotation(ring), sum_TD
         self._use_of: dict[int, int] = {}
 
-    def dispatch(self, chunk: int, values_TD: torch.Tensor, into: torch.Tensor) -> None:
+    def dispatch(
+        self, phase: PhaseRun, chunk: int, values_TD: torch.Tensor, into: torch.Tensor
+    ) -> None:
         """Send the chunk's rows of `values_TD`; those of this rank's experts go to `into`."""
         rows = self._rotation.take(self._num_sent[chunk])
         tokens = self._order.tokens_N[self._sent[chunk]]
         torch.index_select(values_TD, 0, tokens, out=rows)
-        transfer = self._phase.send(chunk, rows, into)
+        transfer = phase.send(chunk, rows, into)
         self._rotation.until(transfer.wait)
 
-    def combine(self, chunk: int, results: torch.Tensor) -> None:
+    def combine(self, phase: PhaseRun, chunk: int, results: torch.Tensor) -> None:
         """Send the experts' results back."""
         rows = self._rotation.take(self._num_sent[chunk])
-        transfer = self._phase.send_back(chunk, results, rows)
+        transfer = phase.send_back(chunk, results, rows)
         self._use_of[chunk] = self._rotation.until(partial(self._add, chunk, rows, transfer))
 
     def wait_for(self, chunk: int) -> None:

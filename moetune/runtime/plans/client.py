@@ -4,19 +4,18 @@
 """
 
 import logging
-import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote
 
+from moetune.domain.any_plan import plan_from_json
 from moetune.domain.document import canonical_json, digest, encode
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan import Plan
+from moetune.runtime.files import replace_file
 from moetune.runtime.plans.service import (
     TIMEOUT_SECONDS,
     ServiceConnection,
@@ -31,53 +30,6 @@ NUM_TRIES = 3
 _LOGGER = logging.getLogger("moetune")
 _NO_TOKEN = frozenset({401, 403})
 _ANSWERED = 200
-
-
-class PlanCache:
-    """A folder of plan files, each named after the question that it answers.
-
-    Several jobs may share it: writing a file is atomic.
-
-    Args:
-        folder: made when the first plan is written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def file(self, key: str) -> Path:
-        """Return the path of an answer."""
-        return self._folder / f"{key}.json"
-
-    def write(self, key: str, text: str) -> None:
-        """Write an answer.
-
-        Raises:
-            OSError: it cannot be written; an earlier answer is unchanged.
-        """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self._folder / f".{key}.{secrets.token_hex(4)}.tmp"
-        try:
-            with temporary.open("x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.file(key))
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-
-    def read(self, key: str) -> bytes | None:
-        """Return an answer, None without one.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        try:
-            return self.file(key).read_bytes()
-        except FileNotFoundError:
-            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +75,7 @@ class ServiceClient:
     ) -> None:
         self.connection = ServiceConnection(url, token, timeout_seconds=timeout_seconds)
         self.was_refused = False
-        self._cache = PlanCache(cache)
+        self._cache = cache
         self._pause_seconds = pause_seconds
         self._away: ServiceError | None = None
 
@@ -148,11 +100,16 @@ class ServiceClient:
         except ServiceError as error:
             return self._remembered(question, error)
         try:
-            self._cache.write(digest(question), canonical_json(plan))
+            self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(self._file(question), canonical_json(plan).encode())
         except OSError as error:
             reason = f"the plan cannot be stored for use without the service: {_os_words(error)}"
             return _Answer(plan=plan, reason=reason, hint="free space there, or set XDG_CACHE_HOME")
         return _Answer(plan=plan)
+
+    def _file(self, question: Question) -> Path:
+        """Return the file of the last good plan, which several jobs may share."""
+        return self._cache / f"{digest(question)}.json"
 
     def _fetch(self, question: Question) -> Plan:
         """Return the service's plan.
@@ -187,13 +144,14 @@ class ServiceClient:
     def _remembered(self, question: Question, error: ServiceError) -> _Answer:
         """Return the last good plan, if there is one that this version can read."""
         self.was_refused = True
-        reason, key = str(error), digest(question)
+        reason, file = str(error), self._file(question)
         try:
-            text = self._cache.read(key)
-            plan = None if text is None else _checked(text, question, "it")
+            plan = _checked(file.read_bytes(), question, "it")
+        except FileNotFoundError:
+            plan = None
         except (OSError, ServiceError) as broken:
             words = str(broken) if isinstance(broken, ServiceError) else _os_words(broken)
-            reason += f"; and of the plan stored in {self._cache.file(key)}: {words}"
+            reason += f"; and of the plan stored in {file}: {words}"
             plan = None
         return _Answer(plan=plan, reason=reason, hint=_hint(error))
 
@@ -209,7 +167,7 @@ def _checked(text: bytes, question: Question, where: str) -> Plan:
             those of the question.
     """
     try:
-        plan = plan_from_json(text, where)
+        plan = plan_from_json(text, where).as_layer(where)
     except InputError as error:
         raise ServiceError(printable(error.what), status=_ANSWERED) from None
     except Exception as error:  # noqa: BLE001 - whatever came, the job goes on

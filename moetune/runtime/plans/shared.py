@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from moetune.comm.agree import decide_on_first
 from moetune.comm.gloo import communicator_of
+from moetune.domain.any_plan import plan_from_json
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan import Plan
 from moetune.domain.records import Settled
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.online import OnlineSearch
@@ -36,7 +37,7 @@ def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
                 text = file.read_bytes()
             except OSError as error:
                 raise InputError(f"plan {file} cannot be read: {error.strerror}") from None
-            plans.append(plan_from_json(text, str(file)))
+            plans.append(plan_from_json(text, str(file)).as_layer(str(file)))
     return tuple(plans)
 
 
@@ -46,14 +47,14 @@ def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
     Raises:
         InputError: it is neither, or the path is missing or is no plan.
     """
-    if isinstance(plan, Plan):
-        return (plan,)
     if isinstance(plan, (str, os.PathLike)):
         return read_plans([Path(plan)])
-    raise InputError(
-        f"{plan!r} is neither the plan of a layer or of a paper's model, nor a path",
-        "make one with moetune.plan, or give the path of a plan file",
-    )
+    if not hasattr(found := getattr(plan, "plan", plan), "as_layer"):
+        raise InputError(
+            f"{plan!r} is neither the plan of a layer or of a paper's model, nor a path",
+            "make one with moetune.plan, or give the path of a plan file",
+        )
+    return (found.as_layer(),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

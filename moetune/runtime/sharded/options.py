@@ -1,6 +1,5 @@
 """Options of `moetune.shard`, of its caller or of a plan, and the checks before it allocates."""
 
-import json
 import os
 import socket
 from collections.abc import Sequence
@@ -12,14 +11,10 @@ from torch import nn
 
 from moetune.comm.agree import raise_on_all
 from moetune.comm.group import Communicator
+from moetune.domain.any_plan import AnyPlan, plan_from_json
 from moetune.domain.chunks import Chunk, Chunks
 from moetune.domain.errors import AllocationError, InputError
-from moetune.domain.plan import Plan, plan_from_json
-from moetune.domain.training_document import (
-    TrainingDocument,
-    is_training_document,
-    training_from_document,
-)
+from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, pinned_bytes
 from moetune.runtime.moe.planned_layer import PlannedLayer
 
@@ -147,30 +142,22 @@ def _plan_of(plan: object) -> TrainingDocument:
     found = getattr(plan, "plan", plan)
     if isinstance(found, str | os.PathLike):
         found = _read(Path(found))
-    if isinstance(found, Plan):
-        raise InputError(f"plan {found.id[:6]} has no chunks: it is for one layer", _ELSE)
-    if not isinstance(found, TrainingDocument):
+    if not hasattr(found, "as_model"):
         raise InputError(
             f"{plan!r} is neither the plan of a training nor a path",
             "make one with moetune.plan, or give the path of a plan file",
         )
-    return found
+    model: TrainingDocument = found.as_model()
+    return model
 
 
-def _read(path: Path) -> TrainingDocument | Plan:
+def _read(path: Path) -> AnyPlan:
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a plan", "name one of its files")
     try:
-        text = path.read_bytes()
+        return plan_from_json(path.read_bytes(), str(path))
     except OSError as error:
         raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
-    try:
-        document = json.loads(text)
-    except ValueError:
-        document = None  # which the reader of plans says better
-    if is_training_document(document):
-        return training_from_document(document, str(path))
-    return plan_from_json(text, str(path))
 
 
 def _check_ranks(plan: TrainingDocument, model: nn.Module, num_ranks: int, name: str) -> None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.records import FitInfo, PlanInfo
-from moetune.domain.training_document import AnyPlan
 from moetune.huggingface.registry import resolve_name
 from moetune.service.pages.fields import Field
 from moetune.workflows.files import bundled_profiles
@@ -102,7 +102,7 @@ class Library:
         Raises:
             NotFoundError: there is none.
         """
-        return self.store.training_plan(wanted) or self.planner.plan(wanted)
+        return self.planner.sources.plan(wanted)
 
     def model_name(self, plan: AnyPlan) -> str | None:
         """Return the name of a plan's model where it has a page."""

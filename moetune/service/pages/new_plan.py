@@ -13,12 +13,12 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.ask import GROUPS, Ask
 from moetune.domain.errors import MoetuneError, ProfileError
 from moetune.domain.model import MODELS
 from moetune.domain.question import ASKS, read_texts
 from moetune.domain.training import TRAINING_DTYPES
-from moetune.domain.training_document import AnyPlan
 from moetune.domain.units import DTYPE_BYTES
 from moetune.huggingface.pasted import NAME, PastedConfig, pasted_config, unpacked_config
 from moetune.huggingface.registry import model_names
@@ -33,7 +33,7 @@ from moetune.service.plans import kept_answer
 from moetune.service.problems import ForbiddenError, problem_of
 from moetune.service.workers import WorkerPools
 from moetune.workflows.questions import ServedQuestion, read_question
-from moetune.workflows.views.plan_page import plan_page_sections
+from moetune.workflows.views.plan import plan_sections
 
 _REFERENCE = "h100-x8"
 _EXAMPLE = {
@@ -207,7 +207,8 @@ class _Pages:
         try:
             question = await self.pools.read(form.question)
             plan = await self.pools.solve(question.answer, self.pools.planner)
-            sections = await self.pools.solve(plan_page_sections, plan, self.pools.planner)
+            subject = await self.pools.read(self.pools.planner.explain, plan)
+            sections = await self.pools.solve(plan_sections, subject, is_page=True)
         except MoetuneError as error:
             return await self.render(request, form, problem=error)
         return await self.render(request, form, plan=plan, sections=sections)

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.records import PlanInfo
-from moetune.domain.training_document import AnyPlan, TrainingDocument
+from moetune.domain.training_document import TrainingDocument
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
 from moetune.service.pages.fields import Field
@@ -16,14 +17,11 @@ from moetune.service.pages.page import Link, Page, address
 from moetune.service.pages.whatif import whatif_fields
 from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
 from moetune.workflows.models import whole_names
-from moetune.workflows.training_whatif import arguments_of
 from moetune.workflows.views.comparison import comparison_sections, machine_sections
-from moetune.workflows.views.plan_page import plan_page_sections
+from moetune.workflows.views.plan import plan_sections
 from moetune.workflows.views.stored_plans import stored_plans_table
-from moetune.workflows.views.words import (
-    KIND_WORDS,
-    kind_of,
-)
+from moetune.workflows.views.words import KINDS
+from moetune.workflows.whatif import arguments_of
 
 PAGE_SIZE = 50
 
@@ -33,7 +31,7 @@ class ListFilter:
     """The list's filter as its form has it; "" for every one.
 
     Args:
-        kind: a key of `KIND_WORDS`.
+        kind: a key of `KINDS`.
 
     Raises:
         InputError: there is no such kind.
@@ -44,8 +42,8 @@ class ListFilter:
     kind: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind and self.kind not in KIND_WORDS:
-            raise InputError(f"kind must be {', '.join(KIND_WORDS)} or empty, got {self.kind!r}")
+        if self.kind and self.kind not in KINDS:
+            raise InputError(f"kind must be {', '.join(KINDS)} or empty, got {self.kind!r}")
 
     @property
     def query(self) -> dict[str, str]:
@@ -63,7 +61,7 @@ def plans_page(library: Library, *, wanted: ListFilter, after: str) -> Page:
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
     seen_infos = _infos(library, wanted, after)
     found = read_plans(library.store, seen_infos)
-    shown = [one for one in found if wanted.kind in {"", one.plan and kind_of(one.plan)}]
+    shown = [one for one in found if wanted.kind in {"", one.plan and one.plan.kind}]
     older = seen_infos[-1].id if len(seen_infos) == PAGE_SIZE else ""
     return Page(
         template="plans.html",
@@ -87,7 +85,7 @@ def _filter_fields(library: Library) -> tuple[Field, ...]:
             name="profile", label="Profile", placeholder="all",
             suggested=dict.fromkeys(profiles, ""),
         ),
-        Field(name="kind", label="Kind", placeholder="all", choices=tuple(KIND_WORDS)),
+        Field(name="kind", label="Kind", placeholder="all", choices=KINDS),
     )  # fmt: skip
 
 
@@ -113,7 +111,8 @@ def plan_page(library: Library, plan_id: str) -> Page:
         NotFoundError: there is none.
     """
     plan = library.any_plan(plan_id)
-    name, sections = plan.id[:12], plan_page_sections(plan, library.planner)
+    name = plan.id[:12]
+    sections = plan_sections(library.planner.explain(plan), is_page=True)
     found = seen(library.store.observation_page(plan.id, limit=500))
     figures = (drift_figure(found),) if found else ()
     observed = Section(name="observed", title="Observed steps", figures=figures)
@@ -144,7 +143,7 @@ def _plan_links(library: Library, plan: AnyPlan, model: str | None) -> Iterator[
         model: the name of a model that has a page.
     """
     yield Link(name="What if", href="#whatif")
-    if isinstance(plan, TrainingDocument) and model:
+    if plan.kind == "training" and model:
         yield Link(name="New plan like this", href=_asked_anew(library, plan, model))
     yield Link(name="Compare", href=address("compare", what="plans", first=plan.id))
     yield Link(name="Observed", href=address("observed", plan=plan.id))
@@ -158,19 +157,19 @@ def _plan_links(library: Library, plan: AnyPlan, model: str | None) -> Iterator[
 
 
 def _has_trace(library: Library, plan: AnyPlan, model: str | None) -> bool:
-    if isinstance(plan, TrainingDocument):
+    if plan.kind == "training":
         return bool(model) and library.planner.profile_if_known(plan) is not None
     return True
 
 
 def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]:
     """Return what to do with a plan: commands, and what follows the plan's id in them."""
-    if not isinstance(plan, TrainingDocument):
+    if plan.kind != "training":
         return {"Run it and its alternatives": ("verify", ""), "Ask why": ("explain", "")}
     # A pasted configuration has no path: the page says to save it under the model's name.
     is_named = model or plan.inputs.model_path
     config = "" if is_named else f" --model {plan.inputs.model}/config.json"
-    target = plan.inputs.target
+    target = plan.target
     return {
         f"Give it to {target}": ("export", f" --target {target}{config}"),
         "Ask why, and why not another layout": ("explain", config),
@@ -251,7 +250,7 @@ _Comparison = tuple[tuple[str, str], tuple[Section, ...]]
 def _plans(library: Library, first: str, second: str) -> _Comparison:
     left, right = library.any_plan(first), library.any_plan(second)
     names = left.id[:6], right.id[:6]
-    return names, comparison_sections(left, right, names=names)
+    return names, comparison_sections(left, right, names=names, is_drawn=True)
 
 
 def _profiles(library: Library, first: str, second: str) -> _Comparison:

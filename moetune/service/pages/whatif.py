@@ -4,25 +4,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.plan import Plan
 from moetune.domain.spelling import Spelling
 from moetune.domain.training import TRAINING_DTYPES
-from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.domain.units import DTYPE_BYTES, format_bytes, parse_bytes, parse_count
 from moetune.report.section import Section
 from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address
 from moetune.service.problems import problem_of
-from moetune.workflows.training_whatif import whatif_training
-from moetune.workflows.views.comparison import training_whatif_sections, whatif_sections
-from moetune.workflows.views.training_page import training_scope
-from moetune.workflows.views.words import (
-    plan_name,
-    plan_scope,
-)
-from moetune.workflows.whatif import WhatIf
+from moetune.workflows.changes import WhatIf
+from moetune.workflows.views.comparison import whatif_sections
+from moetune.workflows.views.words import plan_scope
+from moetune.workflows.whatif import whatif
 
 SPEEDS = ("computation", "communication", "copies")
 LABELS = MappingProxyType(
@@ -101,13 +96,13 @@ def _flag(text: str) -> tuple[str, str | None]:
 
 def whatif_fields(plan: AnyPlan | None) -> tuple[Field, ...]:
     """Return the form's fields, with a plan's inputs as what their empty ones stand for."""
-    is_training = isinstance(plan, TrainingDocument)
+    is_training = plan is not None and plan.kind == "training"
     tokens, ranks, memory, dtype = "8k", "64", "all of it", "as planned"
     if plan is not None:
         ranks, dtype = f"{plan.inputs.world_size:,}", f"{plan.inputs.dtype}, as now"
         if limit := plan.inputs.memory_limit_bytes:
             memory = format_bytes(limit)
-    if isinstance(plan, Plan):
+    if plan is not None and not is_training:
         tokens = f"{plan.inputs.tokens_per_rank:,}"
     example = "tp=2 seq=8k" if is_training else "strategy=S4"
     of_layers = () if is_training else (_field("tokens_per_rank", "such as 32k", tokens),)
@@ -138,7 +133,6 @@ def whatif_page(library: Library, form: WhatIfForm) -> Page:
     """
     plan = library.any_plan(form.plan) if form.plan else None
     sections, problem = _ask(library, form, plan)
-    name, scope = _words(plan)
     return Page(
         template="whatif.html",
         title="What if",
@@ -149,22 +143,13 @@ def whatif_page(library: Library, form: WhatIfForm) -> Page:
             "fields_of": whatif_fields(plan),
             "values": form.fields,
             "plan": plan,
-            "name": name,
-            "scope": scope,
+            "name": plan.name if plan else "",
+            "scope": plan_scope(plan) if plan else "",
             "choice": (library.plan_field("plan", "Plan"),),
             "problem": problem,
         },
         status=int(problem_of(problem).status) if problem else 200,
     )
-
-
-def _words(plan: AnyPlan | None) -> tuple[str, str]:
-    """Return a plan's name, and its sizes."""
-    if plan is None:
-        return "", ""
-    if isinstance(plan, TrainingDocument):
-        return f"Training {plan.inputs.model}", training_scope(plan)
-    return plan_name(plan), plan_scope(plan)
 
 
 def _ask(
@@ -174,10 +159,7 @@ def _ask(
     if plan is None or not form.is_filled:
         return (), None
     try:
-        question = form.question(plan)
-        if isinstance(plan, TrainingDocument):
-            changed = whatif_training(library.planner, plan, question)
-            return training_whatif_sections(changed, is_drawn=True), None
-        return whatif_sections(library.planner.whatif(question), is_drawn=True), None
+        answer = whatif(library.planner, form.question(plan), plan)
+        return whatif_sections(answer, is_drawn=True), None
     except MoetuneError as error:
         return (), error

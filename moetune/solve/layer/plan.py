@@ -24,6 +24,7 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.units import pinned_bytes
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.doubts import PROFILE, plan_warnings
+from moetune.solve.layer.eq10 import paper_seconds
 from moetune.solve.layer.memory import Degrees, total_bytes
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import RankedLayer, choose_safely, rank_layer
@@ -171,14 +172,32 @@ def _strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
     """Return one row for each memory strategy whose operations were measured.
 
     None in tensor parallelism, where no memory is reused.
+
+    Raises:
+        ProfileError: the profile lacks an operation of the layer.
     """
     best = ranked.best
     if best.budget.workload.expert_parallel == "tensor":
         return ()
-    return tuple(_row(ranked, contender) for contender in ranked.contenders)
+    contenders = ranked.contenders
+    paper = {
+        each.strategy: paper_seconds(costs=best.costs, strategy=each.strategy, tokens=best.tokens)
+        for each in contenders
+    }
+    reusing = [strategy for strategy in paper if strategy != "none"]
+    paper_choice = min(reusing, key=lambda strategy: paper[strategy], default=None)
+    return tuple(
+        replace(
+            _row(ranked, each),
+            paper_seconds=paper[each.strategy],
+            is_paper_choice=each.strategy == paper_choice,
+        )
+        for each in contenders
+    )
 
 
 def _row(ranked: RankedLayer, one: Ranking) -> StrategyTerms:
+    """Return the terms of one strategy, without those of Eq. 10."""
     budget = ranked.best.budget
     forward_degree, backward_degree = one.degrees
     peak = budget.peak(strategy=one.strategy, degrees=one.degrees)
@@ -195,6 +214,8 @@ def _row(ranked: RankedLayer, one: Ranking) -> StrategyTerms:
         saving_ratio=one.memory.saving_ratio,
         fits=one.fits,
         is_chosen=is_chosen,
+        paper_seconds=0.0,
+        is_paper_choice=False,
         lost_because="" if is_chosen else explain_strategy_loss(ranked, one),
     )
 

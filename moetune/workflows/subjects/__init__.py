@@ -5,10 +5,10 @@ Both kinds have the same methods, and each question is written once over them.
 
 from typing import TypeAlias, overload
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.workflows.subjects.layer import LayerSubject
 from moetune.workflows.subjects.model import ModelSubject
 
@@ -42,7 +42,7 @@ def subject_of(
     Raises:
         InputError: a model is named for the plan of a layer.
     """
-    if isinstance(plan, TrainingDocument):
+    if plan.kind == "training":
         return ModelSubject(plan=plan, profile=profile, missing=missing, model=model)
     refuse_model(model)
     return LayerSubject(plan=plan, profile=profile, missing=missing)

@@ -24,11 +24,11 @@ from moetune.domain.units import format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.slowed import PARTS, Slowdown, slowed
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
-from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.uncertainty import LayerChoice, chance_of_faster
 from moetune.solve.predict import overlap_share, plan_step, plan_timelines
 from moetune.solve.trace import layer_spans
+from moetune.workflows.changes import WhatIf, check_changes, layer_again
 from moetune.workflows.compared import Asked, ComparedChoice, Refusal, WhyNot, WhyNotAnswer
 from moetune.workflows.plan import drawn_costs
 from moetune.workflows.subjects.values import (
@@ -39,7 +39,6 @@ from moetune.workflows.subjects.values import (
     Timelines,
     profile_of,
 )
-from moetune.workflows.whatif import WhatIf, change_plan, check_changes
 
 EXPLANATION_SCHEMA = "moetune.explanation/1"
 _OF_BOTH = replace(
@@ -242,7 +241,7 @@ class LayerSubject:
                     yield Neighbour(knob, degrees_name(choice), step.seconds)
 
     def _changed(self, question: WhatIf) -> Plan:
-        return change_plan(self.plan, profile=self.machine, question=question).after
+        return layer_again(self.plan, profile=self.machine, question=question)
 
     def _chance(self, plan: Plan) -> float:
         """Return the share of refits under which another plan's step is the shorter one."""
@@ -275,7 +274,7 @@ def _choice_of(plan: Plan) -> ComparedChoice:
         p95_step_seconds=times.p95_step_seconds,
         parts=_parts(plan, plan.terms) if plan.terms else {},
         work=_work(plan, plan.terms) if plan.terms else {},
-        needed_bytes=device_bytes(plan.memory),
+        needed_bytes=plan.needed_bytes,
     )
 
 

@@ -14,6 +14,7 @@ from moetune.domain.errors import (
     LayoutTooLargeError,
     ProfileError,
 )
+from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import (
@@ -52,12 +53,15 @@ from moetune.workflows.subjects.values import (
     profile_of,
 )
 from moetune.workflows.training import plan_training, search_of
-from moetune.workflows.training_files import MAKE_ONE, folded_layout
-from moetune.workflows.training_plan import TrainingRequest, layout_words, plan_id
+from moetune.workflows.training_plan import TrainingRequest, folded_layout, layout_words, plan_id
 from moetune.workflows.training_prices import step_prices
 
 EXPLANATION_SCHEMA = "moetune.training-explanation/1"
 LAUNCHES, POSTED = "launches", "posted messages"
+_EXPLAINED = (
+    "step_seconds", "saved_by_overlap_seconds", "hidden_by_shared_experts_seconds",
+    "model_tflops_per_device", "mfu", "parts",
+)  # fmt: skip
 _MOVED = ("tp", "cp", "pp", "ep", "micro_batch")
 _COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
 _WAITING = frozenset({"launches", "bubble and sends"})
@@ -102,34 +106,28 @@ class ModelSubject:
     def document(self) -> dict[str, object]:
         """The JSON document of `moetune explain` and of the service."""
         plan, step = self.plan, self.plan.predicted
-        placement = {} if plan.placement is None else {"placement": encode(plan.placement)}
+        alternatives = [
+            {
+                "layout": encode(row.layout),
+                "step_seconds": row.predicted.step_seconds,
+                "differences": difference_of(self.choice, _choice(row)).parts,
+            }
+            for row in plan.alternatives
+        ]
+        memory = {
+            "peak_bytes": plan.memory.peak_bytes, "limit_bytes": self.memory_limit_bytes,
+            "parts": dict(plan.memory.parts),
+        }  # fmt: skip
         return {
-            "schema": EXPLANATION_SCHEMA,
-            "plan": plan.id,
-            "step_seconds": step.step_seconds,
+            "schema": EXPLANATION_SCHEMA, "plan": plan.id,
             "confidence": encode(plan.confidence),
             "profile_quality": encode(plan.profile_quality),
             "kinds": self.kinds,
-            "saved_by_overlap_seconds": step.saved_by_overlap_seconds,
-            "hidden_by_shared_experts_seconds": step.hidden_by_shared_experts_seconds,
-            "model_tflops_per_device": step.model_tflops_per_device,
-            "mfu": step.mfu,
-            "parts": dict(step.parts),
-            "memory": {
-                "peak_bytes": plan.memory.peak_bytes,
-                "limit_bytes": self.memory_limit_bytes,
-                "parts": dict(plan.memory.parts),
-            },
-            "alternatives": [
-                {
-                    "layout": encode(row.layout),
-                    "step_seconds": row.predicted.step_seconds,
-                    "differences": difference_of(self.choice, _choice(row)).parts,
-                }
-                for row in plan.alternatives
-            ],
-            **placement,
-        }
+            **{name: encode(getattr(step, name)) for name in _EXPLAINED},
+            "memory": memory,
+            "alternatives": alternatives,
+            **({} if plan.placement is None else {"placement": encode(plan.placement)}),
+        }  # fmt: skip
 
     @property
     def choice(self) -> ComparedChoice:

@@ -5,7 +5,6 @@ from moetune.domain.training import LayoutRequest
 from moetune.domain.training_document import TrainingDocument
 from moetune.report.section import percent, plural
 from moetune.solve.layer.words import STRATEGY_WORDS
-from moetune.workflows.views.words import is_tensor
 
 LEAST_REGRET = 5e-4
 _CERTAIN = 0.995
@@ -15,7 +14,7 @@ _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved
 
 def plan_decision(plan: Plan) -> str:
     """Return the decision in one or two sentences."""
-    if is_tensor(plan):
+    if plan.kind == "tensor":
         return _tensor_decision(plan)
     pipeline, strategy = plan.pipeline, plan.memory.strategy
     memory = "keep all activations (strategy none)"

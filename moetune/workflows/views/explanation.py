@@ -9,7 +9,7 @@ from moetune.workflows.subjects import Subject
 from moetune.workflows.views.layer_reasons import layer_reasons
 from moetune.workflows.views.model_reasons import model_reasons
 from moetune.workflows.views.reasons import Reasons
-from moetune.workflows.views.words import plan_speed, speed_words, suspect_words, trust_words
+from moetune.workflows.views.words import speed_words, suspect_words, trust_words
 
 _RANGE = "the range that nine of ten such steps should lie in"
 _NAMED = 3
@@ -86,7 +86,7 @@ def _parts(choice: ComparedChoice, lost: ComparedChoice) -> str:
 
 def _trust(subject: Subject, sure: str) -> Section:
     plan, choice = subject.plan, subject.choice
-    step, speed = choice.step_seconds, plan_speed(plan)
+    step, speed = choice.step_seconds, plan.throughput
     low, high = choice.p05_step_seconds or step, choice.p95_step_seconds or step
     return Section(
         name="trust",

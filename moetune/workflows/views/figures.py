@@ -1,9 +1,17 @@
 """Figures of a layer's plan: its timeline, and time against memory of its options."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import ProfileError
-from moetune.report.plan_figures import Option, pareto_figure, phases_figure
+from moetune.domain.training_document import TrainingDocument
+from moetune.report.plan_figures import (
+    Option,
+    degree_figure,
+    pareto_figure,
+    phases_figure,
+    stacked_figure,
+)
 from moetune.report.section import Figure
 from moetune.report.timelines import timeline_figure
 from moetune.solve.layer.memory import MemoryBudget
@@ -11,6 +19,7 @@ from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.predict import plan_timelines
 from moetune.workflows.subjects.layer import LayerSubject
+from moetune.workflows.subjects.model import kinds_of
 
 _FEWEST_OPTIONS = 2
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
@@ -23,6 +32,30 @@ def layer_figures(subject: LayerSubject) -> Iterator[Figure]:
         return
     forward, backward = plan_timelines(plan=subject.plan, costs=subject.costs)
     yield timeline_figure(forward=forward, backward=backward, title="Timeline of one step")
+
+
+def compared_figures(plans: Mapping[str, AnyPlan]) -> tuple[Figure, ...]:
+    """Return figures of plans of one kind side by side; none of a layer and a model."""
+    models = {name: plan for name, plan in plans.items() if plan.kind == "training"}
+    if len(models) == len(plans):
+        return tuple(training_figures(models))
+    if models:
+        return ()
+    layers = {name: plan.as_layer() for name, plan in plans.items()}
+    return phases_figure(layers), degree_figure(layers)
+
+
+def training_figures(plans: Mapping[str, TrainingDocument]) -> Iterator[Figure]:
+    """Yield the plans' steps by kind of time; nothing where an older plan has one rank's parts."""
+    if len(plans) == 1:
+        parts = {name: plan.predicted.parts for name, plan in plans.items()}
+        words = "Predicted seconds on the slowest pipeline rank."
+    else:
+        parts = {name: plan.best.mean_parts for name, plan in plans.items()}
+        words = "Predicted seconds on the mean of the pipeline ranks."
+    if all(parts.values()):
+        kinds = {name: kinds_of(seconds) for name, seconds in parts.items()}
+        yield stacked_figure(kinds, title="One step", words=words)
 
 
 def memory_figures(subject: LayerSubject) -> tuple[Figure, ...]:

@@ -14,9 +14,8 @@ from moetune.domain.training_document import (
     TrainingStep,
 )
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import Section, percent
+from moetune.report.section import percent
 from moetune.solve.joint.uncertainty import RECORDED, UNRECORDED
-from moetune.workflows.views.words import suspect_words
 
 _COMPUTATION, _REPLICAS = "computation", "collectives of gradients and parameters"
 _BINDING: Mapping[str, str] = MappingProxyType({
@@ -44,20 +43,14 @@ _SOURCES: Mapping[Provenance, str] = MappingProxyType({
 })  # fmt: skip
 
 
-def origin_section(plan: TrainingDocument) -> Section:
-    """Return where a plan's numbers come from, and what such predictions were off by."""
+def origin_words(plan: TrainingDocument) -> Iterator[str]:
+    """Yield where a plan's numbers come from, and what such predictions were off by."""
     profile, origin = plan.inputs.profile, plan.origin
-    doubts = tuple(suspect_words(profile, plan.profile_quality))
     if origin is None:
-        title = f"Numbers: profile {profile}, {plan.trust}."
-        return Section(name="origin", title=title, doubts=doubts)
+        yield f"Numbers: profile {profile}, {plan.trust}."
+        return
     source = _SOURCES[origin.provenance].format(device=origin.device)
-    return Section(
-        name="origin",
-        title=f"Numbers: {source} (profile {profile}).",
-        doubts=doubts,
-        paragraphs=(_error_words(origin, plan.inputs.target),),
-    )
+    yield f"Numbers: {source} (profile {profile}). {_error_words(origin, plan.target)}"
 
 
 def _error_words(origin: PlanOrigin, target: TargetName) -> str:

@@ -14,8 +14,6 @@ from moetune.workflows.views.decision import how_sure, is_one_chunk
 from moetune.workflows.views.figures import layer_figures, memory_figures
 from moetune.workflows.views.reasons import Reasons
 from moetune.workflows.views.words import (
-    is_tensor,
-    plan_name,
     plan_scope,
     routing_words,
 )
@@ -28,6 +26,10 @@ _BYTES = (
     "peak: of a step as the layer runs it, which the limit is for; formulas: Eq. 1 to 6 of "
     "MPipeMoE, which omit some buffers and the routing data."
 )
+_PAPER = (
+    "Eq. 10 is MPipeMoE's rule, and * its choice where memory is reused. It has no start-up times "
+    "and does not decide here."
+)
 
 
 def layer_reasons(subject: LayerSubject, *, is_drawn: bool) -> Reasons:
@@ -39,7 +41,7 @@ def layer_reasons(subject: LayerSubject, *, is_drawn: bool) -> Reasons:
     plan = subject.plan
     pins = sorted(plan.inputs.constraints.items())
     return Reasons(
-        title=plan_name(plan),
+        title=plan.name,
         scope=plan_scope(plan, profile=subject.profile),
         words=tuple(routing_words(plan)),
         why=(plan.decision.why,),
@@ -82,7 +84,7 @@ def _phase(name: str, terms: PhaseTerms) -> tuple[Cell, ...]:
 
 
 def _transfer(plan: Plan) -> str:
-    if not is_tensor(plan):
+    if plan.kind != "tensor":
         return "one chunk's dispatch, and the same again for its combine"
     name = "reduce-scatter" if plan.workload.sequence_parallel else "all-reduce"
     return f"one chunk's {name}, of the output or of the input's gradient"
@@ -134,16 +136,17 @@ def _strategies(subject: LayerSubject, *, is_drawn: bool) -> Iterator[Section]:
     table = Table(
         name="strategies",
         header=(
-            "strategy", "chunks", "peak", "formulas", "host", "step", "how",
+            "strategy", "chunks", "peak", "formulas", "host", "step", "Eq. 10", "how",
         ),
         rows=tuple(map(_strategy, found)),
         prose=("how",),
-        notes=(*(absent if missing else ()), _BYTES),
+        notes=(*(absent if missing else ()), _BYTES, _PAPER),
     )  # fmt: skip
     yield Section(name="memory", title="Ways to keep activations", tables=(table,), figures=figures)
 
 
 def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
+    paper = format_seconds(one.paper_seconds) + (" *" if one.is_paper_choice else "")
     return (
         Cell.words(one.strategy, mark="chosen" if one.is_chosen else ""),
         Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
@@ -151,12 +154,13 @@ def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
         Cell.size(one.needed_bytes),
         Cell.size(one.host_bytes or None),
         Cell.seconds(one.step_seconds),
+        Cell(text=paper, value=one.paper_seconds, unit="s"),
         Cell.words(STRATEGY_WORDS[one.strategy]),
     )
 
 
 def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
-    tokens = "tokens on every rank" if is_tensor(plan) else "tokens per rank"
+    tokens = "tokens on every rank" if plan.kind == "tensor" else "tokens per rank"
     if plan.workload.sequence_parallel:
         tokens = "tokens of all ranks"
     ranges = plan.pipeline.ranges

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from moetune.domain.plan import Plan
-from moetune.domain.throughput import Throughput, observed_throughput, throughput_of
+from moetune.domain.throughput import Throughput
 from moetune.domain.units import format_seconds, format_share
 from moetune.report.observed import (
     WINDOW,
@@ -170,7 +170,7 @@ def _left_out(count: int) -> Iterator[str]:
 
 def _speed(plan: Plan, seconds: float) -> Throughput | None:
     """Return the throughput of the plan's layer in a step of so many seconds."""
-    predicted = throughput_of(plan)
+    predicted = plan.throughput
     return predicted and predicted.over(seconds, plan.predicted.step_seconds)
 
 
@@ -247,7 +247,7 @@ def _row(one: Seen, plans: str, plan: Plan | None) -> tuple[Cell, ...]:
     href = f"{plans}{observation.plan_id}" if plans else ""
     tokens = observation.tokens_per_rank
     is_known = bool(observation.predicted_seconds)
-    speed = observed_throughput(plan, tokens, one.seconds) if plan else None
+    speed = plan.observed_throughput(tokens, one.seconds) if plan else None
     return (
         Cell.words(one.at[:19].replace("T", " ")),
         Cell(text=observation.plan_id[:6], value=observation.plan_id, href=href, mark="code"),

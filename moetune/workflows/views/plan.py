@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from moetune.domain.plan import Memory, PhaseTerms, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import LAUNCHES, RowsPoint
-from moetune.domain.throughput import throughput_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import (
     EMPTY,
@@ -17,8 +16,7 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.layer.memory import device_bytes
-from moetune.workflows.subjects.layer import LayerSubject as Explanation
+from moetune.workflows.subjects import LayerSubject, Subject
 from moetune.workflows.views.decision import (
     LEAST_REGRET,
     how_sure,
@@ -26,12 +24,12 @@ from moetune.workflows.views.decision import (
     plan_decision,
     probability_words,
 )
+from moetune.workflows.views.explanation import reasons
+from moetune.workflows.views.training import training_sections
 from moetune.workflows.views.words import (
     device_word,
-    is_tensor,
     memory_words,
     mfu_words,
-    plan_name,
     plan_scope,
     routing_words,
     speed_cell,
@@ -41,34 +39,39 @@ from moetune.workflows.views.words import (
 )
 
 
-def plan_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return a layer's plan for a screen: decision and uncertainty."""
-    return answer_section(explanation), _uncertainty(explanation.plan)
+def plan_sections(subject: Subject, *, is_page: bool = False) -> tuple[Section, ...]:
+    """Return a plan's sections, the answer first.
+
+    Args:
+        is_page: add a layer's reasons.
+
+    Raises:
+        ProfileError: the profile lacks an operation.
+    """
+    if subject.kind == "model":
+        return tuple(training_sections(subject.plan))
+    more = reasons(subject, is_drawn=True) if is_page else ()
+    return answer_section(subject, has_reasons=is_page), _uncertainty(subject.plan), *more
 
 
-def page_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return the same for a page that `explanation.reasons` follow."""
-    return answer_section(explanation, has_reasons=True), _uncertainty(explanation.plan)
-
-
-def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Section:
+def answer_section(subject: LayerSubject, *, has_reasons: bool = False) -> Section:
     """Return the plan's workload, its decision, and the predicted times and bytes.
 
     Args:
         has_reasons: whether a section with the reason follows, so that it is omitted here.
     """
-    plan = explanation.plan
+    plan = subject.plan
     is_odd = is_one_chunk(plan) or plan.memory.strategy != "none"
     why = (plan.decision.why,) if is_odd and not has_reasons else ()
     return Section(
         name="answer",
-        title=plan_name(plan),
-        scope=plan_scope(plan, profile=explanation.profile),
+        title=plan.name,
+        scope=plan_scope(plan, profile=subject.profile),
         doubts=_suspect(plan),
         paragraphs=(plan_decision(plan), *routing_words(plan), *why),
-        highlights=tuple(_layer_highlights(explanation)),
-        summary=_layer_summary(explanation),
-        tables=(_phases(explanation),),
+        highlights=tuple(_layer_highlights(subject)),
+        summary=_layer_summary(subject),
+        tables=(_phases(subject),),
     )
 
 
@@ -84,7 +87,7 @@ def _uncertainty(plan: Plan) -> Section:
 
 def _too_fast(plan: Plan) -> Iterator[str]:
     """Yield that the profile's products are faster than the device can be."""
-    speed = throughput_of(plan)
+    speed = plan.throughput
     if speed is not None and speed.mfu is not None and speed.mfu > 1:
         yield (
             f"an MFU above 100 %: the profile {plan.inputs.profile!r} multiplies in "
@@ -93,8 +96,8 @@ def _too_fast(plan: Plan) -> Iterator[str]:
         )
 
 
-def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
-    plan = explanation.plan
+def _layer_highlights(subject: LayerSubject) -> Iterator[Highlight]:
+    plan = subject.plan
     times, verdict = plan.predicted, plan.decision
     step, regret = times.step_seconds, verdict.expected_regret
     gain = times.sequential_step_seconds / step if step else None
@@ -106,7 +109,7 @@ def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
         note="as fast",
     )
     yield from _speed_highlight(plan)
-    yield _memory_highlight(explanation, device_bytes(plan.memory))
+    yield _memory_highlight(subject, plan.needed_bytes)
     binds = Cell.words(verdict.binding.capitalize())
     yield Highlight(name="What binds", cell=binds, note=f"{trust_words(plan)} costs")
     yield _sure_highlight("choice", verdict.probability_best, regret)
@@ -121,8 +124,8 @@ def _sure_highlight(what: str, probability: float, regret: float) -> Highlight:
     )
 
 
-def _memory_highlight(explanation: Explanation, num_bytes: int) -> Highlight:
-    limit = explanation.memory_limit_bytes
+def _memory_highlight(subject: LayerSubject, num_bytes: int) -> Highlight:
+    limit = subject.memory_limit_bytes
     return Highlight(
         name="Memory of one device",
         cell=Cell.size(num_bytes),
@@ -130,48 +133,46 @@ def _memory_highlight(explanation: Explanation, num_bytes: int) -> Highlight:
     )
 
 
-def _layer_summary(explanation: Explanation) -> str:
-    plan, times = explanation.plan, explanation.plan.predicted
+def _layer_summary(subject: LayerSubject) -> str:
+    plan, times = subject.plan, subject.plan.predicted
     span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
     text = f"One step of the layer: {span}"
     reuses = plan.memory.strategy != "none"
     if not is_one_chunk(plan) and times.step_seconds and not reuses:
         text += f", {times.sequential_step_seconds / times.step_seconds:.2f} × as fast as one chunk"
     binding = plan.decision.binding
-    text += _speed(explanation)
+    text += _speed(subject)
     return f"{text}. {binding.capitalize()} {'bind' if binding == 'copies' else 'binds'}."
 
 
-def _speed(explanation: Explanation) -> str:
+def _speed(subject: LayerSubject) -> str:
     """Return ", 423 TFLOP/s a GPU, MFU 42.8 %"; of a step of no time an empty text."""
-    speed = throughput_of(explanation.plan)
-    return f", {speed_words(speed, device_word(explanation.profile))}" if speed else ""
+    speed = subject.plan.throughput
+    return f", {speed_words(speed, device_word(subject.profile))}" if speed else ""
 
 
 def _speed_highlight(plan: Plan) -> Iterator[Highlight]:
-    speed = throughput_of(plan)
+    speed = plan.throughput
     if speed is not None:
         note = f"on each device, {mfu_words(speed)}"
         yield Highlight(name="Model FLOP/s", cell=speed_cell(speed), note=note)
 
 
-def _phases(explanation: Explanation) -> Table:
-    plan, times = explanation.plan, explanation.plan.predicted
+def _phases(subject: LayerSubject) -> Table:
+    plan, times = subject.plan, subject.plan.predicted
     rows = [
-        _phase(
-            "forward", times.sequential_forward_seconds, times.forward_seconds, explanation.forward
-        ),
+        _phase("forward", times.sequential_forward_seconds, times.forward_seconds, subject.forward),
         _phase(
             "backward",
             times.sequential_backward_seconds,
             times.backward_seconds,
-            explanation.backward,
+            subject.backward,
         ),
     ]
     if times.overhead_seconds:
-        around = "gate" if is_tensor(plan) else "gate, sorting"
+        around = "gate" if plan.kind == "tensor" else "gate, sorting"
         around = "gate, choices" if plan.workload.gathers else around
-        has_launches = explanation.profile is not None and _launches_known(explanation.profile)
+        has_launches = subject.profile is not None and _launches_known(subject.profile)
         name = Cell.words(f"{around}, launches" if has_launches else around)
         overhead = Cell.seconds(times.overhead_seconds)
         rows.append((name, overhead, overhead, EMPTY))
@@ -179,7 +180,7 @@ def _phases(explanation: Explanation) -> Table:
         name="phases",
         header=("phase", "one chunk", "planned", "exposed communication"),
         rows=tuple(rows),
-        notes=(memory_words(explanation, device_bytes(plan.memory), _memory_parts(plan.memory)),),
+        notes=(memory_words(subject, plan.needed_bytes, _memory_parts(plan.memory)),),
         is_narrow=True,
     )
 

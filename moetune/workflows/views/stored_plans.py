@@ -2,18 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from moetune.domain.plan import Plan
-from moetune.domain.training_document import AnyPlan, TrainingDocument
 from moetune.report.section import EMPTY, Cell, Table
 from moetune.workflows.library import StoredPlan
-from moetune.workflows.plan_changes import needed_bytes, step_seconds
-from moetune.workflows.views.words import (
-    kind_of,
-    mfu_cell,
-    plan_speed,
-    tflops_cell,
-    trust_words,
-)
+from moetune.workflows.views.words import mfu_cell, tflops_cell, trust_words
 
 _WIDE = (
     "kind", "tokens/s", "memory", "profile", "TFLOP/s", "MFU", "trust", "tokens per rank",
@@ -49,38 +40,26 @@ def stored_plans_table(
     )
 
 
-def tokens_per_second(plan: AnyPlan) -> float | None:
-    """Return the tokens a second of all ranks together; None for a step that takes no time.
-
-    Tensor-parallel ranks compute the same tokens, which count once.
-    """
-    if isinstance(plan, TrainingDocument):
-        return plan.best.predicted.tokens_per_second_per_device * plan.inputs.world_size
-    inputs, layout, seconds = plan.inputs, plan.layout, step_seconds(plan)
-    sets = layout.dp if kind_of(plan) == "tensor" else inputs.world_size
-    return sets * inputs.tokens_per_rank / seconds if seconds else None
-
-
 def _row(one: StoredPlan, address: Callable[[str, str], str] | None) -> tuple[Cell, ...]:
     info, plan = one.info, one.plan
     made = info.created_at[:16].replace("T", " ")
     mark = "suspect" if plan and plan.is_suspect else ""
     doubt = " (suspect)" if mark else ""
-    speed = plan_speed(plan) if plan else None
-    tokens = tokens_per_second(plan) if plan else None
+    speed = plan.throughput if plan else None
+    tokens = plan.tokens_per_second if plan else None
     links = {kind: address(kind, name) if address else ""
              for kind, name in (("plans", info.id), ("profiles", info.profile))}  # fmt: skip
     return (
         Cell(text=info.id[:8], value=info.id, href=links["plans"], mark="code"),
         Cell(text=f"{info.model or 'a layer'}{doubt}", value=info.model or "a layer"),
         Cell.count(info.world_size),
-        EMPTY if plan is None else _short(layout_of(plan)),
-        Cell.words(plan.inputs.target if isinstance(plan, TrainingDocument) else ""),
-        Cell.words("cannot be read") if plan is None else Cell.seconds(step_seconds(plan)),
+        EMPTY if plan is None else _short(plan.words),
+        Cell.words(plan.target if plan else ""),
+        Cell.words("cannot be read") if plan is None else Cell.seconds(plan.step_seconds),
         Cell(text=made[5:], value=made),
-        EMPTY if plan is None else Cell.words(kind_of(plan)),
+        EMPTY if plan is None else Cell.words(plan.kind),
         EMPTY if tokens is None else Cell(text=f"{tokens:,.0f}", value=tokens),
-        EMPTY if plan is None else Cell.size(needed_bytes(plan)),
+        EMPTY if plan is None else Cell.size(plan.needed_bytes),
         Cell(text=f"{info.profile}{doubt}", value=info.profile, href=links["profiles"]),
         tflops_cell(speed),
         mfu_cell(speed),
@@ -95,20 +74,3 @@ def _short(words: str) -> Cell:
     if " · " in words:
         short = " ".join(size.replace(" ", "") for size in short.split(" · "))
     return Cell(text=short, value=words)
-
-
-def layout_of(plan: AnyPlan) -> str:
-    """Return a plan's layout; of a layer its chunks, forward and backward."""
-    if isinstance(plan, TrainingDocument):
-        return plan.best.words
-    pipeline = plan.pipeline
-    return f"{pipeline.forward_degree} and {pipeline.backward_degree} chunks"
-
-
-def _layout(plan: Plan) -> str:
-    """Return the sizes above 1, and how experts are shared where it is not by exchanges."""
-    layout = plan.layout
-    sizes = {"dp": layout.dp, "ep": layout.ep, "tp": layout.tp, "pp": layout.pp}
-    named = [f"{name} {size}" for name, size in sizes.items() if size > 1]
-    tensor = ["tensor"] if layout.expert_parallel == "tensor" else []
-    return " · ".join([*named, *tensor]) or "one rank"

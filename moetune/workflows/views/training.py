@@ -6,10 +6,13 @@ from dataclasses import replace
 from moetune.domain.chunks import Chunks
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
-from moetune.domain.units import format_bytes
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.report.plan_figures import Option, memory_parts_figure, pareto_figure
 from moetune.report.section import (
     EMPTY,
     Cell,
+    Figure,
+    Highlight,
     Section,
     Table,
     facts,
@@ -20,14 +23,19 @@ from moetune.report.section import (
 )
 from moetune.solve.joint.search import NOISE
 from moetune.workflows.views.decision import how_sure_of_training
-from moetune.workflows.views.first_words import binding_words, origin_section, saving_words
+from moetune.workflows.views.figures import training_figures
+from moetune.workflows.views.first_words import binding_words, origin_words, saving_words
 from moetune.workflows.views.words import (
     largest_first,
     model_placement_words,
+    plan_scope,
     speed_cell,
     speed_words,
+    suspect_words,
 )
 
+_SLOW, _LARGE = 3.0, 1.25
+"""Multiples of a plan's step, and of its limit of memory, up to which figures show a front."""
 _FRONT_NOTE = (
     "Both as against the line above; steps that save less than "
     f"{percent(NOISE, digits=0)} are omitted."
@@ -35,46 +43,72 @@ _FRONT_NOTE = (
 
 
 def training_sections(plan: TrainingDocument) -> Iterator[Section]:
-    """Yield the sections of a training plan."""
-    best = plan.best
-    yield origin_section(plan)
-    yield _decision(plan)
-    yield Section(name="time", title="Time of a step, on the slowest pipeline rank",
-                  tables=(time_table(best),))  # fmt: skip
-    yield Section(name="memory", title=f"Memory of pipeline rank {best.memory.rank}",
-                  tables=tuple(_memory_parts(best)))  # fmt: skip
+    """Yield the sections of a training plan, the answer first."""
+    best, memory = plan.best, plan.memory
+    yield _answer(plan)
+    yield Section(
+        name="memory", title=f"Memory of pipeline rank {memory.rank}",
+        tables=tuple(_memory_parts(best)), figures=(_memory_figure(plan),),
+    )  # fmt: skip
+    yield Section(
+        name="time", title="Time of a step, on the slowest pipeline rank",
+        tables=(time_table(best),), figures=tuple(training_figures({"this plan": plan})),
+    )  # fmt: skip
+    yield Section(
+        name="settings", title="Layout and settings",
+        tables=(facts("layout", [*_facts(plan)], header=("layout", "")),),
+    )  # fmt: skip
     if plan.alternatives:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
     if plan.front:
         yield Section(
-            name="front", title="The fastest layout for each memory", tables=(_front(plan),)
-        )
+            name="front", title="The fastest layout for each memory", tables=(_front(plan),),
+            figures=tuple(_front_figures(plan)),
+        )  # fmt: skip
 
 
-def _decision(plan: TrainingDocument) -> Section:
-    inputs, best = plan.inputs, plan.best
+def _answer(plan: TrainingDocument) -> Section:
+    predicted, memory, limit = plan.predicted, plan.memory, plan.inputs.memory_limit_bytes
+    low, high = plan.range_seconds
+    tokens, speed = predicted.tokens_per_second_per_device, speed_words(plan.throughput, "")
+    span = seconds_span(plan.step_seconds, low, high)
     return Section(
-        name="layout",
-        title=f"{inputs.model} on {inputs.world_size} ranks: {best.words}",
+        name="answer",
+        title=plan.name,
+        scope=plan_scope(plan),
+        doubts=tuple(suspect_words(plan.inputs.profile, plan.profile_quality)),
         paragraphs=(
-            binding_words(best),
+            *origin_words(plan),
+            decision_words(plan.words, plan.layout),
+            *model_placement_words(plan),
+            binding_words(plan.best),
             *saving_words(plan),
             how_sure_of_training(plan),
-            *model_placement_words(plan),
-            *map(sentence, plan.warnings),
         ),
-        tables=(facts("layout", [*_facts(plan)], header=("layout", "")),),
-    )
+        summary=(
+            f"One step: {span}, {tokens:,.0f} tokens a second of each device, {speed}; "
+            f"{format_bytes(memory.peak_bytes)} of {format_bytes(limit)} of its memory."
+        ),
+        notes=tuple(map(sentence, plan.warnings)),
+        highlights=(
+            Highlight(
+                name="One step", cell=Cell.seconds(plan.step_seconds),
+                note=f"{format_seconds(low)} to {format_seconds(high)}",
+            ),
+            Highlight(
+                name="Tokens a second", cell=Cell(text=f"{tokens:,.0f}", value=tokens),
+                note=f"of each device, {speed}",
+            ),
+            Highlight(
+                name="Memory of a device", cell=Cell.size(memory.peak_bytes),
+                note=f"of {format_bytes(limit)}, {percent(memory.peak_bytes / limit, digits=0)}",
+            ),
+        ),
+    )  # fmt: skip
 
 
 def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
-    best, sure = plan.best, plan.confidence
-    predicted, layout = best.predicted, best.layout
-    span = seconds_span(predicted.step_seconds, sure.p05_step_seconds, sure.p95_step_seconds)
-    yield "step", span
-    yield "tokens per second and device", f"{predicted.tokens_per_second_per_device:,.0f}"
-    yield "model FLOP/s per device", speed_words(predicted.throughput, "")
-    yield "memory per device", _memory(plan)
+    best, layout = plan.best, plan.layout
     yield "recompute", _recomputed(best)
     yield "dispatcher", layout.dispatcher
     yield "overlap of exchanges", _overlap(best)
@@ -163,11 +197,6 @@ def _pipeline(layout: TrainingLayout) -> list[tuple[str, str]]:
     return [("schedule", str(layout.schedule)), ("stages", str(layout.stages))]
 
 
-def _memory(plan: TrainingDocument) -> str:
-    peak = Cell.size(plan.best.memory.peak_bytes).text
-    return f"{peak} of {Cell.size(plan.inputs.memory_limit_bytes).text}"
-
-
 def time_table(best: TrainingAnswer) -> Table:
     """Return the parts of a step, the longest first."""
     parts = sorted(best.predicted.parts.items(), key=lambda item: -item[1])
@@ -243,3 +272,43 @@ def _others(plan: TrainingDocument) -> Table:
         ),
         wide=("FLOP/s",),
     )
+
+
+def _memory_figure(plan: TrainingDocument) -> Figure:
+    memory = plan.best.memory
+    return memory_parts_figure(
+        memory.parts, limit_bytes=plan.inputs.memory_limit_bytes,
+        words=f"Predicted peak of a device of pipeline rank {memory.rank}, which needs most:",
+    )  # fmt: skip
+
+
+def _front_figures(plan: TrainingDocument) -> Iterator[Figure]:
+    """Yield time against memory of the front; nothing where there is a single layout."""
+    options = _front_options(plan)
+    if len(options) <= 1:
+        return
+    figure = pareto_figure(options, limit_bytes=plan.inputs.memory_limit_bytes)
+    num_far = sum(answer.layout != plan.layout for answer in plan.front) + 1 - len(options)
+    far = (
+        f" {plural(num_far, 'layout')} of more than {_SLOW:g} × the plan's time or {_LARGE:g} × "
+        f"the limit {'is' if num_far == 1 else 'are'} only in the table."
+    )
+    yield replace(figure, words=f"{figure.words}{far if num_far else ''}", is_wide=True)
+
+
+def _front_options(plan: TrainingDocument) -> list[Option]:
+    """Return the plan, and the layouts of its front that are not far from it."""
+    best, limit = plan.best, plan.inputs.memory_limit_bytes
+    others = [one for one in plan.front if one.layout != best.layout]
+    return [
+        Option(
+            name=one.words,
+            group="with a pipeline" if one.layout.pp > 1 else "without a pipeline",
+            step_seconds=one.predicted.step_seconds,
+            memory_bytes=one.memory.peak_bytes,
+            is_chosen=at == 0,
+        )
+        for at, one in enumerate((best, *others))
+        if one.predicted.step_seconds <= _SLOW * best.predicted.step_seconds
+        and one.memory.peak_bytes <= _LARGE * limit
+    ]

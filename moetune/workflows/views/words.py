@@ -2,48 +2,38 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Literal
 
-from moetune.domain.model import MODELS
+from moetune.domain.any_plan import AnyPlan
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile, ProfileQuality, SuspectGroup
-from moetune.domain.throughput import Throughput, throughput_of
-from moetune.domain.training_document import AnyPlan, TrainingDocument
+from moetune.domain.throughput import Throughput
+from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_flops
 from moetune.report.section import EMPTY, Cell, percent, plural, sentence
 from moetune.workflows.subjects.layer import LayerSubject as Explanation
 
-Kind = Literal["layer", "tensor", "training"]
-KIND_WORDS: Mapping[Kind, str] = MappingProxyType(
-    {
-        "layer": "a layer",
-        "tensor": "a tensor-parallel layer",
-        "training": "a model's training",
-    }
-)
+KINDS = "layer", "tensor", "training"
+"""Of plans: of a layer, of one that tensor-parallel ranks share, of a model's training."""
 
 
-def plan_name(plan: Plan) -> str:
-    """Return "GPT-XL MoE layer", or the sizes of an unnamed layer."""
-    model, layer = MODELS.get(plan.inputs.model or ""), plan.inputs.layer
-    name = model.title if model else f"MoE layer {layer.d_model} × {layer.d_hidden}"
-    return name + (" layer" if name.endswith("MoE") else "")
-
-
-def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
-    """Return "64 experts over 64 GPUs · 8,192 tokens per GPU · bfloat16".
+def plan_scope(plan: AnyPlan, *, profile: Profile | None = None) -> str:
+    """Return what a plan is of: "64 experts over 64 GPUs · 8,192 tokens per GPU · bfloat16".
 
     Args:
         profile: tells whether a rank is a GPU.
     """
-    inputs, device = plan.inputs, device_word(profile)
-    tokens, devices = plural(inputs.tokens_per_rank, "token"), plural(inputs.world_size, device)
-    experts = plural(inputs.layer.num_experts, "expert")
-    each = f"on every {device}" if is_tensor(plan) else f"per {device}"
+    device = device_word(profile)
+    devices, dtype = plural(plan.inputs.world_size, device), plan.inputs.dtype
+    if plan.kind == "training":
+        batch = f"{plural(plan.inputs.global_batch, 'sequence')} of {plan.inputs.seq:,} tokens"
+        return f"{devices} · {batch} · {dtype} · for {plan.inputs.runtime}"
+    tokens, experts = plan.inputs.tokens_per_rank, plan.inputs.layer.num_experts
+    each = f"on every {device}" if plan.kind == "tensor" else f"per {device}"
     if plan.workload.sequence_parallel:
         each = f"in shards, one per {device}"
-    return f"{experts} over {devices} · {tokens} {each} · {inputs.dtype}"
+    return (
+        f"{plural(experts, 'expert')} over {devices} · {plural(tokens, 'token')} {each} · {dtype}"
+    )
 
 
 def speed_words(speed: Throughput, device: str = "device") -> str:
@@ -102,17 +92,9 @@ def largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(((name, size) for name, size in parts.items() if size), key=lambda one: -one[1])
 
 
-def plan_speed(plan: AnyPlan) -> Throughput | None:
-    """Return the model FLOPs a second of one device, of a plan of either kind."""
-    if isinstance(plan, TrainingDocument):
-        return plan.best.predicted.throughput
-    return throughput_of(plan)
-
-
 def trust_words(plan: AnyPlan) -> str:
     """Return "measured", or "measured, suspect" where the profile is."""
-    trust = plan.trust if isinstance(plan, TrainingDocument) else plan.predicted.trust
-    return f"{trust}, suspect" if plan.is_suspect else trust
+    return f"{plan.trust}, suspect" if plan.is_suspect else plan.trust
 
 
 def _suspect_group(one: SuspectGroup) -> str:
@@ -145,18 +127,6 @@ def _headroom(explanation: Explanation) -> Iterator[str]:
             f"The limit leaves {format_bytes(free)} ({share}) free for the CUDA context, NCCL and "
             "fragmentation; a memory limit sets another."
         )
-
-
-def is_tensor(plan: Plan) -> bool:
-    """Return whether the experts are shared by a tensor-parallel group."""
-    return plan.layout.expert_parallel == "tensor"
-
-
-def kind_of(plan: AnyPlan) -> Kind:
-    """Return whether the plan is of a training, of a layer, or of one that tensor ranks share."""
-    if isinstance(plan, TrainingDocument):
-        return "training"
-    return "tensor" if is_tensor(plan) else "layer"
 
 
 def device_word(profile: Profile | None) -> str:

@@ -79,7 +79,7 @@ def test_a_million_addresses_take_bounded_memory() -> None:
     mine = quotas(Clock())
     for number in range(12_000):
         assert adds(mine, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 1)
-    assert len(mine._clients) == 10_000
+    assert len(mine._full_at) == 10_000
 
 
 def test_a_full_store_takes_nothing() -> None:

@@ -31,26 +31,18 @@ def device_of(target: str) -> DevicePrices:
     return prices_of(target).device
 
 
-def by_hand(layout: FoldedLayout) -> dict[str, float]:
-    """Seconds that collectives of all parameters take."""
+def by_hand(layout: FoldedLayout) -> tuple[float, float]:
+    """Return the seconds that reducing and gathering all parameters take."""
     block = 2 * WIDTH * (WIDTH + KEYS) + 2 * WIDTH + EXPERTS * WIDTH
     expert = 3 * WIDTH * HIDDEN * EXPERTS // layout.ep
-    # The last norm is not counted.
-    counts = {
-        "all": (BLOCKS * block + 2 * WORDS * WIDTH, BLOCKS * expert),
-    }
+    counts = BLOCKS * block + 2 * WORDS * WIDTH, BLOCKS * expert  # the last norm is not counted
     spans = device().span(layout.dp, 1), device().span(layout.edp, layout.ep)
-    found = {}
-    for name, pair in counts.items():
-        found[f"reduce {name}"] = sum(
-            device().collective("reduce_scatter", span, 4 * count)
-            for count, span in zip(pair, spans, strict=True)
-        )
-        found[f"gather {name}"] = sum(
-            device().collective("all_gather", span, 2 * count / span.size)
-            for count, span in zip(pair, spans, strict=True)
-        )
-    return found
+    pairs = list(zip(counts, spans, strict=True))
+    send = device().collective
+    return (
+        sum(send("reduce_scatter", span, 4 * count) for count, span in pairs),
+        sum(send("all_gather", span, 2 * count / span.size) for count, span in pairs),
+    )
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
@@ -58,8 +50,7 @@ def by_hand(layout: FoldedLayout) -> dict[str, float]:
 def test_moetune_shows_all_of_a_step_and_with_zero_3_of_every_micro_batch(
     zero: ZeroStage, room: Room
 ) -> None:
-    layout, hand = replace(PLAIN, zero=zero), by_hand(PLAIN)
-    reduce, gather = hand["reduce all"], hand["gather all"]
+    layout, (reduce, gather) = replace(PLAIN, zero=zero), by_hand(PLAIN)
     wanted = 4 * (reduce + 2 * gather) if zero == 3 else reduce + gather
     found = prices_of().update.gradients(layout, room, num_micro_batches=4)
     assert found == pytest.approx(wanted, rel=1e-3)
@@ -69,9 +60,9 @@ def test_moetune_shows_all_of_a_step_and_with_zero_3_of_every_micro_batch(
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 3.0])
 def test_one_block_ahead_hides_what_fits_beside_its_neighbour(target: str, share: float) -> None:
     """Against a walk over the blocks: the link and the device, each with one block at a time."""
-    layout, hand = replace(PLAIN, zero=3), by_hand(PLAIN)
-    gather, reduce = hand["gather all"] / BLOCKS, hand["reduce all"] / BLOCKS
-    room = Room(share * hand["gather all"], share * (hand["gather all"] + hand["reduce all"]))
+    layout, (reduce, gather) = replace(PLAIN, zero=3), by_hand(PLAIN)
+    room = Room(share * gather, share * (gather + reduce))
+    gather, reduce = gather / BLOCKS, reduce / BLOCKS
     walked = 0.0
     for computed, sent, behind in (
         (room.forward / BLOCKS, gather, 0.0), (room.backward / BLOCKS, gather + reduce, reduce),
@@ -108,14 +99,8 @@ def test_room_is_what_passes_compute(recompute: tuple[Recompute, ...], micro_bat
     layout = replace(PLAIN, dp=8, zero=3, recompute=recompute, micro_batch=micro_batch)
     blocks = prices.blocks.seconds(layout)
     [stage] = prices.pipeline(layout).stages
-    sent = sum(
-        count * one.times.communication.forward
-        for count, one in zip((BLOCKS,), blocks, strict=True)
-    )
-    back = sum(
-        count * one.times.communication.backward
-        for count, one in zip((BLOCKS,), blocks, strict=True)
-    )
+    (exchanges,) = [one.times.communication for one in blocks]
+    sent, back = BLOCKS * exchanges.forward, BLOCKS * exchanges.backward
     again = sent if recompute else 0.0
     room = Room(stage.forward - sent, stage.backward - back - again)
     num = JOB.global_batch // (layout.dp * micro_batch)

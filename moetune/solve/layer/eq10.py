@@ -1,4 +1,4 @@
-"""MPipeMoE's own rule for a memory strategy, Eq. 10, to compare the timeline's choice with."""
+"""MPipeMoE's rule for a memory strategy, Eq. 10: shown next to the timeline, it decides nothing."""
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.cost_keys import CopyKey

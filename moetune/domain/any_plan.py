@@ -1,0 +1,57 @@
+"""A plan of either kind, and its reader: of a layer, or of a whole model's training."""
+
+import json
+from typing import TypeAlias
+
+from moetune.domain.document import decode_schema, refuse_pointer
+from moetune.domain.errors import InputError
+from moetune.domain.plan import MAKE_ONE, READABLE_SCHEMAS, Plan
+from moetune.domain.training_document import SCHEMA, TrainingDocument, training_from_document
+from moetune.domain.withdrawn import whole_model_refusal
+
+AnyPlan: TypeAlias = Plan | TrainingDocument
+"""Both have what lists, comparisons and stores need; `as_layer` and `as_model` refuse the other."""
+
+
+def plan_from_document(document: object, where: str = "") -> AnyPlan:
+    """Return the plan in the plain values of a plan file.
+
+    Args:
+        where: what the document is called in an error; "" where nothing names it.
+
+    Raises:
+        InputError: an unknown schema, an id that is not the hash of the inputs, something withdrawn
+            since, or whatever `decode` finds wrong.
+    """
+    if isinstance(document, dict) and document.get("schema") == SCHEMA:
+        return training_from_document(document, where or "plan")
+    try:
+        if isinstance(document, dict) and document.get("transformer") is not None:
+            raise whole_model_refusal(document.get("inputs"))
+        return decode_schema(
+            Plan, document, "plan", schemas=READABLE_SCHEMAS,
+            hint="make the plan again with this version of moetune",
+        )  # fmt: skip
+    except InputError as error:
+        raise InputError(f"{where}: {error.what}" if where else error.what, error.hint) from None
+
+
+def plan_from_json(text: str | bytes, where: str) -> AnyPlan:
+    """Return the plan in a JSON text, also in that of the error that a plan without room ends in.
+
+    Args:
+        where: the file's name for an error.
+
+    Raises:
+        InputError: the text is no JSON or no plan.
+    """
+    refuse_pointer(text, where)
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{where} is not valid JSON: {error}", MAKE_ONE) from None
+    except RecursionError:
+        raise InputError(f"{where} is not a plan: it is nested too deeply") from None
+    if isinstance(document, dict) and isinstance(document.get("plan"), dict):
+        document = document["plan"]
+    return plan_from_document(document, where)
