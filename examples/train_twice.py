@@ -20,7 +20,7 @@ from moetune.domain.model import Transformer
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.measure.steps import LayerSteps, MeasuredSteps, measure_steps
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.replicas import prepare_ddp
+from moetune.runtime.replicas import prepare_ddp
 
 AUX_WEIGHT = 0.01
 _SEED = 7

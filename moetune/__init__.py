@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from moetune.runtime.parallel.clip import clip_grad_norm_
     from moetune.runtime.parallel.fsdp import prepare_fsdp
     from moetune.runtime.parallel.parallel_model import ParallelModel, routing_record
-    from moetune.runtime.parallel.replicas import prepare_ddp
     from moetune.runtime.plans.book import PlanBook
+    from moetune.runtime.replicas import prepare_ddp
     from moetune.runtime.sharded.model_chunks import model_chunks
     from moetune.runtime.sharded.shard import shard
     from moetune.runtime.sharded.state import (
@@ -124,7 +124,7 @@ _HOMES = {
     "open_planbook": "moetune.workflows.planbook",
     "parallelize": "moetune.workflows.parallelize",
     "plan": "moetune.workflows.notebook",
-    "prepare_ddp": "moetune.runtime.parallel.replicas",
+    "prepare_ddp": "moetune.runtime.replicas",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
     "register_expert_parallel": "moetune.adapters.expert_parallel",
     "routing_record": "moetune.runtime.parallel.parallel_model",

@@ -14,7 +14,7 @@ from torch import nn
 
 from moetune.adapters.saving import is_whole, save_whole
 from moetune.domain.errors import InputError
-from moetune.runtime.parallel.replicas import spread_layers
+from moetune.runtime.replicas import spread_layers
 
 # Methods of libraries without types.
 # ruff: noqa: ANN401

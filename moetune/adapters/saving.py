@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from moetune.comm.group import Communicator
 from moetune.domain.errors import CollectiveError, InputError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.replicas import expert_layers
 
 _LOGGER = logging.getLogger("moetune")
 _PATIENCE_SECONDS = 10.0
@@ -40,12 +41,12 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     Raises:
         CollectiveError: a rank left, or did not call this within the timeout.
     """
-    owners = _owners(model)
+    layers = expert_layers(model)
     _meet(shared_communicator())
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     state: dict[str, torch.Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        whole = _whole(name, value, owners.get(id(value)))
+        whole = _whole(name, value, layers.get(name))
         if is_first:
             assert whole is not None  # noqa: S101 - only others have none
             state[name] = whole
@@ -67,46 +68,25 @@ def _meet(world: Communicator) -> None:
         warning.cancel()
 
 
-_Owners: TypeAlias = dict[int, tuple[PlannedLayer, str]]
-
-
-def _owners(model: nn.Module) -> _Owners:
-    """Return the layer of each parameter of experts, and its name in their module."""
-    return {
-        id(parameter): (layer, name)
-        for layer in model.modules()
-        if isinstance(layer, PlannedLayer)
-        for name, parameter in layer.experts.module.named_parameters(recurse=False)
-    }
-
-
-def _whole(
-    name: str, value: torch.Tensor, owner: tuple[PlannedLayer, str] | None
-) -> torch.Tensor | None:
+def _whole(name: str, value: torch.Tensor, layer: PlannedLayer | None) -> torch.Tensor | None:
     """Return a whole tensor on the first rank; all ranks call this."""
     if is_dtensor(value):
         on_mesh: Any = value.detach().to(value.device_mesh.device_type)
         whole: torch.Tensor = on_mesh.full_tensor()
         return whole.cpu()
-    if owner is None:
+    if layer is None:
         return value.detach()
-    layer, _ = owner
     parts = layer.communicator.gather(value.detach(), f"the experts of {name}")
     return torch.cat(parts) if parts else None
 
 
 def is_whole(model: nn.Module, state: Mapping[str, object]) -> bool:
     """Return whether a state dict has no part of a model's experts for all of them."""
-    owners = _owners(model)
-    names = {
-        name: owners[id(parameter)]
-        for name, parameter in model.named_parameters()
-        if id(parameter) in owners
-    }
+    layers = expert_layers(model)
     return not any(
-        is_dtensor(value) or len(value) != names[name][0].shape.num_experts
+        is_dtensor(value) or len(value) != layers[name].shape.num_experts
         for name, value in state.items()
-        if name in names and isinstance(value, torch.Tensor)
+        if name in layers and isinstance(value, torch.Tensor)
     )
 
 

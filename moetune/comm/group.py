@@ -1,11 +1,10 @@
 """The `Communicator`: collectives of a group of ranks, asynchronous and in the order of issue.
 
 Layers, sharded models and measurements communicate through it alone. `OneRank` needs no
-torch.distributed; `process_group.GroupCommunicator` is any of its groups; `gloo.communicator_of`
-chooses.
+torch.distributed; `process_group.GroupCommunicator` is any of its groups, and overrides every
+collective; `gloo.communicator_of` chooses.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
@@ -17,8 +16,8 @@ T = TypeVar("T")
 ReduceOp = Literal["sum", "max"]
 
 
-class Communicator(ABC):
-    """Collectives among the ranks of a group.
+class Communicator:
+    """Collectives among the ranks of a group; as they stand here, of a group of one rank.
 
     Every rank issues the same collectives in the same order, also those of zero rows: a rank that
     skipped one would leave the others waiting. Methods that return a `Transfer` have issued it, and
@@ -36,23 +35,22 @@ class Communicator(ABC):
     members: tuple[int, ...]
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
         """A device that the group has a backend for, for values that come from anywhere."""
+        return torch.device("cpu")
 
     @property
     def num_ranks(self) -> int:
         """Ranks of the group."""
         return len(self.members)
 
-    @abstractmethod
     def all_to_all(
         self,
         output: torch.Tensor,
         rows: torch.Tensor,
-        output_splits: Sequence[int] | None,
-        input_splits: Sequence[int] | None,
-        name: str,
+        output_splits: Sequence[int] | None,  # noqa: ARG002 - of several ranks
+        input_splits: Sequence[int] | None,  # noqa: ARG002
+        name: str,  # noqa: ARG002
     ) -> Transfer:
         """Start one all-to-all of rows.
 
@@ -62,16 +60,18 @@ class Communicator(ABC):
             output_splits: rows from every rank; None for equal parts.
             input_splits: rows to every rank; None for equal parts.
         """
+        output.copy_(rows)
+        return Done()
 
-    @abstractmethod
-    def all_reduce(self, values: torch.Tensor, name: str, *, op: ReduceOp = "sum") -> Transfer:
+    def all_reduce(self, values: torch.Tensor, name: str, *, op: ReduceOp = "sum") -> Transfer:  # noqa: ARG002
         """Start reducing every rank's contiguous `values`, in place."""
+        return Done()
 
-    @abstractmethod
-    def all_gather(self, output: torch.Tensor, values: torch.Tensor, name: str) -> Transfer:
+    def all_gather(self, output: torch.Tensor, values: torch.Tensor, name: str) -> Transfer:  # noqa: ARG002
         """Start filling the contiguous `output` with all ranks' equally large `values`."""
+        output.view(-1).copy_(values.reshape(-1))
+        return Done()
 
-    @abstractmethod
     def reduce_scatter(
         self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
     ) -> Transfer:
@@ -81,12 +81,13 @@ class Communicator(ABC):
             shards: one contiguous tensor for each rank, which may differ in rows; or one tensor
                 that is cut into equal shards.
         """
+        total.copy_(shards if isinstance(shards, torch.Tensor) else shards[0])
+        return self.all_reduce(total, name)  # as a subclass that models a wire does
 
-    @abstractmethod
-    def broadcast(self, values: torch.Tensor, name: str, *, source: int = 0) -> Transfer:
+    def broadcast(self, values: torch.Tensor, name: str, *, source: int = 0) -> Transfer:  # noqa: ARG002
         """Start replacing every rank's contiguous `values` by those of the rank `source`."""
+        return Done()
 
-    @abstractmethod
     def send_receive(
         self, to: Mapping[int, torch.Tensor], source: Mapping[int, torch.Tensor], name: str
     ) -> Transfer:
@@ -95,21 +96,26 @@ class Communicator(ABC):
         Args:
             to: tensors to send, by the rank of the group that receives them.
             source: tensors to fill, by the rank of the group that sends them.
+
+        Raises:
+            ValueError: there are some, and no other rank.
         """
+        if to or source:
+            raise ValueError(f"{name}: one rank has no other to send to or receive from")
+        return Done()
 
-    @abstractmethod
-    def gather(self, values: torch.Tensor, name: str) -> list[torch.Tensor]:
+    def gather(self, values: torch.Tensor, name: str) -> list[torch.Tensor]:  # noqa: ARG002
         """Return all ranks' equally large values on the CPU of rank 0, and nothing elsewhere."""
+        return [values]
 
-    @abstractmethod
-    def all_gather_object(self, value: T, name: str) -> list[T]:
+    def all_gather_object(self, value: T, name: str) -> list[T]:  # noqa: ARG002
         """Return every rank's picklable value, in the order of the ranks."""
+        return [value]
 
-    @abstractmethod
-    def broadcast_object(self, value: T, name: str) -> T:
+    def broadcast_object(self, value: T, name: str) -> T:  # noqa: ARG002
         """Return the picklable value of rank 0 on every rank."""
+        return value
 
-    @abstractmethod
     def barrier(self, name: str) -> None:
         """Wait for every rank."""
 
@@ -167,58 +173,3 @@ class OneRank(Communicator):
 
     rank = 0
     members: tuple[int, ...] = (0,)
-    device = torch.device("cpu")
-
-    def all_to_all(
-        self, output: torch.Tensor, rows: torch.Tensor, *_: object, **__: object
-    ) -> Transfer:
-        """Copy the rows."""
-        output.copy_(rows)
-        return Done()
-
-    def all_reduce(self, values: torch.Tensor, *_: object, **__: object) -> Transfer:  # noqa: ARG002 - reduced already
-        """Do nothing: one rank's values are their own reduction."""
-        return Done()
-
-    def all_gather(self, output: torch.Tensor, values: torch.Tensor, *_: object) -> Transfer:
-        """Copy the values."""
-        output.view(-1).copy_(values.reshape(-1))
-        return Done()
-
-    def reduce_scatter(
-        self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
-    ) -> Transfer:
-        """Copy the only shard, and reduce it as a subclass that models a wire does."""
-        total.copy_(shards if isinstance(shards, torch.Tensor) else shards[0])
-        return self.all_reduce(total, name)
-
-    def broadcast(self, values: torch.Tensor, *_: object, **__: object) -> Transfer:  # noqa: ARG002 - its own
-        """Do nothing: the values are those of the only rank."""
-        return Done()
-
-    def send_receive(
-        self, to: Mapping[int, torch.Tensor], source: Mapping[int, torch.Tensor], name: str
-    ) -> Transfer:
-        """Do nothing, without sends and receives.
-
-        Raises:
-            ValueError: there are some, and no other rank.
-        """
-        if to or source:
-            raise ValueError(f"{name}: one rank has no other to send to or receive from")
-        return Done()
-
-    def gather(self, values: torch.Tensor, name: str) -> list[torch.Tensor]:  # noqa: ARG002 - cannot fail
-        """Return the values."""
-        return [values]
-
-    def all_gather_object(self, value: T, name: str) -> list[T]:  # noqa: ARG002 - cannot fail
-        """Return the value."""
-        return [value]
-
-    def broadcast_object(self, value: T, name: str) -> T:  # noqa: ARG002 - cannot fail
-        """Return the value."""
-        return value
-
-    def barrier(self, name: str) -> None:
-        """Return at once."""

@@ -33,7 +33,7 @@ class Keys:
         optional: keys that may be missing.
     """
 
-    keys: Mapping[str, Any]
+    keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     of: type | None = None
     optional: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -45,19 +45,16 @@ class ListOf:
     keys: Keys
 
 
-def schema_of_keys(tag: str, *forms: Keys) -> dict[str, object]:
-    """Return the JSON schema of a document that is put together, in one of several forms.
+def schema_of(*forms: Keys, tag: str | None = None) -> dict[str, object]:
+    """Return the JSON schema of a document in one of several forms.
+
+    Keys of a dataclass whose field has no default are required, no others are allowed.
 
     Args:
-        tag: value of its key `schema`, which stands before the others.
+        tag: value of the key `schema` that is put before the others; None where there is none.
     """
-    return _schema_of(tag, {"schema": {"const": tag}}, forms)
-
-
-def _schema_of(
-    title: str, first: Mapping[str, object], forms: tuple[Keys, ...]
-) -> dict[str, object]:
-    """Return the schema of a document in one of several forms, each behind the first keys."""
+    first = {} if tag is None else {"schema": {"const": tag}}
+    title = forms[0].of.__name__ if tag is None and forms[0].of else tag
     definitions: dict[str, object] = {}
     objects = [_put_together(form, definitions) for form in forms]
     for one in objects:
@@ -73,24 +70,6 @@ def _put_together(keys: Keys, definitions: dict[str, object]) -> dict[str, Any]:
         whole["properties"][name] = _schema(kind, definitions)
     whole["required"] += [*keys.keys]
     return whole
-
-
-def schema_of(
-    kind: type,
-    *,
-    tag: str | None = None,
-    more: Mapping[str, Any] = types.MappingProxyType({}),
-) -> dict[str, object]:
-    """Return the JSON schema of a dataclass's document.
-
-    Keys whose field has no default are required, no others are allowed.
-
-    Args:
-        tag: value of the key `schema` that is put before the fields; None where there is none.
-        more: keys that it has besides, with their types.
-    """
-    first = {} if tag is None else {"schema": {"const": tag}}
-    return _schema_of(tag or kind.__name__, first, (Keys(more, of=kind),))
 
 
 def _no_keys() -> dict[str, Any]:

@@ -1,19 +1,20 @@
 """Administration of a database: upgrade, current revision, check, backup."""
 
 import os
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from sqlalchemy import Connection
 
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.storable import check_observation, check_plan, check_profile, check_settled
 from moetune.store.address import Address, parse_address
-from moetune.store.checks import document_problems
 from moetune.store.database import Database
+from moetune.store.engine import Opening
 from moetune.store.migrate import (
     SchemaState,
     differences,
@@ -24,6 +25,8 @@ from moetune.store.migrate import (
     upgrade_to_head,
 )
 from moetune.store.sql_store import SqlStore, check_place, set_journal
+
+_PAGE_SIZE = 1000
 
 
 def upgrade(url: str) -> tuple[str | None, str]:
@@ -81,12 +84,12 @@ def check(url: str) -> tuple[str, ...]:
             found = f"schema revision is {state.found}, this moetune wants {state.head}"
             return (*problems, f"{found}: run `moetune db upgrade`")
         different = tuple(f"the tables differ: {one}" for one in database.read(differences))
-        return problems + (different or document_problems(SqlStore(database)))
+        return problems + (different or tuple(_document_problems(SqlStore(database))))
 
 
 def _open_to_read(address: Address) -> Database:
     check_place(address, must_exist=True)
-    return Database.connect(address, read_only=True)
+    return Database.connect(address, Opening(read_only=True))
 
 
 def _page_problems(connection: Connection) -> tuple[str, ...]:
@@ -96,99 +99,106 @@ def _page_problems(connection: Connection) -> tuple[str, ...]:
     return tuple(str(one) for one in found if one != "ok")
 
 
+def _document_problems(store: SqlStore) -> Iterator[str]:
+    """Yield what is wrong with documents and rows; each line names the row."""
+    runs = store.runs()
+    for run in runs:
+        yield from _problems(partial(store.samples, run.id))
+    for name in sorted({run.name for run in runs}):
+        of_name = f"profile {name!r}", f"profiles remove {name}"
+        yield from _problems(partial(store.profile, name), check_profile, *of_name)
+    for plan in store.plans():
+        short = plan.id[:12]
+        remove = f"plans remove {short}"
+        yield from _problems(partial(store.plan, plan.id), check_plan, f"plan {short}", remove)
+        sizes = f"a settled size of plan {short}"
+        yield from _problems(partial(store.settled, plan.id), check_settled, sizes, remove)
+    after = 0
+    while True:  # there may be millions of them
+        try:
+            page = store.observation_page(None, after=after, limit=_PAGE_SIZE)
+        except InputError as error:
+            yield error.what
+            return
+        for row in page:
+            of_row = f"observation {row.id}", f"observations remove {row.id}"
+            yield from _problems(partial(attrgetter("value"), row), check_observation, *of_row)
+        if len(page) < _PAGE_SIZE:
+            return
+        after = page[-1].id
+
+
+def _problems(
+    read: Callable[[], object],
+    check_value: Callable[..., None] = lambda _: None,
+    what: str = "",
+    remove: str = "",
+) -> Iterator[str]:
+    """Yield why a row cannot be read, or which of its values no page can show.
+
+    Args:
+        remove: the command that removes the row.
+    """
+    try:
+        found = read()
+    except InputError as error:
+        yield error.what
+        return
+    for value in found if isinstance(found, tuple) else (found,):
+        try:
+            if value is not None:
+                check_value(value)
+        except InputError as error:
+            yield f"{what}: {error.what}: `moetune {remove}` removes it"
+
+
 def backup(url: str, target: Path) -> Path:
-    """Copy the database to a new file: of SQLite a database, of PostgreSQL a `pg_dump` archive.
+    """Copy a SQLite database, as of one moment, to a new single file without a journal.
 
     Returns:
         The file's absolute path.
 
     Raises:
-        InputError: there is no database, or the target exists or has no folder.
-        MoetuneError: the database cannot be read, the disk is full, or `pg_dump` is missing or
-            failed. There is no target then.
+        InputError: there is no database, it is damaged or PostgreSQL's, whose own `pg_dump` makes
+            its backups, or the target exists or has no folder.
+        MoetuneError: the database cannot be read, or the disk is full. There is no target then.
     """
     address = parse_address(url)
-    check_place(address, must_exist=True)
+    if address.path is None:
+        raise InputError(
+            f"database {address.shown} is PostgreSQL's, which has backups of its own",
+            "make one:  pg_dump --format custom DATABASE > FILE",
+        )
     target = target.absolute()
-    if target.exists():
-        raise InputError(f"{target} exists already", "name a new file: backups are not replaced")
-    if not target.parent.is_dir():
-        raise InputError(f"there is no folder {target.parent}", "make it, or name another file")
-    database = Database.connect(address, read_only=True)
-    try:
+    with closing(_open_to_read(address)) as database:
+        if target.exists():
+            raise InputError(f"{target} exists already", "name a new file: no backup is replaced")
+        if not target.parent.is_dir():
+            raise InputError(f"there is no folder {target.parent}", "make it, or name another file")
         if database.read(read_state).found is None:
             raise no_database(address)
-        with _whole_or_nothing(target) as temporary:
-            if address.path is None:
-                _dump_postgresql(database, temporary)
-            else:
-                _copy_sqlite(database, temporary)
-    except OSError as error:
-        raise MoetuneError(f"backup {target} failed: {error}", "name another folder") from error
-    finally:
-        database.close()
+        try:
+            _copy(database, target)
+        except OSError as error:
+            raise MoetuneError(f"backup {target} failed: {error}", "name another folder") from error
     return target
 
 
-@contextmanager
-def _whole_or_nothing(target: Path) -> Iterator[Path]:
-    """Yield a file in a temporary folder next to the target; sync and rename it when it is done."""
+def _copy(database: Database, target: Path) -> None:
+    """Write the rows to a temporary folder next to the target; sync and rename when it is done."""
+
+    def work(connection: Connection) -> tuple[str, ...]:
+        connection.exec_driver_sql("VACUUM INTO ?", (str(temporary),))
+        return _page_problems(connection)
+
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".moetune-backup-") as folder:
         temporary = Path(folder) / target.name
-        yield temporary
+        if problems := database.outside(work):
+            raise InputError(
+                f"database {database.address.shown} is damaged: {problems[0]}",
+                "keep the older backups",
+            )
         temporary.chmod(0o600)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(target)
-
-
-def _copy_sqlite(database: Database, target: Path) -> None:
-    """Write the rows as of one moment to a single file, without a journal next to it."""
-
-    def work(connection: Connection) -> tuple[str, ...]:
-        connection.exec_driver_sql("VACUUM INTO ?", (str(target),))
-        return _page_problems(connection)
-
-    if problems := database.outside(work):
-        raise InputError(
-            f"database {database.address.shown} is damaged: {problems[0]}", "keep the older backups"
-        )
-
-
-def _dump_postgresql(database: Database, target: Path) -> None:
-    program = shutil.which("pg_dump")
-    if program is None:
-        raise MoetuneError(
-            "pg_dump is not installed: it makes the backup of PostgreSQL",
-            "install postgresql-client of the server's version",
-        )
-    passwords = target.with_name("passwords")
-    command = [program, "--format=custom", f"--file={target}", "--no-password"]
-    connection = _connection_text(database, passwords)
-    done = subprocess.run(  # noqa: S603 - a list of arguments, no shell
-        [*command, f"--dbname={connection}"],
-        check=False,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        raise MoetuneError(
-            f"pg_dump of {database.address.shown} failed: "
-            f"{database.address.scrub(' '.join(done.stderr.split()))}",
-            "check the server, and that pg_dump is as new as it",
-        )
-
-
-def _connection_text(database: Database, passwords: Path) -> str:
-    """Return libpq's connection text; a password goes into a file: others can read arguments."""
-    from psycopg.conninfo import make_conninfo
-
-    _, options = database.engine.dialect.create_connect_args(database.address.url)
-    options.pop("context", None)  # psycopg's own, not libpq's
-    if password := options.pop("password", None):
-        escaped = str(password).replace("\\", r"\\").replace(":", r"\:")
-        passwords.touch(mode=0o600)
-        passwords.write_text(f"*:*:*:*:{escaped}\n")
-        options["passfile"] = str(passwords)
-    return make_conninfo("", **options)

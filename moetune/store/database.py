@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from moetune.domain.errors import StoreUnavailableError
 from moetune.store import faults
 from moetune.store.address import Address
-from moetune.store.engine import make_engine, reading, without_transaction
+from moetune.store.engine import Opening, make_engine, reading, without_transaction
 
 T = TypeVar("T")
 _TURN_SECONDS = 20.0
@@ -40,34 +40,20 @@ class Database:
     turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
-    def connect(
-        cls,
-        address: Address,
-        *,
-        read_only: bool = False,
-        create: bool = True,
-        enforce_foreign_keys: bool = True,
-        patience_seconds: float | None = None,
-    ) -> "Database":
-        """Return the database; nothing is read yet. Arguments as of `make_engine`.
+    def connect(cls, address: Address, how: Opening = Opening()) -> "Database":  # noqa: B008
+        """Return the database; nothing is read yet.
 
         Raises:
             MoetuneError: the PostgreSQL driver is not installed.
         """
-        engine = make_engine(
-            address,
-            read_only=read_only,
-            create=create,
-            enforce_foreign_keys=enforce_foreign_keys,
-            patience_seconds=patience_seconds,
-        )
-        turn_seconds = _TURN_SECONDS if patience_seconds is None else patience_seconds / 2
+        engine = make_engine(address, how)
+        patience = how.patience_seconds
         return cls(
             address=address,
-            read_only=read_only,
+            read_only=how.read_only,
             engine=engine,
             reader=reading(engine),
-            turn_seconds=turn_seconds,
+            turn_seconds=_TURN_SECONDS if patience is None else patience / 2,
         )
 
     def write(self, work: Callable[[Connection], T]) -> T:

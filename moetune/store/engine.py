@@ -13,6 +13,7 @@ import os
 import re
 import sqlite3
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -46,15 +47,9 @@ _NETWORK_FILE_SYSTEMS = re.compile(
 )
 
 
-def make_engine(
-    address: Address,
-    *,
-    read_only: bool = False,
-    create: bool = True,
-    enforce_foreign_keys: bool = True,
-    patience_seconds: float | None = None,
-) -> Engine:
-    """Return an engine; nothing is connected yet.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a database is opened.
 
     Args:
         create: create a SQLite file where there is none.
@@ -62,32 +57,37 @@ def make_engine(
             the old one would delete the rows that refer to it.
         patience_seconds: longest wait for locks of others; None for half a minute with SQLite,
             and without a limit with PostgreSQL.
+    """
+
+    read_only: bool = False
+    create: bool = True
+    enforce_foreign_keys: bool = True
+    patience_seconds: float | None = None
+
+    @property
+    def busy_seconds(self) -> float:
+        """Longest wait for a connection, and with SQLite for a lock."""
+        return BUSY_TIMEOUT_SECONDS if self.patience_seconds is None else self.patience_seconds
+
+
+def make_engine(address: Address, how: Opening) -> Engine:
+    """Return an engine; nothing is connected yet.
 
     Raises:
         MoetuneError: the PostgreSQL driver is not installed.
     """
-    if address.path is not None:
-        mode = "ro" if read_only else "rwc" if create else "rw"
-        timeout = BUSY_TIMEOUT_SECONDS if patience_seconds is None else patience_seconds
-        engine = _sqlite_engine(
-            address.path,
-            mode=mode,
-            timeout_seconds=timeout,
-            enforce_foreign_keys=enforce_foreign_keys,
-        )
-        _watch_file(engine, address.path)
-        return engine
+    url, options = address.url, _sqlite_options(address.path, how) if address.path else {}
+    if address.path is None:
+        own = {key: value for key, value in _POSTGRESQL_OPTIONS.items() if key not in url.query}
+        options = {"connect_args": own}
     try:
         engine = create_engine(
-            address.url,
-            connect_args={
-                key: value
-                for key, value in _POSTGRESQL_OPTIONS.items()
-                if key not in address.url.query
-            },
+            url,
+            **options,
+            poolclass=QueuePool,
             pool_size=NUM_CONNECTIONS,
             max_overflow=0,
-            pool_timeout=patience_seconds or BUSY_TIMEOUT_SECONDS,
+            pool_timeout=how.busy_seconds,
             json_serializer=canonical_json,
             json_deserializer=_read_json,
             hide_parameters=True,
@@ -97,9 +97,13 @@ def make_engine(
             f"PostgreSQL needs the driver psycopg, which is not here: {error}",
             "run `pip install 'moetune[postgres]'`",
         ) from None
-    if patience_seconds is not None:
-        _limit_waiting(engine, patience_seconds)
-    return engine.execution_options(postgresql_readonly=True) if read_only else engine
+    if address.path is not None:
+        _begin_explicitly(engine, "BEGIN" if how.read_only else "BEGIN IMMEDIATE")
+        _watch_file(engine, address.path)
+        return engine
+    if how.patience_seconds is not None:
+        _limit_waiting(engine, how.patience_seconds)
+    return engine.execution_options(postgresql_readonly=True) if how.read_only else engine
 
 
 def reading(engine: Engine) -> Engine:
@@ -142,9 +146,9 @@ _PRIVATE = 0o600
 """Mode of a new database: what a team measured is its own business."""
 
 
-def _sqlite_engine(
-    path: Path, *, mode: str, timeout_seconds: float, enforce_foreign_keys: bool
-) -> Engine:
+def _sqlite_options(path: Path, how: Opening) -> dict[str, Any]:
+    mode = "ro" if how.read_only else "rwc" if how.create else "rw"
+
     def connect() -> sqlite3.Connection:
         if mode == "rwc" and not path.exists():
             with suppress(OSError):  # SQLite says it better
@@ -152,33 +156,22 @@ def _sqlite_engine(
         connection = sqlite3.connect(
             f"file:{quote(os.fsencode(path))}?mode={mode}",
             uri=True,
-            timeout=timeout_seconds,
+            timeout=how.busy_seconds,
             isolation_level=None,
             check_same_thread=False,
         )
-        connection.execute(f"PRAGMA foreign_keys = {int(enforce_foreign_keys)}")
+        connection.execute(f"PRAGMA foreign_keys = {int(how.enforce_foreign_keys)}")
         return connection
 
-    engine = create_engine(
-        "sqlite://",
-        creator=connect,
-        poolclass=QueuePool,
-        pool_size=NUM_CONNECTIONS,
-        max_overflow=0,
-        pool_timeout=timeout_seconds,
-        json_serializer=canonical_json,
-        json_deserializer=_read_json,
-        hide_parameters=True,
-    )
-    default = "BEGIN" if mode == "ro" else "BEGIN IMMEDIATE"
+    return {"creator": connect}
 
+
+def _begin_explicitly(engine: Engine, default: str) -> None:
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         statement = connection.get_execution_options().get(_BEGIN_OPTION, default)
         if statement:
             connection.exec_driver_sql(statement)
-
-    return engine
 
 
 def _watch_file(engine: Engine, path: Path) -> None:

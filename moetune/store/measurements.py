@@ -158,13 +158,12 @@ class MeasurementStore(DatabaseStore):
             .join(machines)
             .order_by(runs.c.id.desc())
         )
-        return tuple(map(rows.run_info, self._rows(query)))
+        return rows.infos(RunInfo, self._rows(query))
 
     def machines(self, *, after: int = 0, limit: int = 50) -> tuple[MachineInfo, ...]:
         """Return a page of the machines, newest first."""
         query = select(*(machines.c[name] for name in MachineInfo.__dataclass_fields__))
-        found = self._page(query, machines.c.id, after=after, limit=limit)
-        return tuple(map(rows.machine_info, found))
+        return rows.infos(MachineInfo, self._page(query, machines.c.id, after=after, limit=limit))
 
     def fits(self, *, after: int = 0, limit: int = 50) -> tuple[FitInfo, ...]:
         """Return a page of the fits, newest first."""
@@ -177,7 +176,7 @@ class MeasurementStore(DatabaseStore):
             fitted_to.correlate(runs, fits).scalar_subquery().label("num_samples"),
             fits.c.created_at,
         ).join(runs)
-        return tuple(map(rows.fit_info, self._page(query, fits.c.id, after=after, limit=limit)))
+        return rows.infos(FitInfo, self._page(query, fits.c.id, after=after, limit=limit))
 
 
 def _add_run(

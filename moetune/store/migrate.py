@@ -5,6 +5,7 @@ names alone and does not import Alembic.
 """
 
 import shutil
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from moetune.domain.errors import (
 )
 from moetune.store.address import Address
 from moetune.store.database import Database
+from moetune.store.engine import Opening
 from moetune.store.schema import VERSION_TABLE, metadata
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -151,11 +153,8 @@ def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
             _run_revisions(connection)
         return state
 
-    database = Database.connect(address, enforce_foreign_keys=False)
-    try:
+    with closing(Database.connect(address, Opening(enforce_foreign_keys=False))) as database:
         return database.write(work)
-    finally:
-        database.close()
 
 
 def differences(connection: Connection) -> tuple[str, ...]:

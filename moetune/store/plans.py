@@ -124,12 +124,8 @@ class PlanStore(DatabaseStore):
 
     def observations(self, plan_id: str) -> tuple[Observation, ...]:
         """Return the plan's observations, oldest first."""
-        query = (
-            select(*(observed.c[name] for name in Observation.__dataclass_fields__))
-            .where(observed.c.plan_id == plan_id)
-            .order_by(observed.c.id)
-        )
-        return tuple(map(rows.observation_from_row, self._rows(query)))
+        query = select(observed).where(observed.c.plan_id == plan_id).order_by(observed.c.id)
+        return tuple(rows.stored_observation(row).value for row in self._rows(query))
 
     def add_settled(self, settled: Settled) -> None:
         """Append a search's decision; earlier decisions for the same size are not replaced."""
@@ -177,4 +173,4 @@ def _plan_infos(
                 f"there is no plan {after[:12]!r} to go on after", "begin with the first page"
             )
         query = query.where(tuple_(plans.c.created_at, plans.c.id) < tuple_(*seen))
-    return tuple(map(rows.plan_info, connection.execute(query).mappings()))
+    return rows.infos(PlanInfo, connection.execute(query).mappings())

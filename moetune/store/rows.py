@@ -1,8 +1,9 @@
 """Conversion of domain values to rows of the database and back."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import RowMapping
 
@@ -12,17 +13,10 @@ from moetune.domain.document import decode, digest, encode
 from moetune.domain.errors import BadStoreError, InputError
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.profile import Profile, profile_from_document
-from moetune.domain.records import (
-    FitInfo,
-    MachineInfo,
-    Observation,
-    PlanInfo,
-    RunInfo,
-    Settled,
-    Stored,
-)
+from moetune.domain.records import Observation, Settled, Stored
 from moetune.domain.samples import Sample
 
+T = TypeVar("T")
 Values = dict[str, Any]
 _DECIDED = ("forward_degree", "backward_degree", "strategy")
 
@@ -104,24 +98,9 @@ def plan_from_row(row: RowMapping, where: str) -> AnyPlan:
         raise BadStoreError(error.what, error.hint) from None
 
 
-def plan_info(row: RowMapping) -> PlanInfo:
-    """Return the list entry of a plan."""
-    return decode(PlanInfo, dict(row), "plan")
-
-
-def run_info(row: RowMapping) -> RunInfo:
-    """Return the list entry of a run."""
-    return decode(RunInfo, dict(row), "run")
-
-
-def machine_info(row: RowMapping) -> MachineInfo:
-    """Return the list entry of a machine."""
-    return decode(MachineInfo, dict(row), "machine")
-
-
-def fit_info(row: RowMapping) -> FitInfo:
-    """Return the list entry of a fit."""
-    return decode(FitInfo, dict(row), "fit")
+def infos(kind: type[T], found: Iterable[RowMapping]) -> tuple[T, ...]:
+    """Return the list entries in rows, whose columns are the fields of their kind."""
+    return tuple(decode(kind, dict(row), kind.__name__) for row in found)
 
 
 def observation_values(observation: Observation) -> Values:
@@ -131,11 +110,6 @@ def observation_values(observation: Observation) -> Values:
         "strategy": observation.strategy,  # also where it is None
         "created_at": utc_now(),
     }
-
-
-def observation_from_row(row: RowMapping) -> Observation:
-    """Return the observation in a row."""
-    return decode(Observation, dict(row), "observation")
 
 
 def stored_observation(row: RowMapping) -> Stored[Observation]:

@@ -10,7 +10,7 @@ from moetune.domain.errors import (
 )
 from moetune.store.address import Address, parse_address
 from moetune.store.database import Database
-from moetune.store.engine import journal_mode
+from moetune.store.engine import Opening, journal_mode
 from moetune.store.measurements import MeasurementStore
 from moetune.store.migrate import check_head, no_database, read_state, upgrade_to_head
 from moetune.store.plans import PlanStore
@@ -36,7 +36,7 @@ def open_store(
     Args:
         url: a file, `sqlite:///FILE`, or `postgresql+psycopg://USER@HOST/DATABASE`.
         read_only: open without any right to write; there must be a database then.
-        patience_seconds: longest wait for locks of others; None as in `engine.make_engine`.
+        patience_seconds: longest wait for locks of others; None as in `engine.Opening`.
 
     Raises:
         SchemaMismatchError: the database has an older or newer schema.
@@ -47,9 +47,8 @@ def open_store(
     check_place(address, must_exist=read_only)
     if address.path is not None and not address.path.exists():
         upgrade_to_head(address, only_new=True)
-    database = Database.connect(
-        address, read_only=read_only, create=False, patience_seconds=patience_seconds
-    )
+    how = Opening(read_only=read_only, create=False, patience_seconds=patience_seconds)
+    database = Database.connect(address, how)
     try:
         _prepare(database, read_only=read_only)
     except BaseException:

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,8 +16,9 @@ from moetune import config
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
+from moetune.domain.records import Settled
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.shared import FoundPlans, read_plans, share_plans
+from moetune.runtime.plans.shared import read_plans, share_plans
 from moetune.runtime.plans.tuner import BUDGET_SECONDS
 from moetune.workflows import wiring
 from moetune.workflows.open_planner import local_planner
@@ -91,7 +92,7 @@ def open_planbook(
     )
     if online:
         return share_plans(
-            lambda: _find_settled(request, group),
+            lambda: _find_all(request, group), find_settled=partial(_find_settled, request),
             make_tuner=partial(_make_tuner, db), budget_seconds=search_budget_seconds, group=group,
         )  # fmt: skip
     return share_plans(lambda: _find_all(request, group), group=group)
@@ -114,19 +115,18 @@ class _BookRequest:
         return self.source if isinstance(self.source, (list, tuple)) else (self.source,)
 
 
-def _find_settled(request: _BookRequest, group: "dist.ProcessGroup | None") -> FoundPlans:
-    """Return an online book's plans and settled decisions; on the group's first rank only."""
+def _find_settled(request: _BookRequest, plans: Sequence[Plan]) -> Sequence[Settled]:
+    """Return the decisions that earlier searches settled; on the group's first rank only."""
     if importlib.util.find_spec("optuna") is None:
         raise MoetuneError("online=True needs Optuna", "pip install 'optuna>=5.0'")
-    found = _find_all(request, group)
-    if not found.plans:
-        return found
+    if not plans:
+        return ()
     with wiring.find_store(wiring.configure(db=request.db).settings) as store:
         if store is None:
-            return found
+            return ()
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
-        settled = [one for plan in found.plans for one in store.settled(plan.id)]
-        return replace(found, settled=[one for one in settled if one.hardware_id == hardware_id])
+        settled = [one for plan in plans for one in store.settled(plan.id)]
+        return [one for one in settled if one.hardware_id == hardware_id]
 
 
 def _make_tuner(db: str | None) -> "StudyTuner":
@@ -140,17 +140,17 @@ def _make_tuner(db: str | None) -> "StudyTuner":
     )
 
 
-def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> FoundPlans:
+def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> PlanBook:
     """Return the book's plans, its own before the service's; on the group's first rank only."""
     from moetune.comm.gloo import communicator_of
 
     if config.is_disabled(config.environment()):
-        return FoundPlans(plans=())
+        return PlanBook()
     url = _url(request)
     if request.source is None:
         if request.renew:
             raise InputError("renew needs the plans' names", "give a source")
-        return FoundPlans(plans=tuple(_all_plans(request.db)))
+        return PlanBook(_all_plans(request.db))
     num_ranks = communicator_of(group).num_ranks
     found = _find_named(request, url, num_ranks)
     if not request.renew:
@@ -158,20 +158,20 @@ def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> Found
     return _renewed(found, request, url=url, num_ranks=num_ranks)
 
 
-def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> FoundPlans:
+def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> PlanBook:
     served = [one for one in request.sources if is_served(one, url)]
     others = [one for one in request.sources if not is_served(one, url)]
     plans = tuple(plan for one in others for plan in _find(one, request.db))
     if not served:
-        return FoundPlans(plans=plans)
+        return PlanBook(plans)
     return ask_service(
         url, served, others=plans, num_ranks=num_ranks, observe_every=request.observe_every
     )
 
 
 def _renewed(
-    found: FoundPlans, request: _BookRequest, *, url: str | None, num_ranks: int
-) -> FoundPlans:
+    found: PlanBook, request: _BookRequest, *, url: str | None, num_ranks: int
+) -> PlanBook:
     """Return plans for a number of ranks in place of those for others.
 
     The service gives them where there is one; else they are made from the store's profiles, and
@@ -186,7 +186,7 @@ def _renewed(
         made = _made(questions, request.db)
         plans = (*kept, *made)
         is_complete = found.is_complete and len(made) == len(questions)
-        return FoundPlans(plans=plans, is_complete=is_complete, reporter=found.reporter)
+        return PlanBook(plans, is_complete=is_complete, reporter=found.reporter)
     reported = frozenset() if found.reporter is None else found.reporter.plan_ids
     return ask_service(
         url, [*(one.id for one in kept if one.id in reported), *questions],

@@ -18,8 +18,7 @@ from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.workflows.compared import WhyNot, WhyNotAnswer
 from moetune.workflows.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
 from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
-from moetune.workflows.single_flight import SingleFlight
-from moetune.workflows.solvers import Solver, ThreadSolver
+from moetune.workflows.solvers import SingleFlight, Solver, ThreadSolver
 from moetune.workflows.sources import PlanSources
 from moetune.workflows.subjects import LayerSubject, Subject, subject_of
 from moetune.workflows.trace import Trace, predicted_trace

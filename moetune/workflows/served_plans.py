@@ -10,9 +10,9 @@ from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import nearest_or
+from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.client import ServiceClient
 from moetune.runtime.plans.reports import ObservationSender, StepReporter, post_observations
-from moetune.runtime.plans.shared import FoundPlans
 from moetune.workflows import wiring
 
 EXAMPLE = 'open_planbook({"model": "gpt-s", "tokens_per_rank": 8192}, service="http://…")'
@@ -65,7 +65,7 @@ def ask_service(
     others: Sequence[Plan],
     num_ranks: int,
     observe_every: int,
-) -> FoundPlans:
+) -> PlanBook:
     """Return other plans followed by the service's, and the reporter of the latter's steps.
 
     Args:
@@ -91,8 +91,8 @@ def ask_service(
     answers = client.ask(questions)
     served = [plan for plan in answers if plan is not None]
     is_reporting = served and observe_every
-    return FoundPlans(
-        plans=(*others, *served),
+    return PlanBook(
+        (*others, *served),
         is_complete=len(served) == len(answers),
         reporter=_reporter(client, served, observe_every) if is_reporting else None,
     )

@@ -1,4 +1,4 @@
-"""Solvers of plans: this thread, or processes with a deadline and a memory limit.
+"""Solvers of plans: this thread, or processes with limits; and equal work done once.
 
 A service solves in processes: a thread cannot be stopped, and numpy's share of its memory cannot
 be limited. Each is an executor of one process, which is asked one question at a time; when the
@@ -6,21 +6,27 @@ answer is late, too large, or nobody waits for it any more, the process is kille
 takes its place.
 """
 
+import copyreg
+import gc
+import os
 import queue
+import resource
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
-from typing import ParamSpec, Protocol, TypeVar
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from moetune.domain.errors import AbandonedError, BusyError, SolveLimitError
-from moetune.workflows.solver_process import answer, prepare
+from moetune.domain.errors import AbandonedError, BusyError, MoetuneError, SolveLimitError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -242,3 +248,106 @@ class SolverPool:
             f"{self.limits.num_waiting} questions or more wait to be solved already",
             "ask again in a few seconds; stored plans are answered without waiting",
         )
+
+
+_NICENESS = 5
+_MOST_UNCOLLECTED = 500_000
+"""Objects that earlier answers may leave behind; collecting within an answer took a seventh of
+its time."""
+
+
+def _frozen(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(items)
+
+
+# Frozen values have such mappings, which pickle does not know.
+copyreg.pickle(MappingProxyType, lambda proxy: (_frozen, (dict(proxy),)))
+
+
+def prepare(memory_bytes: int) -> None:
+    """Limit this process's memory and priority, and let it end with the service.
+
+    Args:
+        memory_bytes: beside what the process has now.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    threading.Thread(target=_end_with_the_service, daemon=True).start()
+    _limit_memory(memory_bytes)
+    gc.freeze()
+    gc.disable()
+
+
+def answer(question: Callable[[], T]) -> T:
+    """Return the answer to a question."""
+    if gc.get_count()[0] > _MOST_UNCOLLECTED:
+        gc.collect()
+    return question()
+
+
+def _end_with_the_service() -> None:
+    service = parent_process()
+    if service is not None:
+        service.join()
+        os._exit(1)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Limit the address space to what it is now and so much more, where the system says it."""
+    sizes = Path("/proc/self/statm")
+    if not sizes.exists():
+        return
+    pages = int(sizes.read_text().split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + num_bytes
+    _, hardest = resource.getrlimit(resource.RLIMIT_AS)
+    if hardest != resource.RLIM_INFINITY:
+        most = min(most, hardest)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hardest))
+
+
+class SingleFlight(Generic[T]):
+    """Calls in progress, by key, as in Go's `singleflight`; results are not stored.
+
+    The work of a key must not run the same key: it would wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: dict[Hashable, Future[T]] = {}
+
+    def run(self, key: Hashable, work: Callable[[], T]) -> T:
+        """Return the work's result, of this call or of the one in progress; raise its error.
+
+        Raises:
+            MoetuneError: the call in progress failed with another kind of error.
+        """
+        with self._lock:
+            leader = self._under_way.get(key)
+            mine: Future[T] = Future()
+            if leader is None:
+                self._under_way[key] = mine
+        if leader is not None:
+            return _result_of(leader)
+        try:
+            result = work()
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        else:
+            mine.set_result(result)
+            return result
+        finally:
+            with self._lock:
+                del self._under_way[key]
+
+
+def _result_of(leader: Future[T]) -> T:
+    error = leader.exception()
+    if error is None:
+        return leader.result()
+    if isinstance(error, MoetuneError):
+        # A copy: threads that raise the same object overwrite each other's traceback.
+        raise type(error)(*error.args) from error
+    raise MoetuneError(
+        f"an equal request failed: {type(error).__name__}: {error}", "try again"
+    ) from error

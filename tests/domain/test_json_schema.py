@@ -9,7 +9,7 @@ from jsonschema_rs import validator_for
 
 from moetune.domain.document import UNLESS_DEFAULT, decode, encode
 from moetune.domain.errors import InputError
-from moetune.domain.json_schema import Keys, ListOf, schema_of, schema_of_keys
+from moetune.domain.json_schema import Keys, ListOf, schema_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def _without(key: str) -> dict[str, Any]:
 
 
 def test_a_schema_accepts_what_encode_writes() -> None:
-    validator = validator_for(schema_of(Drawing))
+    validator = validator_for(schema_of(Keys(of=Drawing)))
     validator.validate(GOOD)
     validator.validate({**GOOD, "frame": {"kind": "square", "side": 2}})
     validator.validate({**GOOD, "frame": None})
@@ -70,13 +70,13 @@ def test_a_schema_accepts_what_encode_writes() -> None:
     ],
 )
 def test_a_schema_refuses_what_decode_refuses(wrong: dict[str, Any]) -> None:
-    assert not validator_for(schema_of(Drawing)).is_valid(wrong)
+    assert not validator_for(schema_of(Keys(of=Drawing))).is_valid(wrong)
     with pytest.raises(InputError):
         decode(Drawing, wrong, "drawing")
 
 
 def test_a_tag_comes_first() -> None:
-    schema = schema_of(Drawing, tag="drawing/1")
+    schema = schema_of(Keys(of=Drawing), tag="drawing/1")
     validator = validator_for(schema)
     validator.validate({"schema": "drawing/1", **GOOD})
     assert schema["title"] == "drawing/1"
@@ -85,7 +85,9 @@ def test_a_tag_comes_first() -> None:
 
 
 def test_keys_besides_are_required_with_their_types() -> None:
-    validator = validator_for(schema_of(Square, tag="square/1", more={"words": tuple[str, ...]}))
+    validator = validator_for(
+        schema_of(Keys({"words": tuple[str, ...]}, of=Square), tag="square/1")
+    )
     document = {"schema": "square/1", "kind": "square", "side": 2, "words": ["a"]}
     validator.validate(document)
     for wrong in ({"words": [1]}, {"words": None}):
@@ -119,8 +121,8 @@ FORMS = (
     ],
 )  # fmt: skip
 def test_documents_that_are_put_together_have_one_of_their_forms(good: dict[str, Any]) -> None:
-    validator_for(schema_of_keys("list/1", *FORMS)).validate(good)
-    assert not validator_for(schema_of_keys("list/1", FORMS[1])).is_valid(PUT_TOGETHER)
+    validator_for(schema_of(*FORMS, tag="list/1")).validate(good)
+    assert not validator_for(schema_of(FORMS[1], tag="list/1")).is_valid(PUT_TOGETHER)
 
 
 @pytest.mark.parametrize(
@@ -133,4 +135,4 @@ def test_documents_that_are_put_together_have_one_of_their_forms(good: dict[str,
     ],
 )  # fmt: skip
 def test_other_keys_and_types_are_refused(wrong: dict[str, Any]) -> None:
-    assert not validator_for(schema_of_keys("list/1", *FORMS)).is_valid(wrong)
+    assert not validator_for(schema_of(*FORMS, tag="list/1")).is_valid(wrong)

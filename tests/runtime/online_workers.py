@@ -17,7 +17,7 @@ from moetune.domain.records import Settled
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.online import OnlineSearch
-from moetune.runtime.plans.shared import FoundPlans, share_plans
+from moetune.runtime.plans.shared import share_plans
 from moetune.runtime.plans.tuner import Tuner, TuningTask
 from moetune.store import open_store
 from moetune.workflows.tuning import StudyTuner
@@ -247,14 +247,14 @@ def failing_tuner() -> None:
         decision=decision, seconds=(1.0,), planned_seconds=1.0, num_steps=9,
     )  # fmt: skip
 
-    def find() -> FoundPlans:
+    def find() -> PlanBook:
         assert dist.get_rank() == 0
-        return FoundPlans(plans=[plan_of(2)], settled=[known])
+        return PlanBook([plan_of(2)])
 
     def fail() -> Tuner:
         raise OSError("no space left on device")
 
-    book = share_plans(find, make_tuner=fail)
+    book = share_plans(find, find_settled=lambda _: [known], make_tuner=fail)
     layer = make(pipeline=True, planbook=book, dtype=torch.float64)
     for _ in range(3):
         train(layer, 90)
@@ -273,7 +273,7 @@ def settle_with(
     """Search one size with real ranks: equal decisions, and the numbers of one chunk."""
     clock, tuner = MadeUpClock(best_at(1, 1), seconds), study_tuner(folder)
     book = share_plans(
-        lambda: FoundPlans(plans=[plan]), make_tuner=lambda: tuner, budget_seconds=budget_seconds
+        lambda: PlanBook([plan]), make_tuner=lambda: tuner, budget_seconds=budget_seconds
     )
     search = book._search
     assert search is not None

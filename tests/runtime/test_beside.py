@@ -321,7 +321,7 @@ class Lingering(OneRank):
         self, output: torch.Tensor, rows: torch.Tensor, *_: object, **__: object
     ) -> Transfer:
         if not rows.is_floating_point():
-            return super().all_to_all(output, rows)
+            return super().all_to_all(output, rows, None, None, "numbers")
         mine = output.detach(), rows.detach()
         self.under_way.append(mine)
         return _Lingers(self, mine)

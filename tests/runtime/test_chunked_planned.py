@@ -85,11 +85,11 @@ def test_a_plan_and_its_file_give_chunks_cache_and_offload() -> None:
     ("make", "words"),
     [
         (lambda: small_plan(layer=LayerShape(d_model=8, d_hidden=16, num_experts=4)),
-         "has no chunks: it is for one layer"),
+         "is the plan of a layer, and a whole model"),
         (lambda: planned(zero=1, offload_optimizer=0.0), "has no chunks: its states are not"),
         (lambda: planned(ranks=2), "shards over 2 ranks, the data-parallel group has 1"),
         (lambda: "missing.json", "missing.json cannot be read"),
-        (Path, "is a folder, not a plan"),
+        (Path, "cannot be read: Is a directory"),
         (lambda: 7, "7 is neither the plan"),
     ],
 )  # fmt: skip
@@ -122,7 +122,10 @@ def test_a_plan_for_another_model_or_with_other_options_is_refused(
 def _wrong_on_one_rank() -> None:
     plan, is_wrong = planned(ranks=2), dist.get_rank() == 1
     wrong: list[tuple[Any, str]] = [
-        (small_plan(layer=LayerShape(d_model=8, d_hidden=16, num_experts=4)), "has no chunks"),
+        (
+            small_plan(layer=LayerShape(d_model=8, d_hidden=16, num_experts=4)),
+            "is the plan of a layer",
+        ),
         (planned(ranks=1), "shards over 1 rank"),
         ("missing.json", "missing.json cannot be read"),
     ]
@@ -135,7 +138,7 @@ def _wrong_on_one_rank() -> None:
     another = replace(plan, id="ab" * 32)
     with pytest.raises(moetune.RankMismatchError, match="rank 1: .*" + another.id):
         shard(model_of(plan), plan=another if is_wrong else plan)
-    with pytest.raises(moetune.InputError, match="has no chunks"):
+    with pytest.raises(moetune.InputError, match="is the plan of a layer"):
         shard(model_of(plan), plan=wrong[0][0])
     shard(model_of(plan), plan=plan)
 

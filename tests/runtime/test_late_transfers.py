@@ -37,7 +37,7 @@ class LateLink(OneRank):
     ) -> Transfer:
         if rows.is_floating_point():
             return Late(output.detach(), rows.detach())
-        return super().all_to_all(output, rows)
+        return super().all_to_all(output, rows, None, None, "numbers")
 
 
 def _results(communicator: Communicator, strategy: Strategy, degree: int) -> list[torch.Tensor]:

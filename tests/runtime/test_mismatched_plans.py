@@ -13,7 +13,7 @@ from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook, described
-from moetune.runtime.plans.shared import FoundPlans, read_plans, share_plans
+from moetune.runtime.plans.shared import read_plans, share_plans
 from tests.ranks import run_ranks
 from tests.runtime.faults import same_text
 from tests.runtime.plans import small_plan
@@ -71,7 +71,7 @@ def _programs_compare_theirs(folder: Path) -> None:
     with pytest.raises(RankMismatchError, match=r"rank 1: plan .* with 2 and 1 chunks"):
         MoELayer(*SIZES, planbook=book)
     with pytest.raises(InputError, match="not-there"):
-        share_plans(lambda: FoundPlans(plans=read_plans([folder / "not-there.json"])))
+        share_plans(lambda: PlanBook(read_plans([folder / "not-there.json"])))
     for name in ("other question", "none"):
         mine = folder / name / str(rank)
         for source in (mine, str(mine / "plan.json"), [mine / "plan.json"]):

@@ -15,7 +15,7 @@ from moetune.domain.records import Observation
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.reports import ObservationSender, StepReporter
-from moetune.runtime.plans.shared import FoundPlans, share_plans
+from moetune.runtime.plans.shared import share_plans
 from tests.runtime.online_workers import SHAPE, MadeUp, train
 from tests.runtime.plans import small_plan
 
@@ -144,7 +144,7 @@ def test_layers_whose_plan_could_not_be_had_run_one_chunk_without_another_word(
 
 
 def test_whatever_stops_the_first_rank_is_an_error_that_travels() -> None:
-    def find() -> FoundPlans:
+    def find() -> PlanBook:
         raise RuntimeError("can't start new thread")
 
     with pytest.raises(MoetuneError, match="new thread"):
@@ -152,7 +152,7 @@ def test_whatever_stops_the_first_rank_is_an_error_that_travels() -> None:
 
 
 def test_a_book_that_reports_nothing_closes() -> None:
-    book = share_plans(lambda: FoundPlans(plans=[PLAN]))
+    book = share_plans(lambda: PlanBook([PLAN]))
     train(layer_of(book), 40)
     book.close()
     assert book.plans == (PLAN,)

@@ -37,7 +37,6 @@ PASSWORD = "correct horse:battery\\staple"  # noqa: S105 - of a server that live
 class Server:
     """A running PostgreSQL: its socket's folder trusts everybody, its port asks a password."""
 
-    programs: Path
     folder: Path
     port: int
 
@@ -106,7 +105,7 @@ def server() -> Iterator[Server]:
          folder / "data"],
         check=True, capture_output=True, cwd=folder, timeout=60,
     )  # fmt: skip
-    made = Server(programs=programs, folder=folder, port=free_port())
+    made = Server(folder=folder, port=free_port())
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*prefix, programs / "postgres", "-D", folder / "data", "-k", folder,
@@ -127,12 +126,6 @@ def server() -> Iterator[Server]:
             process.kill()
             process.wait()
         shutil.rmtree(folder)
-
-
-@pytest.fixture
-def programs(server: Server) -> Path:
-    """The folder of the server's own programs, such as pg_dump."""
-    return server.programs
 
 
 @pytest.fixture

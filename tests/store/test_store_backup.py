@@ -1,15 +1,12 @@
 """Backups while others write, whole or not at all; and the journal that suits a file system."""
 
-import os
 import sqlite3
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL
 
 from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError
@@ -70,7 +67,8 @@ def test_a_backup_is_taken_from_a_file_that_another_process_holds_locked(tmp_pat
         assert check(str(backup(str(path), tmp_path / "copy.db"))) == ()
 
 
-def test_a_backup_replaces_nothing_and_makes_no_folder(url: str, tmp_path: Path) -> None:
+def test_a_backup_replaces_nothing_and_makes_no_folder(tmp_path: Path) -> None:
+    url = str(tmp_path / "moetune.db")
     open_store(url).close()
     taken = tmp_path / "taken"
     taken.write_text("precious")
@@ -107,60 +105,12 @@ def test_a_backup_into_a_folder_that_takes_nothing_fails_with_a_clear_error(
         backup(str(tmp_path / "moetune.db"), Path("/proc/copy.db"))
 
 
-@pytest.mark.parametrize("with_password", [True, False])
-def test_a_backup_of_postgresql_can_be_restored(
-    network_url: URL,
-    socket_url: str,
-    programs: Path,
-    tmp_path: Path,
-    make_profile: Callable[..., Profile],
-    measured: tuple[Sample, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    with_password: bool,  # noqa: FBT001 - a case
-) -> None:
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    network, local = network_url.render_as_string(hide_password=False), socket_url
-    source, target = (network, local) if with_password else (local, network)
-    with open_store(source) as store:
-        store.save_profile(make_profile(samples=measured))
-    copy = backup(source, tmp_path / "copy.dump")
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["copy.dump"]
-    assert str(network_url.password).encode() not in copy.read_bytes()
-    conninfo = target.replace("+psycopg", "")
-    subprocess.run(
-        [programs / "pg_restore", f"--dbname={conninfo}", copy], check=True, capture_output=True
-    )
-    assert check(target) == ()
-    with open_store(target) as restored:
-        assert restored.profile("h200-x8") == make_profile(samples=measured)
-        assert restored.remove_profile("h200-x8") == 1
-        restored.save_profile(make_profile())
-
-
-def test_without_pg_dump_the_backup_says_what_to_install(
-    socket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_postgresql_is_left_to_its_own_backups(socket_url: str, tmp_path: Path) -> None:
     open_store(socket_url).close()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MoetuneError, match="pg_dump") as caught:
-        backup(socket_url, tmp_path / "copy.dump")
-    assert "postgresql-client" in caught.value.hint
+    with pytest.raises(InputError, match="backups of its own") as caught:
+        backup(socket_url, tmp_path / "copy")
+    assert "pg_dump" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_pg_dump_that_fails_leaves_no_file(
-    socket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_store(socket_url).close()
-    program = tmp_path / "pg_dump"
-    program.write_text("#!/bin/sh\necho 'server version mismatch' >&2\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    (tmp_path / "copies").mkdir()
-    with pytest.raises(MoetuneError, match="server version mismatch"):
-        backup(socket_url, tmp_path / "copies" / "copy.dump")
-    assert list((tmp_path / "copies").iterdir()) == []
 
 
 MOUNTS = r"""

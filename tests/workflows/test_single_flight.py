@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from moetune.domain.errors import InfeasiblePlanError, InputError, MoetuneError
-from moetune.workflows.single_flight import SingleFlight
+from moetune.workflows.solvers import SingleFlight
 
 NUM_THREADS = 16
 

@@ -18,7 +18,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.optimizer_states import spread_parameters
-from moetune.runtime.parallel.replicas import spread_layers
+from moetune.runtime.replicas import spread_layers
 from moetune.runtime.sharded.hooks import ChunkedParameter
 from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
 

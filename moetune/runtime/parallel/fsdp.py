@@ -28,7 +28,7 @@ from moetune.runtime.moe.local_parts import is_dtensor, local_part
 from moetune.runtime.moe.placement import EXPERTS
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.parallel.replicas import (
+from moetune.runtime.replicas import (
     check_placements,
     equalize,
     expert_groups,

@@ -107,17 +107,10 @@ def spread_experts(
 
 def _whole_experts(layer: MoELayer, name: str) -> Iterator[torch.Tensor | None]:
     """Yield all experts of each parameter; None on the meta device."""
-    ranks = layer.communicator
+    gather = layer.communicator.all_gather_values
     for parameter in layer.experts.parameters():
-        own = parameter.detach()
-        if own.is_meta:
-            yield None
-        elif ranks.num_ranks == 1:
-            yield own
-        else:
-            every = own.new_empty((ranks.num_ranks, *own.shape))
-            ranks.all_gather(every, own.contiguous(), f"the experts of {name}").wait()
-            yield every.flatten(0, 1)
+        own = parameter.detach().contiguous()
+        yield None if own.is_meta else gather(own, f"the experts of {name}").flatten(0, 1)
 
 
 def _check_placements(

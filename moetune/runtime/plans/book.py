@@ -91,6 +91,7 @@ class PlanBook:
 
     Attributes:
         digest: of all that the plans say, and of the results of earlier searches.
+        plans, reporter, is_complete: as given.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class PlanBook:
         self._by_layer: dict[LayerKey, list[Plan]] = {}
         for plan in self.plans:
             self._by_layer.setdefault(plan.workload.key, []).append(plan)
-        self._search, self._reporter, self._is_complete = search, reporter, is_complete
+        self._search, self.reporter, self.is_complete = search, reporter, is_complete
         self._clock = clock
         self._alarms: dict[LayerKey, DriftAlarm] = {}
         self._monitors: list[LayerMonitor] = []
@@ -151,7 +152,7 @@ class PlanBook:
         """
         plans = self.plans_for(key)
         if not plans:
-            return None if self._is_complete else LayerPlans()
+            return None if self.is_complete else LayerPlans()
         if self._search is not None:
             search = self._search.layer(key, plans, memory_reuse)
             return LayerPlans(plans, search=search)
@@ -167,8 +168,8 @@ class PlanBook:
             self._alarms[key].num_layers += 1
         else:
             observers.append(self._alarms.setdefault(key, DriftAlarm()))
-        if self._reporter is not None:
-            observers.append(self._reporter)
+        if self.reporter is not None:
+            observers.append(self.reporter)
         monitor = LayerMonitor(plans, observers=observers, clock=self._clock)
         self._monitors.append(monitor)
         return monitor
@@ -188,10 +189,10 @@ class PlanBook:
 
     def close(self) -> None:
         """Send the last observations, for 2 s at most; call it at the end of the job."""
-        if self._reporter is not None:
+        if self.reporter is not None:
             for monitor in self._monitors:
                 monitor.collect()
-            self._reporter.close()
+            self.reporter.close()
 
 
 def warn_on_first(message: str, *, rank: int) -> None:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote
@@ -117,11 +118,10 @@ class ServiceClient:
         Raises:
             ServiceError: there is none, or it does not answer the question.
         """
+        request = partial(self.connection.request, "/v1/plans:resolve", question)
         if isinstance(question, str):
-            path = f"/v1/plans/{quote(question, safe='')}"
-            text = self._retried(lambda: self.connection.get(path))
-        else:
-            text = self._retried(lambda: self.connection.post("/v1/plans:resolve", question))
+            request = partial(self.connection.request, f"/v1/plans/{quote(question, safe='')}")
+        text = self._retried(request)
         return _checked(text, question, "its answer")
 
     def _retried(self, exchange: Callable[[], bytes]) -> bytes:

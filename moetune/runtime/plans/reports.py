@@ -6,13 +6,16 @@ times. The `ObservationSender` sends them through a `ServiceConnection`.
 
 import atexit
 import logging
+import queue
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
+from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation, Settled
 from moetune.runtime.plans.monitor import ObservedCall
@@ -55,37 +58,31 @@ class ObservationSender:
         self._send = send
         self._interval_seconds, self._pause_seconds = interval_seconds, pause_seconds
         self._is_quiet = is_quiet
-        self._waiting: list[Observation] = []
-        self._is_closed = False
-        self._changed = threading.Condition()
+        self._waiting: queue.SimpleQueue[Observation | None] = queue.SimpleQueue()
+        self._closed, self._counts = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, observation: Observation) -> None:
         """Queue an observation, or drop it; return at once."""
-        with self._changed:
-            if self._is_closed or len(self._waiting) >= MAX_OBSERVATIONS:
-                self.num_dropped += 1
-                return
-            self._waiting.append(observation)
-            self._changed.notify()
-            if self._thread is None:
-                self._start()
+        if self._closed.is_set() or self._waiting.qsize() >= MAX_OBSERVATIONS:
+            self._drop(1)
+            return
+        self._waiting.put(observation)
+        if self._thread is None:
+            self._start()
 
     def close(self) -> None:
         """Send the queue, for two seconds at most, and accept no more observations."""
-        with self._changed:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._changed.notify()
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._waiting.put(None)  # wakes the thread
         atexit.unregister(self.close)
         if self._thread is not None:
             self._thread.join(CLOSING_SECONDS)
-        with self._changed:
-            self.num_dropped += len(self._waiting)
-            self._waiting = []
-            if self.num_dropped:
-                _LOGGER.info("%d observations sent, %d dropped", self.num_sent, self.num_dropped)
+        self._drop(len(self._queued()))
+        if self.num_dropped:
+            _LOGGER.info("%d observations sent, %d dropped", self.num_sent, self.num_dropped)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, daemon=True, name="moetune observations")
@@ -97,25 +94,30 @@ class ObservationSender:
         atexit.register(self.close)
 
     def _run(self) -> None:
-        while batch := self._take():
-            pause_seconds = self._deliver(batch)
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closed, pause_seconds)
+        while not (self._closed.is_set() and self._waiting.empty()):
+            first = self._waiting.get()
+            if first is not None:
+                self._closed.wait(self._deliver([first, *self._queued()]))
 
-    def _take(self) -> list[Observation]:
-        """Wait for observations and return all in the queue, none once it is closed and empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            batch, self._waiting = self._waiting, []
-            return batch
+    def _queued(self) -> list[Observation]:
+        """Take all observations out of the queue."""
+        batch: list[Observation] = []
+        with suppress(queue.Empty):
+            while True:
+                observation = self._waiting.get_nowait()
+                batch += [] if observation is None else [observation]
+        return batch
+
+    def _drop(self, number: int) -> None:
+        with self._counts:
+            self.num_dropped += number
 
     def _deliver(self, batch: list[Observation]) -> float:
         """Send a batch and return the time to wait before the next."""
         try:
             self._send(batch)
         except Exception as error:  # noqa: BLE001 - training goes on whatever happens here
-            with self._changed:
-                self.num_dropped += len(batch)
+            self._drop(len(batch))
             if not self._is_quiet:
                 self._is_quiet = True
                 _LOGGER.warning(
@@ -124,8 +126,7 @@ class ObservationSender:
                     error,
                 )
             return self._pause_seconds
-        with self._changed:
-            self.num_sent += len(batch)
+        self.num_sent += len(batch)
         return self._interval_seconds
 
 
@@ -162,7 +163,12 @@ class StepReporter:
     def take(self, call: ObservedCall) -> None:
         """Send the call, if it was wanted."""
         if self.wants(call.plan, call.decision, call.number):
-            self.sender.add(_observation(call, self.device_id))
+            self.sender.add(
+                _observation(
+                    call.plan, call.decision, (call.seconds,), "training", self.device_id,
+                    call.operations,
+                )
+            )  # fmt: skip
 
     def settled(self, plan: Plan, settled: Settled) -> None:
         """Send what a search measured of its decision, for the plan's own number of tokens.
@@ -170,7 +176,9 @@ class StepReporter:
         Of other numbers of tokens the plan predicts no times.
         """
         if plan.id in self.plan_ids and settled.tokens_per_rank == plan.tokens_per_rank:
-            self.sender.add(_observed(plan, settled, self.device_id))
+            self.sender.add(
+                _observation(plan, settled.decision, settled.seconds, "search", self.device_id)
+            )
 
     def close(self) -> None:
         """Send the queue, for two seconds at most."""
@@ -184,7 +192,7 @@ def post_observations(connection: ServiceConnection, batch: Sequence[Observation
         ServiceError: the service did not accept it.
     """
     rows = [encode(row) for row in merged(batch)]
-    connection.post("/v1/observations", {"schema": OBSERVATIONS_SCHEMA, "observations": rows})
+    connection.request("/v1/observations", {"schema": OBSERVATIONS_SCHEMA, "observations": rows})
 
 
 def merged(batch: Sequence[Observation]) -> tuple[Observation, ...]:
@@ -210,34 +218,26 @@ def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(chain.from_iterable(times))
 
 
-def _observed(plan: Plan, settled: Settled, device_id: str) -> Observation:
-    """Return the time of a settled decision, and its prediction if it is the plan's."""
-    decision, planned = settled.decision, plan.decide(plan.tokens_per_rank)
+def _observation(
+    plan: Plan,
+    decision: Decision,
+    seconds: tuple[float, ...],
+    source: str,
+    device_id: str,
+    operations: tuple[OperationTimes, ...] = (),
+) -> Observation:
+    """Return times of a decision, forward and backward, and the prediction if it is the plan's."""
+    planned = plan.decide(plan.tokens_per_rank)
     predicted = plan.predicted.forward_seconds + plan.predicted.backward_seconds
     return Observation(
         plan_id=plan.id,
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
-        tokens_per_rank=settled.tokens_per_rank,
+        tokens_per_rank=plan.tokens_per_rank,
         predicted_seconds=predicted if decision == planned else 0.0,
-        seconds=settled.seconds,
-        source="search",
+        seconds=seconds,
+        source=source,
+        operations=operations,
         device_id=device_id,
         strategy=None if decision.strategy == planned.strategy else decision.strategy,
-    )
-
-
-def _observation(call: ObservedCall, device_id: str) -> Observation:
-    """Return the time of a call's pipelined part, forward and backward, and its prediction."""
-    plan = call.plan
-    return Observation(
-        plan_id=plan.id,
-        forward_degree=plan.pipeline.forward_degree,
-        backward_degree=plan.pipeline.backward_degree,
-        tokens_per_rank=plan.tokens_per_rank,
-        predicted_seconds=plan.predicted.forward_seconds + plan.predicted.backward_seconds,
-        seconds=(call.seconds,),
-        source="training",
-        operations=call.operations,
-        device_id=device_id,
     )

@@ -1,7 +1,7 @@
 """Requests to a plan service over HTTP, below the `client` of plans and the `reports` of calls.
 
-A request is bounded in time and size, and goes to one host alone: proxies of the environment are
-ignored and redirections are not followed, because they would get the token.
+A request is bounded in time and size, and goes to one host alone: `http.client` ignores proxies of
+the environment and follows no redirections, which would get the token.
 """
 
 import http.client
@@ -11,10 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import IO, cast
-from urllib.error import HTTPError, URLError
+from contextlib import closing
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from moetune.domain.document import canonical_json
 
@@ -25,7 +23,7 @@ MAX_BYTES = 16 * 2**20
 _READ_BYTES = 2**16
 _MAX_CHARACTERS = 400
 _LATER = frozenset({408, 425, 429})
-_REDIRECTIONS = range(300, 400)
+_GOOD, _REDIRECTIONS = range(200, 300), range(300, 400)
 _SERVER_FAULT = 500
 
 _LOGGER = logging.getLogger("moetune")
@@ -63,43 +61,42 @@ class ServiceConnection:
         self, url: str, token: str | None, *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
         self.url = url
-        self._timeout_seconds = timeout_seconds
-        self._opener = build_opener(ProxyHandler({}), _NoRedirection())
-        self._headers = {"Accept": "application/json", "User-Agent": "moetune"}
+        self._address, self._timeout_seconds = urlsplit(url), timeout_seconds
+        self._headers = {
+            "Accept": "application/json", "User-Agent": "moetune", "Connection": "close"
+        }  # fmt: skip
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
 
-    def get(self, path: str) -> bytes:
-        """Return the body of an answer.
+    def request(self, path: str, document: object = None) -> bytes:
+        """Send a document, or GET without one, and return the body of the answer.
 
         Raises:
             ServiceError: there was no good answer.
         """
-        return self._exchange(Request(self.url + path, headers=self._headers))  # noqa: S310 - http(s), see `url`
+        sent = None if document is None else canonical_json(document).encode()
+        return _within(self._timeout_seconds, lambda: self._exchange(path, sent))
 
-    def post(self, path: str, document: object) -> bytes:
-        """Send a document and return the body of the answer.
-
-        Raises:
-            ServiceError: there was no good answer.
-        """
-        headers = {**self._headers, "Content-Type": "application/json"}
-        body = canonical_json(document).encode()
-        return self._exchange(Request(self.url + path, body, headers))  # noqa: S310 - as above
-
-    def _exchange(self, request: Request) -> bytes:
+    def _exchange(self, path: str, sent: bytes | None) -> bytes:
         end_seconds = time.monotonic() + self._timeout_seconds
-        return _within(self._timeout_seconds, lambda: self._sent(request, end_seconds))
-
-    def _sent(self, request: Request, end_seconds: float) -> bytes:
+        is_tls = self._address.scheme == "https"
+        kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+        method, headers = "GET", self._headers
+        if sent is not None:
+            method, headers = "POST", {**headers, "Content-Type": "application/json"}
         try:
-            with self._opener.open(request, timeout=self._timeout_seconds) as response:
-                return _read(response, end_seconds)
-        except HTTPError as error:
-            with error:
-                raise _refusal(error, end_seconds) from None
+            connection = kind(
+                self._address.hostname or "", self._address.port, timeout=self._timeout_seconds
+            )
+            with closing(connection):
+                connection.request(method, self._address.path + path, sent, headers)
+                with connection.getresponse() as response:
+                    body = _read(response, end_seconds)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ServiceError(_reason(error)) from None
+        if response.status not in _GOOD:
+            raise _refusal(response, body)
+        return body
 
 
 def _within(seconds: float, call: Callable[[], bytes]) -> bytes:
@@ -129,15 +126,6 @@ def _within(seconds: float, call: Callable[[], bytes]) -> bytes:
         raise ServiceError(f"it cannot be asked: {printable(repr(error))}") from None
 
 
-class _NoRedirection(HTTPRedirectHandler):
-    def http_error_302(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
-    ) -> None:
-        """Follow no redirection: it becomes an `HTTPError`, whatever address it names."""
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
-
 def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
     """Return the body, with the time checked after each read: an answer may trickle for ever."""
     body = bytearray()
@@ -152,15 +140,21 @@ def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
     return bytes(body)
 
 
-def _refusal(error: HTTPError, end_seconds: float) -> ServiceError:
-    status = error.code
+def _refusal(response: http.client.HTTPResponse, body: bytes) -> ServiceError:
+    """Return the error with the text of a problem document (RFC 9457), else the reason phrase."""
+    status = response.status
     if status in _REDIRECTIONS:
-        where = _host(error.headers.get("Location", ""))
+        where = _host(response.headers.get("Location", ""))
         what = f"it sends elsewhere{where} ({status}), and redirections are not followed"
         return ServiceError(what, status=status)
-    words = _words(error, end_seconds)
-    what = f"it answers {status}: {words}" if words else f"it answers {status}"
-    return ServiceError(what, status=status)
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    problem = document if isinstance(document, dict) else {}
+    texts = [problem.get("detail") or problem.get("title") or response.reason, problem.get("hint")]
+    words = printable("; ".join(text for text in texts if text and isinstance(text, str)))
+    return ServiceError(f"it answers {status}: {words}".removesuffix(": "), status=status)
 
 
 def _host(location: str) -> str:
@@ -172,24 +166,11 @@ def _host(location: str) -> str:
     return f", to {printable(host)}" if host else ""
 
 
-def _words(error: HTTPError, end_seconds: float) -> str:
-    """Return the text of a problem document (RFC 9457), else the status's reason phrase."""
-    try:
-        body = _read(cast("http.client.HTTPResponse", error.fp), end_seconds)
-        document = json.loads(body)
-    except (OSError, http.client.HTTPException, ServiceError, ValueError, RecursionError):
-        document = None
-    problem = document if isinstance(document, dict) else {}
-    texts = [problem.get("detail") or problem.get("title") or error.reason, problem.get("hint")]
-    return printable("; ".join(text for text in texts if text and isinstance(text, str)))
-
-
 def _reason(error: Exception) -> str:
-    cause = error.reason if isinstance(error, URLError) else error
-    if isinstance(cause, TimeoutError):
+    if isinstance(error, TimeoutError):
         return "no answer in time"
-    words = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-    if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, OSError):
+    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
         words = f"no HTTP is spoken there, but {words.strip()!r}"
     return printable(words)
 

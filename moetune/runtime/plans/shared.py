@@ -6,20 +6,18 @@ differently.
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
 
 from moetune.comm.agree import decide_on_first
 from moetune.comm.gloo import communicator_of
-from moetune.domain.any_plan import plan_from_json
+from moetune.domain.any_plan import AnyPlan, plan_from_json
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.domain.records import Settled
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.online import OnlineSearch
-from moetune.runtime.plans.reports import StepReporter
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner
 
 
@@ -32,13 +30,20 @@ def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
     plans: list[Plan] = []
     for path in paths:
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        for file in files:
-            try:
-                text = file.read_bytes()
-            except OSError as error:
-                raise InputError(f"plan {file} cannot be read: {error.strerror}") from None
-            plans.append(plan_from_json(text, str(file)).as_layer(str(file)))
+        plans += (read_plan(file).as_layer(str(file)) for file in files)
     return tuple(plans)
+
+
+def read_plan(path: Path) -> AnyPlan:
+    """Return the plan in a file, of whichever kind.
+
+    Raises:
+        InputError: it cannot be read, or is no plan.
+    """
+    try:
+        return plan_from_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
 
 
 def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
@@ -57,24 +62,10 @@ def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
     return (found.as_layer(),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPlans:
-    """Plans that the group's first rank found.
-
-    Args:
-        settled: decisions of earlier searches for them, oldest first.
-        is_complete, reporter: as in `PlanBook`.
-    """
-
-    plans: Sequence[Plan]
-    settled: Sequence[Settled] = ()
-    is_complete: bool = True
-    reporter: StepReporter | None = None
-
-
 def share_plans(
-    find: Callable[[], FoundPlans],
+    find: Callable[[], PlanBook],
     *,
+    find_settled: Callable[[Sequence[Plan]], Sequence[Settled]] = lambda _: (),
     make_tuner: Callable[[], Tuner] | None = None,
     budget_seconds: float = BUDGET_SECONDS,
     group: dist.ProcessGroup | None = None,
@@ -83,6 +74,7 @@ def share_plans(
 
     Args:
         find: called on the group's first rank only; only that one reports measured steps.
+        find_settled: decisions of earlier searches for plans, oldest first; as `find`.
         make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
         budget_seconds: that its searches may lose.
 
@@ -91,18 +83,18 @@ def share_plans(
         CollectiveError: the exchange failed.
     """
     communicator = communicator_of(group)
-    found_here: list[FoundPlans] = []
+    found_here: list[PlanBook] = []
 
     def find_safely() -> tuple[Sequence[Plan], Sequence[Settled], bool]:
         try:
             found_here.append(find())
+            (book,) = found_here
+            return book.plans, tuple(find_settled(book.plans)), book.is_complete
         except MoetuneError:
             raise
         except Exception as error:
             # `decide_on_first` sends only a MoetuneError: after another, other ranks would hang.
             raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
-        (sent,) = found_here
-        return tuple(sent.plans), tuple(sent.settled), sent.is_complete
 
     plans, known, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
     search, reporter = None, found_here[0].reporter if found_here else None

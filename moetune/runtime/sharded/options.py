@@ -11,12 +11,12 @@ from torch import nn
 
 from moetune.comm.agree import raise_on_all
 from moetune.comm.group import Communicator
-from moetune.domain.any_plan import AnyPlan, plan_from_json
 from moetune.domain.chunks import Chunk, Chunks
 from moetune.domain.errors import AllocationError, InputError
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, pinned_bytes
 from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.plans.shared import read_plan
 
 CHUNK_BYTES = 32 * 2**20
 _ALLOCATED_COPIES = 2
@@ -141,7 +141,7 @@ def _plan_of(plan: object) -> TrainingDocument:
     """Return a training's plan: of a view, of itself, or of its file."""
     found = getattr(plan, "plan", plan)
     if isinstance(found, str | os.PathLike):
-        found = _read(Path(found))
+        found = read_plan(Path(found))
     if not hasattr(found, "as_model"):
         raise InputError(
             f"{plan!r} is neither the plan of a training nor a path",
@@ -149,15 +149,6 @@ def _plan_of(plan: object) -> TrainingDocument:
         )
     model: TrainingDocument = found.as_model()
     return model
-
-
-def _read(path: Path) -> AnyPlan:
-    if path.is_dir():
-        raise InputError(f"{path} is a folder, not a plan", "name one of its files")
-    try:
-        return plan_from_json(path.read_bytes(), str(path))
-    except OSError as error:
-        raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
 
 
 def _check_ranks(plan: TrainingDocument, model: nn.Module, num_ranks: int, name: str) -> None:

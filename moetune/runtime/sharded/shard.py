@@ -4,23 +4,24 @@ It packs parameters, allocates each chunk (`stored`), hooks the model (`model_ch
 `cache`), and returns an optimizer over the shards (`optimizer`).
 """
 
+import functools
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from moetune.comm.agree import agree, first_text
-from moetune.comm.gloo import check_joined
+from moetune.comm.agree import agree
+from moetune.comm.gloo import check_joined, new_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
-from moetune.domain.errors import InputError, RankMismatchError
+from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.local_parts import is_dtensor
-from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.replicas import check_placements, expert_groups, expert_layers
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.hooks import find_units
 from moetune.runtime.sharded.model_chunks import ModelChunks
@@ -32,7 +33,10 @@ from moetune.runtime.sharded.options import (
     planned_options,
 )
 from moetune.runtime.sharded.stored import StoredChunk
-from moetune.runtime.sharded.transfers import ChunkStats, Placement, replica_group
+from moetune.runtime.sharded.transfers import ChunkStats, Placement
+
+_PURPOSE = "a model's chunks"
+"""Of groups that are not the model's, whose exchanges would come between theirs."""
 
 
 def shard(
@@ -76,7 +80,8 @@ def shard(
     """
     check_joined("the sharded model")
     is_alone = not (dist.is_available() and dist.is_initialized())
-    replicas = replica_group(() if is_alone else dist.get_process_group_ranks(group))
+    ranks = None if is_alone else dist.get_process_group_ranks(group)
+    replicas = new_communicator(ranks, purpose=_PURPOSE)
     parameters = dict(model.named_parameters())
 
     def usable_options() -> ShardOptions:
@@ -137,22 +142,6 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
                 module._buffers[name] = buffer.to(device)  # noqa: SLF001
 
 
-def expert_layers(model: nn.Module) -> dict[str, PlannedLayer]:
-    """Return the MoE layer of each parameter that expert-parallel ranks do not replicate."""
-    owners: dict[int, PlannedLayer] = {
-        id(parameter): module
-        for module in model.modules()
-        if isinstance(module, PlannedLayer) and module.expert_parallel == "all_to_all"
-        if module.communicator.num_ranks > 1
-        for parameter in module.experts.parameters()
-    }
-    return {
-        name: owners[id(parameter)]
-        for name, parameter in model.named_parameters()
-        if id(parameter) in owners
-    }
-
-
 def _replica_groups(
     model: nn.Module, replicas: Communicator
 ) -> tuple[dict[str, Communicator], dict[str, str]]:
@@ -161,46 +150,21 @@ def _replica_groups(
     Raises:
         RankMismatchError: the ranks have different layers.
         InputError: a layer's expert-parallel ranks are not all in the group, or a plan has placed
-            its experts; the latter on all ranks.
+            its experts; on all ranks.
     """
-    layers = expert_layers(model)
-    _check_natural(layers, replicas)
+    check_placements(model, replicas)
     replicas_of = dict.fromkeys((name for name, _ in model.named_parameters()), replicas)
     labels: dict[str, str] = {}
     made = {replicas.members: replicas}
-    rows = replicas.all_gather_object(
-        {name: layer.communicator.rank for name, layer in layers.items()}, "the layers of experts"
-    )
-    for name, layer in layers.items():
-        if any(row.keys() != layers.keys() for row in rows):
-            raise RankMismatchError("the ranks have different layers of experts")
-        ranks = [row[name] for row in rows]
-        counts = Counter(ranks)
-        if len(counts) != layer.communicator.num_ranks or len(set(counts.values())) > 1:
-            raise InputError(
-                f"{name} is spread over {layer.communicator.num_ranks} ranks that are not all in "
-                f"the data-parallel group of {replicas.num_ranks}",
-                "give shard a group that contains the layer's",
-            )
-        members = tuple(
-            member
-            for member, rank in zip(replicas.members, ranks, strict=True)
-            if rank == layer.communicator.rank
-        )
+    groups_of = functools.cache(partial(expert_groups, data_parallel=replicas))
+    for name, layer in expert_layers(model).items():
+        layer.experts.placement.check_natural("moetune.shard")
+        groups = groups_of(layer)
+        members = tuple(group[layer.communicator.rank] for group in groups)
         if members not in made:
-            made[members] = replica_group(members)
-        replicas_of[name], labels[name] = made[members], f"experts {ranks}"
+            made[members] = new_communicator(members, purpose=_PURPOSE)
+        replicas_of[name], labels[name] = made[members], f"experts {groups}"
     return replicas_of, labels
-
-
-def _check_natural(layers: Mapping[str, PlannedLayer], replicas: Communicator) -> None:
-    placed = sorted(name for name, layer in layers.items() if layer.experts.placement.order)
-    name = first_text(replicas, next(iter(placed), ""), "the experts' places")
-    if name:
-        raise InputError(
-            f"a plan has placed the experts of {name}, and chunks keep them in the order of ranks",
-            "plan with --expert-placement natural, or use DistributedDataParallel",
-        )
 
 
 def _pack_model(

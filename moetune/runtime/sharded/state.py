@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.optim import Optimizer
 
 from moetune.domain.errors import InputError
+from moetune.runtime.replicas import expert_layers
 from moetune.runtime.sharded.model_chunks import model_chunks
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer, first_states, parameter_shards
-from moetune.runtime.sharded.shard import expert_layers
 
 _GROUPS, _STATES = "groups", "the collection of states"
 

@@ -1,13 +1,12 @@
 """Transfers of a model's chunks: their streams, their collectives, and counts of bytes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
-from moetune.comm.gloo import new_communicator
-from moetune.comm.group import Communicator, OneRank
+from moetune.comm.group import Communicator
 from moetune.runtime.sharded.options import ShardOptions
 
 REDUCTION = "the reduction of a chunk"
@@ -145,19 +144,6 @@ class ChunkStats:
     def moved(self, traffic: Traffic) -> None:
         """Count a transfer."""
         self.traffic = Traffic(*map(sum, zip(self.traffic, traffic, strict=True)))
-
-
-def replica_group(members: Sequence[int]) -> Communicator:
-    """Return the communicator of ranks that share the states of some chunks.
-
-    It is not the model's, whose exchanges would come between theirs.
-
-    Args:
-        members: their ranks in the world, in order.
-    """
-    if len(members) < 2:  # noqa: PLR2004 - one rank, or none without torch.distributed
-        return OneRank()
-    return new_communicator(tuple(members), purpose="a model's chunks")
 
 
 def start_reduce_scatter(

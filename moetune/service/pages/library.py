@@ -10,7 +10,7 @@ from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.records import FitInfo, PlanInfo
 from moetune.huggingface.registry import resolve_name
-from moetune.service.pages.fields import Field
+from moetune.service.pages.page import Field
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.profile_quality import quality_of

@@ -7,7 +7,7 @@ from moetune.domain.storable import is_sound
 from moetune.report.observed import seen
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library, cursor
-from moetune.service.pages.page import Link, Page, address, age_now
+from moetune.service.pages.page import Link, Page, Text, address, age_now
 from moetune.workflows.drift import observed_drifts
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.library import plans_by_id
@@ -41,7 +41,7 @@ def machines_page(library: Library) -> Page:
     )
 
 
-def profile_page(library: Library, name: str, *, operation: str) -> Page:
+def profile_page(library: Library, name: str, *, operation: Text = "") -> Page:
     """Return the page of one profile.
 
     Args:
@@ -71,7 +71,7 @@ def profile_page(library: Library, name: str, *, operation: str) -> Page:
     )
 
 
-def observed_page(library: Library, *, plan: str, after: str) -> Page:
+def observed_page(library: Library, *, plan: Text = "", after: Text = "") -> Page:
     """Return the page of observations.
 
     Args:
@@ -81,6 +81,7 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
     Raises:
         NotFoundError: there is no such plan.
     """
+    plan = plan.lower()
     plan_id = library.any_plan(plan).id if plan else None
     newest = library.store.observation_page(plan_id, limit=MOST_OBSERVATIONS)
     number = cursor(after)

@@ -3,15 +3,16 @@
 import shlex
 from collections.abc import Mapping
 
+from fastapi import Request
+
 from moetune.domain.errors import MoetuneError, NotFoundError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.question import read_texts
 from moetune.domain.units import parse_count
 from moetune.huggingface.registry import registered_models
 from moetune.report.section import Cell, Section, Table
-from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Page, address
+from moetune.service.pages.page import Field, Page, address, filled
 from moetune.service.problems import problem_of
 from moetune.workflows.memory import MemoryAnswer, MemoryQuestion, fit_memory
 from moetune.workflows.models import FoundModel, find_decoder_model, known_name
@@ -29,10 +30,9 @@ _FIELDS = (
     Field(name="world_size", label="GPUs", placeholder="the fewest"),
     Field(name="seq", label="Tokens of a sequence", placeholder=_USUAL["seq"]),
 )
-MEMORY_FIELDS = tuple(one.name for one in _FIELDS)
 
 
-def models_page() -> Page:
+def models_page(_: Library) -> Page:
     """Return the list of named models: whole ones, then layers of papers."""
     whole = [(one.name, one.title, one.published) for one in registered_models()]
     papers = [(one.name, one.title, one.source) for one in WHOLE_MODELS.values()]
@@ -49,11 +49,8 @@ def models_page() -> Page:
     )
 
 
-def model_page(library: Library, name: str, form: Mapping[str, str]) -> Page:
+def model_page(library: Library, request: Request, name: str) -> Page:
     """Return a model's page: what fits where, then its sizes; of a layer its sizes.
-
-    Args:
-        form: texts of `MEMORY_FIELDS` that are not the usual values.
 
     Raises:
         NotFoundError: there is no such model; files of the service's machine are not read.
@@ -64,6 +61,7 @@ def model_page(library: Library, name: str, form: Mapping[str, str]) -> Page:
     found = find_decoder_model(known, world_size=_RANKS)
     if found.decoder is None:
         return _layer_page(known, found)
+    form = filled(request, (one.name for one in _FIELDS))
     length = parse_count(_USUAL["seq"])
     try:
         answer = library.planner.solver.run(fit_memory, _question(known, form))

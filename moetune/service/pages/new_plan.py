@@ -26,9 +26,8 @@ from moetune.report.section import Section
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
-from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Page, PageRenderer, address
+from moetune.service.pages.page import Field, Page, PageRenderer, address
 from moetune.service.plans import kept_answer
 from moetune.service.problems import ForbiddenError, problem_of
 from moetune.service.workers import WorkerPools

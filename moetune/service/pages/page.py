@@ -6,16 +6,18 @@ files change with the files, so that browsers may cache them for ever.
 
 import hashlib
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
-from fastapi import Request
+from fastapi import Query, Request
 from fastapi.routing import APIRoute
+from pydantic import AfterValidator
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import PathLike, StaticFiles
 from starlette.types import Scope
@@ -25,6 +27,9 @@ from moetune.report.html import STATIC, age, environment
 from moetune.report.section import Figure, Section, all_figures
 from moetune.service.problems import Problem, problem_of
 
+LONGEST = 200
+Text = Annotated[str, Query(max_length=LONGEST), AfterValidator(str.strip)]
+"""A text in a page's address, without the spaces around it."""
 _FOR_EVER = "public, max-age=31536000, immutable"
 
 
@@ -76,6 +81,29 @@ class Link:
     name: str
     href: str
     file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field of a form.
+
+    Args:
+        name: in an address.
+        hint: such as a unit.
+        flag: of a command that means the same; "" for none.
+        placeholder: what an empty field stands for.
+        choices: of a list, after one of nothing; none for a text.
+        suggested: texts to complete, with words on each.
+    """
+
+    name: str
+    label: str
+    hint: str = ""
+    flag: str = ""
+    placeholder: str = ""
+    choices: tuple[str, ...] = ()
+    suggested: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    is_required: bool = False
 
 
 def _no_data(_: Figure) -> str:
@@ -184,6 +212,12 @@ def address(*parts: str, **query: str) -> str:
     path = "/" + "/".join(quote(part, safe="") for part in parts)
     pairs = {name: value for name, value in query.items() if value}
     return f"{path}?{urlencode(pairs)}" if pairs else path
+
+
+def filled(request: Request, names: Iterable[str]) -> dict[str, str]:
+    """Return the fields of an address that have a text."""
+    given = {name: request.query_params.get(name, "").strip()[:LONGEST] for name in names}
+    return {name: text for name, text in given.items() if text}
 
 
 def age_now(created_at: str) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError
@@ -11,9 +10,8 @@ from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import TrainingDocument
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Section, Table
-from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Link, Page, address
+from moetune.service.pages.page import Field, Link, Page, Text, address
 from moetune.service.pages.whatif import whatif_fields
 from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
 from moetune.workflows.models import whole_names
@@ -26,42 +24,31 @@ from moetune.workflows.whatif import arguments_of
 PAGE_SIZE = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListFilter:
-    """The list's filter as its form has it; "" for every one.
+def plans_page(
+    library: Library,
+    *,
+    after: Text = "",
+    model: Text = "",
+    profile: Text = "",
+    kind: Text = "",
+) -> Page:
+    """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
 
     Args:
-        kind: a key of `KINDS`.
+        kind: one of `KINDS`; "" for every one, as of the model and the profile.
 
     Raises:
         InputError: there is no such kind.
-    """
-
-    model: str = ""
-    profile: str = ""
-    kind: str = ""
-
-    def __post_init__(self) -> None:
-        if self.kind and self.kind not in KINDS:
-            raise InputError(f"kind must be {', '.join(KINDS)} or empty, got {self.kind!r}")
-
-    @property
-    def query(self) -> dict[str, str]:
-        """The fields of an address."""
-        return {"model": self.model, "profile": self.profile, "kind": self.kind}
-
-
-def plans_page(library: Library, *, wanted: ListFilter, after: str) -> Page:
-    """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
-
-    Raises:
         NotFoundError: there is no plan `after`.
     """
+    if kind and kind not in KINDS:
+        raise InputError(f"kind must be {', '.join(KINDS)} or empty, got {kind!r}")
     if library.is_empty:
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
-    seen_infos = _infos(library, wanted, after)
+    query = {"model": model, "profile": profile, "kind": kind}
+    seen_infos = _infos(library, model, profile, after)
     found = read_plans(library.store, seen_infos)
-    shown = [one for one in found if wanted.kind in {"", one.plan and one.plan.kind}]
+    shown = [one for one in found if kind in {"", one.plan and one.plan.kind}]
     older = seen_infos[-1].id if len(seen_infos) == PAGE_SIZE else ""
     return Page(
         template="plans.html",
@@ -69,10 +56,10 @@ def plans_page(library: Library, *, wanted: ListFilter, after: str) -> Page:
         here="plans",
         sections=(Section(name="plans", tables=(_table(shown, is_last=not older),)),),
         context={
-            "values": wanted.query,
+            "values": query,
             "fields_of": _filter_fields(library),
-            "newer": address("", **wanted.query) if after else "",
-            "older": address("", after=older, **wanted.query) if older else "",
+            "newer": address("", **query) if after else "",
+            "older": address("", after=older, **query) if older else "",
         },
     )
 
@@ -89,11 +76,11 @@ def _filter_fields(library: Library) -> tuple[Field, ...]:
     )  # fmt: skip
 
 
-def _infos(library: Library, wanted: ListFilter, after: str) -> tuple[PlanInfo, ...]:
+def _infos(library: Library, model: str, profile: str, after: str) -> tuple[PlanInfo, ...]:
     """Return a page of list entries; kinds stand in the documents, and are not looked at."""
-    if not wanted.model and not wanted.profile:
+    if not model and not profile:
         return library.store.plan_page(after=after, limit=PAGE_SIZE)
-    chosen = PlanFilter(model=wanted.model or None, profile=wanted.profile or None)
+    chosen = PlanFilter(model=model or None, profile=profile or None)
     found = list_plans(library.store, chosen)
     ids = [one.id for one in found]
     if after and after not in ids:
@@ -195,7 +182,9 @@ def _text(value: object) -> str:
     return ",".join(value) or "none" if isinstance(value, list) else str(value)
 
 
-def compare_page(library: Library, *, what: str, first: str, second: str) -> Page:
+def compare_page(
+    library: Library, *, what: Text = "plans", first: Text = "", second: Text = ""
+) -> Page:
     """Return the form, and with two names the comparison.
 
     Args:

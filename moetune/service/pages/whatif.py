@@ -1,8 +1,11 @@
 """The what-if page: a form, and the plan before and after the change."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
+
+from fastapi import Request
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, MoetuneError
@@ -10,9 +13,8 @@ from moetune.domain.spelling import Spelling
 from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.units import DTYPE_BYTES, format_bytes, parse_bytes, parse_count
 from moetune.report.section import Section
-from moetune.service.pages.fields import Field
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Page, address
+from moetune.service.pages.page import Field, Page, Text, address, filled
 from moetune.service.problems import problem_of
 from moetune.workflows.changes import WhatIf
 from moetune.workflows.views.comparison import whatif_sections
@@ -28,70 +30,50 @@ LABELS = MappingProxyType(
     }
 )  # fmt: skip
 """Every field by its name in an address, as the page and its errors call it."""
-FIELDS = tuple(LABELS)
 _AS_LABELS = Spelling(key="{}", constraint="{}", names=LABELS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfForm:
-    """The form's fields as text; "" for inputs that do not change."""
-
-    plan: str
-    fields: Mapping[str, str]
-
-    @property
-    def is_filled(self) -> bool:
-        """Whether there is a plan and a change."""
-        return bool(self.plan) and any(self.fields.values())
-
-    def question(self, plan: AnyPlan) -> WhatIf:
-        """Return the question in the form.
-
-        Raises:
-            InputError: a field is not a number, or not one with its unit; the message names it.
-        """
-        return WhatIf(
-            plan_id=plan.id,
-            changes=dict(self._changes()),
-            speeds=dict(self._speeds()),
-            spelling=_AS_LABELS,
-        )
-
-    def _changes(self) -> Mapping[str, object]:
-        readers: Mapping[str, Callable[[str], object]] = {
-            "tokens_per_rank": parse_count, "world_size": parse_count,
-            "memory_limit_bytes": parse_bytes, "dtype": str,
-        }  # fmt: skip
-        found: dict[str, object] = {}
-        for name, read in readers.items():
-            if text := self.fields.get(name, ""):
-                try:
-                    found[name] = read(text)
-                except InputError as error:
-                    raise InputError(f"{LABELS[name]}: {error.what}", error.hint) from None
-        if flags := self.fields.get("flags", ""):
-            found["constraints"] = dict(map(_flag, flags.replace(",", " ").split()))
-        return found
-
-    def _speeds(self) -> Mapping[str, float]:
-        found = {}
-        for name in SPEEDS:
-            if text := self.fields.get(name, ""):
-                try:
-                    found[name] = float(text)
-                except ValueError:
-                    raise InputError(
-                        f"{LABELS[name]} must be a number, got {text!r}", "2 is twice as fast"
-                    ) from None
-        return found
+def _flags(text: str) -> dict[str, str | None]:
+    """Return flags of `moetune plan` and their values; None for one that is removed."""
+    found: dict[str, str | None] = {}
+    for word in text.replace(",", " ").split():
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not name or not equals:
+            raise InputError(f"{word!r} is not FLAG=VALUE", "such as tp=2 seq=8k")
+        found[name] = value or None
+    return found
 
 
-def _flag(text: str) -> tuple[str, str | None]:
-    """Return a flag of `moetune plan` and its value; None for one that is removed."""
-    name, equals, value = text.removeprefix("--").partition("=")
-    if not name or not equals:
-        raise InputError(f"Flags: {text!r} is not FLAG=VALUE", "such as tp=2 seq=8k")
-    return name, value or None
+def _speed(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{text!r} is not a number", "2 is twice as fast") from None
+
+
+_READERS: Mapping[str, Callable[[str], object]] = MappingProxyType(
+    {
+        "tokens_per_rank": parse_count, "world_size": parse_count,
+        "memory_limit_bytes": parse_bytes, "dtype": str, "flags": _flags,
+        **dict.fromkeys(SPEEDS, _speed),
+    }
+)  # fmt: skip
+
+
+def question(plan: AnyPlan, fields: Mapping[str, str]) -> WhatIf:
+    """Return the question in a form's fields that are filled in.
+
+    Raises:
+        InputError: a field is not a number, or not one with its unit; the message names it.
+    """
+    found: dict[str, Any] = {}
+    for name, text in fields.items():
+        try:
+            found["constraints" if name == "flags" else name] = _READERS[name](text)
+        except InputError as error:
+            raise InputError(f"{LABELS[name]}: {error.what}", error.hint) from None
+    speeds = {name: found.pop(name) for name in SPEEDS if name in found}
+    return WhatIf(plan_id=plan.id, changes=found, speeds=speeds, spelling=_AS_LABELS)
 
 
 def whatif_fields(plan: AnyPlan | None) -> tuple[Field, ...]:
@@ -123,7 +105,7 @@ def _field(name: str, hint: str, placeholder: str) -> Field:
     return Field(name=name, label=LABELS[name], hint=hint, placeholder=placeholder)
 
 
-def whatif_page(library: Library, form: WhatIfForm) -> Page:
+def whatif_page(library: Library, request: Request, *, plan: Text = "") -> Page:
     """Return the form, and for a filled one the plan before and after the change.
 
     Errors in the fields are shown above the form, which stays filled in.
@@ -131,20 +113,20 @@ def whatif_page(library: Library, form: WhatIfForm) -> Page:
     Raises:
         NotFoundError: there is no such plan.
     """
-    plan = library.any_plan(form.plan) if form.plan else None
-    sections, problem = _ask(library, form, plan)
+    found, fields = library.any_plan(plan) if plan else None, filled(request, LABELS)
+    sections, problem = _ask(library, found, fields)
     return Page(
         template="whatif.html",
         title="What if",
         here="whatif",
         sections=sections,
-        csv=lambda figure: address("whatif", f"{figure.name}.csv", plan=form.plan, **form.fields),
+        csv=lambda figure: address("whatif", f"{figure.name}.csv", plan=plan, **fields),
         context={
-            "fields_of": whatif_fields(plan),
-            "values": form.fields,
-            "plan": plan,
-            "name": plan.name if plan else "",
-            "scope": plan_scope(plan) if plan else "",
+            "fields_of": whatif_fields(found),
+            "values": fields,
+            "plan": found,
+            "name": found.name if found else "",
+            "scope": plan_scope(found) if found else "",
             "choice": (library.plan_field("plan", "Plan"),),
             "problem": problem,
         },
@@ -153,13 +135,13 @@ def whatif_page(library: Library, form: WhatIfForm) -> Page:
 
 
 def _ask(
-    library: Library, form: WhatIfForm, plan: AnyPlan | None
+    library: Library, plan: AnyPlan | None, fields: Mapping[str, str]
 ) -> tuple[tuple[Section, ...], MoetuneError | None]:
     """Return the answer's sections, or why there is none."""
-    if plan is None or not form.is_filled:
+    if plan is None or not fields:
         return (), None
     try:
-        answer = whatif(library.planner, form.question(plan), plan)
+        answer = whatif(library.planner, question(plan, fields), plan)
         return whatif_sections(answer, is_drawn=True), None
     except MoetuneError as error:
         return (), error

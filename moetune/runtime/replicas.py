@@ -23,6 +23,21 @@ def spread_layers(model: nn.Module) -> Iterator[tuple[str, PlannedLayer]]:
             yield name, module
 
 
+def expert_layers(model: nn.Module) -> dict[str, PlannedLayer]:
+    """Return the layer of each parameter that expert-parallel ranks do not replicate, by name."""
+    owners = {
+        id(parameter): layer
+        for _, layer in spread_layers(model)
+        if layer.expert_parallel == "all_to_all"
+        for parameter in layer.experts.parameters()
+    }
+    return {
+        name: owners[id(parameter)]
+        for name, parameter in model.named_parameters()
+        if id(parameter) in owners
+    }
+
+
 def expert_groups(layer: PlannedLayer, data_parallel: Communicator) -> tuple[tuple[int, ...], ...]:
     """Return the ranks in the world of every group that has a copy of the layer; a collective.
 
@@ -120,19 +135,15 @@ def _average_experts(model: nn.Module, group: dist.ProcessGroup | None) -> list[
     """
     if dist.is_available() and dist.is_initialized():
         check_placements(model, GroupCommunicator(group))
-    names = {id(each): name for name, each in model.named_parameters()}
-    found: list[str] = []
+    layers = expert_layers(model)
     means: dict[tuple[int, ...], GradientMean] = {}
-    for _, layer in spread_layers(model):
-        if layer.expert_parallel != "all_to_all":
-            continue
-        found += (names[id(each)] for each in layer.experts.parameters())
+    for layer in dict.fromkeys(layers.values()):
         members = layer.communicator.members
         if members not in means:
             means[members] = _mean_over(group, layer)
         layer.experts.gradients = means[members]
         equalize(layer.experts.parameters(), means[members].replicas)
-    return found
+    return list(layers)
 
 
 def _mean_over(group: dist.ProcessGroup | None, layer: PlannedLayer) -> GradientMean:
