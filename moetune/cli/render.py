@@ -6,8 +6,7 @@ import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from moetune.domain.document import encode
-from moetune.domain.error_document import ErrorDocument
+from moetune.domain.document import ErrorDocument, encode
 from moetune.domain.errors import MoetuneError, PricedPlanError
 from moetune.report.section import Section, values_of
 from moetune.report.text import SectionPrinter

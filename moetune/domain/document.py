@@ -39,6 +39,23 @@ LARGEST = 2**63 - 1
 """The largest whole number of a document: what a database's column holds."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorDocument:
+    """An error for programs, as every command prints it with `--json`.
+
+    Args:
+        hint: the next step; empty where there is none.
+        exit_code: of the command.
+        plan: the document of a plan that does not fit; absent with other errors.
+    """
+
+    schema: Literal["moetune.error/1"] = "moetune.error/1"
+    error: str
+    hint: str
+    exit_code: int
+    plan: Mapping[str, object] | None = dataclasses.field(default=None, metadata=UNLESS_DEFAULT)
+
+
 def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
     """Return the value as dicts, lists and scalars: every field, but see `UNLESS_DEFAULT`."""
     if value is None or type(value) in _SCALARS:

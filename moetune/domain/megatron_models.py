@@ -10,19 +10,16 @@ Megatron-Bridge has recipes by name, and bridges by family (`src/megatron/bridge
 recipe is made from its own configuration.
 """
 
-from collections.abc import Iterator
 from types import MappingProxyType
 from typing import NamedTuple
 
 from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
-from moetune.domain.layout import BrokenRule
 from moetune.domain.recurrent import GatedDeltaNet, StateSpace
+from moetune.domain.rules import FIRST_CORE, Asked, Rule
 from moetune.domain.targets import MegatronCore, Target
 
-_FIRST: MegatronCore = (0, 16)
-_HYBRID_PREDICTIONS: MegatronCore = (0, 17)
 _DESCRIBED: MappingProxyType[str, MegatronCore] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -33,7 +30,7 @@ _DESCRIBED: MappingProxyType[str, MegatronCore] = MappingProxyType(
              "qwen3_5_moe_text", "qwen3_5_text", "bailing_moe", "bailing_moe_v2",
              "hunyuan_v1_moe", "hy_v3",
              "dots1", "nemotron_h"),
-            _FIRST,
+            FIRST_CORE,
         ),
         "glm_moe_dsa": (0, 19),
         "gpt_oss": (0, 19),
@@ -47,29 +44,6 @@ has arguments (`--yarn-original-max-position-embeddings`) from 0.19 on.
 _SYMBOLS = MappingProxyType({StateSpace: "M", GroupedQueryAttention: "*", RoutedExperts: "E",
                              DenseFfn: "-"})  # fmt: skip
 """Letters of `--hybrid-layer-pattern` (`core/ssm/mamba_hybrid_layer_allocation.py`)."""
-
-
-def megatron_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
-    """Yield what of a model the arguments of Megatron-LM cannot describe."""
-    core = target.core or _FIRST
-    since = _DESCRIBED.get(decoder.family)
-    instead = "a model of another family"
-    if since is None:
-        what = f"{decoder.name}: its arguments do not describe the family {decoder.family}"
-        yield target.refusal(what, instead, "megatron/training/arguments.py")
-    elif core < since:
-        release = ".".join(map(str, since))
-        yield target.refusal(
-            f"{decoder.name}, whose family {decoder.family} has arguments from core {release} on",
-            f"--target megatron@{release}", "megatron/training/arguments.py",
-        )  # fmt: skip
-    elif decoder.has_mamba and decoder.predictions and core < _HYBRID_PREDICTIONS:
-        yield target.refusal(
-            f"{decoder.name}: multi-token prediction of a hybrid with Mamba", "--target "
-            "megatron@0.17", "core/models/mamba/mamba_model.py",
-        )  # fmt: skip
-    elif problem := _problem(decoder):
-        yield target.refusal(f"{decoder.name}: {problem}", instead, "gpt_builders.py")
 
 
 def hybrid_symbols(block: Block) -> str:
@@ -211,36 +185,9 @@ _WITH_TOWERS: MappingProxyType[str, str] = MappingProxyType({
     "minimax_m3_vl_text": "minimax_m3", "nemotron_h": "nemotron_omni",
 })  # fmt: skip
 """Families that Bridge has with their towers alone where they have some: its package for them."""
-_VERSIONS: MappingProxyType[MegatronCore, str] = MappingProxyType(
+_BRIDGES_OF_CORES: MappingProxyType[MegatronCore, str] = MappingProxyType(
     {(0, 16): "0.3", (0, 17): "0.4", (0, 18): "0.5", (0, 19): "0.6"}
 )
-
-
-def bridge_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
-    """Yield what of a model a version of Megatron-Bridge does not have."""
-    core, since = target.core or (0, 16), _BRIDGED.get(_family(decoder))
-    package = _WITH_TOWERS.get(decoder.family)
-    has_text = decoder.family in TEXT_CLASSES or recipe_of(decoder, target) is not None
-    if decoder.uncounted and not has_text and (package or since):
-        towers = " and ".join(decoder.uncounted)
-        yield target.refusal(
-            f"{decoder.name} without its {towers}, which its bridge makes, too, and no plan counts",
-            "a model of text alone", f"{_BRIDGES}/{package or '*_vl'}",
-        )  # fmt: skip
-    elif since is None:
-        what = f"{decoder.name}: it has no recipe for it, and no bridge of the family "
-        yield target.refusal(f"{what}{decoder.family}", "a model of another family", _BRIDGES)
-    elif core < since:
-        version = _VERSIONS[since]
-        yield target.refusal(
-            f"{decoder.name}: {decoder.family} has a bridge from {version} on",
-            f"--target bridge@{version}", _BRIDGES,
-        )  # fmt: skip
-    elif decoder.has_mamba and decoder.predictions and core < (0, 17):
-        yield target.refusal(
-            f"{decoder.name}: multi-token prediction of a hybrid with Mamba", "--target bridge@0.4",
-            "megatron/core/models/mamba/mamba_model.py",
-        )  # fmt: skip
 
 
 def _family(decoder: Decoder) -> str:
@@ -255,5 +202,62 @@ def _family(decoder: Decoder) -> str:
 def recipe_of(decoder: Decoder, target: Target) -> BridgeRecipe | None:
     """Return the recipe of a model of the registry; None where the version has none."""
     recipe = RECIPES.get(decoder.name)
-    has_recipe = recipe is not None and recipe.since <= (target.core or (0, 16))
+    has_recipe = recipe is not None and recipe.since <= (target.core or FIRST_CORE)
     return recipe if has_recipe else None
+
+
+def _described_later(asked: Asked) -> str:
+    """Return the first release whose arguments describe the model, where it is a later one."""
+    since = _DESCRIBED.get(asked.decoder.family, FIRST_CORE)
+    return ".".join(map(str, since)) if asked.core < since else ""
+
+
+def _bridged_later(asked: Asked) -> str:
+    """Return the first release with a bridge of the model's family, where it is a later one."""
+    since = _BRIDGED.get(_family(asked.decoder), FIRST_CORE)
+    return _BRIDGES_OF_CORES[since] if asked.core < since and not _bound_towers(asked) else ""
+
+
+def _has_hybrid_predictions(asked: Asked) -> bool:
+    return asked.decoder.has_mamba and bool(asked.decoder.predictions)
+
+
+def _bound_towers(asked: Asked) -> tuple[str, str] | None:
+    """Return the towers that a model's bridge makes, too, and the bridge's package."""
+    decoder, package = asked.decoder, _WITH_TOWERS.get(asked.decoder.family)
+    has_text = decoder.family in TEXT_CLASSES or recipe_of(decoder, asked.target) is not None
+    if not decoder.uncounted or has_text or not (package or _family(decoder) in _BRIDGED):
+        return None
+    return " and ".join(decoder.uncounted), package or "*_vl"
+
+
+_ARGUMENTS = "megatron/training/arguments.py"
+_OTHER_FAMILY = "a model of another family"
+_HYBRID = "{decoder.name}: multi-token prediction of a hybrid with Mamba"
+MEGATRON_MODELS = (
+    Rule("{decoder.name}: its arguments do not describe the family {decoder.family}", _OTHER_FAMILY,
+         _ARGUMENTS, lambda asked: asked.decoder.family not in _DESCRIBED),
+    Rule("{decoder.name}, whose family {decoder.family} has arguments from core {found} on",
+         "--target megatron@{found}", _ARGUMENTS, _described_later),
+    Rule(_HYBRID, "--target megatron@0.17", "core/models/mamba/mamba_model.py",
+         lambda asked: asked.decoder.family in _DESCRIBED and not _described_later(asked)
+         and _has_hybrid_predictions(asked), before=(0, 17)),
+    Rule("{decoder.name}: {found}", _OTHER_FAMILY, "gpt_builders.py",
+         lambda asked: asked.decoder.family in _DESCRIBED and not _described_later(asked)
+         and not (_has_hybrid_predictions(asked) and asked.core < (0, 17))
+         and _problem(asked.decoder)),
+)  # fmt: skip
+"""What of a model the arguments of Megatron-LM cannot describe."""
+BRIDGE_MODELS = (
+    Rule("{decoder.name} without its {found[0]}, which its bridge makes, too, and no plan counts",
+         "a model of text alone", f"{_BRIDGES}/{{found[1]}}", _bound_towers),
+    Rule("{decoder.name}: it has no recipe for it, and no bridge of the family {decoder.family}",
+         _OTHER_FAMILY, _BRIDGES, lambda asked: _family(asked.decoder) not in _BRIDGED
+         and not _bound_towers(asked)),
+    Rule("{decoder.name}: {decoder.family} has a bridge from {found} on", "--target bridge@{found}",
+         _BRIDGES, _bridged_later),
+    Rule(_HYBRID, "--target bridge@0.4", "megatron/core/models/mamba/mamba_model.py",
+         lambda asked: not _bound_towers(asked) and _family(asked.decoder) in _BRIDGED
+         and _has_hybrid_predictions(asked), before=(0, 17)),
+)  # fmt: skip
+"""What of a model a version of Megatron-Bridge does not have."""

@@ -1,6 +1,6 @@
 """Rules of a training plan's runtimes: what of a layout each cannot run, by name.
 
-Rows of facts (`targets.py`) are asked here; rules that a row cannot say are in a module for each
+Rows of facts (`targets.py`) are asked here; rules that a row cannot say are a table for each
 runtime. Planning and export ask the same rules, so that nothing is planned that `export` refuses.
 
 Rules of dispatchers are the same in all runtimes that have them. DeepEP 1.2.1 (`csrc/deep_ep.cpp`,
@@ -8,59 +8,198 @@ Rules of dispatchers are the same in all runtimes that have them. DeepEP 1.2.1 (
 4, 8, 16, 18 or 20 nodes of 8 such ranks. HybridEP's ranks of a domain share memory by NVLink.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import MappingProxyType
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.layout import BrokenRule
-from moetune.domain.megatron_models import bridge_models, megatron_models
-from moetune.domain.megatron_rules import (
-    batch_overlap_rules,
-    graph_rules,
-    host_optimizer_rules,
-    megatron_rules,
-    offload_rules,
-)
+from moetune.domain.megatron_models import BRIDGE_MODELS, MEGATRON_MODELS
+from moetune.domain.megatron_rules import BATCH_OVERLAP, GRAPHS, HOST_OPTIMIZER, MEGATRON
 from moetune.domain.pipeline import SPLITTING
+from moetune.domain.rules import Asked, Rule, refused
 from moetune.domain.site import Site
 from moetune.domain.targets import Target, TargetName
-from moetune.domain.torchtitan_rules import torchtitan_models, torchtitan_rules
+from moetune.domain.torchtitan_rules import TORCHTITAN, TORCHTITAN_MODELS
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
-from moetune.domain.transformers_rules import (
-    deepspeed_rules,
-    transformers_models,
-    transformers_rules,
-)
+from moetune.domain.transformers_rules import DEEPSPEED, TRANSFORMERS, TRANSFORMERS_MODELS
 
-_RULES: MappingProxyType[
-    TargetName, Callable[[FoldedLayout, Target, TrainingJob, Site | None], Iterator[BrokenRule]]
-] = MappingProxyType(
-    {
-        "megatron": megatron_rules,
-        "bridge": megatron_rules,
-        "torchtitan": torchtitan_rules,
-        "transformers": transformers_rules,
-        "deepspeed": deepspeed_rules,
-    }
-)
+_RULES: MappingProxyType[TargetName, tuple[Rule, ...]] = MappingProxyType({
+    "moetune": (), "megatron": MEGATRON, "bridge": MEGATRON, "torchtitan": TORCHTITAN,
+    "transformers": TRANSFORMERS, "deepspeed": DEEPSPEED,
+})  # fmt: skip
+_MODELS: MappingProxyType[TargetName, tuple[Rule, ...]] = MappingProxyType({
+    "moetune": (), "megatron": MEGATRON_MODELS, "bridge": BRIDGE_MODELS,
+    "torchtitan": TORCHTITAN_MODELS, "transformers": TRANSFORMERS_MODELS,
+    "deepspeed": TRANSFORMERS_MODELS,
+})  # fmt: skip
+_IN_NODE, _NODES = (2, 4, 8), (2, 4, 8, 16, 18, 20)
+"""`SWITCH_RANKS` and `SWITCH_RDMA_RANKS` of DeepEP's `launch.cuh`."""
+_RANKS_OF_NODE = 8
+"""`NUM_MAX_NVL_PEERS` of DeepEP."""
+_KERNELS = "DeepEP 1.2.1, csrc/kernels/launch.cuh"
+_INSTEAD = "--dispatcher all_to_all"
+_README = "DeepEP, README.md"
+_SHARDS_ALL = 3
+"""ZeRO stage."""
 
-_MODELS: MappingProxyType[TargetName, Callable[[Decoder, Target], Iterator[BrokenRule]]] = (
-    MappingProxyType(
-        {
-            "megatron": megatron_models,
-            "bridge": bridge_models,
-            "torchtitan": torchtitan_models,
-            "transformers": transformers_models,
-            "deepspeed": transformers_models,
-        }
-    )
-)
+
+def _kernel_ranks(asked: Asked) -> int:
+    """Return the ranks of a dispatcher's group: Megatron's `tp_ep_group`, the experts' shards."""
+    return asked.layout.ep * asked.layout.etp
+
+
+def _deduplicates(asked: Asked) -> bool:
+    return asked.layout.dispatcher in DEDUPLICATING
+
+
+def _link_problem(asked: Asked) -> str:
+    """Return what of a machine a dispatcher's own kernels are not for; "" for nothing."""
+    site = asked.site
+    if site is None or not _deduplicates(asked) or _kernel_ranks(asked) == 1:
+        return ""
+    if site.vendor != "nvidia":
+        return "without NVIDIA GPUs"
+    if asked.layout.dispatcher == "deepep" and site.chip in asked.target.without_deepep:
+        return f"on {site.chip}"
+    return "" if (site.nvlink_peers or 0) > 1 else "without NVLink between GPUs"
+
+
+def _node_problem(asked: Asked) -> str:
+    """Return what of DeepEP's ranks has no kernels, or does not fit into nodes."""
+    ranks, site = _kernel_ranks(asked), asked.site
+    if asked.layout.dispatcher != "deepep" or ranks == 1:
+        return ""
+    nodes, rest = divmod(ranks, _RANKS_OF_NODE)
+    if ranks not in _IN_NODE and (rest or nodes not in _NODES):
+        return f"{ranks}"
+    if site is None or _link_problem(asked):
+        return ""
+    width = min(site.devices_per_node, site.nvlink_peers or 0)
+    if ranks > _RANKS_OF_NODE and width != _RANKS_OF_NODE:
+        return f"{ranks} over nodes of {width} GPUs that NVLink joins"
+    is_cut = ranks <= _RANKS_OF_NODE and width % ranks
+    return f"{ranks} across nodes of {width} GPUs that NVLink joins" if is_cut else ""
+
+
+def _cut_dispatcher(asked: Asked) -> str:
+    """Return what to write instead of a dispatcher that does not go with tp, "" where it does."""
+    able = asked.target.tp_dispatchers
+    if asked.layout.tp == 1 or asked.layout.dispatcher in able:
+        return ""
+    names = [name for name in able if name in asked.target.dispatchers]
+    return f"--dispatcher {' or '.join(names)}, or "
+
+
+DISPATCHERS = (
+    Rule("all_gather with ep {layout.ep} and tp {layout.tp}", _INSTEAD, "",
+         lambda asked: asked.layout.dispatcher == "all_gather" and asked.target.gathers_over_tp
+         and asked.layout.ep not in (1, asked.layout.tp)),
+    Rule("overlap batch with all_gather", _INSTEAD, "",
+         lambda asked: asked.layout.dispatcher == "all_gather" and asked.layout.overlap == "batch"),
+    Rule("full CUDA graphs of experts with {layout.dispatcher}", "--dispatcher hybrid_ep",
+         "transformer/transformer_config.py",
+         lambda asked: asked.layout.cuda_graphs == "full" and asked.layout.ep > 1
+         and asked.layout.dispatcher != "hybrid_ep"),
+    Rule("{layout.dispatcher} with ep 1, which exchanges nothing", f"--ep above 1, or {_INSTEAD}",
+         "", lambda asked: _deduplicates(asked) and _kernel_ranks(asked) == 1),
+    Rule("deepep with ep·etp {found}", _INSTEAD, _KERNELS, _node_problem),
+    Rule("{layout.dispatcher} {found}", "--dispatcher hybrid_ep or all_to_all",
+         "flex_dispatcher_backend.py",
+         lambda asked: (found := _link_problem(asked)).startswith("on ") and found),
+    Rule("{layout.dispatcher} {found}", _INSTEAD, _README,
+         lambda asked: (found := _link_problem(asked)).startswith("without ") and found),
+)  # fmt: skip
+"""What goes wrong with a layout's dispatcher."""
+FAMILIES = (
+    Rule("all_gather with experts of the family {decoder.family}", _INSTEAD,
+         "moetune.TensorExpertLayer",
+         lambda asked: asked.layout.dispatcher == "all_gather" and asked.layout.ep > 1
+         and asked.target.gather_family not in ("", asked.decoder.family)),
+)  # fmt: skip
+"""Models that a runtime's dispatcher is not for."""
+_COMBINED = (
+    Rule("multi-token prediction on an earlier stage than the head",
+         "--stages with m and L in the last one", "",
+         lambda asked: not asked.target.predicts_apart
+         and "m" in "".join((asked.layout.stages or ())[:-1])),
+    Rule("ZeRO-{layout.zero} with pp {layout.pp}", "--zero {target.zero_with_pp}, or --pp 1", "",
+         lambda asked: asked.layout.pp > 1
+         and asked.layout.zero > max(asked.target.zero_with_pp, asked.target.zero[0])),
+    Rule("ZeRO-{layout.zero} with tp {layout.tp}", "--zero {target.zero_with_tp}, or --tp 1", "",
+         lambda asked: asked.layout.tp > 1 and asked.layout.zero > asked.target.zero_with_tp),
+    Rule("tp {layout.tp} with dispatcher {layout.dispatcher}", "{found}--tp 1", "",
+         _cut_dispatcher),
+    Rule("recomputation with {layout.order}, whose weights wait with all that was computed again",
+         "--recompute none", "",
+         lambda asked: asked.layout.order in SPLITTING and asked.layout.recompute
+         and not asked.target.splits_recomputed),
+    Rule("ZeRO-{layout.zero} with {layout.order}, whose weights' gradients come when their blocks "
+         "are sharded again", "--zero {target.zero_with_split}, or another --schedule", "",
+         lambda asked: asked.layout.order in SPLITTING
+         and asked.layout.zero > asked.target.zero_with_split),
+    Rule("ep {layout.ep} with tp {layout.tp}", "an ep that tp divides", "",
+         lambda asked: asked.target.tp_divides_ep and asked.layout.ep > 1
+         and asked.layout.ep % asked.layout.tp),
+)  # fmt: skip
+OVERLAP = (
+    Rule("overlap {layout.overlap} with ep 1", "--ep above 1, or --overlap none", "",
+         lambda asked: asked.layout.overlap != "none" and asked.layout.ep == 1),
+    *BATCH_OVERLAP,
+)  # fmt: skip
+"""What does not go with a layout's overlap; with ep 1 there is nothing to hide anywhere."""
+
+
+def _shared_size(asked: Asked) -> tuple[str, int] | None:
+    if not _has_states_on_host(asked):
+        return None
+    sizes = ((name, getattr(asked.layout, name)) for name in ("tp", "cp", "pp"))
+    return next((size for size in sizes if size[1] > 1), None)
+
+
+def _has_states_on_host(asked: Asked) -> bool:
+    return asked.layout.offload_optimizer > 0 and asked.target.offloads_states
+
+
+def _keeps_activations(asked: Asked) -> bool:
+    return asked.layout.offload_activations > 0 and asked.target.offloads_activations
+
+
+_CONFIG = "transformer/transformer_config.py"
+# `transformer_config.py` refuses pipelines, recomputation and CUDA graphs of parts of a block with
+# offloaded activations; the pass that hides exchanges goes block by block past their contexts.
+_HOST = (
+    Rule("states in host memory with ZeRO stage {layout.zero}", "--zero 3", "",
+         lambda asked: _has_states_on_host(asked) and asked.layout.zero != _SHARDS_ALL),
+    Rule("a share of {layout.offload_optimizer:g} of the states in host memory",
+         "--offload-optimizer 1 or 0", "",
+         lambda asked: _has_states_on_host(asked) and asked.layout.offload_optimizer != 1),
+    Rule("states in host memory with {found[0]} {found[1]}", "--{found[0]} 1", "", _shared_size),
+    Rule("an offloaded optimizer", "--offload-optimizer 0", "",
+         lambda asked: asked.layout.offload_optimizer
+         and not asked.target.offloads_states and not asked.target.offloads_optimizer),
+    Rule("an offloaded optimizer with ZeRO stage {layout.zero}", "--zero 1", "",
+         lambda asked: asked.layout.offload_optimizer and asked.target.offloads_optimizer
+         and not asked.target.offloads_states and asked.layout.zero != 1),
+    Rule("offloaded activations", "--offload-activations 0", "",
+         lambda asked: asked.layout.offload_activations and not asked.target.offloads_activations),
+    Rule("offloaded activations with pp {layout.pp}", "--pp 1 or --offload-activations 0", _CONFIG,
+         lambda asked: _keeps_activations(asked) and asked.layout.pp > 1),
+    Rule("offloaded activations with recomputation", "--recompute none", _CONFIG,
+         lambda asked: _keeps_activations(asked) and asked.layout.recompute),
+    Rule("offloaded activations with overlap {layout.overlap}", "--overlap none", _CONFIG,
+         lambda asked: _keeps_activations(asked) and asked.layout.overlap != "none"),
+    Rule("offloaded activations with CUDA graphs", "--cuda-graphs none", _CONFIG,
+         lambda asked: _keeps_activations(asked) and asked.layout.cuda_graphs != "none"),
+)  # fmt: skip
+HOST = (*_HOST, *HOST_OPTIMIZER)
+"""What of a layout's shares in host memory a runtime cannot run."""
+_LAYOUT = (*DISPATCHERS, *_COMBINED, *OVERLAP, *_HOST, *GRAPHS)
 
 
 def model_rules(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
     """Yield what of a model the runtime does not have, whatever the layout."""
-    if target.name in _MODELS:
-        yield from _MODELS[target.name](decoder, target)
+    job = TrainingJob(decoder=decoder, world_size=1, global_batch=1, length=1)
+    yield from refused(_MODELS[target.name], Asked(target=target, layout=FoldedLayout(), job=job))
 
 
 def target_rules(
@@ -72,24 +211,18 @@ def target_rules(
         site: the machine; None where it is not known, and rules that need it are not asked.
     """
     yield from layout_rules(layout, target, site)
-    yield from family_rules(layout, target, job.decoder)
-    for what, flag, value, known in (
+    asked = Asked(target=target, layout=layout, job=job, site=site)
+    yield from refused(FAMILIES, asked)
+    for what, flag, value, able in (
         ("the dtype", "dtype", job.dtype, target.dtypes),
         ("the optimizer", "optimizer", job.optimizer, target.optimizers),
     ):
-        if value not in known:
-            yield target.refusal(f"{what} {value}", f"--{flag} {' or '.join(known)}")
+        if value not in able:
+            yield target.refusal(f"{what} {value}", f"--{flag} {' or '.join(able)}")
     if site is not None and site.multiplies(job.dtype) is False:
         what = f"the dtype {job.dtype} on {site.chip or site.vendor}, whose units do not have it"
         yield target.refusal(what, "--dtype bfloat16")
-    if target.name in _RULES:
-        yield from _RULES[target.name](layout, target, job, site)
-
-
-def host_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
-    """Yield what of a layout's shares in host memory the runtime cannot run."""
-    yield from offload_rules(layout, target)
-    yield from host_optimizer_rules(layout, target, job)
+    yield from refused(_RULES[target.name], asked)
 
 
 def layout_rules(
@@ -100,7 +233,7 @@ def layout_rules(
         size = getattr(layout, name)
         if size > most:
             yield target.refusal(f"{name} {size}", f"--{name} {most}")
-    for what, flag, value, known in (
+    for what, flag, value, able in (
         ("the dispatcher", "dispatcher", layout.dispatcher, target.dispatchers),
         *(("recomputation of", "recompute", name, target.recompute) for name in layout.recompute),
         ("overlap", "overlap", layout.overlap, target.overlaps),
@@ -108,151 +241,6 @@ def layout_rules(
         ("CUDA graphs", "cuda-graphs", layout.cuda_graphs, target.cuda_graphs),
         ("schedule", "schedule", layout.order, target.schedules),
     ):
-        if value not in known:
-            yield target.refusal(f"{what} {value}", f"--{flag} {' or '.join(map(str, known))}")
-    yield from dispatcher_rules(layout, target, site)
-    yield from _combinations(layout, target)
-    yield from overlap_rules(layout, target)
-    yield from offload_rules(layout, target)
-    yield from graph_rules(layout, target)
-
-
-def overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
-    """Yield what of a layout does not go with its overlap.
-
-    With ep 1 there is nothing to hide, whatever the runtime.
-    """
-    if layout.overlap != "none" and layout.ep == 1:
-        what = f"overlap {layout.overlap} with ep 1"
-        yield target.refusal(what, "--ep above 1, or --overlap none")
-    if layout.overlap == "batch":
-        yield from batch_overlap_rules(layout, target)
-
-
-def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
-    """Yield what the runtime cannot run together."""
-    if "m" in "".join((layout.stages or ())[:-1]) and not target.predicts_apart:
-        yield target.refusal(
-            "multi-token prediction on an earlier stage than the head",
-            "--stages with m and L in the last one",
-        )
-    if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
-        what = f"ZeRO-{layout.zero} with pp {layout.pp}"
-        yield target.refusal(what, f"--zero {target.zero_with_pp}, or --pp 1")
-    if layout.tp > 1 and layout.zero > target.zero_with_tp:
-        what = f"ZeRO-{layout.zero} with tp {layout.tp}"
-        yield target.refusal(what, f"--zero {target.zero_with_tp}, or --tp 1")
-    if layout.tp > 1 and layout.dispatcher not in target.tp_dispatchers:
-        able = [one for one in target.tp_dispatchers if one in target.dispatchers]
-        instead = f"--dispatcher {' or '.join(able)}, or --tp 1" if able else "--tp 1"
-        yield target.refusal(f"tp {layout.tp} with dispatcher {layout.dispatcher}", instead)
-    if layout.order in SPLITTING:
-        yield from _splitting_rules(layout, target)
-    if target.tp_divides_ep and layout.ep > 1 and layout.ep % layout.tp:
-        yield target.refusal(f"ep {layout.ep} with tp {layout.tp}", "an ep that tp divides")
-
-
-def _splitting_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
-    """Yield what does not go with a backward pass whose weights wait."""
-    if not target.splits_recomputed and layout.recompute:
-        yield target.refusal(
-            f"recomputation with {layout.order}, whose weights wait with all that was computed "
-            "again",
-            "--recompute none",
-        )
-    if layout.zero > target.zero_with_split:
-        yield target.refusal(
-            f"ZeRO-{layout.zero} with {layout.order}, whose weights' gradients come when their "
-            "blocks are sharded again",
-            f"--zero {target.zero_with_split}, or another --schedule",
-        )
-
-
-_IN_NODE, _NODES = (2, 4, 8), (2, 4, 8, 16, 18, 20)
-"""`SWITCH_RANKS` and `SWITCH_RDMA_RANKS` of DeepEP's `launch.cuh`."""
-_RANKS_OF_NODE = 8
-"""`NUM_MAX_NVL_PEERS` of DeepEP."""
-_KERNELS = "DeepEP 1.2.1, csrc/kernels/launch.cuh"
-_INSTEAD = "--dispatcher all_to_all"
-_WITH_MNNVL = "hybrid_ep or all_to_all"
-
-
-def dispatcher_rules(
-    layout: FoldedLayout, target: Target, site: Site | None
-) -> Iterator[BrokenRule]:
-    """Yield the rules that a layout's dispatcher breaks.
-
-    Args:
-        site: None where the machine is not known: rules about machines are not asked.
-    """
-    if layout.dispatcher == "all_gather":
-        yield from _gather_rules(layout, target)
-    if layout.cuda_graphs == "full" and layout.ep > 1 and layout.dispatcher != "hybrid_ep":
-        yield target.refusal(
-            f"full CUDA graphs of experts with {layout.dispatcher}", "--dispatcher hybrid_ep",
-            "transformer/transformer_config.py",
-        )  # fmt: skip
-    if layout.dispatcher not in DEDUPLICATING:
-        return
-    if kernel_ranks(layout) == 1:
-        what = f"{layout.dispatcher} with ep 1, which exchanges nothing"
-        yield target.refusal(what, f"--ep above 1, or {_INSTEAD}")
-        return
-    if layout.dispatcher == "deepep":
-        yield from _deepep_rules(layout, target)
-    if site is not None:
-        yield from _link_rules(layout, target, site)
-
-
-def family_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Iterator[BrokenRule]:
-    """Yield the rule of models that a runtime's dispatcher is not for."""
-    family = target.gather_family
-    if layout.dispatcher == "all_gather" and layout.ep > 1 and family not in ("", decoder.family):
-        what = f"all_gather with experts of the family {decoder.family}"
-        yield target.refusal(what, _INSTEAD, "moetune.TensorExpertLayer")
-
-
-def kernel_ranks(layout: FoldedLayout) -> int:
-    """Return the ranks of a dispatcher's group: Megatron's `tp_ep_group`, the experts' shards."""
-    return layout.ep * layout.etp
-
-
-def _gather_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
-    if target.gathers_over_tp and layout.ep not in (1, layout.tp):
-        yield target.refusal(f"all_gather with ep {layout.ep} and tp {layout.tp}", _INSTEAD)
-    if layout.overlap == "batch":
-        yield target.refusal("overlap batch with all_gather", _INSTEAD)
-
-
-def _deepep_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
-    """Yield what of its ranks DeepEP has no kernels for, on any machine."""
-    ranks = kernel_ranks(layout)
-    nodes, rest = divmod(ranks, _RANKS_OF_NODE)
-    if ranks not in _IN_NODE and (rest or nodes not in _NODES):
-        yield target.refusal(f"deepep with ep·etp {ranks}", _INSTEAD, _KERNELS)
-
-
-def _link_rules(layout: FoldedLayout, target: Target, site: Site) -> Iterator[BrokenRule]:
-    """Yield what of a machine a dispatcher's own kernels are not for."""
-    name, ranks = layout.dispatcher, kernel_ranks(layout)
-    peers = site.nvlink_peers or 0
-    if site.vendor != "nvidia":
-        yield target.refusal(f"{name} without NVIDIA GPUs", _INSTEAD, "DeepEP, README.md")
-    elif name == "deepep" and site.chip in target.without_deepep:
-        yield target.refusal(f"{name} on {site.chip}", f"--dispatcher {_WITH_MNNVL}",
-                             "flex_dispatcher_backend.py")  # fmt: skip
-    elif peers < 2:  # noqa: PLR2004 - a device and another
-        yield target.refusal(f"{name} without NVLink between GPUs", _INSTEAD, "DeepEP, README.md")
-    elif name == "deepep":
-        yield from _node_rules(ranks, target, site)
-
-
-def _node_rules(ranks: int, target: Target, site: Site) -> Iterator[BrokenRule]:
-    """Yield what of DeepEP's ranks do not fit into nodes."""
-    width = min(site.devices_per_node, site.nvlink_peers or 0)
-    if ranks > _RANKS_OF_NODE and width != _RANKS_OF_NODE:
-        what = f"deepep with ep·etp {ranks} over nodes of {width} GPUs that NVLink joins"
-        yield target.refusal(what, _INSTEAD, _KERNELS)
-    elif ranks <= _RANKS_OF_NODE and width % ranks:
-        what = f"deepep with ep·etp {ranks} across nodes of {width} GPUs that NVLink joins"
-        yield target.refusal(what, _INSTEAD, _KERNELS)
+        if value not in able:
+            yield target.refusal(f"{what} {value}", f"--{flag} {' or '.join(map(str, able))}")
+    yield from refused(_LAYOUT, Asked(target=target, layout=layout, site=site))

@@ -7,17 +7,14 @@ Its models are flavors of its `model_registry` (`models/*/__init__.py`), with re
 of parameters are the same, whatever its name is.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import starmap
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.layout import BrokenRule
-from moetune.domain.site import Site
-from moetune.domain.targets import Target
-from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
-from moetune.domain.transformers_rules import key_head_rules
+from moetune.domain.rules import Asked, Rule, indivisible
+from moetune.domain.training import DEDUPLICATING
+from moetune.domain.transformers_rules import key_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,64 +70,35 @@ def recipe_names() -> str:
     )
 
 
-def _llama(flavor: str, function: str, layers: int, width: int, parameters: int) -> Recipe:
-    return Recipe(
-        family="llama3", flavor=flavor, base="llama3", function=function, num_layers=layers,
-        d_model=width, vocab_size=128_256, num_parameters=parameters, max_length=131_072,
-    )  # fmt: skip
+_Row: TypeAlias = tuple[str, str, int, int, int]
+"""Flavor, function of the base, layers, width and parameters."""
 
 
-def _qwen3(flavor: str, function: str, layers: int, width: int, parameters: int) -> Recipe:
-    return Recipe(
-        family="qwen3", flavor=flavor, base="qwen3", function=function, num_layers=layers,
-        d_model=width, vocab_size=151_936, num_parameters=parameters, max_length=40_960,
-    )  # fmt: skip
+def _family(
+    family: str,
+    *rows: _Row,
+    base: str = "",
+    **same: Any,  # noqa: ANN401 - fields of a recipe
+) -> Iterator[Recipe]:
+    for flavor, function, layers, width, parameters in rows:
+        yield Recipe(
+            family=family, flavor=flavor, base=base or family, function=function,
+            num_layers=layers, d_model=width, num_parameters=parameters, **same,
+        )  # fmt: skip
 
 
-def _qwen35(flavor: str, function: str, layers: int, width: int, parameters: int) -> Recipe:
-    return Recipe(
-        family="qwen3_5", flavor=flavor, base="qwen3_5", function=function, num_layers=layers,
-        d_model=width, vocab_size=248_320, num_parameters=parameters, max_length=262_144,
-        shares_sequence=False, tower="kept",
-    )  # fmt: skip
-
-
-def _deepseek(
-    flavor: str, function: str, layers: int, width: int, vocabulary: int, parameters: int
-) -> Recipe:
-    return Recipe(
-        family="deepseek_v3", flavor=flavor, base="deepseek_v3", function=function,
-        num_layers=layers, d_model=width, vocab_size=vocabulary, num_parameters=parameters,
-        max_length=16_384,
-    )  # fmt: skip
-
-
-def _gpt_oss(flavor: str, function: str, layers: int, parameters: int) -> Recipe:
-    return Recipe(
-        family="gpt_oss", flavor=flavor, base="gpt_oss", function=function, num_layers=layers,
-        d_model=2880, vocab_size=201_088, num_parameters=parameters, max_length=131_072,
-    )  # fmt: skip
-
-
-def _kimi(
-    flavor: str, function: str, layers: int, width: int, parameters: int, length: int
-) -> Recipe:
-    return Recipe(
-        family="kimi_k2_7", flavor=flavor, base="deepseek_v3", function=function,
-        num_layers=layers, d_model=width, vocab_size=163_840, num_parameters=parameters,
-        max_length=length, shares_sequence=False, tower="dropped",
-    )  # fmt: skip
-
-
-def _rows() -> Iterable[Recipe]:
-    yield from starmap(_llama, (
+RECIPES: tuple[Recipe, ...] = (
+    *_family(
+        "llama3",
         ("1B", "llama3_8b", 16, 2048, 1_235_814_400),
         ("3B", "llama3_8b", 28, 3072, 3_212_749_824),
         ("8B", "llama3_8b", 32, 4096, 8_030_261_248),
         ("70B", "llama3_70b", 80, 8192, 70_553_706_496),
         ("405B", "llama3_70b", 126, 16_384, 405_853_388_800),
-    ))  # fmt: skip
-    yield from starmap(_qwen3, (
+        vocab_size=128_256, max_length=131_072,
+    ),
+    *_family(
+        "qwen3",
         ("0.6B", "qwen3_0_6b", 28, 1024, 596_049_920),
         ("1.7B", "qwen3_1_7b", 28, 2048, 1_720_574_976),
         ("4B", "qwen3_1_7b", 36, 2560, 4_022_468_096),
@@ -139,8 +107,10 @@ def _rows() -> Iterable[Recipe]:
         ("32B", "qwen3_32b", 64, 5120, 32_762_123_264),
         ("30B-A3B", "qwen3_30b_a3b", 48, 2048, 30_532_122_624),
         ("235B-A22B", "qwen3_30b_a3b", 94, 4096, 235_093_634_560),
-    ))  # fmt: skip
-    yield from starmap(_qwen35, (
+        vocab_size=151_936, max_length=40_960,
+    ),
+    *_family(
+        "qwen3_5",
         ("0.8B", "qwen35_0_8b", 24, 1024, 1_006_672_704),
         ("2B", "qwen35_2b", 24, 2048, 2_390_384_448),
         ("4B", "qwen35_4b", 32, 2560, 4_841_450_496),
@@ -149,121 +119,107 @@ def _rows() -> Iterable[Recipe]:
         ("35B-A3B", "qwen35_35b_a3b", 40, 2048, 34_660_610_688),
         ("122B-A10B", "qwen35_122b_a10b", 48, 3072, 122_111_526_912),
         ("397B-A17B", "qwen35_397b_a17b", 60, 4096, 396_346_350_336),
-    ))  # fmt: skip
-    yield from starmap(_deepseek, (
-        ("16B", "deepseek_v3_16b", 27, 2048, 102_400, 15_706_484_224),
-        ("236B", "deepseek_v3_671b", 60, 5120, 102_400, 235_741_434_880),
-        ("671B", "deepseek_v3_671b", 61, 7168, 129_280, 671_026_404_352),
-    ))  # fmt: skip
-    yield from starmap(_gpt_oss, (
-        ("20b", "gpt_oss_20b", 24, 20_914_757_184),
-        ("120b", "gpt_oss_120b", 36, 116_829_156_672),
-    ))  # fmt: skip
-    yield from starmap(_kimi, (
-        ("moonlight-16B-A3B", "deepseek_v3_16b", 27, 2048, 15_960_108_544, 8192),
-        ("Kimi-K2.5", "deepseek_v3_671b", 61, 7168, 1_026_408_209_408, 262_144),
-    ))  # fmt: skip
-
-
-RECIPES: tuple[Recipe, ...] = tuple(_rows())
-
-
+        vocab_size=248_320, max_length=262_144, shares_sequence=False, tower="kept",
+    ),
+    *_family("deepseek_v3", ("16B", "deepseek_v3_16b", 27, 2048, 15_706_484_224),
+             ("236B", "deepseek_v3_671b", 60, 5120, 235_741_434_880),
+             vocab_size=102_400, max_length=16_384),
+    *_family("deepseek_v3", ("671B", "deepseek_v3_671b", 61, 7168, 671_026_404_352),
+             vocab_size=129_280, max_length=16_384),
+    *_family("gpt_oss", ("20b", "gpt_oss_20b", 24, 2880, 20_914_757_184),
+             ("120b", "gpt_oss_120b", 36, 2880, 116_829_156_672),
+             vocab_size=201_088, max_length=131_072),
+    *_family("kimi_k2_7", ("moonlight-16B-A3B", "deepseek_v3_16b", 27, 2048, 15_960_108_544),
+             base="deepseek_v3", vocab_size=163_840, max_length=8192, shares_sequence=False,
+             tower="dropped"),
+    *_family("kimi_k2_7", ("Kimi-K2.5", "deepseek_v3_671b", 61, 7168, 1_026_408_209_408),
+             base="deepseek_v3", vocab_size=163_840, max_length=262_144, shares_sequence=False,
+             tower="dropped"),
+)  # fmt: skip
 _MASK_BLOCK = 128
 """Positions of a block of FlexAttention's mask, which no rank's part of a sequence may cut."""
 
 
-def torchtitan_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
-    """Yield that no flavor has a model's sizes."""
-    if recipe_of(decoder) is None:
-        what = f"{decoder.name}: it has no recipe of these sizes"
-        yield target.refusal(what, f"a model of {recipe_names()}", "models/*/__init__.py")
+def _bound(asked: Asked) -> Recipe | None:
+    """Return the recipe whose rotary embedding is shorter than the sequences."""
+    recipe, job = recipe_of(asked.decoder), asked.job
+    is_bound = recipe is not None and job is not None and job.length > recipe.max_length
+    return recipe if is_bound else None
 
 
-def torchtitan_rules(
-    layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None
-) -> Iterator[BrokenRule]:
-    """Yield what of a layout of a job torchtitan refuses, beyond `layout_rules`."""
-    del site
-    recipe = recipe_of(job.decoder)
-    if recipe is not None and job.length > recipe.max_length:
-        what = f"sequences of {job.length} tokens: {recipe.flavor} embeds {recipe.max_length}"
-        instead = f"--seq {recipe.max_length} or less"
-        yield target.refusal(what, instead, "models/common/decoder.py")
-    if recipe is not None and layout.cp > 1 and not recipe.shares_sequence:
-        where = f"models/{recipe.family}/parallelize.py"
-        yield target.refusal(f"cp {layout.cp} of {recipe.family}", "--cp 1", where)
-    if layout.cp > 1:
-        yield from _context_rules(layout, target, job)
-    yield from _head_rules(layout, target, job.decoder)
-    yield from _expert_rules(layout, target, job.decoder)
-    if job.dtype == "mxfp8" and layout.dispatcher == "deepep" and layout.ep > 1:
-        what, where = "deepep with mxfp8, which pads rows", "components/quantization/utils.py"
-        yield target.refusal(what, "--dispatcher all_to_all or hybrid_ep", where)
-    if layout.pp > 1:
-        yield from _stage_rules(layout, target, job)
+def _keeps_sequence(asked: Asked) -> str | None:
+    """Return the family of a recipe whose sequences no ranks share."""
+    recipe = recipe_of(asked.decoder) if asked.layout.cp > 1 else None
+    return None if recipe is None or recipe.shares_sequence else recipe.family
 
 
-def _context_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
-    """Yield what of a sequence context parallelism cannot cut.
+def _rest(asked: Asked, unit: int) -> int | None:
+    """Return a unit of positions that cp does not cut a sequence in."""
+    return (
+        unit if asked.layout.cp > 1 and asked.job is not None and asked.job.length % unit else None
+    )
 
-    It cuts FlexAttention's mask by whole blocks (`distributed/context_parallel/api.py`;
-    `torch/distributed/tensor/experimental/_context_parallel/_attention.py`).
+
+def _odd_width(asked: Asked) -> tuple[int, int] | None:
+    """Return the shards of an expert, and a width of it that these do not divide.
+
+    More shards than experts cut their width, evenly (`distributed/fsdp.py`;
+    `torch/distributed/fsdp/_fully_shard/_fsdp_param.py`).
     """
-    for unit, words, where in (
-        (2 * layout.cp * layout.tp, "which 2·cp·tp", "trainer.py"),
-        (_MASK_BLOCK * layout.cp, f"which {_MASK_BLOCK}·cp", "torch's _create_cp_block_mask"),
-    ):
-        if job.length % unit:
-            what = f"sequences of {job.length} tokens, {words} ({unit}) does not divide"
-            yield target.refusal(what, "--cp 1 or another --seq", where)
+    layer, shards = asked.decoder.layer, asked.layout.stage_ranks // asked.layout.ep
+    if not asked.decoder.num_moe_layers or shards * asked.layout.ep <= layer.num_experts:
+        return None
+    found = indivisible((layer.d_hidden, asked.decoder.d_model), shards)
+    return None if found is None else (shards, found[0])
 
 
-def _head_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Iterator[BrokenRule]:
-    yield from key_head_rules(layout, target, decoder, "models/common/decoder.py")
-    for keys, values in decoder.delta_heads:
-        if keys % layout.tp or values % layout.tp:
-            what = f"tp {layout.tp} with delta nets of {keys} key and {values} value heads"
-            yield target.refusal(what, "--tp 1", "models/qwen3_5/model.py")
+def _few_batches(asked: Asked) -> int | None:
+    layout, job = asked.layout, asked.job
+    if layout.pp == 1 or layout.order != "1f1b" or job is None:
+        return None
+    return batches if (batches := job.micro_batches(layout)) < layout.pp else None
 
 
-def _expert_rules(layout: FoldedLayout, target: Target, decoder: Decoder) -> Iterator[BrokenRule]:
-    """Yield what of experts it cannot spread.
-
-    Without expert parallelism, tensor parallelism cuts each expert (`models/common/
-    moe_sharding.py`). More shards than experts cut their width, evenly
-    (`distributed/fsdp.py`; `torch/distributed/fsdp/_fully_shard/_fsdp_param.py`).
-    """
-    if not decoder.num_moe_layers:
-        return
-    if layout.dispatcher in DEDUPLICATING and layout.ep == 1:
-        yield target.refusal(
-            f"{layout.dispatcher} with ep 1", "--dispatcher all_to_all",
-            "models/common/token_dispatcher.py",
-        )  # fmt: skip
-    if layout.tp > 1 and layout.ep == 1:
-        yield target.refusal(
-            f"tp {layout.tp} with ep 1: it cuts the experts, too", "--ep above 1, or --tp 1",
-            "models/common/moe_sharding.py",
-        )  # fmt: skip
-    shards = layout.stage_ranks // layout.ep
-    experts = decoder.layer.num_experts
-    if shards * layout.ep <= experts:
-        return
-    for width in (decoder.layer.d_hidden, decoder.d_model):
-        if width % shards:
-            what = f"experts in {shards} shards, which the width {width} does not divide by"
-            yield target.refusal(what, f"--ep {experts}", "distributed/fsdp.py")
-
-
-def _stage_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
-    """Yield what of a pipeline it refuses (`models/common/decoder.py`, torch's schedules)."""
-    if job.decoder.is_tied:
-        what = f"pp {layout.pp} with an embedding that is the head, too"
-        yield target.refusal(what, "--pp 1", "models/common/decoder.py")
-    batches = job.micro_batches(layout)
-    if layout.order == "1f1b" and batches < layout.pp:
-        yield target.refusal(
-            f"{batches} micro-batches in {layout.pp} stages",
-            "a larger --global-batch, or a smaller --pp or --micro-batch",
-            "torch/distributed/pipelining/schedules.py",
-        )
+TORCHTITAN_MODELS = (
+    Rule("{decoder.name}: it has no recipe of these sizes", f"a model of {recipe_names()}",
+         "models/*/__init__.py", lambda asked: recipe_of(asked.decoder) is None),
+)  # fmt: skip
+TORCHTITAN = (
+    Rule("sequences of {job.length} tokens: {found.flavor} embeds {found.max_length}",
+         "--seq {found.max_length} or less", "models/common/decoder.py", _bound),
+    Rule("cp {layout.cp} of {found}", "--cp 1", "models/{found}/parallelize.py", _keeps_sequence),
+    # Context parallelism cuts FlexAttention's mask by whole blocks (`distributed/context_parallel/
+    # api.py`; `torch/distributed/tensor/experimental/_context_parallel/_attention.py`).
+    Rule("sequences of {job.length} tokens, which 2·cp·tp ({found}) does not divide",
+         "--cp 1 or another --seq", "trainer.py",
+         lambda asked: _rest(asked, 2 * asked.layout.cp * asked.layout.tp)),
+    Rule(f"sequences of {{job.length}} tokens, which {_MASK_BLOCK}·cp ({{found}}) does not divide",
+         "--cp 1 or another --seq", "torch's _create_cp_block_mask",
+         lambda asked: _rest(asked, _MASK_BLOCK * asked.layout.cp)),
+    key_heads("models/common/decoder.py"),
+    Rule("tp {layout.tp} with delta nets of {found[0]} key and {found[1]} value heads", "--tp 1",
+         "models/qwen3_5/model.py",
+         lambda asked: next((heads for heads in asked.decoder.delta_heads
+                             if heads[0] % asked.layout.tp or heads[1] % asked.layout.tp), None)),
+    Rule("{layout.dispatcher} with ep 1", "--dispatcher all_to_all",
+         "models/common/token_dispatcher.py",
+         lambda asked: asked.decoder.num_moe_layers and asked.layout.ep == 1
+         and asked.layout.dispatcher in DEDUPLICATING),
+    # Without expert parallelism, tensor parallelism cuts each expert.
+    Rule("tp {layout.tp} with ep 1: it cuts the experts, too", "--ep above 1, or --tp 1",
+         "models/common/moe_sharding.py",
+         lambda asked: asked.decoder.num_moe_layers and asked.layout.tp > 1
+         and asked.layout.ep == 1),
+    Rule("experts in {found[0]} shards, which the width {found[1]} does not divide by",
+         "--ep {decoder.layer.num_experts}", "distributed/fsdp.py", _odd_width),
+    Rule("deepep with mxfp8, which pads rows", "--dispatcher all_to_all or hybrid_ep",
+         "components/quantization/utils.py",
+         lambda asked: asked.job is not None and asked.job.dtype == "mxfp8"
+         and asked.layout.dispatcher == "deepep" and asked.layout.ep > 1),
+    Rule("pp {layout.pp} with an embedding that is the head, too", "--pp 1",
+         "models/common/decoder.py",
+         lambda asked: asked.layout.pp > 1 and asked.decoder.is_tied),
+    Rule("{found} micro-batches in {layout.pp} stages",
+         "a larger --global-batch, or a smaller --pp or --micro-batch",
+         "torch/distributed/pipelining/schedules.py", _few_batches),
+)  # fmt: skip

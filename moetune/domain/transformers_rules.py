@@ -5,14 +5,9 @@ are `base_model_tp_plan` and `base_model_ep_plan` of its configuration class. De
 0.19.8.
 """
 
-from collections.abc import Iterator
 from types import MappingProxyType
 
-from moetune.domain.architecture import Decoder
-from moetune.domain.layout import BrokenRule, nearest_divisors
-from moetune.domain.site import Site
-from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.rules import Asked, Rule, indivisible
 
 ABSENT = frozenset({
     "bailing_moe", "bailing_moe_v2", "deepseek", "grok-1", "kimi_k2", "longcat_flash_ngram", "mimo",
@@ -60,66 +55,52 @@ AUTOTP = frozenset({"llama", "mistral", "nemotron", "qwen3", "mixtral", "qwen2_m
 and none of delta nets (`module_inject/tp_plan_converter.py`)."""
 
 
-def transformers_rules(
-    layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None
-) -> Iterator[BrokenRule]:
-    """Yield what of a layout of a job transformers refuses, beyond `layout_rules`."""
-    del site
-    decoder = job.decoder
-    if layout.ep > 1 and decoder.family in WITHOUT_EXPERT_PLAN:
-        what = f"ep {layout.ep}: the expert plan of {decoder.family} is empty"
-        yield target.refusal(what, "--ep 1", "distributed/mixin.py")
-    if layout.dp > 1 and decoder.family in READS_IN_PARTS:
-        what = f"dp {layout.dp}: the convolutions of {decoder.family} load in another order"
-        yield target.refusal(what, "--world-size 1", "distributed/sharding_utils.py")
-    if layout.tp == 1:
-        return
-    if decoder.family not in CUTS_ATTENTION:
-        what = f"tp {layout.tp}: the tensor plan of {decoder.family} leaves attention whole"
-        yield target.refusal(what, "--tp 1", "configuration class, base_model_tp_plan")
-    elif decoder.num_moe_layers and layout.ep == 1:
-        what = f"tp {layout.tp} with ep 1: its tensor plan cuts the experts, too"
-        yield target.refusal(what, f"--ep {layout.tp}, or --tp 1", "distributed/mixin.py")
-    yield from key_head_rules(layout, target, decoder, "distributed/tensor_parallel.py")
+def key_heads(source: str) -> Rule:
+    """Return the rule of numbers of key heads that tensor parallelism does not divide."""
+    return Rule(
+        "tp {layout.tp} with {found[0]} key heads", "--tp {found[1]}", source,
+        lambda asked: indivisible(asked.decoder.kv_head_counts, asked.layout.tp),
+    )  # fmt: skip
 
 
-def transformers_models(decoder: Decoder, target: Target) -> Iterator[BrokenRule]:
-    """Yield that a model's family has no class in transformers."""
-    if decoder.family in ABSENT:
-        what = f"{decoder.name}: transformers has no class for {decoder.family}"
-        yield target.refusal(what, "--target megatron", "models/auto/configuration_auto.py")
-    has_towers = decoder.uncounted and decoder.family in _TOWERS_ON_THE_HUB
-    if decoder.family in NO_CAUSAL_CLASS or has_towers:
-        what = f"{decoder.name}: AutoModelForCausalLM has no class for it"
-        yield target.refusal(what, "a model of text alone", "models/auto/modeling_auto.py")
+def _cuts_experts(asked: Asked, families: frozenset[str]) -> bool:
+    """Return whether tensor parallelism cuts experts, too: without expert parallelism it does."""
+    has_experts = asked.decoder.num_moe_layers > 0 and asked.decoder.family in families
+    return asked.layout.tp > 1 and asked.layout.ep == 1 and has_experts
 
 
-def key_head_rules(
-    layout: FoldedLayout, target: Target, decoder: Decoder, source: str
-) -> Iterator[BrokenRule]:
-    """Yield the numbers of key heads that tensor parallelism does not divide."""
-    for count in decoder.kv_head_counts:
-        if count % layout.tp:
-            near = " or ".join(map(str, nearest_divisors(count, layout.tp)))
-            what = f"tp {layout.tp} with {count} key heads"
-            yield target.refusal(what, f"--tp {near}", source)
-
-
-def deepspeed_rules(
-    layout: FoldedLayout, target: Target, job: TrainingJob, site: Site | None
-) -> Iterator[BrokenRule]:
-    """Yield what of a layout of a job DeepSpeed refuses, beyond `layout_rules`."""
-    del site
-    decoder = job.decoder
-    if layout.ep > 1 and decoder.family not in AUTOEP:
-        what = f"ep {layout.ep}: AutoEP has no preset for {decoder.family}"
-        yield target.refusal(what, "--ep 1", "module_inject/auto_ep_presets/registry.py")
-    if layout.tp == 1:
-        return
-    if decoder.family not in AUTOTP:
-        what = f"tp {layout.tp}: AutoTP does not cut the attention of {decoder.family}"
-        yield target.refusal(what, "--tp 1", "module_inject/tp_plan_converter.py")
-    elif decoder.num_moe_layers and layout.ep == 1:
-        what = f"tp {layout.tp} with ep 1: AutoEP with AutoTP asks for autoep_size above 1"
-        yield target.refusal(what, "--ep above 1, or --tp 1", "module_inject/auto_ep_folding.py")
-    yield from key_head_rules(layout, target, decoder, "runtime/engine.py")
+TRANSFORMERS = (
+    Rule("ep {layout.ep}: the expert plan of {decoder.family} is empty", "--ep 1",
+         "distributed/mixin.py",
+         lambda asked: asked.layout.ep > 1 and asked.decoder.family in WITHOUT_EXPERT_PLAN),
+    Rule("dp {layout.dp}: the convolutions of {decoder.family} load in another order",
+         "--world-size 1", "distributed/sharding_utils.py",
+         lambda asked: asked.layout.dp > 1 and asked.decoder.family in READS_IN_PARTS),
+    Rule("tp {layout.tp}: the tensor plan of {decoder.family} leaves attention whole", "--tp 1",
+         "configuration class, base_model_tp_plan",
+         lambda asked: asked.layout.tp > 1 and asked.decoder.family not in CUTS_ATTENTION),
+    Rule("tp {layout.tp} with ep 1: its tensor plan cuts the experts, too",
+         "--ep {layout.tp}, or --tp 1", "distributed/mixin.py",
+         lambda asked: _cuts_experts(asked, CUTS_ATTENTION)),
+    key_heads("distributed/tensor_parallel.py"),
+)  # fmt: skip
+TRANSFORMERS_MODELS = (
+    Rule("{decoder.name}: transformers has no class for {decoder.family}", "--target megatron",
+         "models/auto/configuration_auto.py", lambda asked: asked.decoder.family in ABSENT),
+    Rule("{decoder.name}: AutoModelForCausalLM has no class for it", "a model of text alone",
+         "models/auto/modeling_auto.py",
+         lambda asked: asked.decoder.family in NO_CAUSAL_CLASS
+         or (asked.decoder.uncounted and asked.decoder.family in _TOWERS_ON_THE_HUB)),
+)  # fmt: skip
+DEEPSPEED = (
+    Rule("ep {layout.ep}: AutoEP has no preset for {decoder.family}", "--ep 1",
+         "module_inject/auto_ep_presets/registry.py",
+         lambda asked: asked.layout.ep > 1 and asked.decoder.family not in AUTOEP),
+    Rule("tp {layout.tp}: AutoTP does not cut the attention of {decoder.family}", "--tp 1",
+         "module_inject/tp_plan_converter.py",
+         lambda asked: asked.layout.tp > 1 and asked.decoder.family not in AUTOTP),
+    Rule("tp {layout.tp} with ep 1: AutoEP with AutoTP asks for autoep_size above 1",
+         "--ep above 1, or --tp 1", "module_inject/auto_ep_folding.py",
+         lambda asked: _cuts_experts(asked, AUTOTP)),
+    key_heads("runtime/engine.py"),
+)  # fmt: skip

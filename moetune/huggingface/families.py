@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from moetune.huggingface import attention, kinds, recurrent, sparse
+from moetune.huggingface import kinds, mixers
 from moetune.huggingface.family import Family
 
 _EXPERTS_ALONE = ("intermediate_size",)
-_GROUPED = Family(types=(), attention=attention.grouped)
+_GROUPED = Family(types=(), attention=mixers.grouped)
 _DENSE = replace(_GROUPED, sparse=kinds.no_block, needs_head_dim=False)
 _MIXTRAL = replace(_GROUPED, needs_head_dim=False, expert_width=_EXPERTS_ALONE)
-_QWEN = replace(_GROUPED, sparse=sparse.qwen, qk_norm="head")
+_QWEN = replace(_GROUPED, sparse=kinds.qwen_experts, qk_norm="head")
 _SHARED_QWEN = replace(_QWEN, shared="width", shared_width=("shared_expert_intermediate_size",))
 _GRANITE = replace(
     _MIXTRAL,
@@ -25,9 +25,9 @@ _GRANITE = replace(
     score="softmax_of_top_k",
 )
 _DEEPSEEK = replace(
-    _GROUPED, attention=attention.latent, sparse=sparse.after_dense, shared="count", score="sigmoid"
+    _GROUPED, attention=mixers.latent, sparse=kinds.after_dense, shared="count", score="sigmoid"
 )
-_GLM = replace(_DEEPSEEK, attention=attention.grouped, qk_norm="head")
+_GLM = replace(_DEEPSEEK, attention=mixers.grouped, qk_norm="head")
 _ROWS = (
     replace(
         _DENSE,
@@ -108,7 +108,7 @@ _ROWS = (
     replace(
         _QWEN,
         types=("qwen3_5_text",),
-        linear=recurrent.gated_delta,
+        linear=mixers.gated_delta,
         kinds=kinds.interval,
         sparse=kinds.no_block,
         gate="full",
@@ -128,7 +128,7 @@ _ROWS = (
     replace(
         _GRANITE,
         types=("granitemoe", "granitemoeshared", "granitemoehybrid"),
-        linear=recurrent.mamba2,
+        linear=mixers.mamba2,
     ),
     replace(_GRANITE, types=("granitemoe_swa",), sinks=("full", "sliding")),
     replace(
@@ -145,7 +145,7 @@ _ROWS = (
     replace(
         _MIXTRAL,
         types=("minimax", "minimax_text_01"),
-        linear=recurrent.lightning,
+        linear=mixers.lightning,
         kinds=kinds.lightning,
         qkv_bias=False,
         harmless=(
@@ -181,7 +181,7 @@ _ROWS = (
         _DENSE,
         types=("qwen2_moe",),
         kinds=kinds.qwen_window,
-        sparse=sparse.qwen,
+        sparse=kinds.qwen_experts,
         qkv_bias="qkv_bias",
         has_bias_by_default=True,
         out_bias=False,
@@ -198,7 +198,7 @@ _ROWS = (
     replace(
         _SHARED_QWEN,
         types=("qwen3_next", "qwen3_5_moe_text"),
-        linear=recurrent.gated_delta,
+        linear=mixers.gated_delta,
         kinds=kinds.interval,
         gate="full",
         has_shared_gate=True,
@@ -218,14 +218,14 @@ _ROWS = (
     replace(_MIXTRAL, types=("olmoe", "flex_olmo"), needs_kv_heads=False, qk_norm="full"),
     # modeling_deepseek.py of deepseek-ai/deepseek-moe-16b-base
     replace(
-        _DENSE, types=("deepseek",), sparse=sparse.after_dense, needs_kv_heads=False, shared="count"
+        _DENSE, types=("deepseek",), sparse=kinds.after_dense, needs_kv_heads=False, shared="count"
     ),
     replace(_DEEPSEEK, types=("deepseek_v2",), mlp_bias="mlp_bias", score="softmax"),
     replace(_DEEPSEEK, types=("deepseek_v3", "kimi_k2", "glm4_moe_lite"), needs_groups=True),
     replace(_DEEPSEEK, types=("sarvam_mla",), needs_query_rank=False),
     replace(_GLM, types=("sarvam_moe",), qk_norm_flag="use_qk_norm"),
     replace(_DEEPSEEK, types=("axk1",), norms_of_experts=1),
-    replace(_DEEPSEEK, types=("mistral4",), sparse=sparse.after_any_dense, score="softmax"),
+    replace(_DEEPSEEK, types=("mistral4",), sparse=kinds.after_any_dense, score="softmax"),
     replace(
         _DEEPSEEK,
         types=("deepseek_v32", "glm_moe_dsa"),
@@ -237,7 +237,7 @@ _ROWS = (
     replace(
         _GROUPED,
         types=("deepseek_v4",),
-        attention=attention.compressed,
+        attention=mixers.compressed,
         kinds=kinds.ratios,
         shared="one",
         score="sqrtsoftplus",
@@ -261,7 +261,7 @@ _ROWS = (
         harmless=("max_window_layers",),
     ),
     replace(
-        _DEEPSEEK, types=("solar_open",), attention=attention.grouped, sparse=sparse.after_any_dense
+        _DEEPSEEK, types=("solar_open",), attention=mixers.grouped, sparse=kinds.after_any_dense
     ),
     replace(
         _GLM,
@@ -274,7 +274,7 @@ _ROWS = (
     replace(
         _DEEPSEEK,
         types=("mimo_v2_flash",),
-        attention=attention.mimo,
+        attention=mixers.mimo,
         kinds=kinds.mimo,
         sinks=("sliding",),
         shared="none",
@@ -287,7 +287,7 @@ _ROWS = (
     replace(
         _DEEPSEEK,
         types=("kimi_linear",),
-        linear=recurrent.kimi_delta,
+        linear=mixers.kimi_delta,
         kinds=kinds.kimi,
         gate="full",
         gate_flag="mla_use_output_gate",
@@ -312,7 +312,7 @@ _ROWS = (
     replace(
         _DEEPSEEK,
         types=("bailing_hybrid",),
-        linear=recurrent.bailing_delta,
+        linear=mixers.bailing_delta,
         kinds=kinds.grouped_layers,
         needs_query_rank=False,
         gate="head",
@@ -320,7 +320,7 @@ _ROWS = (
     replace(
         _DENSE,
         types=("ernie4_5_moe",),
-        sparse=sparse.ernie,
+        sparse=kinds.ernie_experts,
         qkv_bias="use_bias",
         mlp_bias="use_bias",
         shared="count",
@@ -335,7 +335,7 @@ _ROWS = (
         _GROUPED,
         types=("llama4_text",),
         kinds=kinds.chunked,
-        sparse=sparse.llama4,
+        sparse=kinds.llama4_experts,
         dense_width=("intermediate_size_mlp",),
         expert_width=_EXPERTS_ALONE,
         shared="one",
@@ -346,7 +346,7 @@ _ROWS = (
     replace(
         _GROUPED,
         types=("longcat_flash", "longcat_flash_ngram"),
-        attention=attention.latent,
+        attention=mixers.latent,
         dense_width=("ffn_hidden_size", "intermediate_size"),
         expert_width=("expert_ffn_hidden_size", "moe_intermediate_size"),
         has_balance_bias=True,
@@ -357,7 +357,7 @@ _ROWS = (
     replace(
         _GROUPED,
         types=("nemotron_h",),
-        linear=recurrent.mamba2,
+        linear=mixers.mamba2,
         mlp_bias="mlp_bias",
         shared="width",
         shared_width=("moe_shared_expert_intermediate_size",),
@@ -369,8 +369,8 @@ _ROWS = (
     replace(
         _GLM,
         types=("step3p5", "step3p7"),
-        attention=attention.step,
-        sparse=sparse.step,
+        attention=mixers.step,
+        sparse=kinds.step_experts,
         mlp_bias="mlp_bias",
         gate="head",
         shared="width",
@@ -396,7 +396,7 @@ _ROWS = (
     replace(
         _MIXTRAL,
         types=("jamba",),
-        linear=recurrent.mamba1,
+        linear=mixers.mamba1,
         kinds=kinds.jamba,
         sparse=kinds.periodic("expert_layer_period", "expert_layer_offset"),
         qkv_bias=False,
@@ -417,7 +417,7 @@ _ROWS = (
     replace(
         _GLM,
         types=("lfm2_moe",),
-        linear=recurrent.short_convolution,
+        linear=mixers.short_convolution,
         kinds=kinds.convolutions,
         needs_head_dim=False,
         qkv_bias=False,
@@ -429,7 +429,7 @@ _ROWS = (
         _GROUPED,
         types=("cohere2_moe",),
         kinds=kinds.every_fourth,
-        sparse=sparse.after_any_dense,
+        sparse=kinds.after_any_dense,
         dense_width=("prefix_dense_intermediate_size",),
         expert_width=_EXPERTS_ALONE,
         shared="count",
@@ -444,7 +444,7 @@ _ROWS = (
     replace(
         _DEEPSEEK,
         types=("dots3_note_text",),
-        attention=attention.dots_note,
+        attention=mixers.dots_note,
         kinds=kinds.indexed,
         mlp_bias="mlp_bias",
         gate="head",
@@ -461,17 +461,17 @@ _ROWS = (
     replace(
         _DEEPSEEK,
         types=("glm5_next_text",),
-        attention=attention.pooled_latent,
-        linear=recurrent.kimi_delta,
+        attention=mixers.pooled_latent,
+        linear=mixers.kimi_delta,
         streams="full",
         harmless=("index_kpool_always_select_tail", "linear_lower_bound", "indexer_types"),
     ),
     replace(
         _QWEN,
         types=("gemma4_text",),
-        attention=attention.gemma,
+        attention=mixers.gemma,
         kinds=kinds.gemma,
-        sparse=sparse.gemma,
+        sparse=kinds.gemma_experts,
         router_parameters=1,
         has_router_scale=True,
         has_dense_beside=True,
@@ -485,7 +485,7 @@ _ROWS = (
         _GLM,
         types=("minimax_m3_vl_text", "minimax_m3"),
         kinds=kinds.sparse_listed,
-        sparse=sparse.after_any_dense,
+        sparse=kinds.after_any_dense,
         qkv_bias=False,
         dense_width=("dense_intermediate_size",),
         expert_width=("intermediate_size", "moe_intermediate_size"),

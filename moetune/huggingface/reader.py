@@ -8,17 +8,28 @@ from moetune.domain.architecture import Block, Decoder, Part, Prediction
 from moetune.domain.errors import InputError
 from moetune.domain.experts import DenseFfn
 from moetune.huggingface import refusals
-from moetune.huggingface.attention import HEAD_WIDTH, compressed
 from moetune.huggingface.families import FAMILIES
 from moetune.huggingface.family import Family, has_bias
-from moetune.huggingface.ffn import EXPERTS, TOP_K, dense_ffn, routed_experts
+from moetune.huggingface.ffn import (
+    EXPERTS,
+    GROUPS,
+    SHARED,
+    TOP_GROUPS,
+    TOP_K,
+    dense_ffn,
+    routed_experts,
+)
 from moetune.huggingface.fields import HEADS, KEY_HEADS, WIDTH, Fields
-from moetune.huggingface.hybrid import hybrid_blocks, hybrid_predictions
-from moetune.huggingface.kinds import MixerKind, mixer_kinds
-from moetune.huggingface.nesting import language_model
-from moetune.huggingface.sparse import blocks_with_experts
+from moetune.huggingface.harmless import language_model
+from moetune.huggingface.kinds import LAYERS, MixerKind, blocks_with_experts, mixer_kinds
+from moetune.huggingface.mixers import HEAD_WIDTH, compressed
 
 _CLASS = re.compile(r"^(\w+?)(ForCausalLM|ForConditionalGeneration|LMHeadModel|Model)$")
+_LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+_KINDS = {
+    "mamba": "mamba", "linear_attention": "mamba", "attention": "attention",
+    "full_attention": "attention", "moe": "moe", "mlp": "mlp",
+}  # fmt: skip
 
 
 def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> Decoder:
@@ -102,8 +113,8 @@ def _decoder(
     d_model, vocabulary = fields.count(*WIDTH), fields.count("vocab_size", "padded_vocab_size")
     streams = 1 if family.streams == "one" else fields.count("hc_mult", default=4)
     if family_name == "nemotron_h":
-        blocks = hybrid_blocks(fields, family)
-        predictions = hybrid_predictions(fields, family)
+        blocks = _hybrid_blocks(fields, family)
+        predictions = _hybrid_predictions(fields, family)
     else:
         blocks = _blocks(fields, family, streams=streams)
         predictions = _predictions(fields, family, blocks)
@@ -248,3 +259,74 @@ def _predictions(
         block = Block(parts=(sliding, *block.parts[1:]), norms=block.norms)
     one = Prediction(blocks=(block,), projection=2 * d_model**2, norms=3 * d_model)
     return (one,) * steps
+
+
+def _hybrid_blocks(fields: Fields, family: Family) -> tuple[Block, ...]:
+    """Return the blocks of the pattern; () where there is none, which is reported."""
+    kinds = _pattern(fields, "hybrid_override_pattern", "layers_block_type", "layer_types")
+    if kinds is None:
+        fields.missing("hybrid_override_pattern", "layers_block_type")
+        return ()
+    stated = fields.optional(*LAYERS)
+    if stated is not None and stated != len(kinds):
+        fields.report(
+            f"num_hidden_layers ({stated}) and the pattern of blocks ({len(kinds)}) differ",
+            "correct one of the two",
+        )
+    if "mlp" not in kinds:
+        fields.skip(*family.dense_width)
+    if "moe" not in kinds:
+        fields.skip(*EXPERTS, *TOP_K, *SHARED, *GROUPS, *TOP_GROUPS, *family.expert_width,
+                    *family.shared_width)  # fmt: skip
+    return tuple(_hybrid_block(fields, family, kind, at) for at, kind in enumerate(kinds))
+
+
+def _hybrid_predictions(fields: Fields, family: Family) -> tuple[Prediction, ...]:
+    """Return the steps of multi-token prediction, with the blocks of their own pattern."""
+    d_model = fields.count(*WIDTH)
+    steps = fields.count("num_nextn_predict_layers", default=0, least=0)
+    kinds = _pattern(fields, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
+    if not steps:
+        return ()
+    blocks = tuple(_hybrid_block(fields, family, kind, 0) for kind in kinds or ("attention", "moe"))
+    one = Prediction(blocks=blocks, projection=2 * d_model**2, norms=3 * d_model)
+    return (one,) * steps
+
+
+def _pattern(fields: Fields, letters: str, *lists: str) -> tuple[str, ...] | None:
+    text = fields.text(letters)
+    listed = fields.sequence(*lists)
+    found = None
+    if listed is not None:
+        unknown = [kind for kind in dict.fromkeys(listed) if kind not in _KINDS]
+        if unknown:
+            fields.report(
+                f"{lists[0]} has kinds of blocks that are not known: {unknown}",
+                f"known are {', '.join(_KINDS)}",
+            )
+        found = tuple(_KINDS.get(str(kind), "mlp") for kind in listed)
+    if text:
+        wrong = [letter for letter in dict.fromkeys(text) if letter not in _LETTERS]
+        if wrong:
+            fields.report(
+                f"{letters} has letters that are not known: {wrong}",
+                "known are M (mamba), E (experts), * (attention) and - (dense FFN)",
+            )
+        spelled = tuple(_LETTERS.get(letter, "mlp") for letter in text)
+        if found not in {None, spelled}:
+            fields.report(f"{letters} and {lists[0]} differ", "keep one of them")
+        found = spelled
+    return found
+
+
+def _hybrid_block(fields: Fields, family: Family, kind: str, at: int) -> Block:
+    part: Part
+    if kind == "moe":
+        part = routed_experts(fields, family, at)
+    elif kind == "mlp":
+        part = dense_ffn(fields, family)
+    elif kind == "mamba" and family.linear is not None:
+        part = family.linear(fields, family, "linear")
+    else:
+        part = family.attention(fields, family, "full")
+    return Block(parts=(part,), norms=fields.count(*WIDTH))

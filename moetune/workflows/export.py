@@ -14,7 +14,7 @@ from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
-from moetune.huggingface.nesting import language_model
+from moetune.huggingface.harmless import language_model
 from moetune.workflows.models import find_planned_model
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.training_plan import folded_layout

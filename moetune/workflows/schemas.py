@@ -8,7 +8,7 @@ from typing import Any
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.cluster import Machine
-from moetune.domain.error_document import ErrorDocument
+from moetune.domain.document import ErrorDocument
 from moetune.domain.errors import NotFoundError
 from moetune.domain.json_schema import Keys, ListOf, schema_of
 from moetune.domain.layer import LayerShape

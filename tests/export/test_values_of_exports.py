@@ -47,42 +47,6 @@ def test_megatron_gets_each_size_and_the_batch(tmp_path: Path) -> None:
         assert given[switch] == []
 
 
-OFFLOADED = {
-    **LAYOUT, "recompute": ["none"], "zero": 1, "offload_activations": 0.25,
-}  # fmt: skip
-
-
-def test_megatron_gets_the_number_of_blocks_whose_activations_leave(tmp_path: Path) -> None:
-    given = flags(megatron(tmp_path, OFFLOADED))
-    assert given["--cpu-offloading-num-layers"] == ["24"]  # of 94, rounded up
-    assert "--cpu-offloading" not in given  # follows from it, and is no flag
-    assert "--cpu-offloading-num-layers" not in flags(megatron(tmp_path, LAYOUT))
-
-
-def test_bridge_gets_both_fields_and_unsets_those_of_a_recipe(tmp_path: Path) -> None:
-    text = exported(tmp_path, "bridge", plan_document(OFFLOADED)).export.text
-    assert "cfg.model.cpu_offloading = True\n" in text
-    assert "cfg.model.cpu_offloading_num_layers = 24\n" in text
-    assert "cfg.model.cpu_offloading = False\n" in exported(
-        tmp_path, "bridge", plan_document(LAYOUT)
-    ).export.text  # fmt: skip
-
-
-HOST = {**LAYOUT, "zero": 1, "offload_optimizer": 0.5}
-
-
-def test_both_megatrons_get_the_share_of_the_optimizer_that_the_host_keeps(tmp_path: Path) -> None:
-    given = flags(megatron(tmp_path, HOST))
-    assert given["--optimizer-offload-fraction"] == ["0.5"]
-    assert given["--optimizer-cpu-offload"] == given["--overlap-cpu-optimizer-d2h-h2d"] == []
-    assert given["--use-precision-aware-optimizer"] == []
-    text = exported(tmp_path, "bridge", plan_document(HOST)).export.text
-    assert "cfg.optimizer.optimizer_cpu_offload = True\n" in text
-    assert "cfg.optimizer.optimizer_offload_fraction = 0.5\n" in text
-    plain = exported(tmp_path, "bridge", plan_document(LAYOUT)).export.text
-    assert "cfg.optimizer.optimizer_cpu_offload = False\n" in plain
-
-
 @pytest.mark.parametrize(
     ("layout", "model", "blocks", "predictions"),
     [(PIPELINE, QWEN, 94, 0), (LATENT, DEEPSEEK, 61, 1)],
@@ -101,23 +65,6 @@ def test_megatrons_stages_have_every_block_once(
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize(
-    ("change", "connections"),
-    [
-        ({"overlap": "none"}, "1"),
-        ({}, "32"),
-        ({"pp": 1, "vpp": 1, "dp": 64, "overlap": "none", "zero": 3}, "32"),
-    ],
-)
-def test_connections_are_one_unless_streams_must_run_together(
-    tmp_path: Path, change: dict[str, Any], connections: str
-) -> None:
-    text = megatron(tmp_path, {**PIPELINE, **change})
-    assert f"export CUDA_DEVICE_MAX_CONNECTIONS={connections}\n" in text
-    bridge = exported(tmp_path, "bridge", plan_document({**PIPELINE, **change})).export
-    assert f" CUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun" in bridge.launch
-
-
 @pytest.mark.parametrize("target", ["moetune", "bridge", "torchtitan"])
 @pytest.mark.parametrize("profile", ["h100-x8", "gone"])
 def test_a_launch_over_nodes_asks_for_an_address_first(
@@ -127,17 +74,6 @@ def test_a_launch_over_nodes_asks_for_an_address_first(
     launch = exported(tmp_path, target, plan_document(LAYOUT, profile=profile)).export.launch
     assert launch.startswith(': "${MASTER_ADDR:?')
     assert ("${NNODES:?" in launch) == (profile == "gone")
-
-
-def test_gradients_and_parameters_in_shards_are_megatrons_fsdp(tmp_path: Path) -> None:
-    names = {2: "optim_grads", 3: "optim_grads_params"}
-    for stage, name in names.items():
-        given = flags(megatron(tmp_path, {**LAYOUT, "zero": stage}))
-        assert given["--data-parallel-sharding-strategy"] == [name]
-        assert given["--ckpt-format"] == ["fsdp_dtensor"]
-        assert "--use-megatron-fsdp" in given
-    none = flags(megatron(tmp_path, {**LAYOUT, "zero": 0}))
-    assert not {"--use-distributed-optimizer", "--use-megatron-fsdp"} & set(none)
 
 
 @pytest.mark.parametrize(
@@ -163,37 +99,6 @@ def test_partial_graphs_hold_all_but_exchanges_and_experts(
     assert f"    cfg.model.cuda_graph_scope = {scope!r}\n" in bridge
     bridge = exported(tmp_path, "bridge@0.5", plan_document(layout, model)).export.text
     assert f"    cfg.model.cuda_graph_modules = {scope!r}\n" in bridge
-
-
-@pytest.mark.parametrize("graphs", ["none", "partial", "full"])
-def test_sharded_gradients_outlive_a_replayed_graph(tmp_path: Path, graphs: str) -> None:
-    sizes = {"recompute": ["none"], "dispatcher": "hybrid_ep", "cuda_graphs": graphs}
-    layout = {**LAYOUT, **sizes, "zero": 3}
-    own = exported(tmp_path, "bridge@0.6", plan_document(layout)).export.text
-    mode = "cfg.ddp.megatron_fsdp_cuda_graph_mode = True"
-    gathers = "cfg.ddp.fsdp_all_gather_in_start_param_sync = False"
-    assert (mode in own, gathers in own) == (graphs != "none", graphs == "full")
-    whole = exported(tmp_path, "bridge@0.6", plan_document({**layout, "zero": 1}))
-    assert mode not in whole.export.text
-
-
-@pytest.mark.parametrize(
-    ("dtype", "megatrons", "bridges"),
-    [
-        ("mxfp8", ["--fp8-format e4m3", "--fp8-recipe mxfp8"], {"fp8": "e4m3"}),
-        ("nvfp4", ["--fp4-format e2m1", "--fp4-recipe nvfp4"], {"fp4": "e2m1"}),
-    ],
-)
-def test_narrow_formats_have_the_runtimes_own_words(
-    tmp_path: Path, dtype: str, megatrons: list[str], bridges: dict[str, str]
-) -> None:
-    document = plan_document(PIPELINE, dtype=dtype, profile="b200-x8")
-    script = exported(tmp_path, "megatron", document).export.text
-    assert [line.strip() for line in script.splitlines() if "--fp" in line] == megatrons
-    text = exported(tmp_path, "bridge", document).export.text
-    for name, value in bridges.items():
-        assert f"    cfg.mixed_precision.{name} = {value!r}\n" in text
-        assert f"    cfg.mixed_precision.{name}_recipe = {dtype!r}\n" in text
 
 
 def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
@@ -277,23 +182,6 @@ def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> Non
     assert any("sequence parallelism" in one for one in beside.not_expressed)
 
 
-def test_deepspeeds_program_shards_what_it_loads_with_zero_3_alone(tmp_path: Path) -> None:
-    text = exported(tmp_path, "deepspeed", plan_document(LAYOUT)).export.text
-    assert "config = HfDeepSpeedConfig(whole)" in text
-    halves = exported(tmp_path, "deepspeed", plan_document({**LAYOUT, "zero": 2})).export.text
-    assert "HfDeepSpeedConfig" not in halves
-
-
-def test_a_plan_for_another_target_or_without_room_says_so(tmp_path: Path) -> None:
-    document = plan_document(LAYOUT, target="torchtitan") | {"fits": False, "id": "feed1234" * 8}
-    text = exported(
-        tmp_path, "megatron", {"schema": "moetune.error/1", "plan": document}
-    ).export.text
-    assert "Planned for torchtitan" in text
-    assert "does not fit" in text
-    assert "feed12" in text
-
-
 @pytest.mark.parametrize(
     ("to", "change", "dtype", "words"),
     [
@@ -325,16 +213,6 @@ def test_mxfp8_of_torchtitan_is_its_converters(tmp_path: Path) -> None:
         exported(tmp_path, "torchtitan", plan_document(layout, DEEPSEEK, dtype="mxfp8"))
 
 
-def test_published_weights_in_four_bits_are_dequantized(tmp_path: Path) -> None:
-    model = {"model": "gpt-oss-20b", "world_size": 64, "global_batch": 256}
-    layout = {**LAYOUT, "dp": 64, "ep": 32}
-    text = exported(tmp_path, "transformers", plan_document(layout, model)).export.text
-    assert "quantization_config=Mxfp4Config(dequantize=True)," in text
-    assert "import AutoModelForCausalLM, Mxfp4Config, Trainer" in text
-    plain = exported(tmp_path, "transformers", plan_document(LAYOUT)).export.text
-    assert "Mxfp4" not in plain
-
-
 def test_deepspeeds_launcher_gets_the_nodes_and_the_data(tmp_path: Path) -> None:
     found = exported(tmp_path, "deepspeed", plan_document(LAYOUT)).export
     assert found.launch.startswith('deepspeed --hostfile "${HOSTFILE:?')
@@ -345,24 +223,6 @@ def test_deepspeeds_launcher_gets_the_nodes_and_the_data(tmp_path: Path) -> None
     assert alone.launch.startswith("deepspeed --num_gpus 4 deepspeed_layout.py")
     assert "Start it on one node of 4 GPUs" in alone.text
     assert 'default="allenai/OLMoE' in alone.text
-
-
-@pytest.mark.parametrize("to", ["transformers", "deepspeed"])
-def test_a_router_of_no_groups_gets_one_where_its_class_divides_by_them(
-    tmp_path: Path, to: str
-) -> None:
-    named = {"model": "dots.llm1", "world_size": 256, "global_batch": 2048}
-    layout = {**LAYOUT, "ep": 32 if to == "transformers" else 1}
-    text = exported(tmp_path, to, plan_document(layout, named)).export.text
-    assert "        n_group=1,\n        topk_group=1,\n" in text
-    assert "n_group" not in exported(tmp_path, to, plan_document(LAYOUT)).export.text
-
-
-def test_transformers_shards_blocks_whose_names_its_rules_do_not_have(tmp_path: Path) -> None:
-    named = {"model": "dbrx", "world_size": 256, "global_batch": 2048}
-    text = exported(tmp_path, "transformers", plan_document({**LAYOUT, "ep": 1}, named)).export.text
-    assert '"transformer.blocks.*": "free_full_weight",\n' in text
-    assert "fsdp_plan" not in exported(tmp_path, "transformers", plan_document(LAYOUT)).export.text
 
 
 @pytest.mark.parametrize(
@@ -389,59 +249,6 @@ def test_a_layout_that_the_target_cannot_run_is_refused_by_name(
         exported(tmp_path, to, plan_document({**PIPELINE, **change}))
     assert refused.value.what.startswith(f"{to} (")
     assert refused.value.hint
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "moments"), [("adam-remainders", "fp32"), ("adam-bf16", "bf16")]
-)
-def test_precision_aware_optimizers_get_their_dtypes(
-    tmp_path: Path, optimizer: str, moments: str
-) -> None:
-    document = plan_document(PIPELINE, optimizer=optimizer)
-    given = flags(exported(tmp_path, "megatron", document).export.text)
-    assert given["--exp-avg-dtype"] == given["--exp-avg-sq-dtype"] == [moments]
-    assert given["--main-grads-dtype"] == ["bf16"]
-    assert given["--main-params-dtype"] == ["fp32"]
-    assert {"--use-precision-aware-optimizer", "--grad-reduce-in-bf16"} <= set(given)
-    bridge = exported(tmp_path, "bridge", document).export.text
-    width = {"fp32": "float32", "bf16": "bfloat16"}[moments]
-    for line in (
-        "cfg.optimizer.use_precision_aware_optimizer = True",
-        f"cfg.optimizer.exp_avg_sq_dtype = torch.{width}",
-        "cfg.ddp.grad_reduce_in_fp32 = False",
-        "cfg.mixed_precision.grad_reduce_in_fp32 = False",
-    ):
-        assert f"    {line}\n" in bridge
-
-
-def test_bridges_master_copy_follows_the_recipe_of_fp8(tmp_path: Path) -> None:
-    for optimizer, recipe in (("adam-bf16", "delayed"), ("adam-bf16-moments", "tensorwise")):
-        document = plan_document(PIPELINE, optimizer=optimizer)
-        text = exported(tmp_path, "bridge", document).export.text
-        assert f"    cfg.mixed_precision.fp8_recipe = {recipe!r}\n" in text
-
-
-def test_plain_adam_takes_back_a_recipes_other_optimizer(tmp_path: Path) -> None:
-    plain = plan_document(PIPELINE)
-    given = flags(exported(tmp_path, "megatron", plain).export.text)
-    assert not {"--use-precision-aware-optimizer", "--grad-reduce-in-bf16"} & set(given)
-    bridge = exported(tmp_path, "bridge", plain).export.text
-    for line in (
-        "cfg.optimizer.use_precision_aware_optimizer = False",
-        "cfg.optimizer.main_grads_dtype = torch.float32",
-        "cfg.ddp.grad_reduce_in_fp32 = True",
-    ):
-        assert f"    {line}\n" in bridge
-
-
-def test_gradients_in_bfloat16_need_no_other_optimizer(tmp_path: Path) -> None:
-    plain = plan_document(PIPELINE, optimizer="adam-bf16-grads")
-    given = flags(exported(tmp_path, "megatron", plain).export.text)
-    assert "--grad-reduce-in-bf16" in given
-    assert "--use-precision-aware-optimizer" not in given
-    bridge = exported(tmp_path, "bridge", plain).export.text
-    assert "    cfg.optimizer.use_precision_aware_optimizer = False\n" in bridge
-    assert "    cfg.ddp.grad_reduce_in_fp32 = False\n" in bridge
 
 
 @pytest.mark.parametrize(
@@ -474,16 +281,6 @@ def test_stages_by_hand_are_exported_block_by_block(tmp_path: Path) -> None:
         exported(tmp_path, "torchtitan", plan_document(plain, DEEPSEEK))
 
 
-def test_bridge_says_when_a_programs_model_is_code_on_the_hub(tmp_path: Path) -> None:
-    layout = {**LAYOUT, "dp": 64, "ep": 1, "edp": 64, "recompute": []}
-    hybrid = {"model": "nemotron-h-56b", "world_size": 64, "global_batch": 256}
-    text = exported(tmp_path, "bridge", plan_document(layout, hybrid, target="bridge")).export.text
-    assert "trust_remote_code=True)" in text
-    assert "which the program runs" in text.partition("import torch")[0]
-    plain = exported(tmp_path, "bridge", plan_document(LAYOUT, target="bridge")).export.text
-    assert "trust_remote_code" not in plain
-
-
 def test_bridge_makes_the_language_model_of_a_configuration_with_towers(tmp_path: Path) -> None:
     layout = {**LAYOUT, "dp": 64, "ep": 1, "edp": 64, "recompute": [], "dispatcher": "all_to_all"}
     model = {"model": "qwen3.5-27b", "world_size": 64, "global_batch": 256}
@@ -497,29 +294,133 @@ def test_bridge_makes_the_language_model_of_a_configuration_with_towers(tmp_path
         assert f"\n{line}\n" in text
 
 
-@pytest.mark.parametrize(
-    ("model", "line"),
-    [("ernie-4.5-300b-a47b", "moe_shared_expert_intermediate_size = None"),
-     ("ernie-4.5-21b-a3b", ""), ("gemma-4-26b-a4b", "")],
+OFFLOADED = {**LAYOUT, "recompute": ["none"], "zero": 1, "offload_activations": 0.25}
+HOST = {**LAYOUT, "zero": 1, "offload_optimizer": 0.5}
+FLAT = {**PIPELINE, "pp": 1, "vpp": 1, "dp": 64, "overlap": "none", "zero": 3}
+GRAPHED = {**LAYOUT, "recompute": ["none"], "dispatcher": "hybrid_ep", "zero": 3}
+ALONE = {**LAYOUT, "dp": 64, "ep": 1, "edp": 64, "recompute": []}
+ONE_GROUP = "        n_group=1,\n        topk_group=1,\n"
+FSDP = ("--use-megatron-fsdp\n", "--ckpt-format fsdp_dtensor\n")
+GRAPH_MODE = "cfg.ddp.megatron_fsdp_cuda_graph_mode = True"
+NO_GATHERS = "cfg.ddp.fsdp_all_gather_in_start_param_sync = False"
+AWARE = ("--use-precision-aware-optimizer\n", "--main-grads-dtype bf16", "--main-params-dtype fp32")
+RESET = (
+    "cfg.model.moe_expert_capacity_factor = None",
+    "cfg.model.moe_pad_expert_input_to_capacity = False",
+    "cfg.model.microbatch_group_size_per_vp_stage = None",
+)
+
+
+def named(model: str, ranks: int = 64) -> dict[str, Any]:
+    return {"model": model, "world_size": ranks, "global_batch": 4 * ranks}
+
+
+ROWS: tuple[tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...], tuple[str, ...]], ...] = (
+    # 24 of 94 blocks, rounded up; the flag follows from their number
+    ("megatron", OFFLOADED, {}, ("--cpu-offloading-num-layers 24\n",), ("--cpu-offloading\n",)),
+    ("megatron", LAYOUT, {}, (), ("--cpu-offloading",)),
+    ("bridge", OFFLOADED, {}, ("cfg.model.cpu_offloading = True\n",
+                               "cfg.model.cpu_offloading_num_layers = 24\n"), ()),
+    ("bridge", LAYOUT, {}, ("cfg.model.cpu_offloading = False\n",
+                            "cfg.optimizer.optimizer_cpu_offload = False\n"), ()),
+    ("megatron", HOST, {}, ("--optimizer-offload-fraction 0.5", "--optimizer-cpu-offload\n",
+                            "--overlap-cpu-optimizer-d2h-h2d\n", AWARE[0]), ()),
+    ("bridge", HOST, {}, ("cfg.optimizer.optimizer_cpu_offload = True\n",
+                          "cfg.optimizer.optimizer_offload_fraction = 0.5\n"), ()),
+    # kernels start in their order unless several streams must run
+    ("megatron", {**PIPELINE, "overlap": "none"}, {}, ("MAX_CONNECTIONS=1\n",), ()),
+    ("megatron", PIPELINE, {}, ("MAX_CONNECTIONS=32\n",), ()),
+    ("megatron", FLAT, {}, ("MAX_CONNECTIONS=32\n",), ()),
+    ("megatron", {**LAYOUT, "zero": 2}, {},
+     ("--data-parallel-sharding-strategy optim_grads\n", *FSDP), ()),
+    ("megatron", LAYOUT, {}, ("--data-parallel-sharding-strategy optim_grads_params\n", *FSDP), ()),
+    ("megatron", {**LAYOUT, "zero": 0}, {}, (), ("--use-distributed-optimizer", FSDP[0])),
+    # sharded gradients outlive a replayed graph
+    ("bridge@0.6", {**GRAPHED, "cuda_graphs": "none"}, {}, (), (GRAPH_MODE, NO_GATHERS)),
+    ("bridge@0.6", {**GRAPHED, "cuda_graphs": "partial"}, {}, (GRAPH_MODE,), (NO_GATHERS,)),
+    ("bridge@0.6", {**GRAPHED, "cuda_graphs": "full"}, {}, (GRAPH_MODE, NO_GATHERS), ()),
+    ("bridge@0.6", {**GRAPHED, "cuda_graphs": "full", "zero": 1}, {}, (), (GRAPH_MODE,)),
+    ("megatron", PIPELINE, {"dtype": "mxfp8"}, ("--fp8-format e4m3", "--fp8-recipe mxfp8"), ()),
+    ("megatron", PIPELINE, {"dtype": "nvfp4"}, ("--fp4-format e2m1", "--fp4-recipe nvfp4"),
+     ("--fp8",)),
+    ("bridge", PIPELINE, {"dtype": "mxfp8"},
+     ("cfg.mixed_precision.fp8 = 'e4m3'\n", "cfg.mixed_precision.fp8_recipe = 'mxfp8'\n"), ()),
+    ("bridge", PIPELINE, {"dtype": "nvfp4"}, ("cfg.mixed_precision.fp4_recipe = 'nvfp4'\n",), ()),
+    # optimizers, and those of recipes taken back
+    ("megatron", PIPELINE, {"optimizer": "adam-remainders"},
+     (*AWARE, "--exp-avg-dtype fp32", "--exp-avg-sq-dtype fp32", "--grad-reduce-in-bf16"), ()),
+    ("megatron", PIPELINE, {"optimizer": "adam-bf16"},
+     (*AWARE, "--exp-avg-dtype bf16", "--exp-avg-sq-dtype bf16", "--grad-reduce-in-bf16"), ()),
+    ("bridge", PIPELINE, {"optimizer": "adam-remainders"},
+     ("cfg.optimizer.use_precision_aware_optimizer = True\n",
+      "cfg.optimizer.exp_avg_sq_dtype = torch.float32\n",
+      "cfg.ddp.grad_reduce_in_fp32 = False\n",
+      "cfg.mixed_precision.grad_reduce_in_fp32 = False\n"), ()),
+    ("bridge", PIPELINE, {"optimizer": "adam-bf16"},
+     ("cfg.optimizer.exp_avg_sq_dtype = torch.bfloat16\n",
+      "cfg.mixed_precision.fp8_recipe = 'delayed'\n"), ()),
+    ("bridge", PIPELINE, {"optimizer": "adam-bf16-moments"},
+     ("cfg.mixed_precision.fp8_recipe = 'tensorwise'\n",), ()),
+    ("megatron", PIPELINE, {}, (), (AWARE[0], "--grad-reduce-in-bf16")),
+    ("bridge", PIPELINE, {}, ("cfg.optimizer.use_precision_aware_optimizer = False\n",
+                              "cfg.optimizer.main_grads_dtype = torch.float32\n",
+                              "cfg.ddp.grad_reduce_in_fp32 = True\n"), ()),
+    ("megatron", PIPELINE, {"optimizer": "adam-bf16-grads"}, ("--grad-reduce-in-bf16",),
+     (AWARE[0],)),
+    ("bridge", PIPELINE, {"optimizer": "adam-bf16-grads"},
+     ("cfg.optimizer.use_precision_aware_optimizer = False\n",
+      "cfg.ddp.grad_reduce_in_fp32 = False\n"), ()),
+    ("bridge@0.4", LAYOUT, {}, (*RESET, "cfg.checkpoint.async_save = False"), ()),
+    ("bridge@0.6", LAYOUT, {}, RESET, ("async_save",)),
+    ("bridge", ALONE, named("nemotron-h-56b"),
+     ("trust_remote_code=True)", "which the program runs"), ()),
+    ("bridge", LAYOUT, {}, (), ("trust_remote_code",)),
+    # Bridge's providers make shared experts of width 0 else, and fuse no other activation
+    ("bridge@0.6", ALONE, named("ernie-4.5-300b-a47b"),
+     ("moe_shared_expert_intermediate_size = None", "bias_activation_fusion = True"), ()),
+    ("bridge@0.6", ALONE, named("ernie-4.5-21b-a3b"), ("bias_activation_fusion = True",),
+     ("moe_shared_expert_intermediate_size",)),
+    ("bridge@0.6", ALONE, named("gemma-4-26b-a4b"), (),
+     ("moe_shared_expert_intermediate_size", "bias_activation_fusion = True")),
+    ("deepspeed", LAYOUT, {}, ("config = HfDeepSpeedConfig(whole)",), (ONE_GROUP,)),
+    ("deepspeed", {**LAYOUT, "zero": 2}, {}, (), ("HfDeepSpeedConfig",)),
+    ("deepspeed", {**LAYOUT, "ep": 1}, named("dots.llm1", 256), (ONE_GROUP,), ()),
+    ("transformers", LAYOUT, named("dots.llm1", 256), (ONE_GROUP,), ()),
+    ("transformers", LAYOUT, {}, (), ("n_group", "Mxfp4", "fsdp_plan")),
+    # published weights in four bits are dequantized
+    ("transformers", {**LAYOUT, "dp": 64}, named("gpt-oss-20b"),
+     ("quantization_config=Mxfp4Config(dequantize=True),",
+      "import AutoModelForCausalLM, Mxfp4Config, Trainer"), ()),
+    ("transformers", {**LAYOUT, "ep": 1}, named("dbrx", 256),
+     ('"transformer.blocks.*": "free_full_weight",\n',), ()),
+    # planned for another target
+    ("megatron", LAYOUT, {"target": "torchtitan"}, ("Planned for torchtitan",), ()),
 )  # fmt: skip
-def test_bridge_gets_no_shared_experts_of_width_zero(tmp_path: Path, model: str, line: str) -> None:
-    layout = {**LAYOUT, "dp": 64, "ep": 1, "edp": 64, "recompute": [], "dispatcher": "all_to_all"}
-    document = plan_document(layout, {"model": model, "world_size": 64, "global_batch": 256})
-    text = exported(tmp_path, "bridge@0.6", document).export.text
-    assert ("moe_shared_expert_intermediate_size" in text) == bool(line)
-    assert line in text
-    assert ("bias_activation_fusion = True" in text) == (model != "gemma-4-26b-a4b")
 
 
-def test_bridge_unsets_what_recipes_have_beyond_a_plan(tmp_path: Path) -> None:
-    document = plan_document({**LAYOUT, "zero": 3})
-    old, new = (exported(tmp_path, f"bridge@{one}", document).export.text for one in ("0.4", "0.6"))
-    for line in (
-        "cfg.model.moe_expert_capacity_factor = None",
-        "cfg.model.moe_pad_expert_input_to_capacity = False",
-        "cfg.model.microbatch_group_size_per_vp_stage = None",
-    ):
-        assert line in old
-        assert line in new
-    assert "cfg.checkpoint.async_save = False" in old
-    assert "async_save" not in new
+@pytest.mark.parametrize(("to", "layout", "inputs", "present", "absent"), ROWS)
+def test_an_export_has_what_the_runtime_needs_and_no_more(
+    tmp_path: Path, to: str, layout: dict[str, Any], inputs: dict[str, Any],
+    present: tuple[str, ...], absent: tuple[str, ...],
+) -> None:  # fmt: skip
+    narrow = {"profile": "b200-x8"} if "dtype" in inputs else {}
+    text = exported(tmp_path, to, plan_document(layout, QWEN | inputs | narrow)).export.text
+    assert [word for word in present if word not in text] == []
+    assert [word for word in absent if word in text] == []
+
+
+@pytest.mark.parametrize(("overlap", "connections"), [("none", 1), ("batch", 32)])
+def test_bridge_is_launched_with_as_many_connections(
+    tmp_path: Path, overlap: str, connections: int
+) -> None:
+    found = exported(tmp_path, "bridge", plan_document({**PIPELINE, "overlap": overlap})).export
+    assert f" CUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun" in found.launch
+
+
+def test_a_plan_without_room_says_so(tmp_path: Path) -> None:
+    document = plan_document(LAYOUT) | {"fits": False, "id": "feed1234" * 8}
+    text = exported(
+        tmp_path, "megatron", {"schema": "moetune.error/1", "plan": document}
+    ).export.text
+    assert "does not fit" in text
+    assert "feed12" in text

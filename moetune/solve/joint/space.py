@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.layout import BrokenRule, divisors
-from moetune.domain.megatron_rules import overlapped_rules
+from moetune.domain.layout import divisors
+from moetune.domain.megatron_rules import RECOMPUTED
 from moetune.domain.pipeline import (
     SCHEDULES,
     SPLITTING,
@@ -16,12 +16,13 @@ from moetune.domain.pipeline import (
     most_stages,
     usual_schedule,
 )
+from moetune.domain.rules import Asked, Rule, refused
 from moetune.domain.site import Site
 from moetune.domain.target_rules import (
-    dispatcher_rules,
-    family_rules,
-    host_rules,
-    overlap_rules,
+    DISPATCHERS,
+    FAMILIES,
+    HOST,
+    OVERLAP,
     target_rules,
 )
 from moetune.domain.targets import Target
@@ -115,7 +116,7 @@ class LayoutSpace:
         for vpp, schedule in self.schedules(pins, sizes.pp):
             is_plain = vpp == sizes.vpp and schedule is None
             one = sizes if is_plain else sizes.changed(vpp=vpp, schedule=schedule)
-            if one.overlap == "none" or self._obeys(overlap_rules(one, self.target)):
+            if one.overlap == "none" or self._obeys(OVERLAP, one):
                 yield one
 
     def first_dispatcher(self, pins: LayoutRequest, tp: int) -> TokenDispatcher:
@@ -130,14 +131,16 @@ class LayoutSpace:
         """Return whether a layout breaks no rule of the job or the target."""
         if next(broken_rules(layout, self.job), None) is not None:
             return False
-        return self._obeys(target_rules(layout, self.target, self.job, self.site))
+        rules = target_rules(layout, self.target, self.job, self.site)
+        return not self.asks_runtime or next(rules, None) is None
 
     def may_use_host(self, layout: FoldedLayout) -> bool:
         """Return whether what an allowed layout has in host memory breaks no rule either."""
-        return self._obeys(host_rules(layout, self.target, self.job))
+        return self._obeys(HOST, layout)
 
-    def _obeys(self, rules: Iterator[BrokenRule]) -> bool:
-        return not self.asks_runtime or next(rules, None) is None
+    def _obeys(self, rules: tuple[Rule, ...], layout: FoldedLayout) -> bool:
+        asked = Asked(target=self.target, layout=layout, job=self.job, site=self.site)
+        return not self.asks_runtime or next(refused(rules, asked), None) is None
 
     def zeros(self, pins: LayoutRequest, pp: int, tp: int) -> Sequence[ZeroStage]:
         """Return the pinned stage, or those that go with the sizes, ascending.
@@ -192,7 +195,7 @@ class LayoutSpace:
 
     def may_overlap(self, layout: FoldedLayout) -> bool:
         """Return whether what a layout recomputes goes with its overlap."""
-        return self._obeys(overlapped_rules(layout, self.target))
+        return self._obeys(RECOMPUTED, layout)
 
     def dispatchers(self, layout: FoldedLayout, pins: LayoutRequest) -> list[TokenDispatcher]:
         """Return the dispatchers that go with a layout; without other ranks they are one."""
@@ -201,12 +204,8 @@ class LayoutSpace:
             every = every[:1]
         if pins.dispatcher:
             every = (pins.dispatcher,)
-        return [one for one in every if self._goes_with(layout.changed(dispatcher=one))]
-
-    def _goes_with(self, layout: FoldedLayout) -> bool:
-        rules = dispatcher_rules(layout, self.target, self.site)
-        of_model = family_rules(layout, self.target, self.job.decoder)
-        return self._obeys(itertools.chain(rules, of_model))
+        rules = (*DISPATCHERS, *FAMILIES)
+        return [one for one in every if self._obeys(rules, layout.changed(dispatcher=one))]
 
 
 def _pinned(pin: int | None, able: Sequence[int], most: float = math.inf) -> Sequence[int]:
