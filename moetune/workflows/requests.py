@@ -24,16 +24,16 @@ from moetune.domain.question import (
 from moetune.domain.request import PlanRequest
 from moetune.domain.spelling import about, read_flag
 from moetune.domain.targets import find_target
-from moetune.domain.training import LayoutRequest
+from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.units import dtype_bytes, full_dtype
 from moetune.huggingface.pasted import configuration_of
 from moetune.workflows.memory import MemoryQuestion
 from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
 from moetune.workflows.routing_files import read_layer_routing, read_routing
-from moetune.workflows.training import check_names, training_job
+from moetune.workflows.training import check_names, usual_dtype
 from moetune.workflows.training_plan import TrainingRequest
 
-_PINS = tuple(item.name for item in fields(LayoutRequest))
+PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
 
 
 def ask(values: Mapping[str, object]) -> Question:
@@ -132,14 +132,26 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
             length = length or model.whole.shape.length
     with about("routing"):
         decoder, routing = read_routing(question.routing, decoder)
+    if batch is None or length is None:
+        lacking = [flag for flag, value in (("--global-batch", batch), ("--seq", length))
+                   if value is None]  # fmt: skip
+        raise InputError(
+            f"a plan for {decoder.name} lacks {' and '.join(lacking)}",
+            "give the sequences of a step and the tokens of a sequence, "
+            "such as --global-batch 1024 --seq 4096",
+        )
+    dtype, optimizer = check_names(
+        full_dtype(question.dtype) if question.dtype else usual_dtype(profile),
+        question.optimizer or target.optimizers[0],
+    )
+    job = TrainingJob(
+        decoder=decoder, world_size=ranks, global_batch=batch, length=length, dtype=dtype,
+        routing=routing, optimizer=optimizer,
+        leaves_room=question.routing is None and decoder.num_moe_layers > 0,
+    )  # fmt: skip
     return TrainingRequest(
-        job=training_job(
-            decoder, world_size=ranks, global_batch=batch, length=length,
-            dtype=full_dtype(question.dtype) if question.dtype else None, routing=routing,
-            optimizer=question.optimizer or target.optimizers[0], profile=profile,
-            leaves_room=question.routing is None,
-        ),
-        pins=layout_pins(question), target=target, memory_limit_bytes=question.memory_limit,
+        job=job, pins=layout_pins(question), target=target,
+        memory_limit_bytes=question.memory_limit,
     )  # fmt: skip
 
 
@@ -149,7 +161,7 @@ def layout_pins(question: Question) -> LayoutRequest:
     Raises:
         InputError: modules or stages cannot be read.
     """
-    pins: dict[str, Any] = {name: getattr(question, name) for name in _PINS}
+    pins: dict[str, Any] = {name: getattr(question, name) for name in PIN_NAMES}
     if question.recompute is not None:
         pins["recompute"] = modules_of(question.recompute)
     if question.stages is not None:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from moetune.domain.training import FoldedLayout
+from moetune.domain.training_document import layout_words
 from moetune.domain.units import format_bytes
 from moetune.report.plan_figures import memory_parts_figure
 from moetune.report.section import Cell, Highlight, Section, Table, plural
 from moetune.workflows.memory import FittedLayout, MemoryAnswer
-from moetune.workflows.training_plan import layout_words
 from moetune.workflows.views.training import host_words
 from moetune.workflows.views.words import largest_first
 
