@@ -26,7 +26,7 @@ def list_(
 ) -> None:
     """List the newest observations, newest first."""
     from moetune.workflows.library import list_observations
-    from moetune.workflows.views.library import observations_section
+    from moetune.workflows.views.stored_plans import observations_section
 
     session = session_of(context, all_rows=all_)
     with session.find_store() as store:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf
-from typing import Literal
 
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
@@ -85,11 +84,6 @@ class ModelSubject:
     profile: Profile | None = None
     missing: str = ""
     model: str | None = None
-
-    @property
-    def kind(self) -> Literal["model"]:
-        """A whole model."""
-        return "model"
 
     @property
     def memory_limit_bytes(self) -> int:

@@ -18,10 +18,7 @@ from moetune.report.observed import (
 from moetune.report.section import Cell, Figure, Highlight, Section, Table, percent, plural
 from moetune.workflows.drift import OperationDrift
 from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
-from moetune.workflows.views.words import (
-    speed_cell,
-    speed_words,
-)
+from moetune.workflows.views.words import speed_cell, speed_words
 
 MOST_CHANGES = 5
 MOVED = 1.15

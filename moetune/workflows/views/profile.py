@@ -22,10 +22,10 @@ from moetune.report.operations import (
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, plural
 from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.profiles import FoundProfile, ProfileInfo
-from moetune.workflows.views.measured_steps import measured_steps
 from moetune.workflows.views.profile_operations import (
     fit_section,
     lines_section,
+    measured_steps,
     operation_to_draw,
     operations_section,
 )

@@ -1,4 +1,4 @@
-"""Operations of a profile: one of them drawn, and all in a table with their lines and errors."""
+"""Operations of a profile: one of them drawn, all with their lines and errors, and whole steps."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from moetune.domain.document import shown as shortened
 from moetune.domain.profile import FitError, GemmLine, Profile
+from moetune.domain.records import prediction_error
+from moetune.domain.samples import StepRecord
 from moetune.domain.units import format_seconds
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import OperationCurve, operations_of
@@ -141,3 +143,30 @@ def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
         for one in (error.median, error.p95)
     )
     return median, p95, Cell.words(error.quality, mark=error.quality)
+
+
+def measured_steps(profile: Profile) -> Iterator[Section]:
+    """Yield whole steps beside the sums of their operations, by which predictions are corrected."""
+    if not profile.steps:
+        return
+    table = Table(
+        name="steps",
+        header=("layer", "ranks", "tokens", "chunks", "sum of operations", "measured", "error"),
+        rows=tuple(_whole_step(one) for one in profile.steps),
+    )
+    yield Section(name="steps", title="Steps of layers", tables=(table,))
+
+
+def _whole_step(one: StepRecord) -> tuple[Cell, ...]:
+    load, summed = one.workload, one.chunks_seconds + one.overhead_seconds
+    layer, error = load.layer, prediction_error(summed, one.measured_seconds)
+    name = f"{layer.d_model} × {layer.d_hidden}, {layer.num_experts} experts, {layer.activation}"
+    return (
+        Cell.words(name),
+        Cell.count(load.world_size),
+        Cell.count(load.tokens_per_rank),
+        Cell.count(one.degree),
+        Cell.seconds(summed),
+        Cell.seconds(one.measured_seconds),
+        Cell.share(error, sign=True),
+    )
