@@ -67,7 +67,7 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
     )  # fmt: skip
     yield Section(
         name="time", title="Time of a step, on the slowest pipeline rank",
-        tables=(time_table(best),), figures=tuple(training_figures({"this plan": plan})),
+        tables=(_time_table(best),), figures=tuple(training_figures({"this plan": plan})),
     )  # fmt: skip
     yield Section(
         name="settings", title="Layout and settings",
@@ -132,7 +132,9 @@ def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
         yield "states", _chunks(plan.chunks)
     yield "CUDA graphs", _graphs(best)
     yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
-    yield from _pipeline(layout)
+    if layout.pp > 1:
+        yield "schedule", str(layout.schedule)
+        yield "stages", str(layout.stages)
     yield "runtime", plan.inputs.runtime
     yield "numbers", plan.trust
 
@@ -158,22 +160,21 @@ def _recomputed(best: TrainingAnswer) -> str:
 
 
 def _graphs(best: TrainingAnswer) -> str:
-    saved, step = best.predicted.saved_by_graphs_seconds, best.predicted.step_seconds
-    if saved <= 0:
-        return str(best.layout.cuda_graphs)
-    share = percent(saved / (step + saved))
-    return f"{best.layout.cuda_graphs}: saves {Cell.seconds(saved).text}, {share} of the step"
+    return f"{best.layout.cuda_graphs}{_saves(best, best.predicted.saved_by_graphs_seconds)}"
 
 
 def _overlap(best: TrainingAnswer) -> str:
     overlap, degree = str(best.layout.overlap), best.layout.degree
     if degree is not None:
         overlap += f" ({degree.forward} forward, {degree.backward} backward)"
-    saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
-    if saved <= 0:
-        return overlap
-    share = percent(saved / (step + saved))
-    return f"{overlap}: saves {Cell.seconds(saved).text}, {share} of the step"
+    return f"{overlap}{_saves(best, best.predicted.saved_by_overlap_seconds)}"
+
+
+def _saves(best: TrainingAnswer, seconds: float) -> str:
+    if seconds <= 0:
+        return ""
+    share = percent(seconds / (best.predicted.step_seconds + seconds))
+    return f": saves {Cell.seconds(seconds).text}, {share} of the step"
 
 
 def _offloaded(best: TrainingAnswer) -> str:
@@ -181,13 +182,7 @@ def _offloaded(best: TrainingAnswer) -> str:
     return f"{what}, {format_bytes(best.memory.host_bytes)} a device" if what else "nothing"
 
 
-def _pipeline(layout: TrainingLayout) -> list[tuple[str, str]]:
-    if layout.pp == 1:
-        return []
-    return [("schedule", str(layout.schedule)), ("stages", str(layout.stages))]
-
-
-def time_table(best: TrainingAnswer) -> Table:
+def _time_table(best: TrainingAnswer) -> Table:
     """Return the parts of a step, the longest first."""
     parts = sorted(best.predicted.parts.items(), key=lambda item: -item[1])
     step = best.predicted.step_seconds
@@ -331,7 +326,7 @@ def _time(subject: ModelSubject) -> Section:
     kinds = (f"{name} {percent(seconds / step)}" for name, seconds in subject.kinds.items())
     return Section(
         name="terms", title="What the time consists of",
-        paragraphs=(f"Of the step: {', '.join(kinds)}.",), tables=(time_table(best),),
+        paragraphs=(f"Of the step: {', '.join(kinds)}.",), tables=(_time_table(best),),
     )  # fmt: skip
 
 
