@@ -112,14 +112,9 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
     Raises:
         InputError: a value is wrong, or one is missing.
     """
-    ranks = question.world_size
-    if question.nodes is not None:
-        if ranks is not None:
-            raise InputError("--nodes and --world-size exclude each other", "give one of them")
-        ranks = question.nodes * profile.machine.devices_per_node
+    ranks = _ranks(question, profile)
     with about("target"):
         target = find_target(question.target or "moetune")
-    ranks = ranks or profile.machine.num_devices
     batch, length = question.global_batch, question.seq
     if question.config is not None:
         decoder = question.config.decoder()
@@ -133,13 +128,7 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
     with about("routing"):
         decoder, routing = read_routing(question.routing, decoder)
     if batch is None or length is None:
-        lacking = [flag for flag, value in (("--global-batch", batch), ("--seq", length))
-                   if value is None]  # fmt: skip
-        raise InputError(
-            f"a plan for {decoder.name} lacks {' and '.join(lacking)}",
-            "give the sequences of a step and the tokens of a sequence, "
-            "such as --global-batch 1024 --seq 4096",
-        )
+        raise _unsized(decoder.name, {"--global-batch": batch, "--seq": length})
     dtype, optimizer = check_names(
         full_dtype(question.dtype) if question.dtype else usual_dtype(profile),
         question.optimizer or target.optimizers[0],
@@ -153,6 +142,23 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
         job=job, pins=layout_pins(question), target=target,
         memory_limit_bytes=question.memory_limit,
     )  # fmt: skip
+
+
+def _ranks(question: Question, profile: Profile) -> int:
+    if question.nodes is None:
+        return question.world_size or profile.machine.num_devices
+    if question.world_size is not None:
+        raise InputError("--nodes and --world-size exclude each other", "give one of them")
+    return question.nodes * profile.machine.devices_per_node
+
+
+def _unsized(name: str, sizes: Mapping[str, int | None]) -> InputError:
+    lacking = [flag for flag, size in sizes.items() if size is None]
+    return InputError(
+        f"a plan for {name} lacks {' and '.join(lacking)}",
+        "give the sequences of a step and the tokens of a sequence, "
+        "such as --global-batch 1024 --seq 4096",
+    )
 
 
 def layout_pins(question: Question) -> LayoutRequest:
