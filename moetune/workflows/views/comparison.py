@@ -28,11 +28,11 @@ _CHANGES = "now", "changed"
 _OF_A_RANK = "memory.parts.", "memory.activations."
 _KINDS = {"collective": "Collectives", "GEMM": "GEMMs", "copy": "Copies"}
 _SMALL, _LARGE = 0.01, 100
-_SIZES = ("memory.parts.", "memory.activations.")
 _TIMES = ("predicted.parts.", "predicted.mean_parts.")
+_SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
 _RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC"), "_per_element": (1e9, "G")}
 _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
-    (lambda key: key.endswith("_bytes") or key.startswith(_SIZES), format_bytes),
+    (lambda key: key.endswith("_bytes") or key.startswith(_OF_A_RANK), format_bytes),
     (lambda key: key.endswith("_seconds") or key.startswith(_TIMES), format_seconds),
     (
         lambda key: key.endswith("flops_per_second_per_device"),
@@ -258,6 +258,3 @@ def compared_figures(plans: Mapping[str, AnyPlan]) -> tuple[Figure, ...]:
         return ()
     layers = {name: plan.as_layer() for name, plan in plans.items()}
     return phases_figure(layers), degree_figure(layers)
-
-
-_SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
