@@ -137,14 +137,15 @@ def _profile(screen: Screen) -> None:
 
 
 def _plan() -> "Plan":
-    from moetune.domain.request import PlanRequest
-    from moetune.workflows.open_planner import local_planner
+    from moetune.domain.question import Question
+    from moetune.workflows.open_planner import plan_question
 
-    request = PlanRequest(
-        layer=_LAYER, world_size=_NUM_RANKS, tokens_per_rank=_BATCH * _LENGTH, dtype="float32"
-    )
-    with local_planner(wiring.configure().settings, profile=_NAME, saves=True) as planner:
-        return planner.plan_anew(request).plan.as_layer()
+    question = Question(
+        d_model=_LAYER.d_model, d_hidden=_LAYER.d_hidden, num_experts=_LAYER.num_experts,
+        top_k=_LAYER.top_k, world_size=_NUM_RANKS, tokens=_BATCH * _LENGTH, dtype="float32",
+    )  # fmt: skip
+    settings = wiring.configure().settings
+    return plan_question(question, settings, profile=_NAME, save=True).plan.as_layer()
 
 
 def _report(

@@ -57,8 +57,7 @@ def explain(
     from moetune.workflows.compared import WhyNot
     from moetune.workflows.files import find_plan
     from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.views.explanation import explanation_sections
-    from moetune.workflows.views.why_not import why_not_sections
+    from moetune.workflows.views.plan import explanation_sections, why_not_sections
 
     session = session_of(context, all_rows=all_)
     question = WhyNot(

@@ -39,7 +39,8 @@ def plan(
     """
     from moetune.domain.question import read_texts
     from moetune.workflows.files import write_text
-    from moetune.workflows.requests import ask, plan_question
+    from moetune.workflows.open_planner import plan_question
+    from moetune.workflows.requests import ask
 
     question, session = ask(read_texts(asked)), session_of(context)
     make = partial(plan_question, question, profile=profile)

@@ -19,6 +19,7 @@ from moetune.domain.throughput import Throughput
 from moetune.domain.training import (
     CudaGraphs,
     Degrees,
+    FoldedLayout,
     LayoutRequest,
     Overlap,
     TokenDispatcher,
@@ -123,9 +124,14 @@ class TrainingLayout:
     @property
     def words(self) -> str:
         """The sizes above 1 and the micro-batch: "dp 8 · pp 4 · micro-batch 1"."""
-        sizes = [(name, getattr(self, name)) for name in _SIZES]
-        above = [f"{name} {size}" for name, size in sizes if size > 1]
-        return " · ".join([*above, f"micro-batch {self.micro_batch}"])
+        return layout_words(self)
+
+
+def layout_words(layout: TrainingLayout | FoldedLayout) -> str:
+    """Return the sizes above 1 and the micro-batch: "dp 8 · pp 4 · micro-batch 1"."""
+    sizes = [(name, getattr(layout, name)) for name in _SIZES]
+    above = [f"{name} {size}" for name, size in sizes if size > 1]
+    return " · ".join([*above, f"micro-batch {layout.micro_batch}"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

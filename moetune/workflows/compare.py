@@ -9,7 +9,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.report.section import sentence
-from moetune.solve.joint.pins import pin_flag, pinned
+from moetune.solve.joint.pins import pin_flags
 
 _SAME = 5e-4
 _TWICE = 2.0
@@ -72,14 +72,13 @@ def _of_layer(plan: Plan) -> Mapping[str, str]:
 
 def _of_model(plan: TrainingDocument) -> Mapping[str, str]:
     inputs = plan.inputs
-    flags = (pin_flag(inputs.pins, name).partition(" ") for name in pinned(inputs.pins))
     return {
         "{} sequences": f"{inputs.global_batch:,}",
         "{} tokens of a sequence": f"{inputs.seq:,}",
         "target {}": inputs.runtime,
         "optimizer {}": inputs.optimizer,
         "routing {}": inputs.routing,
-        **{f"{flag} {{}}": value for flag, _, value in flags},
+        **{f"{flag} {{}}": value for flag, value in pin_flags(inputs.pins).items()},
     }
 
 

@@ -6,18 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moetune.domain.errors import InputError, ProfileError
-from moetune.domain.plan import MAKE_ONE
 from moetune.domain.site import Site, site_of
 from moetune.domain.targets import Target, TargetName, find_target
-from moetune.domain.training import TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
 from moetune.huggingface.harmless import language_model
-from moetune.workflows.models import find_planned_model
 from moetune.workflows.profiles import find_profile
-from moetune.workflows.training_plan import folded_layout
+from moetune.workflows.training_plan import folded_layout, planned_job
 from moetune.workflows.wiring import StoreFinder
 
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
@@ -81,18 +78,12 @@ def export_plan(
     """
     inputs, name = plan.inputs, f"plan {plan.id[:6]}"
     target = inputs.facts if to == inputs.target else find_target(to)
-    found = find_planned_model(inputs, given=model)
-    if found.decoder is None:
-        raise InputError(f"{name}: {inputs.model} is a layer, not a model", MAKE_ONE)
-    if found.decoder.name != inputs.model:
+    found, job = planned_job(plan, given=model)
+    if job.decoder.name != inputs.model:
         raise InputError(
-            f"{name} is a plan of {inputs.model}, not of {found.decoder.name}",
+            f"{name} is a plan of {inputs.model}, not of {job.decoder.name}",
             "omit --model, or name the configuration that the plan was made for",
         )
-    job = TrainingJob(
-        decoder=found.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
-        length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
-    )  # fmt: skip
     planned = Planned(
         plan_id=plan.id,
         job=job,

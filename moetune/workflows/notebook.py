@@ -19,8 +19,9 @@ from moetune.domain.spelling import AS_ARGUMENTS, nearest_or, spelled
 from moetune.workflows import wiring
 from moetune.workflows.files import find_plan, is_plan_path
 from moetune.workflows.memory import fit_memory
+from moetune.workflows.open_planner import plan_question
 from moetune.workflows.plan_view import MemoryView, PlanView
-from moetune.workflows.requests import ask, memory_question, plan_question
+from moetune.workflows.requests import ask, memory_question
 from moetune.workflows.staleness import stale_note
 
 _LOGGER = logging.getLogger("moetune")

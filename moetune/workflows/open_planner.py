@@ -10,7 +10,9 @@ from moetune.config import Settings
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.profile import Profile
+from moetune.domain.question import Question
 from moetune.workflows import wiring
+from moetune.workflows.plan import NewPlan
 from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import is_path
 from moetune.workflows.solvers import Solver, ThreadSolver
@@ -73,7 +75,7 @@ def open_planner(settings: Settings, *, solver: Solver | None = None) -> Iterato
     ):
         sources = StoredSources(store=store, reading=reading, default_profile=settings.profile)
         yield ServicePlanner(
-            sources=sources, dtype=settings.dtype, solver=solver or ThreadSolver(), store=store,
+            sources=sources, settings=settings, solver=solver or ThreadSolver(), store=store,
             reading=reading,
         )  # fmt: skip
 
@@ -101,4 +103,22 @@ def local_planner(
         sources = LocalSources(
             stores=stores, store=store, named=profile, default_profile=settings.profile
         )
-        yield Planner(sources=sources, dtype=settings.dtype)
+        yield Planner(sources=sources, settings=settings)
+
+
+def plan_question(
+    question: Question, settings: Settings, *, profile: str | Profile | None, save: bool
+) -> NewPlan:
+    """Return the plan of a layer or of a whole model's training, and its profile.
+
+    Args:
+        profile: a file, a name or a profile; None for the setting, else the newest measured one.
+        save: store the plan; a database is made where there is none.
+
+    Raises:
+        MoetuneError: as of `Planner.ask`, or the database cannot be opened.
+    """
+    with local_planner(settings, profile=profile, saves=save) as planner:
+        planned = planner.ask(question)
+        planner.sources.save(planned.plan)
+    return planned

@@ -30,10 +30,8 @@ from moetune.workflows.open_planner import local_planner
 from moetune.workflows.planner import Planner
 from moetune.workflows.subjects import Subject, subject_of
 from moetune.workflows.views.comparison import whatif_sections
-from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.memory import memory_document, memory_sections
-from moetune.workflows.views.plan import plan_sections
-from moetune.workflows.views.why_not import why_not_sections
+from moetune.workflows.views.plan import explanation_sections, plan_sections, why_not_sections
 from moetune.workflows.whatif import whatif
 
 _ANSWER = 2

@@ -7,21 +7,26 @@ that `workflows.views` turns into sections.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Concatenate, ParamSpec, TypeVar, overload
+from typing import Concatenate, ParamSpec, TypeVar
 
+from moetune.config import Settings
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import AbandonedError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.question import Question
 from moetune.domain.request import PlanRequest
 from moetune.domain.spelling import AS_KEYS, spelled
+from moetune.domain.training_document import TrainingDocument
 from moetune.workflows.compared import WhyNot, WhyNotAnswer
 from moetune.workflows.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
+from moetune.workflows.requests import is_of_model, layer_request, training_request
 from moetune.workflows.sensitivity import Sensitivity, sensitivity_of
 from moetune.workflows.solvers import SingleFlight, Solver, ThreadSolver
 from moetune.workflows.sources import PlanSources
-from moetune.workflows.subjects import LayerSubject, Subject, subject_of
+from moetune.workflows.subjects import Subject, subject_of
 from moetune.workflows.trace import Trace, predicted_trace
+from moetune.workflows.training import plan_training
 from moetune.workflows.why_not import answer_why_not
 
 P = ParamSpec("P")
@@ -34,12 +39,12 @@ class Planner:
 
     Args:
         sources: profiles and plans, and the store of new plans.
-        dtype: of requests that name none; None for the profile's own choice.
+        settings: of questions and inputs that leave something open; None for the defaults.
         solver: runs what solves or computes.
     """
 
     sources: PlanSources
-    dtype: str | None = None
+    settings: Settings | None = None
     solver: Solver = field(default_factory=ThreadSolver)
     _solving: SingleFlight[Plan] = field(default_factory=SingleFlight, init=False)
 
@@ -76,25 +81,23 @@ class Planner:
         """
         return self.sources.stored(self._read(inputs).inputs.plan_id)
 
-    def plan_anew(self, request: PlanRequest) -> NewPlan:
-        """Solve for a request's plan even where one is stored, and store it.
+    def ask(self, question: Question, profile: str | None = None) -> NewPlan:
+        """Solve for the plan of a layer or of a whole model's training; nothing is stored.
+
+        Args:
+            profile: its name; None for the default one.
 
         Raises:
-            MoetuneError: as of `resolve`.
+            InputError: a value is wrong, or one is missing.
+            InfeasiblePlanError: nothing satisfies the pins or the memory limit.
+            ProfileError: there is no such profile, or it lacks an operation.
         """
-        complete = self._complete(request)
-        plan = self._solve(complete)
-        self.sources.save(plan)
-        return NewPlan(plan=plan, found=complete.found)
-
-    def draft(self, request: PlanRequest, profile: str | None) -> Plan:
-        """Return a request's plan, and store nothing.
-
-        Raises:
-            MoetuneError: as of `resolve`.
-        """
-        complete = self._complete(request, profile)
-        return self.sources.stored(complete.inputs.plan_id) or self._solve(complete)
+        if not is_of_model(question):
+            complete = self._complete(layer_request(question, self.settings), profile)
+            return NewPlan(plan=self._solve(complete), found=complete.found)
+        found = self.sources.profile(profile, for_models=True)
+        plan = self.run(found.profile.name, _plan_model, question, found.profile)
+        return NewPlan(plan=plan, found=found)
 
     def plan(self, wanted: str) -> Plan:
         """Return the plan of an id or its beginning; on the command line also of a file.
@@ -104,12 +107,6 @@ class Planner:
             InputError: there is none, or there are several.
         """
         return self.sources.plan(wanted).as_layer()
-
-    @overload
-    def explain(self, plan: Plan, *, model: str | None = None) -> LayerSubject: ...
-
-    @overload
-    def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject: ...
 
     def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
         """Return a plan with its profile; where that is missing or has changed, with the reason.
@@ -181,9 +178,10 @@ class Planner:
         return self.explain(plan).profile
 
     def _read(self, inputs: Mapping[str, object]) -> CompleteRequest:
+        dtype = None if self.settings is None else self.settings.dtype
         with spelled(AS_KEYS):
             document = read_inputs(inputs)
-            complete = self._complete(document.request(default_dtype=self.dtype), document.profile)
+            complete = self._complete(document.request(default_dtype=dtype), document.profile)
         document.check(complete.inputs)
         return complete
 
@@ -217,6 +215,11 @@ class Planner:
             MoetuneError: of the function, of the solver's limits, or of the profile's numbers.
         """
         return self.solver.run(_soundly, profile, partial(function, *args, **kwargs))
+
+
+def _plan_model(question: Question, profile: Profile) -> TrainingDocument:
+    request = training_request(question, profile)
+    return plan_training(request, profile, with_front=question.front, with_savings=True)
 
 
 def _soundly(profile: str, work: Callable[[], T]) -> T:

@@ -7,21 +7,17 @@ this one is read for it, and its sizes are bounded.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moetune.config import Settings
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS
-from moetune.domain.profile import Profile
 from moetune.domain.question import Question
 from moetune.domain.spelling import flag_of
-from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import resolve_name
-from moetune.workflows.open_planner import ServicePlanner
 from moetune.workflows.plan import LONGEST_NAME
+from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import is_path
-from moetune.workflows.requests import ask, is_of_model, layer_request, training_request
-from moetune.workflows.training import plan_training
+from moetune.workflows.requests import ask, is_of_model
 
 _LARGEST = {"world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22}
 """Of a whole model: searches of larger jobs take longer than a service waits."""
@@ -39,7 +35,7 @@ class ServedQuestion:
     question: Question
     profile: str | None = None
 
-    def answer(self, planner: ServicePlanner) -> AnyPlan:
+    def answer(self, planner: Planner) -> AnyPlan:
         """Return the plan; nothing is stored.
 
         Raises:
@@ -47,11 +43,7 @@ class ServedQuestion:
             InfeasiblePlanError: nothing satisfies the pins or the memory limit.
             ProfileError: there is no such profile, or it lacks an operation.
         """
-        if is_of_model(self.question):
-            found = planner.sources.profile(self.profile)
-            return planner.run(found.profile.name, _plan_model, self.question, found.profile)
-        settings = Settings(db=planner.reading.location, dtype=planner.dtype)
-        return planner.draft(layer_request(self.question, settings), self.profile)
+        return planner.ask(self.question, self.profile).plan
 
 
 def asks_for_model(arguments: Mapping[str, object]) -> bool:
@@ -104,8 +96,3 @@ def _profile_name(profile: object) -> str:
             field="profile",
         )
     return profile
-
-
-def _plan_model(question: Question, profile: Profile) -> TrainingDocument:
-    request = training_request(question, profile)
-    return plan_training(request, profile, with_front=question.front, with_savings=True)

@@ -5,10 +5,9 @@ A layer is asked of the `Planner`, a whole model of `plan_training`.
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
-from moetune.config import Settings
+from moetune.config import NO_STORE, Settings
 from moetune.domain.cluster import process_bytes
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.errors import InputError
@@ -25,20 +24,16 @@ from moetune.domain.question import (
 from moetune.domain.request import PlanRequest
 from moetune.domain.spelling import about, read_flag
 from moetune.domain.targets import find_target
-from moetune.domain.training import LayoutRequest
+from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.units import dtype_bytes, full_dtype
 from moetune.huggingface.pasted import configuration_of
-from moetune.workflows import wiring
 from moetune.workflows.memory import MemoryQuestion
 from moetune.workflows.models import check_known, find_decoder_model, is_decoder_name
-from moetune.workflows.open_planner import local_planner
-from moetune.workflows.plan import NewPlan
-from moetune.workflows.profiles import find_profile
 from moetune.workflows.routing_files import read_layer_routing, read_routing
-from moetune.workflows.training import check_names, plan_training, training_job
+from moetune.workflows.training import check_names, usual_dtype
 from moetune.workflows.training_plan import TrainingRequest
 
-_PINS = tuple(item.name for item in fields(LayoutRequest))
+PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
 
 
 def ask(values: Mapping[str, object]) -> Question:
@@ -70,12 +65,16 @@ def model_name(question: Question) -> str:
     return question.model or "" if shape is None else shape.text
 
 
-def layer_request(question: Question, settings: Settings) -> PlanRequest:
+def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
     """Return the request for the plan of a layer.
+
+    Args:
+        settings: of what the question leaves open; None for the defaults.
 
     Raises:
         InputError: a value is wrong, or one is missing.
     """
+    settings = settings or Settings(db=NO_STORE)
     allowed, top_k = question.allow_modelled, question.top_k or 1
     if question.model is not None:
         top_k = find_model(question.model).top_k
@@ -113,14 +112,9 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
     Raises:
         InputError: a value is wrong, or one is missing.
     """
-    ranks = question.world_size
-    if question.nodes is not None:
-        if ranks is not None:
-            raise InputError("--nodes and --world-size exclude each other", "give one of them")
-        ranks = question.nodes * profile.machine.devices_per_node
+    ranks = _ranks(question, profile)
     with about("target"):
         target = find_target(question.target or "moetune")
-    ranks = ranks or profile.machine.num_devices
     batch, length = question.global_batch, question.seq
     if question.config is not None:
         decoder = question.config.decoder()
@@ -133,15 +127,38 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
             length = length or model.whole.shape.length
     with about("routing"):
         decoder, routing = read_routing(question.routing, decoder)
-    return TrainingRequest(
-        job=training_job(
-            decoder, world_size=ranks, global_batch=batch, length=length,
-            dtype=full_dtype(question.dtype) if question.dtype else None, routing=routing,
-            optimizer=question.optimizer or target.optimizers[0], profile=profile,
-            leaves_room=question.routing is None,
-        ),
-        pins=layout_pins(question), target=target, memory_limit_bytes=question.memory_limit,
+    if batch is None or length is None:
+        raise _unsized(decoder.name, {"--global-batch": batch, "--seq": length})
+    dtype, optimizer = check_names(
+        full_dtype(question.dtype) if question.dtype else usual_dtype(profile),
+        question.optimizer or target.optimizers[0],
+    )
+    job = TrainingJob(
+        decoder=decoder, world_size=ranks, global_batch=batch, length=length, dtype=dtype,
+        routing=routing, optimizer=optimizer,
+        leaves_room=question.routing is None and decoder.num_moe_layers > 0,
     )  # fmt: skip
+    return TrainingRequest(
+        job=job, pins=layout_pins(question), target=target,
+        memory_limit_bytes=question.memory_limit,
+    )  # fmt: skip
+
+
+def _ranks(question: Question, profile: Profile) -> int:
+    if question.nodes is None:
+        return question.world_size or profile.machine.num_devices
+    if question.world_size is not None:
+        raise InputError("--nodes and --world-size exclude each other", "give one of them")
+    return question.nodes * profile.machine.devices_per_node
+
+
+def _unsized(name: str, sizes: Mapping[str, int | None]) -> InputError:
+    lacking = [flag for flag, size in sizes.items() if size is None]
+    return InputError(
+        f"a plan for {name} lacks {' and '.join(lacking)}",
+        "give the sequences of a step and the tokens of a sequence, "
+        "such as --global-batch 1024 --seq 4096",
+    )
 
 
 def layout_pins(question: Question) -> LayoutRequest:
@@ -150,7 +167,7 @@ def layout_pins(question: Question) -> LayoutRequest:
     Raises:
         InputError: modules or stages cannot be read.
     """
-    pins: dict[str, Any] = {name: getattr(question, name) for name in _PINS}
+    pins: dict[str, Any] = {name: getattr(question, name) for name in PIN_NAMES}
     if question.recompute is not None:
         pins["recompute"] = modules_of(question.recompute)
     if question.stages is not None:
@@ -186,32 +203,3 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
         length=question.seq or 0, dtype=dtype, optimizer=optimizer, pins=layout_pins(question),
         target=target, device_bytes=read_flag(device_memory, process_bytes, "device_memory"),
     )  # fmt: skip
-
-
-def plan_question(
-    question: Question, settings: Settings, *, profile: str | Profile | None, save: bool
-) -> NewPlan:
-    """Return the plan of a layer or of a whole model's training, and its profile.
-
-    Args:
-        profile: a file, a name or a profile; None for the setting, else the newest measured one.
-        save: store the plan; a database is made where there is none.
-
-    Raises:
-        MoetuneError: as of `Planner.resolve` or `plan_training`, there is no such profile, or the
-            database cannot be opened.
-    """
-    if not is_of_model(question):
-        request = layer_request(question, settings)
-        with local_planner(settings, profile=profile, saves=save) as planner:
-            return planner.plan_anew(request)
-    stores = partial(wiring.find_store, settings)
-    wanted = settings.profile if profile is None else profile
-    with about("profile"):
-        found = find_profile(wanted, stores=stores, for_models=True)
-    model = training_request(question, found.profile)
-    plan = plan_training(model, found.profile, with_front=question.front, with_savings=True)
-    if save:
-        with wiring.open_store(settings) as store:
-            store.save_plan(plan)
-    return NewPlan(plan=plan, found=found)

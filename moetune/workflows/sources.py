@@ -37,8 +37,11 @@ class PlanSources(Protocol):
         """
         ...
 
-    def profile(self, name: str | None) -> FoundProfile:
+    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
         """Return the profile of this name; None for the default one.
+
+        Args:
+            for_models: whether the newest measured one is of GPUs alone.
 
         Raises:
             ProfileError: no profile has this name, or none was measured yet.
@@ -94,10 +97,10 @@ class StoredSources:
             )
         return found
 
-    def profile(self, name: str | None) -> FoundProfile:
+    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
         """Return the profile from the cache."""
         if name is None:
-            name = self.default_profile or newest_measured(self.reading)
+            name = self.default_profile or newest_measured(self.reading, for_models=for_models)
         return self._profile(name)
 
     def profile_of(self, plan: AnyPlan) -> FoundProfile:
@@ -148,12 +151,12 @@ class LocalSources:
         """Return the plan of a file, or of an id in the store."""
         return find_plan(wanted, stores=self.stores)
 
-    def profile(self, name: str | None) -> FoundProfile:
+    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
         """Return the profile of the first: `name`, `named`, the setting, the newest measured."""
         wanted = (name, self.named, self.default_profile)
         first = next((one for one in wanted if one is not None), None)
         with about("profile"):
-            return find_profile(first, stores=self.stores)
+            return find_profile(first, stores=self.stores, for_models=for_models)
 
     def profile_of(self, plan: AnyPlan) -> FoundProfile:
         """Return the profile that the command line names, else the one of the plan's name."""

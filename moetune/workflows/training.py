@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from math import inf
 
-from moetune.domain.architecture import Decoder
 from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs
 from moetune.domain.errors import (
@@ -18,7 +17,7 @@ from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.request import gemm_dtypes
-from moetune.domain.routing import BALANCED, ExpertLoads
+from moetune.domain.routing import BALANCED
 from moetune.domain.site import check_format, site_of
 from moetune.domain.target_rules import model_rules
 from moetune.domain.training import (
@@ -27,9 +26,8 @@ from moetune.domain.training import (
     FoldedLayout,
     LayoutRequest,
     TrainingDtype,
-    TrainingJob,
 )
-from moetune.domain.training_document import PlanOrigin, TrainingDocument
+from moetune.domain.training_document import PlanOrigin, TrainingDocument, layout_words
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.solve.joint.best import with_graphs
@@ -47,7 +45,6 @@ from moetune.workflows.profile_quality import quality_of
 from moetune.workflows.training_plan import (
     TrainingRequest,
     answer_of,
-    layout_words,
     plan_id,
     saving_of,
 )
@@ -272,40 +269,7 @@ def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
     return pins if pins.expert_placement is None else replace(pins, expert_placement=None)
 
 
-def training_job(
-    decoder: Decoder, *, world_size: int | None, global_batch: int | None, length: int | None,
-    dtype: str | None, routing: ExpertLoads | RecordedLayers, optimizer: str, profile: Profile,
-    leaves_room: bool,
-) -> TrainingJob:  # fmt: skip
-    """Return the job, with the profile's devices where no ranks are named.
-
-    Args:
-        leaves_room: for natural routing, where the routing is balanced and there are experts.
-
-    Raises:
-        InputError: the batch or the length is missing, or there is no such dtype or optimizer.
-    """
-    missing = [
-        flag
-        for flag, value in (("--global-batch", global_batch), ("--seq", length))
-        if value is None
-    ]
-    if global_batch is None or length is None:
-        raise InputError(
-            f"a plan for {decoder.name} lacks {' and '.join(missing)}",
-            "give the sequences of a step and the tokens of a sequence, "
-            "such as --global-batch 1024 --seq 4096",
-        )
-    known_dtype, known_optimizer = check_names(dtype or _usual_dtype(profile), optimizer)
-    return TrainingJob(
-        decoder=decoder, world_size=world_size or profile.machine.num_devices,
-        global_batch=global_batch, length=length, dtype=known_dtype,
-        routing=routing, optimizer=known_optimizer,
-        leaves_room=leaves_room and routing == BALANCED and decoder.num_moe_layers > 0,
-    )  # fmt: skip
-
-
-def _usual_dtype(profile: Profile) -> TrainingDtype:
+def usual_dtype(profile: Profile) -> TrainingDtype:
     """Return bfloat16, or float16 where a profile has that and not bfloat16."""
     known = gemm_dtypes(profile)
     return next((dtype for dtype in HALF_PRECISION if dtype in known), "bfloat16")

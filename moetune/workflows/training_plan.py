@@ -5,7 +5,9 @@ from typing import Any
 
 from moetune.domain.chips import peak_flops
 from moetune.domain.document import decode, digest, encode
+from moetune.domain.errors import InputError
 from moetune.domain.pipeline import read_stages, stage_words
+from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
@@ -14,13 +16,16 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_document import (
     Saving,
     TrainingAnswer,
+    TrainingDocument,
     TrainingInputs,
     TrainingLayout,
     TrainingMemory,
     TrainingStep,
+    layout_words,
 )
 from moetune.solve.joint.savings import FoundSaving
 from moetune.solve.joint.search import PricedLayout
+from moetune.workflows.models import FoundModel, find_planned_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,27 @@ class TrainingRequest:
             memory_limit_bytes=limit_bytes, model_path=job.decoder.path,
             leaves_room=job.leaves_room,
         )  # fmt: skip
+
+
+def planned_job(
+    plan: TrainingDocument, *, given: str | None = None
+) -> tuple[FoundModel, TrainingJob]:
+    """Return the model that a training plan is of, and its job, of balanced routing.
+
+    Args:
+        given: the model's `config.json` where its name alone does not find it.
+
+    Raises:
+        InputError: as of `find_planned_model`, or the model is a layer.
+    """
+    inputs, found = plan.inputs, find_planned_model(plan.inputs, given=given)
+    if found.decoder is None:
+        what = f"plan {plan.id[:6]}: {inputs.model} is a layer, not a model"
+        raise InputError(what, MAKE_ONE)
+    return found, TrainingJob(
+        decoder=found.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
+        length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
+    )  # fmt: skip
 
 
 def plan_id(inputs: TrainingInputs, request: TrainingRequest) -> str:
@@ -99,23 +125,19 @@ def saving_of(saving: FoundSaving) -> Saving:
     )  # fmt: skip
 
 
-def layout_words(layout: FoldedLayout) -> str:
-    """Return "dp 8 · tp 2 · pp 4 · vpp 2 · ep 8 · micro-batch 1", sizes of 1 omitted."""
-    names = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
-    sizes = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
-    return " · ".join([*sizes, f"micro-batch {layout.micro_batch}"])
+_SAME = (
+    "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher", "overlap", "zero",
+    "cuda_graphs", "offload_activations", "offload_optimizer", "degree",
+)  # fmt: skip
+"""Fields that a layout and its document have alike."""
 
 
 def _layout(layout: FoldedLayout, job: TrainingJob) -> TrainingLayout:
+    same: dict[str, Any] = {name: getattr(layout, name) for name in _SAME}
+    stages = stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None
     return TrainingLayout(
-        dp=layout.dp, cp=layout.cp, tp=layout.tp, pp=layout.pp, vpp=layout.vpp, ep=layout.ep,
-        etp=layout.etp, edp=layout.edp, micro_batch=layout.micro_batch,
-        recompute=layout.recompute or ("none",), dispatcher=layout.dispatcher,
-        overlap=layout.overlap, zero=layout.zero, cuda_graphs=layout.cuda_graphs,
-        offload_activations=layout.offload_activations,
-        offload_optimizer=layout.offload_optimizer, schedule=layout.order,
-        stages=stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
-        degree=layout.degree,
+        **same, edp=layout.edp, recompute=layout.recompute or ("none",), schedule=layout.order,
+        stages=stages,
     )  # fmt: skip
 
 
@@ -132,15 +154,7 @@ def folded_layout(layout: TrainingLayout) -> FoldedLayout:
     Raises:
         InputError: a module or a letter is unknown.
     """
-    same = (
-        "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher", "overlap", "zero",
-        "cuda_graphs", "offload_activations", "offload_optimizer", "schedule", "degree",
-    )  # fmt: skip
     recompute = () if layout.recompute == ("none",) else layout.recompute
     stages = None if layout.stages is None else read_stages(layout.stages)
-    return decode(
-        FoldedLayout,
-        {name: encode(getattr(layout, name)) for name in same}
-        | {"recompute": recompute, "stages": stages},
-        "layout",
-    )
+    same = {name: encode(getattr(layout, name)) for name in (*_SAME, "schedule")}
+    return decode(FoldedLayout, same | {"recompute": recompute, "stages": stages}, "layout")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import decode, encode
@@ -177,7 +176,8 @@ def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:
                         f"{question.spelling(str(flag))} is no flag of a plan",
                         nearest_or(hint, argument, ASKS),
                     )
-                yield argument, _number(text)
+                is_text = isinstance(text, str)
+                yield argument, ASKS[argument].read(text) if is_text else text
         elif name in _ARGUMENTS:
             yield _ARGUMENTS[name], value
         else:
@@ -186,13 +186,3 @@ def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:
                 "change their number or length, such as --constraint global-batch=512 or "
                 "--constraint seq=8k",
             )
-
-
-def _number(text: Any) -> object:  # noqa: ANN401 - a text of a document
-    """Return the number in a text; other texts and None as they are."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except (TypeError, ValueError):
-            continue
-    return text

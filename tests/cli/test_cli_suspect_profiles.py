@@ -18,8 +18,7 @@ from moetune.workflows.files import bundled_profiles, load_profile_file, profile
 from moetune.workflows.plan import make_plan
 from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.views.comparison import whatif_sections
-from moetune.workflows.views.explanation import explanation_sections
-from moetune.workflows.views.plan import plan_sections
+from moetune.workflows.views.plan import explanation_sections, plan_sections
 from moetune.workflows.whatif import change_plan
 from tests.cli.running import Cli
 from tests.report.lab import LAYER, lab_profile

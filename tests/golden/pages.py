@@ -34,10 +34,9 @@ from moetune.workflows.views.comparison import (
     machine_sections,
     whatif_sections,
 )
-from moetune.workflows.views.explanation import explanation_sections
 from moetune.workflows.views.models import model_section, models_section
 from moetune.workflows.views.observed import observed_sections, verification_sections
-from moetune.workflows.views.plan import plan_sections
+from moetune.workflows.views.plan import explanation_sections, plan_sections
 from moetune.workflows.views.profile import profile_sections
 from moetune.workflows.views.stored_plans import stored_plans_table
 from moetune.workflows.whatif import change_plan

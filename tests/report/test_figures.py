@@ -41,8 +41,8 @@ from moetune.report.section import Figure, all_figures
 from moetune.report.timelines import timeline_figure
 from moetune.solve.predict import plan_timelines
 from moetune.workflows.subjects import LayerSubject
-from moetune.workflows.views.explanation import reasons
-from moetune.workflows.views.figures import options_of
+from moetune.workflows.views.layer_reasons import options_of
+from moetune.workflows.views.plan import reasons
 from tests import prices
 from tests.report.lab import lab_plan, lab_profile, observations
 

@@ -24,6 +24,7 @@ from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.library import read_plans
 from moetune.workflows.open_planner import ServicePlanner, open_planner
 from moetune.workflows.plan import make_plan
+from moetune.workflows.subjects import LayerSubject
 from moetune.workflows.whatif import whatif
 from tests.service.asking import client_of
 
@@ -73,6 +74,7 @@ def test_an_explanation_has_no_terms_and_says_to_plan_again(
 ) -> None:
     plan = old.plan(plan_id)
     found = old.explain(plan)
+    assert isinstance(found, LayerSubject)
     assert (found.forward, found.backward, found.strategies) == (None, None, ())
     assert "make the plan again" in found.note
     again = make_plan(plan.inputs.request, profile=_profile(old, plan))

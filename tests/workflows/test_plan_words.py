@@ -6,12 +6,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.workflows.subjects import LayerSubject
-from moetune.workflows.views.decision import probability_words
-from moetune.workflows.views.words import (
-    device_word,
-    memory_words,
-    plan_scope,
-)
+from moetune.workflows.views.words import device_word, memory_words, plan_scope, probability_words
 from tests.report.lab import MACHINE, lab_plan, lab_profile
 
 

@@ -136,7 +136,7 @@ def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
     profile = replace(load_profile_file(bundled_profiles()[PUBLISHED]), name=str(path))
     plan = make_plan(PlanRequest(model="gpt-s"), profile=profile)
     planner.store.save_plan(plan)
-    assert "was not found" in planner.explain(plan).note
+    assert "was not found" in planner.explain(plan).missing
     with pytest.raises(ProfileError, match="was not found"):
         planner.trace(plan)
 

@@ -7,9 +7,8 @@ import pytest
 
 from moetune.report.section import all_figures
 from moetune.workflows.subjects import LayerSubject, ModelSubject
-from moetune.workflows.views.explanation import explanation_sections
-from moetune.workflows.views.figures import memory_figures, options_of
-from moetune.workflows.views.plan import plan_sections
+from moetune.workflows.views.layer_reasons import memory_figures, options_of
+from moetune.workflows.views.plan import explanation_sections, plan_sections
 from tests.report.lab import lab_plan, lab_profile
 from tests.training_plans import training_plan
 

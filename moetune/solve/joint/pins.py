@@ -84,6 +84,12 @@ def pin_words(pins: LayoutRequest) -> str:
     return " ".join(pin_flag(pins, name) for name in pinned(pins))
 
 
+def pin_flags(pins: LayoutRequest) -> dict[str, str]:
+    """Return the values of pins by their flags."""
+    flags = (pin_flag(pins, name).partition(" ") for name in pinned(pins))
+    return {flag: value for flag, _, value in flags}
+
+
 def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
     """Return the pins that some layout obeys of which fewest are others, and these near.
 

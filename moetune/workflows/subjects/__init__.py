@@ -3,11 +3,10 @@
 Both kinds have the same methods, and each question is written once over them.
 """
 
-from typing import TypeAlias, overload
+from typing import TypeAlias
 
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.workflows.subjects.layer import LayerSubject
 from moetune.workflows.subjects.model import ModelSubject
@@ -15,18 +14,6 @@ from moetune.workflows.subjects.model import ModelSubject
 __all__ = ["LayerSubject", "ModelSubject", "Subject", "refuse_model", "subject_of"]
 
 Subject: TypeAlias = LayerSubject | ModelSubject
-
-
-@overload
-def subject_of(
-    plan: Plan, *, profile: Profile | None = None, missing: str = "", model: str | None = None
-) -> LayerSubject: ...
-
-
-@overload
-def subject_of(
-    plan: AnyPlan, *, profile: Profile | None = None, missing: str = "", model: str | None = None
-) -> Subject: ...
 
 
 def subject_of(

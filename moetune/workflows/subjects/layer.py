@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 from moetune.domain.ask import LARGEST_BYTES
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
@@ -65,11 +64,6 @@ class LayerSubject:
     plan: Plan
     profile: Profile | None = None
     missing: str = ""
-
-    @property
-    def kind(self) -> Literal["layer"]:
-        """A layer."""
-        return "layer"
 
     @property
     def forward(self) -> PhaseTerms | None:

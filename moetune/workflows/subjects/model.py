@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf
-from typing import Literal
 
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
@@ -14,12 +13,12 @@ from moetune.domain.errors import (
     LayoutTooLargeError,
     ProfileError,
 )
-from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import (
     TrainingAnswer,
     TrainingDocument,
+    layout_words,
     training_from_document,
 )
 from moetune.domain.units import format_seconds, format_share
@@ -41,7 +40,6 @@ from moetune.workflows.compared import (
     WhyNotAnswer,
     difference_of,
 )
-from moetune.workflows.models import find_planned_model
 from moetune.workflows.routing_files import read_routing
 from moetune.workflows.subjects.model_pins import asked_of_training, degree_texts, layout_texts
 from moetune.workflows.subjects.values import (
@@ -53,7 +51,7 @@ from moetune.workflows.subjects.values import (
     profile_of,
 )
 from moetune.workflows.training import plan_training, search_of
-from moetune.workflows.training_plan import TrainingRequest, folded_layout, layout_words, plan_id
+from moetune.workflows.training_plan import TrainingRequest, folded_layout, plan_id, planned_job
 from moetune.workflows.training_prices import step_prices
 
 EXPLANATION_SCHEMA = "moetune.training-explanation/1"
@@ -86,11 +84,6 @@ class ModelSubject:
     profile: Profile | None = None
     missing: str = ""
     model: str | None = None
-
-    @property
-    def kind(self) -> Literal["model"]:
-        """A whole model."""
-        return "model"
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -327,19 +320,11 @@ class ModelSubject:
 def _planned_request(plan: TrainingDocument, model: str | None) -> TrainingRequest:
     """Return what a plan was made for; InputError where its model or routing is another one."""
     inputs, name = plan.inputs, f"plan {plan.id[:6]}"
-    decoder = find_planned_model(inputs, given=model).decoder
-    if decoder is None:
-        raise InputError(f"{name}: {inputs.model} is a layer, not a model", MAKE_ONE)
-    decoder, routing = read_routing(inputs.routing, decoder)
+    _, job = planned_job(plan, given=model)
+    decoder, routing = read_routing(inputs.routing, job.decoder)
     request = TrainingRequest(
-        job=TrainingJob(
-            decoder=decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
-            length=inputs.seq, dtype=inputs.dtype,
-            routing=routing, optimizer=inputs.optimizer, leaves_room=inputs.leaves_room,
-        ),
-        pins=inputs.pins,
-        target=inputs.facts,
-        memory_limit_bytes=inputs.memory_limit_bytes,
+        job=replace(job, decoder=decoder, routing=routing, leaves_room=inputs.leaves_room),
+        pins=inputs.pins, target=inputs.facts, memory_limit_bytes=inputs.memory_limit_bytes,
     )  # fmt: skip
     if plan_id(inputs, request) != plan.id:
         raise InputError(

@@ -6,21 +6,21 @@ A layout is written "tp=2,pp=4", or as plans print it: "dp 8 · tp 2 · micro-ba
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from moetune.domain.document import decode, encode, shown
+from moetune.domain.document import encode, shown
 from moetune.domain.errors import InputError
-from moetune.domain.question import modules_of
+from moetune.domain.question import read_question, read_texts
+from moetune.domain.spelling import nearest_or
 from moetune.domain.training import Degrees, LayoutRequest
 from moetune.domain.training_document import TrainingDocument
 from moetune.solve.joint.pins import pinned
 from moetune.solve.training.chunks import MOST_CHUNKS
 from moetune.workflows.compared import Asked, WhyNot
+from moetune.workflows.requests import PIN_NAMES, layout_pins
 
 _PRINTED = "·"
 _MOST_LETTERS = 300
 _SIZES = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
-_SHARES = ("offload_activations", "offload_optimizer")
 _EXAMPLE = "write sizes as tp=2,pp=4"
 
 
@@ -43,14 +43,15 @@ def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
             "--degree and --layout exclude each other for the plan of a training",
             "ask one of them: the degree is that of the plan's own layout",
         )
-    values = _values(question.layout)
-    dp = _dp(values, plan.inputs.world_size)
-    request = decode(LayoutRequest, values, "--layout")
+    texts = _texts(question.layout)
+    dp = texts.pop("dp", None)
+    for name in texts:
+        if name not in PIN_NAMES:
+            raise InputError(f"--layout has no {name!r}", nearest_or(_EXAMPLE, name, PIN_NAMES))
+    request = layout_pins(read_question(read_texts(texts)))
     pins = {name: getattr(request, name) for name in pinned(request)}
-    for name in _SHARES:
-        if not 0 <= pins.get(name, 0) <= 1:
-            raise InputError(f"--layout: {name} must be from 0 to 1, got {pins[name]}")
-    return Asked(texts=layout_texts(pins | dp), pins=pins)
+    replicas = {} if dp is None else {"dp": _dp(dp, request, plan.inputs.world_size)}
+    return Asked(texts=layout_texts(pins | replicas), pins=pins)
 
 
 def layout_texts(values: Mapping[str, object]) -> dict[str, str]:
@@ -84,8 +85,8 @@ def _degrees(question: WhyNot, plan: TrainingDocument) -> Degrees:
     return Degrees(forward=forward, backward=backward)
 
 
-def _values(text: str) -> dict[str, Any]:
-    """Return the values by name; a part without a name goes on with the list before it."""
+def _texts(text: str) -> dict[str, str]:
+    """Return the values' texts by name; a part without a name goes on with the list before it."""
     if not text.strip() or len(text) > _MOST_LETTERS:
         raise InputError("--layout is empty or too long", _EXAMPLE)
     texts: dict[str, str] = {}
@@ -100,39 +101,24 @@ def _values(text: str) -> dict[str, Any]:
             what = f"names {key} twice" if name in texts else f"has {shown(part)}, not NAME=VALUE"
             raise InputError(f"--layout {what}", _EXAMPLE)
         texts[name] = value.strip()
-    read = {name: _number(value) for name, value in texts.items()}
-    if "recompute" in texts:
-        read["recompute"] = modules_of(texts["recompute"])
     # What a printed layout omits is 1.
-    return dict.fromkeys(("dp", *_SIZES), 1) | read if _PRINTED in text else read
+    return dict.fromkeys(("dp", *_SIZES), "1") | texts if _PRINTED in text else texts
 
 
-def _number(text: str) -> object:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _dp(values: dict[str, Any], ranks: int) -> dict[str, object]:
-    """Take the replicas out of what is asked: they follow from the other sizes.
+def _dp(text: str, pins: LayoutRequest, ranks: int) -> int:
+    """Return the replicas that are asked for: they follow from the other sizes.
 
     Raises:
         InputError: the other sizes are not all named, or make another number.
     """
-    if "dp" not in values:
-        return {}
-    dp, sizes = values.pop("dp"), [values.get(name) for name in ("cp", "tp", "pp")]
-    if not all(isinstance(size, int) for size in (dp, *sizes)):
+    if not text.isdecimal() or None in (pins.cp, pins.tp, pins.pp):
         raise InputError(
             "--layout: dp follows from cp, tp and pp", "name those instead, or all of them"
         )
-    product = math.prod(size or 1 for size in sizes)
+    dp, product = int(text), math.prod(size or 1 for size in (pins.cp, pins.tp, pins.pp))
     if dp * product != ranks:
         raise InputError(
             f"--layout: dp {dp} x cp, tp and pp of {product} is not the {ranks} ranks",
             f"nearest: dp {ranks // product}" if ranks % product == 0 else "name other sizes",
         )
-    return {"dp": dp}
+    return dp

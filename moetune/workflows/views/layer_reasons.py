@@ -3,20 +3,26 @@
 from collections.abc import Iterator
 
 from moetune.domain.constraint_texts import constraint_words
+from moetune.domain.errors import ProfileError
 from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
 from moetune.domain.units import format_seconds
 from moetune.fit.costs import costs_of
-from moetune.report.plan_figures import degree_figure
-from moetune.report.section import Cell, Section, Table, sentence
-from moetune.solve.layer.words import STRATEGY_WORDS
-from moetune.workflows.subjects.layer import LayerSubject
-from moetune.workflows.views.decision import how_sure, is_one_chunk
-from moetune.workflows.views.figures import layer_figures, memory_figures
-from moetune.workflows.views.reasons import Reasons
-from moetune.workflows.views.words import (
-    plan_scope,
-    routing_words,
+from moetune.report.plan_figures import (
+    Option,
+    degree_figure,
+    pareto_figure,
+    phases_figure,
 )
+from moetune.report.section import Cell, Figure, Section, Table, sentence
+from moetune.report.timelines import timeline_figure
+from moetune.solve.layer.memory import MemoryBudget
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
+from moetune.solve.layer.words import STRATEGY_WORDS
+from moetune.solve.predict import plan_timelines
+from moetune.workflows.subjects.layer import LayerSubject
+from moetune.workflows.views.layer import how_sure, is_one_chunk
+from moetune.workflows.views.words import Reasons, plan_scope, routing_words
 
 _PHASES = (
     "experts: one chunk's; exposed: communication that the experts do not hide; hidden: what the "
@@ -30,6 +36,8 @@ _PAPER = (
     "Eq. 10 is MPipeMoE's rule, and * its choice where memory is reused. It has no start-up times "
     "and does not decide here."
 )
+_FEWEST_OPTIONS = 2
+_DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def layer_reasons(subject: LayerSubject, *, is_drawn: bool) -> Reasons:
@@ -179,3 +187,55 @@ def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
         tables=(table,),
         figures=(degree_figure({"this plan": plan}),) if is_drawn and ranges else (),
     )
+
+
+def layer_figures(subject: LayerSubject) -> Iterator[Figure]:
+    """Yield the layer's timeline; without its profile, bars of its passes."""
+    if subject.profile is None:
+        yield phases_figure({"this plan": subject.plan})
+        return
+    forward, backward = plan_timelines(plan=subject.plan, costs=subject.costs)
+    yield timeline_figure(forward=forward, backward=backward, title="Timeline of one step")
+
+
+def memory_figures(subject: LayerSubject) -> tuple[Figure, ...]:
+    """Return time against memory, where there are at least two options."""
+    options = () if subject.profile is None else tuple(options_of(subject))
+    if len(options) < _FEWEST_OPTIONS:
+        return ()
+    return (pareto_figure(options, limit_bytes=subject.memory_limit_bytes),)
+
+
+def options_of(subject: LayerSubject) -> Iterator[Option]:
+    """Yield the plan's choice, then every strategy with 1, 2, 4 … 64 chunks in both phases.
+
+    In one chunk there is nothing to reuse.
+    """
+    plan = subject.plan
+    workload, pipeline = plan.workload, plan.pipeline
+    layer = layer_costs(workload=workload, costs=subject.costs)
+    budget = MemoryBudget.of(workload=workload, costs=layer, limit_bytes=0)
+    chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
+    most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
+    ways = [
+        (strategy, degree, degree)
+        for strategy in [row.strategy for row in subject.strategies] or [plan.memory.strategy]
+        for degree in _DEGREES
+        if degree <= most and (degree > 1 or strategy == "none")
+    ]
+    for way in dict.fromkeys([chosen, *ways]):
+        strategy, forward, backward = way
+        try:
+            step = step_time(
+                costs=layer, tokens=workload.tokens_per_rank, forward_degree=forward,
+                backward_degree=backward, order=pipeline.order, strategy=strategy,
+            )  # fmt: skip
+        except ProfileError:
+            continue
+        yield Option(
+            name=f"strategy {strategy}, {forward} and {backward} chunks",
+            group=strategy,
+            step_seconds=step.seconds,
+            memory_bytes=budget.peak(strategy=strategy, degrees=(forward, backward)).device_bytes,
+            is_chosen=way == chosen,
+        )

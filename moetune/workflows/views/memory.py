@@ -1,12 +1,12 @@
 """Layouts that fit into memory, as sections: all of them, and the plainest one part by part."""
 
 from moetune.domain.training import FoldedLayout
+from moetune.domain.training_document import layout_words
 from moetune.domain.units import format_bytes
 from moetune.report.plan_figures import memory_parts_figure
 from moetune.report.section import Cell, Highlight, Section, Table, plural
 from moetune.workflows.memory import FittedLayout, MemoryAnswer
-from moetune.workflows.training_plan import layout_words
-from moetune.workflows.views.training import host_words
+from moetune.workflows.views.model_words import host_words
 from moetune.workflows.views.words import largest_first
 
 SCHEMA = "moetune.memory/1"

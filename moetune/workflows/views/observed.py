@@ -22,10 +22,7 @@ from moetune.report.observed import (
 from moetune.report.section import EMPTY, Cell, Highlight, Section, Table, percent
 from moetune.workflows.drift import OperationDrift
 from moetune.workflows.verify import Verification, VerifiedStep
-from moetune.workflows.views.words import (
-    speed_cell,
-    speed_words,
-)
+from moetune.workflows.views.words import speed_cell, speed_words
 
 MOST_CHANGES = 5
 MOVED = 1.15

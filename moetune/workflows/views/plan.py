@@ -1,42 +1,26 @@
-"""A plan as sections: the decision, its time and memory, and its uncertainty."""
+"""A plan of either kind as sections: what it is, why, its terms, what lost, and why not another."""
 
 from collections.abc import Iterator
 
-from moetune.domain.plan import Memory, PhaseTerms, Plan
-from moetune.domain.profile import Profile
-from moetune.domain.samples import LAUNCHES, RowsPoint
-from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import (
-    EMPTY,
     Cell,
-    Highlight,
     Section,
     Table,
+    facts,
     percent,
     seconds_span,
     sentence,
 )
-from moetune.workflows.subjects import LayerSubject, Subject
-from moetune.workflows.views.decision import (
-    LEAST_REGRET,
-    how_sure,
-    is_one_chunk,
-    plan_decision,
-    probability_words,
-)
-from moetune.workflows.views.explanation import reasons
-from moetune.workflows.views.training import training_sections
-from moetune.workflows.views.words import (
-    device_word,
-    memory_words,
-    mfu_words,
-    plan_scope,
-    routing_words,
-    speed_cell,
-    speed_words,
-    suspect_words,
-    trust_words,
-)
+from moetune.workflows.compared import ComparedChoice, WhyNotAnswer, difference_of
+from moetune.workflows.subjects import ModelSubject, Subject
+from moetune.workflows.views.layer import answer_section, uncertainty_section
+from moetune.workflows.views.layer_reasons import layer_reasons
+from moetune.workflows.views.model import model_reasons, training_sections
+from moetune.workflows.views.words import Reasons, speed_words, suspect_words, trust_words
+
+_RANGE = "the range that nine of ten such steps should lie in"
+_NAMED = 3
+"""Parts of a difference that are said."""
 
 
 def plan_sections(subject: Subject, *, is_page: bool = False) -> tuple[Section, ...]:
@@ -48,163 +32,133 @@ def plan_sections(subject: Subject, *, is_page: bool = False) -> tuple[Section, 
     Raises:
         ProfileError: the profile lacks an operation.
     """
-    if subject.kind == "model":
+    if isinstance(subject, ModelSubject):
         return tuple(training_sections(subject.plan))
     more = reasons(subject, is_drawn=True) if is_page else ()
-    return answer_section(subject, has_reasons=is_page), _uncertainty(subject.plan), *more
+    return answer_section(subject, has_reasons=is_page), uncertainty_section(subject.plan), *more
 
 
-def answer_section(subject: LayerSubject, *, has_reasons: bool = False) -> Section:
-    """Return the plan's workload, its decision, and the predicted times and bytes.
+def explanation_sections(subject: Subject) -> tuple[Section, ...]:
+    """Return the plan's name, the reasons, and how far to trust it, for a screen."""
+    plan, of_kind = subject.plan, _of_kind(subject, is_drawn=False)
+    head = Section(
+        name="plan",
+        title=of_kind.title,
+        scope=of_kind.scope,
+        doubts=tuple(suspect_words(plan.inputs.profile, plan.profile_quality)),
+        paragraphs=(
+            f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.", *of_kind.words,
+        ),
+    )  # fmt: skip
+    return head, *reasons(subject), _trust(subject, of_kind.sure)
+
+
+def reasons(subject: Subject, *, is_drawn: bool = False) -> Iterator[Section]:
+    """Yield the reason, the pins, the terms, the alternatives and the ranges.
 
     Args:
-        has_reasons: whether a section with the reason follows, so that it is omitted here.
+        is_drawn: add figures, for a page.
     """
-    plan = subject.plan
-    is_odd = is_one_chunk(plan) or plan.memory.strategy != "none"
-    why = (plan.decision.why,) if is_odd and not has_reasons else ()
-    return Section(
-        name="answer",
-        title=plan.name,
-        scope=plan_scope(plan, profile=subject.profile),
-        doubts=_suspect(plan),
-        paragraphs=(plan_decision(plan), *routing_words(plan), *why),
-        highlights=tuple(_layer_highlights(subject)),
-        summary=_layer_summary(subject),
-        tables=(_phases(subject),),
-    )
+    of_kind = _of_kind(subject, is_drawn=is_drawn)
+    yield Section(name="why", title="Why", paragraphs=of_kind.why)
+    if of_kind.pins:
+        table = facts("constraints", of_kind.pins)
+        yield Section(name="pins", title="Pinned or bounded", tables=(table,))
+    yield from of_kind.terms
+    yield Section(
+        name="alternatives", title="Alternatives that lost", tables=(_alternatives(subject),),
+        notes=of_kind.notes,
+    )  # fmt: skip
+    yield from of_kind.ranges
 
 
-def _suspect(plan: Plan) -> tuple[str, ...]:
-    return tuple(suspect_words(plan.inputs.profile, plan.profile_quality))
+def _of_kind(subject: Subject, *, is_drawn: bool) -> Reasons:
+    if isinstance(subject, ModelSubject):
+        return model_reasons(subject)
+    return layer_reasons(subject, is_drawn=is_drawn)
 
 
-def _uncertainty(plan: Plan) -> Section:
-    """Return the probability that the choice is best, and the plan's warnings."""
-    notes = map(sentence, (*plan.warnings, *_too_fast(plan)))
-    return Section(name="uncertainty", paragraphs=(how_sure(plan),), notes=tuple(notes))
-
-
-def _too_fast(plan: Plan) -> Iterator[str]:
-    """Yield that the profile's products are faster than the device can be."""
-    speed = plan.throughput
-    if speed is not None and speed.mfu is not None and speed.mfu > 1:
-        yield (
-            f"an MFU above 100 %: the profile {plan.inputs.profile!r} multiplies in "
-            f"{plan.inputs.dtype} faster than the data sheet's peak, and may have been measured in "
-            "another element type"
-        )
-
-
-def _layer_highlights(subject: LayerSubject) -> Iterator[Highlight]:
-    plan = subject.plan
-    times, verdict = plan.predicted, plan.decision
-    step, regret = times.step_seconds, verdict.expected_regret
-    gain = times.sequential_step_seconds / step if step else None
-    low, high = map(format_seconds, (times.p05_step_seconds, times.p95_step_seconds))
-    yield Highlight(name="One step of the layer", cell=Cell.seconds(step), note=f"{low} to {high}")
-    yield Highlight(
-        name="Against one chunk",
-        cell=Cell(text=f"{gain:.2f} ×" if gain else "–", value=gain),
-        note="as fast",
-    )
-    yield from _speed_highlight(plan)
-    yield _memory_highlight(subject, plan.needed_bytes)
-    binds = Cell.words(verdict.binding.capitalize())
-    yield Highlight(name="What binds", cell=binds, note=f"{trust_words(plan)} costs")
-    yield _sure_highlight("choice", verdict.probability_best, regret)
-
-
-def _sure_highlight(what: str, probability: float, regret: float) -> Highlight:
-    slower = f"; {percent(regret)} slower on average" if regret >= LEAST_REGRET else ""
-    return Highlight(
-        name="How sure",
-        cell=Cell(text=probability_words(probability), value=probability, unit="1"),
-        note=f"that no other {what} is better{slower}",
-    )
-
-
-def _memory_highlight(subject: LayerSubject, num_bytes: int) -> Highlight:
-    limit = subject.memory_limit_bytes
-    return Highlight(
-        name="Memory of one device",
-        cell=Cell.size(num_bytes),
-        note=f"of {format_bytes(limit)}" if limit else "",
-    )
-
-
-def _layer_summary(subject: LayerSubject) -> str:
-    plan, times = subject.plan, subject.plan.predicted
-    span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
-    text = f"One step of the layer: {span}"
-    reuses = plan.memory.strategy != "none"
-    if not is_one_chunk(plan) and times.step_seconds and not reuses:
-        text += f", {times.sequential_step_seconds / times.step_seconds:.2f} × as fast as one chunk"
-    binding = plan.decision.binding
-    text += _speed(subject)
-    return f"{text}. {binding.capitalize()} {'bind' if binding == 'copies' else 'binds'}."
-
-
-def _speed(subject: LayerSubject) -> str:
-    """Return ", 423 TFLOP/s a GPU, MFU 42.8 %"; of a step of no time an empty text."""
-    speed = subject.plan.throughput
-    return f", {speed_words(speed, device_word(subject.profile))}" if speed else ""
-
-
-def _speed_highlight(plan: Plan) -> Iterator[Highlight]:
-    speed = plan.throughput
-    if speed is not None:
-        note = f"on each device, {mfu_words(speed)}"
-        yield Highlight(name="Model FLOP/s", cell=speed_cell(speed), note=note)
-
-
-def _phases(subject: LayerSubject) -> Table:
-    plan, times = subject.plan, subject.plan.predicted
-    rows = [
-        _phase("forward", times.sequential_forward_seconds, times.forward_seconds, subject.forward),
-        _phase(
-            "backward",
-            times.sequential_backward_seconds,
-            times.backward_seconds,
-            subject.backward,
-        ),
-    ]
-    if times.overhead_seconds:
-        around = "gate" if plan.kind == "tensor" else "gate, sorting"
-        around = "gate, choices" if plan.workload.gathers else around
-        has_launches = subject.profile is not None and _launches_known(subject.profile)
-        name = Cell.words(f"{around}, launches" if has_launches else around)
-        overhead = Cell.seconds(times.overhead_seconds)
-        rows.append((name, overhead, overhead, EMPTY))
+def _alternatives(subject: Subject) -> Table:
+    step = subject.choice.step_seconds
     return Table(
-        name="phases",
-        header=("phase", "one chunk", "planned", "exposed communication"),
-        rows=tuple(rows),
-        notes=(memory_words(subject, plan.needed_bytes, _memory_parts(plan.memory)),),
-        is_narrow=True,
+        name="alternatives",
+        header=("choice", "step", "slower by", "because"),
+        rows=tuple(
+            (
+                Cell.words(row.choice.name),
+                Cell.seconds(row.choice.step_seconds),
+                Cell.share(row.choice.step_seconds / step - 1 if step else None, sign=True),
+                Cell.words(row.lost_because or _parts(subject.choice, row.choice)),
+            )
+            for row in subject.alternatives
+        ),
+        wide=("slower by",),
+        empty="The constraints leave no other choice.",
     )
 
 
-def _launches_known(profile: Profile) -> bool:
-    ops = {one.op for one in profile.rows}
-    ops |= {one.point.op for one in profile.samples if isinstance(one.point, RowsPoint)}
-    return not ops.isdisjoint(LAUNCHES)
-
-
-def _memory_parts(memory: Memory) -> str:
-    """Return what the bytes are; an older plan has the papers' formulas alone."""
-    parts = (
-        f"states {format_bytes(memory.state_bytes)}, "
-        f"activations {format_bytes(memory.activation_bytes)}, "
-        f"buffers {format_bytes(memory.buffer_bytes)}"
+def _parts(choice: ComparedChoice, lost: ComparedChoice) -> str:
+    """Return the parts that differ most, such as "exchange +3.2 %, experts −1.1 %" of the step."""
+    more = [*difference_of(choice, lost).parts.items()][:_NAMED]
+    return ", ".join(
+        f"{name} {percent(seconds / choice.step_seconds, sign=True)}"
+        for name, seconds in more
+        if seconds
     )
-    if memory.peak_bytes is None:
-        return parts
-    return f"the peak of a step as the layer runs it; by the papers' formulas {parts}"
 
 
-def _phase(
-    name: str, one_chunk: float, planned: float, terms: PhaseTerms | None
-) -> tuple[Cell, ...]:
-    exposed = None if terms is None else terms.exposed_communication_seconds
-    return Cell.words(name), Cell.seconds(one_chunk), Cell.seconds(planned), Cell.seconds(exposed)
+def _trust(subject: Subject, sure: str) -> Section:
+    plan, choice = subject.plan, subject.choice
+    step, speed = choice.step_seconds, plan.throughput
+    low, high = choice.p05_step_seconds or step, choice.p95_step_seconds or step
+    return Section(
+        name="trust",
+        title="How far to trust it",
+        paragraphs=(
+            f"One step: {seconds_span(step, low, high)}, {_RANGE}.",
+            *(() if speed is None else (f"Model FLOPs: {speed_words(speed)}.",)),
+            f"The least certain number behind it is {trust_words(plan)}.",
+            sure,
+        ),
+        notes=tuple(map(sentence, plan.warnings)),
+    )
+
+
+def why_not_sections(answer: WhyNotAnswer) -> tuple[Section, ...]:
+    """Return the answer in words, and what both steps consist of."""
+    title, *rest = answer.words
+    return (
+        Section(
+            name="answer",
+            title=sentence(title),
+            paragraphs=tuple(rest),
+            tables=_compared_parts(answer),
+            notes=tuple(map(sentence, answer.notes)),
+        ),
+    )
+
+
+def _compared_parts(answer: WhyNotAnswer) -> tuple[Table, ...]:
+    own, other, found = answer.chosen, answer.other, answer.difference
+    if other is None or found is None or not found.parts or answer.verdict == "chosen":
+        return ()
+    rows = [
+        (name, own.parts.get(name, 0.0), other.parts.get(name, 0.0), more)
+        for name, more in found.parts.items()
+        if own.parts.get(name) or other.parts.get(name)
+    ]
+    rows.append(("step", own.step_seconds, other.step_seconds, found.seconds))
+    return (
+        Table(
+            name="parts",
+            header=("part", "plan", "this one", "more", "of the step"),
+            rows=tuple(
+                (
+                    Cell.words(name),
+                    *map(Cell.seconds, seconds),
+                    Cell.share(seconds[-1] / own.step_seconds, sign=True),
+                )
+                for name, *seconds in rows
+            ),
+        ),
+    )

@@ -114,15 +114,7 @@ def measured_steps(profile: Profile) -> Iterator[Section]:
         return
     table = Table(
         name="steps",
-        header=(
-            "layer",
-            "ranks",
-            "tokens",
-            "chunks",
-            "sum of operations",
-            "measured",
-            "error",
-        ),
+        header=("layer", "ranks", "tokens", "chunks", "sum of operations", "measured", "error"),
         rows=tuple(_step(one) for one in profile.steps),
     )
     yield Section(name="steps", title="Steps of layers", tables=(table,))

@@ -1,4 +1,4 @@
-"""Stored plans of every kind as rows of one table, of the command line and of the page."""
+"""Stored plans of every kind, and observations, as tables."""
 
 from collections.abc import Callable, Sequence
 
@@ -74,3 +74,7 @@ def _short(words: str) -> Cell:
     if " · " in words:
         short = " ".join(size.replace(" ", "") for size in short.split(" · "))
     return Cell(text=short, value=words)
+
+
+def _minute(created_at: str) -> str:
+    return created_at[:16].replace("T", " ")

@@ -1,19 +1,21 @@
-"""A plan in words: its name and workload, its speed, its memory, and what is suspect of it."""
+"""Words on a plan of either kind: its workload, speed, memory, and how sure it is."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Confidence, Plan
 from moetune.domain.profile import Profile, ProfileQuality, SuspectGroup
 from moetune.domain.throughput import Throughput
-from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_flops
-from moetune.report.section import EMPTY, Cell, percent, plural, sentence
-from moetune.workflows.subjects.layer import LayerSubject as Explanation
+from moetune.report.section import EMPTY, Cell, Section, percent, plural, sentence
+from moetune.workflows.subjects.layer import LayerSubject
 
 KINDS = "layer", "tensor", "training"
 """Of plans: of a layer, of one that tensor-parallel ranks share, of a model's training."""
+LEAST_REGRET = 5e-4
+_CERTAIN = 0.995
+"""Share of refits from which a probability reads "over 99 %": agreement of all is not certainty."""
 
 
 def plan_scope(plan: AnyPlan, *, profile: Profile | None = None) -> str:
@@ -106,19 +108,19 @@ def _suspect_group(one: SuspectGroup) -> str:
     )
 
 
-def memory_words(explanation: Explanation, num_bytes: int, parts: str) -> str:
+def memory_words(subject: LayerSubject, num_bytes: int, parts: str) -> str:
     """Return the memory of one device, its limit, and its parts."""
-    limit = explanation.memory_limit_bytes
+    limit = subject.memory_limit_bytes
     of_limit = f" of {format_bytes(limit)}" if limit else ""
-    device = device_word(explanation.profile)
+    device = device_word(subject.profile)
     used = f"Memory: {format_bytes(num_bytes)}{of_limit} per {device}: {parts}."
-    return " ".join([used, *_headroom(explanation)])
+    return " ".join([used, *_headroom(subject)])
 
 
-def _headroom(explanation: Explanation) -> Iterator[str]:
+def _headroom(subject: LayerSubject) -> Iterator[str]:
     """Yield what the default limit leaves free of a GPU, and what for."""
-    profile = explanation.profile
-    if profile is None or explanation.plan.inputs.memory_limit_bytes is not None:
+    profile = subject.profile
+    if profile is None or subject.plan.inputs.memory_limit_bytes is not None:
         return
     free = profile.machine.memory_bytes - profile.machine.plannable_bytes
     if free:
@@ -134,13 +136,6 @@ def device_word(profile: Profile | None) -> str:
     return "GPU" if profile is not None and profile.machine.kind == "cuda" else "rank"
 
 
-def model_placement_words(plan: TrainingDocument) -> Iterator[str]:
-    """Yield where the experts of a model's layers are, and why."""
-    if plan.placement is not None:
-        how = "are placed by their loads" if plan.is_placed else "keep their order"
-        yield sentence(f"Experts {how}: {plan.placement.why}")
-
-
 def routing_words(plan: Plan) -> Iterator[str]:
     """Yield how uneven a layer's routing is, and where its experts are."""
     if plan.experts and plan.placement is not None:
@@ -152,3 +147,50 @@ def routing_words(plan: Plan) -> Iterator[str]:
     yield f"Routing is uneven: the fullest rank has {mean} × the mean rows, and the others wait."
     if plan.placement is not None:
         yield sentence(f"Experts keep their order: {plan.placement.why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasons:
+    """Sentences and sections of a plan; what a kind does not have is omitted.
+
+    Args:
+        words: on its routing and its experts' places.
+        why: it is this choice.
+        sure: how sure that is.
+        pins: by their flags.
+        terms: what time and memory consist of.
+        notes: remarks on the alternatives.
+        ranges: the choice for other sizes.
+    """
+
+    title: str
+    scope: str
+    words: tuple[str, ...]
+    why: tuple[str, ...]
+    sure: str
+    pins: tuple[tuple[str, str], ...]
+    terms: tuple[Section, ...]
+    notes: tuple[str, ...] = ()
+    ranges: tuple[Section, ...] = ()
+
+
+def how_sure_of_layout(confidence: Confidence, what: str = "layout") -> str:
+    """Return the probability and the regret of a model's layout.
+
+    Args:
+        what: it was chosen among.
+    """
+    return f"{sure_words(what, confidence.probability_best, confidence.expected_regret)}."
+
+
+def probability_words(share: float) -> str:
+    """Return "84 %", but never 100."""
+    return "over 99 %" if share >= _CERTAIN else f"{100 * share:.0f} %"
+
+
+def sure_words(what: str, probability: float, regret: float) -> str:
+    """Return how probable it is that a choice is the best, and what is lost if not."""
+    text = f"How sure: {probability_words(probability)} that no other {what} is better"
+    if regret >= LEAST_REGRET:
+        text += f"; on average {percent(regret)} slower than the best"
+    return text

@@ -1,4 +1,4 @@
-"""First words of a training plan: where its numbers come from, what binds, and what pins cost."""
+"""Words on a training plan: where its numbers come from, what binds, and what pins cost."""
 
 from collections.abc import Iterator, Mapping
 from math import fsum
@@ -6,16 +6,22 @@ from types import MappingProxyType
 
 from moetune.domain.profile import Provenance
 from moetune.domain.targets import TargetName
+from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.domain.training_document import (
     PlanOrigin,
     Saving,
     TrainingAnswer,
     TrainingDocument,
+    TrainingLayout,
     TrainingStep,
 )
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import percent
+from moetune.report.section import (
+    percent,
+    sentence,
+)
 from moetune.solve.joint.uncertainty import RECORDED, UNRECORDED
+from moetune.workflows.views.words import how_sure_of_layout
 
 _COMPUTATION, _REPLICAS = "computation", "collectives of gradients and parameters"
 _BINDING: Mapping[str, str] = MappingProxyType({
@@ -133,3 +139,44 @@ def saving_words(plan: TrainingDocument) -> Iterator[str]:
 
 def _saved(one: Saving, step: float) -> str:
     return percent(1 - one.step_seconds / step, digits=0)
+
+
+def how_sure_of_training(plan: TrainingDocument) -> str:
+    """Return the probability and the regret of a layout among those that its pins leave."""
+    if plan.inputs.pins == LayoutRequest():
+        return how_sure_of_layout(plan.confidence)
+    if not plan.alternatives:
+        return "The pins leave no other sizes to choose among."
+    return how_sure_of_layout(plan.confidence, "layout with these pins")
+
+
+def model_placement_words(plan: TrainingDocument) -> Iterator[str]:
+    """Yield where the experts of a model's layers are, and why."""
+    if plan.placement is not None:
+        how = "are placed by their loads" if plan.is_placed else "keep their order"
+        yield sentence(f"Experts {how}: {plan.placement.why}")
+
+
+def host_words(layout: TrainingLayout | FoldedLayout) -> str:
+    """Return "activations of 25 % of the blocks and 50 % of the optimizer"; "" for nothing."""
+    kept = (
+        (layout.offload_activations, "activations of {} of the blocks"),
+        (layout.offload_optimizer, "{} of the optimizer"),
+    )
+    return " and ".join(words.format(percent(share, digits=0)) for share, words in kept if share)
+
+
+def decision_words(words: str, layout: TrainingLayout | FoldedLayout) -> str:
+    """Return what a layout does, in a sentence or two.
+
+    Args:
+        words: its sizes.
+    """
+    again = ", ".join(one for one in layout.recompute if one != "none") or "nothing"
+    overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
+    kept = host_words(layout)
+    on_host = f" Keep {kept} in host memory." if kept else ""
+    return (
+        f"Lay it out as {words}; recompute {again}, exchange with {layout.dispatcher} and "
+        f"{overlap}.{on_host}"
+    )

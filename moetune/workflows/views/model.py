@@ -1,13 +1,18 @@
-"""A training plan as sections: the layout, its time by part, its memory, and the next layouts."""
+"""A training plan as sections: the layout, its time and memory, the next ones, and why."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from moetune.domain.chunks import Chunks
-from moetune.domain.training import FoldedLayout
+from moetune.domain.placement import LayerPlacement
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.plan_figures import Option, memory_parts_figure, pareto_figure
+from moetune.report.plan_figures import (
+    Option,
+    memory_parts_figure,
+    pareto_figure,
+    stacked_figure,
+)
 from moetune.report.section import (
     EMPTY,
     Cell,
@@ -21,13 +26,21 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
+from moetune.solve.joint.pins import pin_flags
 from moetune.solve.joint.search import NOISE
-from moetune.workflows.views.decision import how_sure_of_training
-from moetune.workflows.views.figures import training_figures
-from moetune.workflows.views.first_words import binding_words, origin_words, saving_words
-from moetune.workflows.views.words import (
-    largest_first,
+from moetune.workflows.subjects.model import ModelSubject, kinds_of
+from moetune.workflows.views.model_words import (
+    binding_words,
+    decision_words,
+    host_words,
+    how_sure_of_training,
     model_placement_words,
+    origin_words,
+    saving_words,
+)
+from moetune.workflows.views.words import (
+    Reasons,
+    largest_first,
     plan_scope,
     speed_cell,
     speed_words,
@@ -40,6 +53,8 @@ _FRONT_NOTE = (
     "Both as against the line above; steps that save less than "
     f"{percent(NOISE, digits=0)} are omitted."
 )
+_TIES = f"Of steps within {percent(NOISE, digits=0)} of each other the simpler layout is taken."
+_MEAN = "Parts are compared on the mean of the pipeline ranks."
 
 
 def training_sections(plan: TrainingDocument) -> Iterator[Section]:
@@ -52,7 +67,7 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
     )  # fmt: skip
     yield Section(
         name="time", title="Time of a step, on the slowest pipeline rank",
-        tables=(time_table(best),), figures=tuple(training_figures({"this plan": plan})),
+        tables=(_time_table(best),), figures=tuple(training_figures({"this plan": plan})),
     )  # fmt: skip
     yield Section(
         name="settings", title="Layout and settings",
@@ -117,7 +132,9 @@ def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
         yield "states", _chunks(plan.chunks)
     yield "CUDA graphs", _graphs(best)
     yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
-    yield from _pipeline(layout)
+    if layout.pp > 1:
+        yield "schedule", str(layout.schedule)
+        yield "stages", str(layout.stages)
     yield "runtime", plan.inputs.runtime
     yield "numbers", plan.trust
 
@@ -143,22 +160,21 @@ def _recomputed(best: TrainingAnswer) -> str:
 
 
 def _graphs(best: TrainingAnswer) -> str:
-    saved, step = best.predicted.saved_by_graphs_seconds, best.predicted.step_seconds
-    if saved <= 0:
-        return str(best.layout.cuda_graphs)
-    share = percent(saved / (step + saved))
-    return f"{best.layout.cuda_graphs}: saves {Cell.seconds(saved).text}, {share} of the step"
+    return f"{best.layout.cuda_graphs}{_saves(best, best.predicted.saved_by_graphs_seconds)}"
 
 
 def _overlap(best: TrainingAnswer) -> str:
     overlap, degree = str(best.layout.overlap), best.layout.degree
     if degree is not None:
         overlap += f" ({degree.forward} forward, {degree.backward} backward)"
-    saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
-    if saved <= 0:
-        return overlap
-    share = percent(saved / (step + saved))
-    return f"{overlap}: saves {Cell.seconds(saved).text}, {share} of the step"
+    return f"{overlap}{_saves(best, best.predicted.saved_by_overlap_seconds)}"
+
+
+def _saves(best: TrainingAnswer, seconds: float) -> str:
+    if seconds <= 0:
+        return ""
+    share = percent(seconds / (best.predicted.step_seconds + seconds))
+    return f": saves {Cell.seconds(seconds).text}, {share} of the step"
 
 
 def _offloaded(best: TrainingAnswer) -> str:
@@ -166,38 +182,7 @@ def _offloaded(best: TrainingAnswer) -> str:
     return f"{what}, {format_bytes(best.memory.host_bytes)} a device" if what else "nothing"
 
 
-def host_words(layout: TrainingLayout | FoldedLayout) -> str:
-    """Return "activations of 25 % of the blocks and 50 % of the optimizer"; "" for nothing."""
-    kept = (
-        (layout.offload_activations, "activations of {} of the blocks"),
-        (layout.offload_optimizer, "{} of the optimizer"),
-    )
-    return " and ".join(words.format(percent(share, digits=0)) for share, words in kept if share)
-
-
-def decision_words(words: str, layout: TrainingLayout | FoldedLayout) -> str:
-    """Return what a layout does, in a sentence or two.
-
-    Args:
-        words: its sizes.
-    """
-    again = ", ".join(one for one in layout.recompute if one != "none") or "nothing"
-    overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
-    kept = host_words(layout)
-    on_host = f" Keep {kept} in host memory." if kept else ""
-    return (
-        f"Lay it out as {words}; recompute {again}, exchange with {layout.dispatcher} and "
-        f"{overlap}.{on_host}"
-    )
-
-
-def _pipeline(layout: TrainingLayout) -> list[tuple[str, str]]:
-    if layout.pp == 1:
-        return []
-    return [("schedule", str(layout.schedule)), ("stages", str(layout.stages))]
-
-
-def time_table(best: TrainingAnswer) -> Table:
+def _time_table(best: TrainingAnswer) -> Table:
     """Return the parts of a step, the longest first."""
     parts = sorted(best.predicted.parts.items(), key=lambda item: -item[1])
     step = best.predicted.step_seconds
@@ -312,3 +297,111 @@ def _front_options(plan: TrainingDocument) -> list[Option]:
         if one.predicted.step_seconds <= _SLOW * best.predicted.step_seconds
         and one.memory.peak_bytes <= _LARGE * limit
     ]
+
+
+def model_reasons(subject: ModelSubject) -> Reasons:
+    """Return what an explanation shows of a training plan."""
+    plan, best, inputs = subject.plan, subject.plan.best, subject.plan.inputs
+    layouts = (best, *plan.alternatives)
+    is_piped = any(row.layout.pp > 1 for row in layouts)
+    is_tied = any(row.predicted.step_seconds < best.predicted.step_seconds for row in layouts)
+    return Reasons(
+        title=f"{inputs.model}: {best.words}",
+        scope=(
+            f"{inputs.world_size:,} ranks · {inputs.global_batch:,} sequences of {inputs.seq:,} "
+            f"tokens · {inputs.dtype}"
+        ),
+        words=tuple(model_placement_words(plan)),
+        why=(binding_words(best), *_saved(best), *_beside(best), *saving_words(plan)),
+        sure=how_sure_of_training(plan),
+        pins=tuple(pin_flags(inputs.pins).items()),
+        terms=(_time(subject), _memory(subject), *_placement(plan)),
+        notes=(*((_MEAN,) if is_piped else ()), *((_TIES,) if is_tied else ())),
+    )
+
+
+def _time(subject: ModelSubject) -> Section:
+    best = subject.plan.best
+    step = best.predicted.step_seconds
+    kinds = (f"{name} {percent(seconds / step)}" for name, seconds in subject.kinds.items())
+    return Section(
+        name="terms", title="What the time consists of",
+        paragraphs=(f"Of the step: {', '.join(kinds)}.",), tables=(_time_table(best),),
+    )  # fmt: skip
+
+
+def _memory(subject: ModelSubject) -> Section:
+    memory, limit = subject.plan.memory, subject.memory_limit_bytes
+    return Section(
+        name="memory",
+        title=f"Memory of a device: {Cell.size(memory.peak_bytes).text} of {Cell.size(limit).text}",
+        tables=(next(_memory_parts(subject.plan.best)),),
+    )
+
+
+def _placement(plan: TrainingDocument) -> Iterator[Section]:
+    """Yield how full the fullest rank of each layer is."""
+    if plan.placement is None:
+        return
+    yield Section(
+        name="placement",
+        title="Rows of the fullest rank over the mean",
+        tables=(
+            Table(
+                name="placement",
+                header=("layer of experts", "own order", "placed", "at least"),
+                rows=tuple(
+                    _placed_row(number, one)
+                    for number, one in enumerate(plan.placement.layers, start=1)
+                ),
+            ),
+        ),
+    )
+
+
+def _placed_row(number: int, layer: LayerPlacement) -> tuple[Cell, ...]:
+    skews = layer.natural_skew, layer.placed_skew, layer.least_skew
+    return (
+        Cell(text=str(number), value=number),
+        *(Cell(text=f"{skew:.3f}", value=skew) for skew in skews),
+    )
+
+
+def _saved(best: TrainingAnswer) -> Iterator[str]:
+    """Yield what the overlap of exchanges saves."""
+    saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
+    if saved <= 0:
+        return
+    words = "Exchanges run beside another micro-batch's computation"
+    degree = best.layout.degree
+    if degree is not None:
+        words = (
+            f"Exchanges run in chunks ({degree.forward} forward, {degree.backward} "
+            "backward) beside the experts of other chunks"
+        )
+    without = Cell.seconds(step + saved).text
+    share = percent(saved / (step + saved))
+    yield f"{words}: that saves {Cell.seconds(saved).text}, {share} of the {without} without it."
+
+
+def _beside(best: TrainingAnswer) -> Iterator[str]:
+    """Yield what shared experts hide."""
+    hidden = best.predicted.hidden_by_shared_experts_seconds
+    if hidden > 0:
+        yield (
+            "Shared experts run beside a layer's first dispatch, backward beside its last combine: "
+            f"that hides {Cell.seconds(hidden).text} of exchanges."
+        )
+
+
+def training_figures(plans: Mapping[str, TrainingDocument]) -> Iterator[Figure]:
+    """Yield the plans' steps by kind of time; nothing where an older plan has one rank's parts."""
+    if len(plans) == 1:
+        parts = {name: plan.predicted.parts for name, plan in plans.items()}
+        words = "Predicted seconds on the slowest pipeline rank."
+    else:
+        parts = {name: plan.best.mean_parts for name, plan in plans.items()}
+        words = "Predicted seconds on the mean of the pipeline ranks."
+    if all(parts.values()):
+        kinds = {name: kinds_of(seconds) for name, seconds in parts.items()}
+        yield stacked_figure(kinds, title="One step", words=words)
