@@ -74,7 +74,3 @@ def _short(words: str) -> Cell:
     if " · " in words:
         short = " ".join(size.replace(" ", "") for size in short.split(" · "))
     return Cell(text=short, value=words)
-
-
-def _minute(created_at: str) -> str:
-    return created_at[:16].replace("T", " ")
