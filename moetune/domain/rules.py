@@ -5,6 +5,7 @@ A row's texts have places, such as `{layout.tp}`, that are filled in from what w
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.layout import BrokenRule, nearest_divisors
@@ -41,7 +42,7 @@ class Asked:
         return self.target.core or FIRST_CORE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """One refusal of a runtime.
 
@@ -63,16 +64,20 @@ class Rule:
     before: MegatronCore = (99, 0)
     target: str = ""
 
-    def is_of(self, asked: Asked) -> bool:
+    def is_of(self, target: str, core: MegatronCore) -> bool:
         """Return whether the target and its version refuse it."""
-        is_named = self.target in ("", asked.target.name)
-        return is_named and self.since <= asked.core < self.before
+        return self.target in ("", target) and self.since <= core < self.before
 
 
-def refused(rules: Iterable[Rule], asked: Asked) -> Iterator[BrokenRule]:
+@cache
+def _rules_of(rules: tuple[Rule, ...], target: str, core: MegatronCore) -> tuple[Rule, ...]:
+    return tuple(rule for rule in rules if rule.is_of(target, core))
+
+
+def refused(rules: tuple[Rule, ...], asked: Asked) -> Iterator[BrokenRule]:
     """Yield the rules that are broken, in their order."""
-    for rule in rules:
-        if (found := rule.breaks(asked)) and rule.is_of(asked):
+    for rule in _rules_of(rules, asked.target.name, asked.core):
+        if found := rule.breaks(asked):
             places = {
                 "layout": asked.layout, "job": asked.job, "site": asked.site, "found": found,
                 "target": asked.target, "decoder": asked.job and asked.job.decoder,

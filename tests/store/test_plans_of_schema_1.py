@@ -44,7 +44,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServicePlanner]:
         connection.executescript(OLD.read_text(encoding="utf-8"))
     upgrade(str(path))
     found = check(str(path))
-    assert sorted(one.split()[1][:6] for one in found) == sorted(WHOLE)
+    assert sorted(one.partition(": plan ")[2][:6] for one in found) == sorted(WHOLE)
     with open_store(str(path)) as store:  # before that machine's file counted what a process has
         profile = load_profile_file(bundled_profiles()["a100-x4"])
         machine = replace(profile.machine, memory_bytes=80 * 2**30)
