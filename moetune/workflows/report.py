@@ -9,6 +9,7 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import ProfileError
 from moetune.report.html import Chapter, report_page
 from moetune.report.observed import drift_figure, sound_rows
+from moetune.report.operations import operations_of
 from moetune.report.section import Section, all_figures
 from moetune.workflows.files import find_plan, write_text
 from moetune.workflows.planner import Planner
@@ -16,6 +17,7 @@ from moetune.workflows.profiles import FoundProfile, find_profile
 from moetune.workflows.sources import LocalSources
 from moetune.workflows.views.plan import plan_sections
 from moetune.workflows.views.profile import machine_scope, profile_sections
+from moetune.workflows.views.profile_operations import fits_section
 from moetune.workflows.wiring import StoreFinder
 
 NUM_PLANS = 5
@@ -127,5 +129,5 @@ def _profile_chapter(found: FoundProfile) -> Chapter:
         short=name,
         title=f"Profile {name}",
         scope=machine_scope(found.profile),
-        sections=profile_sections(found, operation=""),
+        sections=(*profile_sections(found), fits_section(operations_of(found.profile))),
     )

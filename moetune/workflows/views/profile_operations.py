@@ -1,6 +1,7 @@
 """Operations of a profile: one of them drawn, all in a table with their errors, and whole steps."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from moetune.domain.document import shown as shortened
 from moetune.domain.profile import FitError, Profile
@@ -13,6 +14,8 @@ from moetune.report.section import EMPTY, Cell, Section, Table, without_empty_co
 
 _RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
 _FIRST = "all_to_all"
+_MOST_OF_A_KIND = 6
+"""A full profile has a hundred shapes of GEMM."""
 
 
 def operation_to_draw(operations: Sequence[OperationCurve], asked: str) -> OperationCurve | None:
@@ -40,6 +43,18 @@ def fit_section(drawn: OperationCurve | None, *, asked: str) -> Section:
     return Section(
         name="fit", doubts=doubts, figures=tuple(one for one in figures if one is not None)
     )
+
+
+def fits_section(operations: Sequence[OperationCurve]) -> Section:
+    """Return figures of some operations of each kind, for a report, which has no links."""
+    kinds = dict.fromkeys(curve.kind for curve in operations)
+    some = [
+        curve
+        for kind in kinds
+        for curve in [curve for curve in operations if curve.kind == kind][:_MOST_OF_A_KIND]
+    ]
+    figures = tuple(replace(fit_figure(curve), name=f"fit-{curve.key}") for curve in some)
+    return Section(name="fits", title="Fits", figures=figures)
 
 
 def operations_section(
