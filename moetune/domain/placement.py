@@ -34,11 +34,6 @@ class LayerPlacement:
         if self.experts:
             check_order(self.experts, len(self.experts))
 
-    @property
-    def skew(self) -> float:
-        """Rows of the fullest rank over the mean, as the experts are."""
-        return self.placed_skew if self.experts else self.natural_skew
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChoice(LayerPlacement):

@@ -152,6 +152,11 @@ class Memory:
         """All bytes of the papers' formulas on one device."""
         return self.state_bytes + self.activation_bytes + self.buffer_bytes
 
+    @property
+    def device_bytes(self) -> int:
+        """The peak on one device; of a plan that does not know it, the formulas' bytes."""
+        return self.formula_bytes if self.peak_bytes is None else self.peak_bytes
+
 
 _TIMES = (
     "forward_seconds", "backward_seconds", "step_seconds", "sequential_forward_seconds",
@@ -307,9 +312,8 @@ class Plan:
 
     @property
     def needed_bytes(self) -> int:
-        """The peak on one device; of a plan that does not know it, the formulas' bytes."""
-        peak = self.memory.peak_bytes
-        return self.memory.formula_bytes if peak is None else peak
+        """The peak on one device: see `Memory.device_bytes`."""
+        return self.memory.device_bytes
 
     @property
     def trust(self) -> Trust:

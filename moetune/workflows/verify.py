@@ -189,7 +189,7 @@ def verify_plan(
 
 def _range(plan: Plan) -> tuple[float, float] | None:
     """Return the range of the plan's step; None where nothing says how wide it is."""
-    low, high = plan.predicted.p05_step_seconds, plan.predicted.p95_step_seconds
+    low, high = plan.range_seconds
     return (low, high) if low < high else None
 
 

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,3 +91,13 @@ def test_an_error_within_another_field_keeps_its_own() -> None:
     with pytest.raises(InputError, match=r"^--tp: a") as caught, about("model"), about("tp"):
         raise InputError("a")
     assert caught.value.field == "tp"
+
+
+def test_a_question_made_directly_is_held_to_the_same_rules() -> None:
+    with pytest.raises(InputError, match="--zero must be one of 0, 1, 2, 3, got 7") as caught:
+        Question(zero=7)  # type: ignore[arg-type] # no stage
+    assert caught.value.field == "zero"
+    pasted = SimpleNamespace(decoder=None)
+    assert read_question({"config": pasted}).config is pasted
+    with pytest.raises(InputError, match="--model and config exclude each other"):
+        read_question({"model": "gpt-s", "config": pasted})

@@ -103,6 +103,8 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
         (lambda: transformer(num_layers=0), "num_layers must be at least 1, got 0"),
         (lambda: transformer(moe_every=-1), "moe_every must be at least 0, got -1"),
         (lambda: transformer(moe_every=5), "moe_every (5) is larger than num_layers (4)"),
+        (lambda: transformer(num_layers=10**9), "num_layers must be from 1 to"),
+        (lambda: transformer(moe_every=0), "moe_every is 0, but there are"),
         (lambda: spread_over(-1), "num_nodes must be at least 0, got -1"),
         (lambda: gemm_line(0.0, 0.0), "alpha and beta must be at least 0, and one of them"),
         (lambda: gemm_line(-1.0, 2.0), "alpha and beta must be at least 0, and one of them"),
@@ -156,6 +158,7 @@ def test_the_least_values_are_accepted() -> None:
     assert CompSpeed(comm=1e-9, all=1.0).all == 1.0
     assert LayerShape(d_model=1, d_hidden=1, num_experts=2, top_k=2).top_k == 2
     assert transformer(moe_every=4).num_moe_layers == 1
+    assert replace(observation(), predicted_seconds=0.0).error is None
     assert gemm_line(0.0, 1e-12).cost.seconds(10) == pytest.approx(1e-11)
     assert gemm_line(1e-6, 0.0).cost.seconds(10) == 1e-6
     copied = CopyLine(direction="h2d", pinned=True, alpha_seconds=1e-6, beta_seconds_per_byte=1e-9)

@@ -9,7 +9,7 @@ import pytest
 
 from moetune.domain.arrays import array_of
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.cost_keys import CollectiveKey, GemmKey
+from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape, Workload
@@ -441,3 +441,9 @@ def test_a_missing_spread_names_where_as_many_ranks_were_measured() -> None:
         prices.collective(costs, op="all_to_all", group_size=4, num_bytes=1, num_nodes=2)
     with pytest.raises(ProfileError, match=r"for 8 ranks .*has 8 on 2 nodes\)"):
         prices.collective(costs, op="all_to_all", group_size=8, num_bytes=1)
+
+
+def test_an_operation_that_was_not_measured_is_named() -> None:
+    costs = costs_of(measured([attend(1, 1e-4)]))
+    with pytest.raises(ProfileError, match=r"no .* measured"):
+        costs.seconds(CopyKey("d2h", pinned=True), 1e6)

@@ -18,7 +18,7 @@ from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse
-from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.peak import StateBytes, peak_bytes
 from tests.runtime.faults import Kind
 
@@ -88,7 +88,7 @@ def test_account_and_prediction_are_the_peak_of_live_tensors(
     found = measure_step(workload, 4, strategy)
     predicted = peak_bytes(
         workload=workload, forward_degree=4, backward_degree=4, strategy=strategy, bias=False,
-        states=StateBytes.adam("float32"),
+        states=StateBytes(parameter=4, gradient=4, optimizer=8),
     )  # fmt: skip
     assert found.account_bytes == pytest.approx(found.live_bytes, rel=0.02)
     assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
@@ -104,7 +104,7 @@ def test_a_step_stays_within_two_percent_of_the_papers_bound(
     memory = layer_memory(
         workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy
     )
-    assert measure_step(workload, degree, strategy).live_bytes <= 1.02 * total_bytes(memory)
+    assert measure_step(workload, degree, strategy).live_bytes <= 1.02 * memory.formula_bytes
 
 
 @settings(deadline=None, max_examples=52)
@@ -196,7 +196,7 @@ def test_two_byte_activations_are_predicted_with_their_real_states() -> None:
     found = measure_step(workload, 4, "S4")
     predicted = peak_bytes(
         workload=workload, forward_degree=4, backward_degree=4, strategy="S4", bias=False,
-        states=StateBytes.adam("bfloat16"),
+        states=StateBytes(parameter=2, gradient=2, optimizer=4),
     )  # fmt: skip
     assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
 

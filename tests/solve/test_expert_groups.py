@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.solve.layer.placed import group_experts, least_fullest
+from moetune.solve.layer.placed import group_experts, least_fullest, place_experts
 
 WORST = 4 / 3
 """Of longest-first with equal numbers (Babel, Kellerer and Kotov 1998)."""
@@ -67,3 +67,14 @@ def test_many_experts_come_near_their_bound(experts: int, ranks: int) -> None:
 def natural(experts: int, ranks: int) -> Groups:
     each = experts // ranks
     return tuple(tuple(range(low, low + each)) for low in range(0, experts, each))
+
+
+def test_experts_keep_their_order_where_no_partition_is_better() -> None:
+    shares = [share / 25 for share in (5, 6, 1, 8, 4, 1)]  # the first three have 12, the others 13
+    least = min(
+        max(sum(shares[expert] for expert in group) for group in groups)
+        for groups in partitions(tuple(range(6)), 3)
+    )
+    found = place_experts(shares, 2, natural_skew=2 * 13 / 25)
+    assert 2 * least == pytest.approx(found.placed_skew)
+    assert not found.experts

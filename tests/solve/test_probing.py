@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -139,6 +140,12 @@ def test_where_both_phases_cut_costs_extra_the_pair_itself_is_measured() -> None
     found = best_tried(space=space, tried=tried)
     assert found.median_seconds == min(one.median_seconds for one in tried)
     assert found.decision.forward_degree == found.decision.backward_degree
+
+
+def test_where_memory_has_room_for_no_fewer_chunks_only_the_plans_are_tried() -> None:
+    space = replace(space_of(8, 16), limit_bytes=435_000)
+    tried = search(space, lambda d: (curve(3)(d.forward_degree), curve(5)(d.backward_degree)))
+    assert [one.decision for one in tried] == [space.seed]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
-from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.plan import phase_terms
 from tests.solve.costs_by_hand import LinearCosts, solution
 
@@ -36,7 +35,7 @@ def test_the_chosen_row_is_the_plan_itself(bounds: Bounds) -> None:
     assert row.strategy == plan.memory.strategy
     assert (row.forward_degree, row.backward_degree) == solved.ranked.step.degrees
     assert row.step_seconds == plan.predicted.step_seconds == solved.ranked.step.seconds
-    assert row.needed_bytes == total_bytes(plan.memory)
+    assert row.needed_bytes == plan.memory.formula_bytes
     assert (row.fits, row.lost_because) == (True, "")
 
 

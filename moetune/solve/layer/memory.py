@@ -92,16 +92,6 @@ def _tensor_parallel_memory(
     )
 
 
-def total_bytes(memory: Memory) -> int:
-    """Return all bytes of the papers' formulas on one device."""
-    return memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
-
-
-def device_bytes(memory: Memory) -> int:
-    """Return the peak on one device; of a plan that does not know it, the formulas' bytes."""
-    return total_bytes(memory) if memory.peak_bytes is None else memory.peak_bytes
-
-
 def _state_bytes(workload: Workload) -> int:
     layer = workload.layer
     gate = layer.num_experts * layer.d_model

@@ -14,7 +14,7 @@ from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.solve.layer.choose import HOPELESS
-from moetune.solve.layer.memory import MemoryBudget, device_bytes
+from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.settled_ranges import REACH, Gap
 
 Degrees = tuple[int, int]
@@ -157,7 +157,7 @@ def limit_of(plan: Plan) -> int | None:
     if plan.inputs.memory_limit_bytes is not None:
         return plan.inputs.memory_limit_bytes - plan.inputs.pinned.memory_taken_bytes
     is_forced = plan.decision.binding == "memory" or plan.memory.strategy != "none"
-    return device_bytes(plan.memory) if is_forced else None
+    return plan.memory.device_bytes if is_forced else None
 
 
 def fits(workload: Workload, limit_bytes: int | None, decision: Decision) -> bool:

@@ -55,12 +55,6 @@ class StateBytes:
         masters = int(element < full)
         return cls(parameter=element, gradient=element, optimizer=full * (_MOMENTS + masters))
 
-    @classmethod
-    def adam(cls, dtype: str) -> "StateBytes":
-        """Return those of `torch.optim.Adam` on parameters of that dtype, without a master."""
-        element = dtype_bytes(dtype)
-        return cls(parameter=element, gradient=element, optimizer=_MOMENTS * element)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:

@@ -25,7 +25,7 @@ from moetune.domain.units import pinned_bytes
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.doubts import PROFILE, plan_warnings
 from moetune.solve.layer.eq10 import paper_seconds
-from moetune.solve.layer.memory import Degrees, total_bytes
+from moetune.solve.layer.memory import Degrees
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import RankedLayer, choose_safely, rank_layer
 from moetune.solve.layer.times import PhaseTime
@@ -208,7 +208,7 @@ def _row(ranked: RankedLayer, one: Ranking) -> StrategyTerms:
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         step_seconds=one.step.seconds,
-        needed_bytes=total_bytes(one.memory),
+        needed_bytes=one.memory.formula_bytes,
         peak_bytes=peak.device_bytes,
         host_bytes=pinned_bytes(peak.host_bytes) if pins_host else peak.host_bytes,
         saving_ratio=one.memory.saving_ratio,

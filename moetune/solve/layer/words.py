@@ -8,7 +8,6 @@ from moetune.domain.interference import Interference
 from moetune.domain.plan import Alternative, Binding, Choice, Confidence, Verdict
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.memory import device_bytes
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import RankedLayer
 from moetune.solve.layer.times import StepTime
@@ -80,9 +79,9 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
     if without is not None and _reuses(step) and not without.fits:
         return (
             f"Memory binds: keeping everything peaks at "
-            f"{format_bytes(device_bytes(without.memory))}, the limit is {limit}. Strategy "
+            f"{format_bytes(without.memory.device_bytes)}, the limit is {limit}. Strategy "
             f"{step.strategy} ({STRATEGY_WORDS[step.strategy]}) peaks at "
-            f"{format_bytes(device_bytes(ranking.memory))} and is the fastest one that fits. Of "
+            f"{format_bytes(ranking.memory.device_bytes)} and is the fastest one that fits. Of "
             f"its times {binding_resource(step)} is the longest: {_busy_words(step)}."
         )
     if ranking.memory_forced:
@@ -188,7 +187,7 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
 def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
     """Return why another strategy lost: it does not fit, or its extra work."""
     other, best = loser.step, ranked.step
-    peak_bytes, limit_bytes = device_bytes(loser.memory), ranked.best.budget.limit_bytes
+    peak_bytes, limit_bytes = loser.memory.device_bytes, ranked.best.budget.limit_bytes
     if peak_bytes > limit_bytes:
         return (
             f"does not fit: it peaks at {format_bytes(peak_bytes)}, "

@@ -121,11 +121,6 @@ class BlockTable(Tables):
             )  # fmt: skip
         return tuple(found[index] for index in self._at)
 
-    def times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
-        """Return the blocks' modules for one micro-batch, before recomputation and overlap."""
-        every = self._times_of_kinds(layout)
-        return tuple(every[index] for index in self._at)
-
     @once(_shape)
     def _times_of_kinds(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
         return self._with(self._computed_times(layout), layout, BlockPrices.sent_times)

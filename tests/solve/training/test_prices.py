@@ -11,6 +11,7 @@ from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.kernels import ALL_SHOWN, BESIDE_WEIGHTS, USERBUFFERS
 from moetune.domain.recurrent import GatedDeltaNet, StateSpace
+from moetune.domain.samples import AttentionPoint, Sample
 from moetune.domain.targets import find_target
 from moetune.domain.training import (
     RECOMPUTES,
@@ -129,6 +130,25 @@ def test_attention_is_slower_with_narrow_heads_and_in_small_windows() -> None:
     own = part.forward_macs(4096) - part.forward_macs(1)
     core = prices.times(block).passes("core_attn").forward
     assert core > made.attention_core(4096 * own, head_dim=64, length=4096, backward=False)
+
+
+def test_attention_takes_as_long_as_the_profile_measured_it() -> None:
+    job, layout = job_of("mixtral-8x7b"), FoldedLayout(dp=64, ep=8)
+    samples = tuple(
+        Sample(
+            point=AttentionPoint(
+                dtype="bfloat16", num_sequences=count, length=4096, num_heads=32, head_dim=128
+            ),
+            seconds=(0.5 * count,),
+        )
+        for count in (1, 2, 4)
+    )
+    profile = replace(H100, samples=(*H100.samples, *samples))
+    costs = costs_of(profile, allow_modelled=True)
+    made = DevicePrices(costs=costs, machine=profile.machine)
+    prices = BlockPrices(job=job, layout=layout, device=made)
+    core = prices.times(job.decoder.kinds[0]).passes("core_attn")
+    assert core.forward == pytest.approx(0.5, rel=1e-3)  # and a launch
 
 
 @pytest.mark.parametrize("name", ["nemotron-3-nano", "qwen3-next-80b-a3b"])
