@@ -80,7 +80,7 @@ def backup(
     *,
     json: Json = False,
 ) -> None:
-    """Copy the database to a new file; others may use it meanwhile."""
+    """Copy a SQLite database to a new file; others may use it meanwhile."""
     from moetune import store
     from moetune.config import without_password
 

@@ -42,5 +42,5 @@ def export_layout(planned: Planned) -> Export:
     )
     broken = next(rules, None)
     if broken is not None:
-        raise InfeasiblePlanError(broken.what, broken.hint.replace("--target", "--to"))
+        raise InfeasiblePlanError(broken.what, broken.hint)
     return _EXPORTS[planned.target.name](planned)

@@ -100,10 +100,11 @@ def change_plan(
     faster = decode(Speeds, question.speeds, "speeds")
     is_moved = profile.digest != before.inputs.profile_fingerprint
     if not question.changes and not faster.changed and not is_moved:
+        pin = "tp=2" if before.kind == "training" else "forward-degree=2"
         raise InputError(
             "nothing is changed",
             "change the ranks, memory, dtype, speeds or machine, or a flag of the plan, such as "
-            "--constraint tp=2",
+            f"--constraint {pin}",
         )
     used = scale_profile(profile, faster)
     if before.kind == "training":
