@@ -29,10 +29,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+from moetune.app.export import PlanExport, export_plan
+from moetune.app.files import load_plan_file
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.targets import TARGETS
-from moetune.workflows.export import PlanExport, export_plan
-from moetune.workflows.files import load_plan_file
 
 KNOWN = Path(__file__).parent.parent / "tests" / "export" / "known"
 ABSENT = (

@@ -15,15 +15,15 @@ import time
 from dataclasses import dataclass
 from typing import TextIO, cast
 
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.training import plan_training
+from moetune.app.training_plan import TrainingRequest
 from moetune.domain.architecture import Decoder
 from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import BALANCED, ExpertLoads
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import plan_training
-from moetune.workflows.training_plan import TrainingRequest
 
 GIB = 2**30
 RUNS = 3

@@ -28,7 +28,7 @@ from typing import TypedDict
 
 from benchmarks.tree_tests import ROOT, copy_tree, first_failure
 
-PACKAGES = ("domain", "fit", "solve", "workflows")
+PACKAGES = ("domain", "fit", "solve", "app")
 COLLECTED = ROOT / ".mutants.json"
 PATIENCE_SECONDS = 300
 MOST_SECONDS = 60

@@ -12,6 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from moetune.app.files import load_profile_file, write_text
+from moetune.app.plan import make_plan
+from moetune.app.profile import profile_machine
+from moetune.app.profile_request import MeasurementSetting, ProfileRequest
+from moetune.app.recording import Progress
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Constraints
 from moetune.domain.layer import LayerKey, LayerShape
@@ -20,11 +25,6 @@ from moetune.domain.request import PlanRequest
 from moetune.domain.units import format_seconds
 from moetune.runtime.plans.book import PlanBook
 from moetune.store import open_store
-from moetune.workflows.files import load_profile_file, write_text
-from moetune.workflows.plan import make_plan
-from moetune.workflows.profile import profile_machine
-from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
-from moetune.workflows.recording import Progress
 
 _RESULT = Path(__file__).parents[1] / "docs/results/speed.md"
 _LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)

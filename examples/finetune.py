@@ -27,11 +27,11 @@ from transformers import (
 )
 
 import moetune
+from moetune.app.trace import overlap_of
 from moetune.domain.units import format_seconds
 from moetune.runtime.elastic.stop import EXIT_CODE
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.trace import RecordedSpan, TimelineRecorder
-from moetune.workflows.trace import overlap_of
 
 _LENGTH = 128
 

@@ -1,14 +1,14 @@
 """What `make quickstart` says of a cluster: two models on 64 H100, from published numbers."""
 
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.training import plan_training
+from moetune.app.training_plan import TrainingRequest
 from moetune.cli.render import Screen
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import named_model
 from moetune.report.section import Cell, Table, percent
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training import plan_training
-from moetune.workflows.training_plan import TrainingRequest
 
 _MACHINE, RANKS = "h100-x8", 64
 MODELS = ("mixtral-8x7b", "qwen3-30b-a3b")

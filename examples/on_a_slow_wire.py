@@ -16,14 +16,14 @@ from benchmarks.netlab.experiment import (
     steps_command,
 )
 from benchmarks.netlab.lab import Lab
+from moetune.app.files import write_text
+from moetune.app.plan import make_plan
 from moetune.cli.render import Screen
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.records import prediction_error
 from moetune.domain.request import PlanRequest
 from moetune.report.section import Cell, Table
-from moetune.workflows.files import write_text
-from moetune.workflows.plan import make_plan
 
 RATE_MBIT = 200.0
 _LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=2, top_k=1, activation="relu")

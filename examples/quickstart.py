@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moetune import config
+from moetune.app import wiring
 from moetune.cli.progress import ScreenProgress
 from moetune.cli.render import Screen
 from moetune.domain.errors import MoetuneError
@@ -22,7 +23,6 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.records import prediction_error
 from moetune.domain.units import format_seconds
 from moetune.report.section import Cell, Table, plural
-from moetune.workflows import wiring
 
 if TYPE_CHECKING:
     from examples.train_twice import TrainingResult
@@ -69,7 +69,7 @@ def quickstart(*, with_lab: bool) -> int:
 
 def _train_here(screen: Screen) -> int:
     from examples.train_twice import TrainingConfig, train_twice
-    from moetune.workflows.launch import run_on_ranks
+    from moetune.app.launch import run_on_ranks
 
     environ = config.environment()
     screen.say(f"1. Measure this machine with {_NUM_RANKS} ranks, for a minute at most.")
@@ -116,8 +116,8 @@ def _show_slow_wire(screen: Screen) -> None:
 
 
 def _profile(screen: Screen) -> None:
-    from moetune.workflows.profile import profile_machine
-    from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
+    from moetune.app.profile import profile_machine
+    from moetune.app.profile_request import MeasurementSetting, ProfileRequest
 
     request = ProfileRequest(
         name=_NAME,
@@ -137,8 +137,8 @@ def _profile(screen: Screen) -> None:
 
 
 def _plan() -> "Plan":
+    from moetune.app.open_planner import plan_question
     from moetune.domain.question import Question
-    from moetune.workflows.open_planner import plan_question
 
     question = Question(
         d_model=_LAYER.d_model, d_hidden=_LAYER.d_hidden, num_experts=_LAYER.num_experts,
@@ -185,7 +185,7 @@ def _report(
 
 def _draw(screen: Screen, plan: "Plan") -> None:
     """Write the report of the profile and the plan, and open it where there is a display."""
-    from moetune.workflows.report import write_report
+    from moetune.app.report import write_report
 
     write_report(
         _REPORT, profile=_NAME, plans=[plan.id],

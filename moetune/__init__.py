@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from moetune.adapters.expert_parallel import register_expert_parallel
     from moetune.adapters.model import adapt
+    from moetune.app.notebook import load_plan, memory, plan
+    from moetune.app.parallelize import parallelize
+    from moetune.app.planbook import open_planbook
     from moetune.comm.group import OneRank
     from moetune.domain.errors import (
         AbandonedError,
@@ -49,9 +52,6 @@ if TYPE_CHECKING:
         full_state_dict,
         load_full_state_dict,
     )
-    from moetune.workflows.notebook import load_plan, memory, plan
-    from moetune.workflows.parallelize import parallelize
-    from moetune.workflows.planbook import open_planbook
 
 __all__ = [
     "AbandonedError",
@@ -118,12 +118,12 @@ _HOMES = {
     "clip_grad_norm_": "moetune.runtime.parallel.clip",
     "full_state_dict": "moetune.runtime.sharded.state",
     "load_full_state_dict": "moetune.runtime.sharded.state",
-    "load_plan": "moetune.workflows.notebook",
-    "memory": "moetune.workflows.notebook",
+    "load_plan": "moetune.app.notebook",
+    "memory": "moetune.app.notebook",
     "model_chunks": "moetune.runtime.sharded.model_chunks",
-    "open_planbook": "moetune.workflows.planbook",
-    "parallelize": "moetune.workflows.parallelize",
-    "plan": "moetune.workflows.notebook",
+    "open_planbook": "moetune.app.planbook",
+    "parallelize": "moetune.app.parallelize",
+    "plan": "moetune.app.notebook",
     "prepare_ddp": "moetune.runtime.replicas",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
     "register_expert_parallel": "moetune.adapters.expert_parallel",

@@ -30,7 +30,7 @@ THOROUGH = (
     "store/test_store_availability.py", "store/test_store_pages.py",
     "store/test_store_postgresql.py", "store/test_store_processes.py", "test_make_gpu.py",
     "test_make_gpu_streams.py",
-    "workflows/test_check.py", "workflows/test_verify_on_ranks.py",
+    "app/test_check.py", "app/test_verify_on_ranks.py",
 )  # fmt: skip
 """Files and folders that only `make test-thorough` runs, by what they take."""
 THOROUGH_PAGES = frozenset({"train", "first-plan", "measure", "serve", "when-wrong"})
@@ -39,9 +39,9 @@ THOROUGH_FIXTURES = frozenset({"browser", "server"})
 """A real browser, and a real PostgreSQL."""
 LONGEST = (
     "runtime/test_random_layouts.py", "docs/test_docs.py", "measure/test_profile_command.py",
-    "workflows/test_verify_on_ranks.py",
+    "app/test_verify_on_ranks.py",
     "measure/test_measuring_ranks.py", "service/test_page_in_a_browser.py",
-    "solve/joint/test_search.py", "test_make_gpu.py", "workflows/test_parallelize.py",
+    "solve/model/test_search.py", "test_make_gpu.py", "app/test_parallelize.py",
     "service/hostile/test_solves.py",
 )  # fmt: skip
 """Files that begin first: one that begins last leaves the other workers without any."""

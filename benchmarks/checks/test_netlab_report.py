@@ -6,13 +6,13 @@ import pytest
 
 from benchmarks.netlab.experiment import CellResult
 from benchmarks.netlab.report import Summary, cell_table, check_targets, degree_table
+from moetune.app.plan import make_plan
 from moetune.domain.cluster import Machine
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.request import PlanRequest
-from moetune.workflows.plan import make_plan
 
 _GOOD = {
     "ours:1": 200.0, "ours:4": 100.0, "planned": 102.0, "bare": 190.0, "ffn": 192.0,

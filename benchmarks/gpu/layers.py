@@ -12,13 +12,13 @@ from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.wired import layer_costs, predicted_seconds
 from benchmarks.staged_link import HostStagedLink
 from moetune import config
+from moetune.app.launch import rank_device, run_on_ranks
 from moetune.comm.group import Communicator, OneRank
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
 from moetune.measure.steps import MeasuredSteps, measure_steps, random_steps
-from moetune.workflows.launch import rank_device, run_on_ranks
 
 
 def run_layers(scale: Scale, folder: Path) -> None:

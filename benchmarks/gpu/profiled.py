@@ -8,15 +8,15 @@ from pathlib import Path
 from benchmarks.gpu.rows import Row, Rows
 from benchmarks.gpu.scale import Scale
 from moetune import config
+from moetune.app.files import load_profile_file, profile_to_toml, write_text
+from moetune.app.profile import profile_machine
+from moetune.app.profile_request import MeasurementSetting, ProfileRequest
+from moetune.app.recording import Progress
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, RowsPoint, Sample
 from moetune.fit.costs import costs_of
 from moetune.measure.grid import SUSTAINED
 from moetune.store import open_store
-from moetune.workflows.files import load_profile_file, profile_to_toml, write_text
-from moetune.workflows.profile import profile_machine
-from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
-from moetune.workflows.recording import Progress
 
 FILE = "profile.toml"
 

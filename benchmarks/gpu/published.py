@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.scale import Scale
+from moetune.app.files import load_profile_file
 from moetune.comm.group import OneRank
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Decision
@@ -21,7 +22,6 @@ from moetune.fit.costs import costs_of
 from moetune.runtime.moe.layer import MoELayer
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
-from moetune.workflows.files import load_profile_file
 
 _ROUNDS, _WARM_UP = 7, 3
 Times = dict[Phase, float]

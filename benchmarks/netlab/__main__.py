@@ -19,10 +19,10 @@ from benchmarks.netlab.experiment import CellResult, Experiment, run_rate
 from benchmarks.netlab.lab import check_supported
 from benchmarks.netlab.peers import PEER, ensure_peer
 from benchmarks.netlab.report import Summary, cell_table, check_targets, degree_table
+from moetune.app.files import write_text
 from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
-from moetune.workflows.files import write_text
 
 _RESULT = Path(__file__).parents[2] / "docs/results/netlab.md"
 

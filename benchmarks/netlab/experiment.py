@@ -9,6 +9,9 @@ from typing import TextIO
 
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.peers import peer_env
+from moetune.app.files import write_text
+from moetune.app.plan import make_plan
+from moetune.app.wiring import configure, open_store
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import ProfileError
@@ -16,9 +19,6 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
-from moetune.workflows.files import write_text
-from moetune.workflows.plan import make_plan
-from moetune.workflows.wiring import configure, open_store
 
 _TIMEOUT_SECONDS = 1200.0
 _FLOOR = ("bare", "ffn", "bare_collectives", "bare_gemms", "plain_collectives", "plain")

@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from benchmarks.netlab import bare, ours, peer_deepspeed
 from benchmarks.netlab.cell import Cell, Step
+from moetune.app.launch import leave
 from moetune.domain.document import decode
 from moetune.domain.layer import LayerShape
-from moetune.workflows.launch import leave
 
 _TIMEOUT = timedelta(minutes=2)
 _WARM_UP_ROUNDS = 2

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from moetune.app.training import plan_training
+from moetune.app.training_plan import TrainingRequest
 from moetune.domain.errors import LayoutTooLargeError
 from moetune.domain.model import WHOLE_MODELS, paper_decoder
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.targets import find_target
 from moetune.domain.training import TOKEN_DISPATCHERS, LayoutRequest, TrainingJob, ZeroStage
 from moetune.domain.training_document import TrainingAnswer
-from moetune.workflows.training import plan_training
-from moetune.workflows.training_plan import TrainingRequest
 
 RESULT = Path("docs/results/ppmoe-table2.md")
 _PROFILE = Path("profiles/v100-x256.toml")

@@ -15,15 +15,15 @@ from benchmarks.public_runs.page import lines
 from benchmarks.public_runs.rows import PublicRun, Skipped, read_failed, read_runs
 from benchmarks.public_runs.runs import read_more
 from benchmarks.public_runs.score import Scored
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.training_prices import device_prices
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED
 from moetune.domain.targets import find_target
-from moetune.solve.training.memory import LIBRARY_BYTES, MemoryModel
-from moetune.solve.training.stages import DecoderStages
-from moetune.solve.training.step import StepPrices
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training_prices import device_prices
+from moetune.solve.model.memory import LIBRARY_BYTES, MemoryModel
+from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.step import StepPrices
 
 _BALANCED = frozenset({"deepseek-v3", "kimi-k2"})
 """Models whose recipes lay their stages out by hand, as evenly as their blocks allow."""

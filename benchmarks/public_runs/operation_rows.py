@@ -21,10 +21,10 @@ from moetune.domain.experts import DenseFfn, RoutedExperts, Router
 from moetune.domain.reference import TransferPhase
 from moetune.domain.samples import CollectiveOp, EvenForm
 from moetune.domain.training import FoldedLayout, TokenDispatcher, TrainingJob
-from moetune.solve.training.activations import ELEMENT
-from moetune.solve.training.block import BlockPrices
-from moetune.solve.training.exchange import exchange_seconds
-from moetune.solve.training.machine import DevicePrices, RankSpan
+from moetune.solve.model.activations import ELEMENT
+from moetune.solve.model.block import BlockPrices
+from moetune.solve.model.exchange import exchange_seconds
+from moetune.solve.model.machine import DevicePrices, RankSpan
 
 _FP8 = (1 + 4 / 128) / ELEMENT
 _EXPERTS, _MOST_GROUPS = 256, 4

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.public_runs.operation_rows import Row, questions
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.training_prices import device_prices
 from moetune.domain.errors import MoetuneError
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.training_prices import device_prices
 
 _MACHINES: Mapping[str, str] = {
     "GB200": "gb200-nvl72", "H100 p5 EFA": "h100-x8-efa", "B300 EFA": "b300-x8-efa",

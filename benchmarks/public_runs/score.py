@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from benchmarks.public_runs.rows import PublicRun
-from moetune.solve.training.memory import ROUTING, RankMemory
+from moetune.solve.model.memory import ROUTING, RankMemory
 
 _TIE = 1e-9
 """Predicted steps that differ by less are equal: they count for no order."""
@@ -151,7 +151,7 @@ def errors_left_out(rows: Iterable[Scored]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordErrors:
-    """What the record says of a prediction's error: `solve/joint/uncertainty.py` has these.
+    """What the record says of a prediction's error: `solve/model/uncertainty.py` has these.
 
     Args:
         p05_ratio, p95_ratio: quantiles of measured over predicted seconds.

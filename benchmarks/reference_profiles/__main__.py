@@ -20,9 +20,9 @@ from benchmarks.reference_profiles.tables import (
     gemm_tables,
     machine_of,
 )
+from moetune.app.files import profile_to_toml
 from moetune.domain.cluster import Fingerprint
 from moetune.domain.profile import CopyLine, Profile, RowsLine
-from moetune.workflows.files import profile_to_toml
 
 PROFILES = Path("profiles")
 ADAM_BYTES = 30

@@ -108,7 +108,7 @@ def run() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     if "RANK" in environment():
-        from moetune.workflows.launch import leave
+        from moetune.app.launch import leave
 
         leave(code)
     sys.exit(code)

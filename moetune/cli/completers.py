@@ -25,14 +25,14 @@ def model_names(incomplete: str) -> list[str]:
 
 def profile_names(context: typer.Context, incomplete: str) -> list[str]:
     """Return the profiles of the store and the reference machines that begin so."""
-    from moetune.workflows.files import bundled_profiles
+    from moetune.app.files import bundled_profiles
 
     return _beginning(incomplete, (*stored_profiles(context, incomplete), *bundled_profiles()))
 
 
 def gpu_names(incomplete: str) -> list[str]:
     """Return the GPUs of the reference machines that begin so."""
-    from moetune.workflows.describe import gpus
+    from moetune.app.describe import gpus
 
     return _beginning(incomplete, gpus())
 
@@ -61,7 +61,7 @@ def _stored(
 
 
 def _find_store(context: typer.Context) -> "AbstractContextManager[SqlStore | None]":
-    from moetune.workflows import wiring
+    from moetune.app import wiring
 
     before = context.find_root().params
     settings = wiring.configure(

@@ -106,8 +106,8 @@ def prune(
 
     Profiles and their measurements stay.
     """
+    from moetune.app import library, wiring
     from moetune.config import without_password
-    from moetune.workflows import library, wiring
 
     session = session_of(context)
     seconds = read_flag(older_than, parse_age, "older_than")

@@ -14,7 +14,7 @@ from moetune.report.section import Section, plural
 from moetune.report.section import facts as facts_table
 
 if TYPE_CHECKING:
-    from moetune.workflows.doctor import Diagnosis, Finding
+    from moetune.app.doctor import Diagnosis, Finding
 
 EPILOG = example("moetune doctor --json > report.json")
 
@@ -24,7 +24,7 @@ def doctor(context: typer.Context, *, json: Json = False) -> None:
 
     Machine, software, database and settings: everything that a bug report needs.
     """
-    from moetune.workflows.doctor import DOCTOR_SCHEMA, examine
+    from moetune.app.doctor import DOCTOR_SCHEMA, examine
 
     session = session_of(context)
     report = examine(session.configuration())

@@ -37,9 +37,9 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a training plan as arguments, a configuration or a function of a runtime."""
+    from moetune.app.export import export_plan
+    from moetune.app.files import find_plan, write_text
     from moetune.domain.targets import find_target
-    from moetune.workflows.export import export_plan
-    from moetune.workflows.files import find_plan, write_text
 
     session = session_of(context)
     screen = session.screen

@@ -36,11 +36,11 @@ def memory(
 
     Without --world-size it is the fewest GPUs on which a layout fits.
     """
+    from moetune.app.memory import MOST_LAYOUTS, fit_memory
+    from moetune.app.requests import memory_question
+    from moetune.app.views.memory import memory_document, memory_sections
     from moetune.domain.question import read_texts
     from moetune.domain.target_rules import model_rules
-    from moetune.workflows.memory import MOST_LAYOUTS, fit_memory
-    from moetune.workflows.requests import memory_question
-    from moetune.workflows.views.memory import memory_document, memory_sections
 
     session, target = session_of(context, all_rows=all_), {**MEMORY_DEFAULTS, **asked}["target"]
     question = memory_question({"model": model, **read_texts(asked)}, device_memory=device_memory)

@@ -21,8 +21,8 @@ _DEFAULT_LENGTH = 4096
 @app.command("list", epilog=example("moetune models list"))
 def list_models(context: typer.Context, *, json: Json = False) -> None:
     """List the named models: of the papers, and of Hugging Face."""
+    from moetune.app.views.models import models_section, registry_section
     from moetune.huggingface.registry import registered_models
-    from moetune.workflows.views.models import models_section, registry_section
 
     screen = session_of(context).screen
     registered = registered_models()
@@ -60,8 +60,8 @@ def show_model(
     json: Json = False,
 ) -> None:
     """Show a model: its blocks, parameters, and FLOPs of a token."""
-    from moetune.workflows.models import decoder_document, find_decoder_model
-    from moetune.workflows.views.models import decoder_sections, model_section
+    from moetune.app.models import decoder_document, find_decoder_model
+    from moetune.app.views.models import decoder_sections, model_section
 
     length = parsed(seq, parse_count, "seq") or 0
     if length < 1:

@@ -25,8 +25,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """List the newest observations, newest first."""
-    from moetune.workflows.library import list_observations
-    from moetune.workflows.views.observed import observations_section
+    from moetune.app.library import list_observations
+    from moetune.app.views.observed import observations_section
 
     session = session_of(context, all_rows=all_)
     with session.find_store() as store:
@@ -45,7 +45,7 @@ def remove(
     json: Json = False,
 ) -> None:
     """Delete observations."""
-    from moetune.workflows import wiring
+    from moetune.app import wiring
 
     session = session_of(context)
     with session.find_store() as existing:  # a command that removes must not make a database

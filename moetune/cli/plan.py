@@ -12,8 +12,8 @@ from moetune.cli.session import Json, ProfileOption, Session, example, saved_or_
 from moetune.domain.question import ASKS
 
 if TYPE_CHECKING:
-    from moetune.workflows.plan import NewPlan
-    from moetune.workflows.profiles import FoundProfile
+    from moetune.app.plan import NewPlan
+    from moetune.app.profiles import FoundProfile
 
 EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
 
@@ -37,10 +37,10 @@ def plan(
     A layer's plan has the chunks and the memory strategy of its passes, a whole model's the layout
     of its training over the ranks. What one of them does not have is refused.
     """
+    from moetune.app.files import write_text
+    from moetune.app.open_planner import plan_question
+    from moetune.app.requests import ask
     from moetune.domain.question import read_texts
-    from moetune.workflows.files import write_text
-    from moetune.workflows.open_planner import plan_question
-    from moetune.workflows.requests import ask
 
     question, session = ask(read_texts(asked)), session_of(context)
     make = partial(plan_question, question, profile=profile)
@@ -66,7 +66,7 @@ def plan(
 
 
 def _say_profile(session: Session, found: "FoundProfile") -> None:
-    from moetune.workflows.staleness import stale_note
+    from moetune.app.staleness import stale_note
 
     if note := stale_note(found.profile):
         session.screen.note(f"Note: {note}.")
@@ -74,8 +74,8 @@ def _say_profile(session: Session, found: "FoundProfile") -> None:
 
 
 def _show(session: Session, planned: "NewPlan") -> None:
-    from moetune.workflows.subjects import subject_of
-    from moetune.workflows.views.plan import plan_sections
+    from moetune.app.subjects import subject_of
+    from moetune.app.views.plan import plan_sections
 
     screen, used = session.screen, planned.found.profile
     screen.answer(plan_sections(subject_of(planned.plan, profile=used)))

@@ -38,8 +38,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """List the plans of the store, newest first."""
-    from moetune.workflows.library import PlanFilter, list_plans, read_plans, time_ago
-    from moetune.workflows.views.stored_plans import stored_plans_table
+    from moetune.app.library import PlanFilter, list_plans, read_plans, time_ago
+    from moetune.app.views.stored_plans import stored_plans_table
 
     session = session_of(context, all_rows=all_)
     since = "" if newer_than is None else time_ago(parse_age(newer_than))
@@ -59,9 +59,9 @@ def show(
     context: typer.Context, plan: PlanArgument, profile: ProfileOption = None, *, json: Json = False
 ) -> None:
     """Show a plan as `moetune plan` printed it."""
-    from moetune.workflows.files import find_plan
-    from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.views.plan import plan_sections
+    from moetune.app.files import find_plan
+    from moetune.app.open_planner import local_planner
+    from moetune.app.views.plan import plan_sections
 
     session = session_of(context)
     found = find_plan(plan, stores=session.find_store)
@@ -83,7 +83,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Print a plan as the JSON file that the runtime reads, or write a file."""
-    from moetune.workflows.files import find_plan, write_text
+    from moetune.app.files import find_plan, write_text
 
     session = session_of(context)
     found = find_plan(plan, stores=session.find_store)
@@ -108,8 +108,8 @@ def diff(
     json: Json = False,
 ) -> None:
     """Say how two plans differ, and show every field in which they do."""
-    from moetune.workflows.files import find_plan
-    from moetune.workflows.views.comparison import comparison_sections
+    from moetune.app.files import find_plan
+    from moetune.app.views.comparison import comparison_sections
 
     session = session_of(context, all_rows=all_)
     left, right = (find_plan(one, stores=session.find_store) for one in (first, second))
@@ -130,8 +130,8 @@ def remove(
     json: Json = False,
 ) -> None:
     """Delete plans, and what was observed under them."""
-    from moetune.workflows import wiring
-    from moetune.workflows.library import plan_ids
+    from moetune.app import wiring
+    from moetune.app.library import plan_ids
 
     session = session_of(context)
     with session.find_store() as existing:  # a command that removes must not make a database

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune import config
+from moetune.app import wiring
+from moetune.app.profile_quality import not_measured
 from moetune.cli.completers import profile_names
 from moetune.cli.options import Texts, with_fields
 from moetune.cli.progress import ScreenProgress, clock
@@ -18,12 +20,10 @@ from moetune.domain.spelling import about, parsed, read_flag
 from moetune.domain.units import dtype_bytes, full_dtype, parse_count, parse_seconds
 from moetune.measure.grid import Preset
 from moetune.report.section import Cell, Table
-from moetune.workflows import wiring
-from moetune.workflows.profile_quality import not_measured
 
 if TYPE_CHECKING:
+    from moetune.app.profile_request import MeasurementSetting, ProfileOutcome, ProfileRequest
     from moetune.domain.profile import Profile
-    from moetune.workflows.profile_request import MeasurementSetting, ProfileOutcome, ProfileRequest
 
 
 EPILOG = example("moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k")
@@ -93,11 +93,11 @@ def profile(
     GEMMs, collectives, copies and their interference are measured. Under torchrun every rank runs
     this command, and rank 0 stores the samples.
     """
+    from moetune.app.models import find_decoder_model
+    from moetune.app.profile import take_part
+    from moetune.app.profile_request import ProfileRequest, measured_models
+    from moetune.app.requests import ask, model_name
     from moetune.domain.question import read_texts
-    from moetune.workflows.models import find_decoder_model
-    from moetune.workflows.profile import take_part
-    from moetune.workflows.profile_request import ProfileRequest, measured_models
-    from moetune.workflows.requests import ask, model_name
 
     session = session_of(context)
     settings, setting = session.settings, _setting(nproc, oversubscribe=oversubscribe)
@@ -139,7 +139,7 @@ def _base(session: Session, wanted: str | None) -> "Profile | None":
     """Return the profile of that name or file; None where none is named."""
     if wanted is None:
         return None
-    from moetune.workflows.profiles import find_profile
+    from moetune.app.profiles import find_profile
 
     with about("base"):
         return find_profile(wanted, stores=session.find_store).profile
@@ -147,7 +147,7 @@ def _base(session: Session, wanted: str | None) -> "Profile | None":
 
 def _setting(nproc: int | None, *, oversubscribe: bool) -> "MeasurementSetting":
     """Return this process's environment, and its launch where torchrun started it."""
-    from moetune.workflows.profile_request import MeasurementSetting
+    from moetune.app.profile_request import MeasurementSetting
 
     environ = config.environment()
     launch = config.launch(environ)
@@ -164,9 +164,9 @@ def _plan(
     resume: bool,
     as_json: bool,
 ) -> None:
-    from moetune.workflows.profile import estimate_profile
-    from moetune.workflows.profile_quality import group_of
-    from moetune.workflows.profile_request import detect_cluster
+    from moetune.app.profile import estimate_profile
+    from moetune.app.profile_quality import group_of
+    from moetune.app.profile_request import detect_cluster
 
     machine = detect_cluster(request, setting).machine
     with wiring.find_store(session.settings) as store:
@@ -203,8 +203,8 @@ def _measure(
     resume: bool,
     as_json: bool,
 ) -> None:
-    from moetune.workflows.profile import profile_machine
-    from moetune.workflows.profile_request import detect_cluster
+    from moetune.app.profile import profile_machine
+    from moetune.app.profile_request import detect_cluster
 
     screen = session.screen
     cluster = detect_cluster(request, setting)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moetune.app import wiring
 from moetune.cli.completers import profile_names, stored_profiles
 from moetune.cli.profiles_new import new
 from moetune.cli.session import All, Json, Session, example, session_of
 from moetune.domain.document import encode
 from moetune.report.section import plural
-from moetune.workflows import wiring
 
 if TYPE_CHECKING:
-    from moetune.workflows.profiles import FoundProfile
+    from moetune.app.profiles import FoundProfile
 
 app = typer.Typer(help="Profiles: measured speeds of machines.", rich_markup_mode=None)
 
@@ -40,8 +40,8 @@ Name = Annotated[
 @app.command("list", epilog=example("moetune profiles list"))
 def list_(context: typer.Context, *, json: Json = False) -> None:
     """List the profiles of the store and the reference machines."""
-    from moetune.workflows.profiles import list_profiles
-    from moetune.workflows.views.profile import profiles_section
+    from moetune.app.profiles import list_profiles
+    from moetune.app.views.profile import profiles_section
 
     session = session_of(context)
     with session.find_store() as store:
@@ -53,7 +53,7 @@ def list_(context: typer.Context, *, json: Json = False) -> None:
 @app.command("show", epilog=example("moetune profiles show rtx2080ti-x64"))
 def show(context: typer.Context, name: Name, *, all_: All = False, json: Json = False) -> None:
     """Show a profile: its machine, its fitted lines and their errors."""
-    from moetune.workflows.views.profile import profile_sections
+    from moetune.app.views.profile import profile_sections
 
     session = session_of(context, all_rows=all_)
     found = _find(session, name)
@@ -77,8 +77,8 @@ def check(
     Use it after an update of torch or a driver. Under torchrun every rank runs this command.
     """
     from moetune import config
-    from moetune.workflows.profile_request import MeasurementSetting
-    from moetune.workflows.staleness import check_profile
+    from moetune.app.profile_request import MeasurementSetting
+    from moetune.app.staleness import check_profile
 
     session = session_of(context)
     environ = config.environment()
@@ -110,7 +110,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Print a profile as the TOML that `import` and `plan --profile` read, or write a file."""
-    from moetune.workflows.files import profile_to_toml, write_text
+    from moetune.app.files import profile_to_toml, write_text
 
     session = session_of(context)
     profile = _find(session, name).profile
@@ -138,7 +138,7 @@ def import_(
     json: Json = False,
 ) -> None:
     """Store a file's profile; the newest of a name is the current one."""
-    from moetune.workflows.profiles import import_profile
+    from moetune.app.profiles import import_profile
 
     session = session_of(context)
     with wiring.open_store(session.settings) as store:
@@ -157,8 +157,8 @@ def diff(
     context: typer.Context, first: Name, second: Name, *, all_: All = False, json: Json = False
 ) -> None:
     """Show every number and fact in which two profiles differ."""
-    from moetune.workflows.profiles import compare_profiles
-    from moetune.workflows.views.comparison import machine_sections
+    from moetune.app.profiles import compare_profiles
+    from moetune.app.views.comparison import machine_sections
 
     session = session_of(context, all_rows=all_)
     left, right = (_find(session, name).profile for name in (first, second))
@@ -182,7 +182,7 @@ def remove(
     json: Json = False,
 ) -> None:
     """Delete all measurements and fits of a name from the store, but no plans made with it."""
-    from moetune.workflows.profiles import remove_profile
+    from moetune.app.profiles import remove_profile
 
     session = session_of(context)
     with session.find_store() as existing:  # a command that removes must not make a database
@@ -195,6 +195,6 @@ def remove(
 
 
 def _find(session: Session, name: str) -> "FoundProfile":
-    from moetune.workflows.profiles import find_profile
+    from moetune.app.profiles import find_profile
 
     return find_profile(name, stores=session.find_store)

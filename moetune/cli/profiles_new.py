@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from moetune.app.describe import DESCRIBED, check_new, describe, description_of
 from moetune.cli.options import Texts, with_fields
 from moetune.cli.session import Json, session_of
 from moetune.domain.model import find_model
-from moetune.workflows.describe import DESCRIBED, check_new, describe, description_of
 
 
 @with_fields(*DESCRIBED, table=DESCRIBED)
@@ -26,7 +26,7 @@ def new(
 
     A reference machine stands in for what is not described, and the file names what.
     """
-    from moetune.workflows.files import write_text
+    from moetune.app.files import write_text
 
     session = session_of(context)
     check_new(file, force=force)

@@ -4,10 +4,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from moetune.app.profile_quality import GroupSummary
+from moetune.app.recording import Progress
 from moetune.cli.render import Screen
 from moetune.domain.samples import Sample
-from moetune.workflows.profile_quality import GroupSummary
-from moetune.workflows.recording import Progress
 
 _NEW_LINE = "\r\033[K"
 _PAUSE_SECONDS = 10.0

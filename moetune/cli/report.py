@@ -39,7 +39,7 @@ def report(
     from datetime import UTC, datetime
     from importlib.metadata import version
 
-    from moetune.workflows.report import write_report
+    from moetune.app.report import write_report
 
     session = session_of(context)
     found = write_report(

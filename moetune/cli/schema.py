@@ -18,7 +18,7 @@ def schema(
     json: Json = False,
 ) -> None:
     """Print the JSON schema of a document, or list their names."""
-    from moetune.workflows.schemas import SCHEMAS, schema_text
+    from moetune.app.schemas import SCHEMAS, schema_text
 
     screen = session_of(context).screen
     if name is not None:

@@ -27,9 +27,9 @@ def sensitivity(
     Each part is made 1 % slower and faster with the plan's choice held fixed; each decision is
     moved to its neighbours. Nothing is stored.
     """
-    from moetune.workflows.files import find_plan
-    from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.views.sensitivity import sensitivity_sections
+    from moetune.app.files import find_plan
+    from moetune.app.open_planner import local_planner
+    from moetune.app.views.sensitivity import sensitivity_sections
 
     session = session_of(context)
     wanted = find_plan(plan, stores=session.find_store)

@@ -87,7 +87,7 @@ class Session:
 
     def configuration(self) -> "Configuration":
         """Return the settings and their origins."""
-        from moetune.workflows import wiring
+        from moetune.app import wiring
 
         return wiring.configure(db=self.db, file=self.config_file, no_files=self.no_config)
 
@@ -99,7 +99,7 @@ class Session:
     @contextmanager
     def find_store(self) -> "Iterator[SqlStore | None]":
         """Open the store to read, None where none was made yet, and say so where one was named."""
-        from moetune.workflows import wiring
+        from moetune.app import wiring
 
         with wiring.find_store(self.settings) as store:
             if store is None and self.db is not None and not self.is_missing_said:

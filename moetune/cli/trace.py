@@ -18,7 +18,7 @@ from moetune.cli.session import (
 from moetune.domain.units import format_share
 
 if TYPE_CHECKING:
-    from moetune.workflows.trace import Overlap, Trace
+    from moetune.app.trace import Overlap, Trace
 
 EPILOG = example("moetune trace 3f9c21 --nproc 2 --output step.json")
 
@@ -45,9 +45,9 @@ def trace(
     every pipeline rank.
     """
     from moetune import config
-    from moetune.workflows.files import find_plan, write_text
-    from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.trace import recorded_trace
+    from moetune.app.files import find_plan, write_text
+    from moetune.app.open_planner import local_planner
+    from moetune.app.trace import recorded_trace
 
     session = session_of(context)
     environ = config.environment()

@@ -16,8 +16,8 @@ from moetune.cli.session import (
 from moetune.domain.errors import QualityError
 
 if TYPE_CHECKING:
+    from moetune.app.verify import Verification
     from moetune.domain.plan import Plan
-    from moetune.workflows.verify import Verification
 
 EPILOG = example("moetune verify 3f9c21 --nproc 2")
 
@@ -40,10 +40,10 @@ def verify(
     the step is outside of its range, or one chunk is faster.
     """
     from moetune import config
-    from moetune.workflows.open_planner import local_planner
-    from moetune.workflows.staleness import stale_note
-    from moetune.workflows.verify import verify_plan
-    from moetune.workflows.views.observed import verification_sections
+    from moetune.app.open_planner import local_planner
+    from moetune.app.staleness import stale_note
+    from moetune.app.verify import verify_plan
+    from moetune.app.views.observed import verification_sections
 
     session = session_of(context)
     environ = config.environment()
@@ -70,7 +70,7 @@ def _judge(session: Session, made: "Plan", found: "Verification", *, as_json: bo
     Raises:
         QualityError: it does not.
     """
-    from moetune.workflows.views.observed import verdict
+    from moetune.app.views.observed import verdict
 
     words, hint = verdict(made, found), "measure again, for longer:  moetune profile"
     if not found.is_equal:
@@ -86,9 +86,9 @@ def _judge(session: Session, made: "Plan", found: "Verification", *, as_json: bo
 
 def _store(session: Session, made: "Plan", found: "Verification") -> tuple[str, ...]:
     """Store what was observed, and return the newest change among all observations."""
-    from moetune.workflows import wiring
-    from moetune.workflows.drift import observed_drifts
-    from moetune.workflows.verify import observations_of
+    from moetune.app import wiring
+    from moetune.app.drift import observed_drifts
+    from moetune.app.verify import observations_of
 
     observations = observations_of(made, found)
     with wiring.open_store(session.settings) as store:

@@ -230,7 +230,7 @@ def rows_grid(dtypes: Sequence[str], max_tokens: int, grid: Grid) -> Iterator[Po
 def optimizer_grid(dtypes: Sequence[str], kind: DeviceKind) -> Iterator[Point]:
     """Yield AdamW's step on few and many parameters.
 
-    Its time tells the rate of the device's memory, too: see `solve.training.machine`.
+    Its time tells the rate of the device's memory, too: see `solve.model.machine`.
     """
     for dtype in dtypes:
         for op, most in adam_elements(kind).items():

@@ -1,6 +1,6 @@
 """Steps of one layer on a rank: made of random weights and tokens, run, and timed.
 
-`verify`, `trace` and measuring sessions run them, on ranks that `workflows.launch` starts.
+`verify`, `trace` and measuring sessions run them, on ranks that `app.launch` starts.
 
 T tokens, K choices, E experts, D model width.
 """

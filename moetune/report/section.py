@@ -1,6 +1,6 @@
 """Sections: titles, words, tables and figures of a plan, a profile or a comparison.
 
-`workflows.views` makes them; the command line draws them with rich, the pages and the report with
+`app.views` makes them; the command line draws them with rich, the pages and the report with
 Jinja, and `--json` prints their values.
 """
 

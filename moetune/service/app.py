@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from moetune.app.open_planner import ServicePlanner
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.service.access import Access
 from moetune.service.bodies import document
@@ -26,7 +27,6 @@ from moetune.service.problems import RETRY_AFTER_SECONDS, http_problem, problem_
 from moetune.service.profiles import add_profiles
 from moetune.service.quotas import QuotaLimits
 from moetune.service.workers import WorkerPools
-from moetune.workflows.open_planner import ServicePlanner
 
 _PATIENCE_SECONDS = 3.0
 

@@ -12,12 +12,12 @@ from fastapi import FastAPI, Query
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
+from moetune.app.plan import InputsDocument
 from moetune.domain.ask import LARGEST_TOKENS
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.service.bodies import JSON, TOML
 from moetune.service.problems import MEDIA_TYPE, STATUSES
-from moetune.workflows.plan import InputsDocument
 
 _REF = "#/components/schemas/{model}"
 _MAX_ID = 2**63 - 1

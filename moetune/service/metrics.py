@@ -9,10 +9,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from moetune.app.open_planner import ServicePlanner
 from moetune.domain.errors import MoetuneError
 from moetune.domain.records import FitInfo, Observation
 from moetune.service.quotas import KINDS, Kind, Quotas
-from moetune.workflows.open_planner import ServicePlanner
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moetune.app.solvers import CALLER
 from moetune.domain.errors import MoetuneError, NotAuthorisedError
 from moetune.service.access import Access, Right, check_site
 from moetune.service.metrics import Metrics
@@ -31,7 +32,6 @@ from moetune.service.problems import (
     problem_of,
     problem_response,
 )
-from moetune.workflows.solvers import CALLER
 
 COOKIE = "moetune_page"
 LOGIN_PATH = "/login"

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moetune.app.drift import DRIFT_SCHEMA, observed_drifts
 from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation, Stored
@@ -13,7 +14,6 @@ from moetune.service import describe
 from moetune.service.bodies import document, page, read_document
 from moetune.service.describe import Limit, PlanCursor, RowCursor
 from moetune.service.workers import WorkerPools
-from moetune.workflows.drift import DRIFT_SCHEMA, observed_drifts
 
 MOST_OBSERVATIONS = 2000
 """Newest observations in which changes are looked for."""

@@ -9,6 +9,11 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moetune.app.changes import WhatIf
+from moetune.app.compared import WhyNot
+from moetune.app.plan import InputsDocument
+from moetune.app.questions import ServedQuestion, asks_for_model, read_question
+from moetune.app.whatif import WHATIF_SCHEMA, WhatIfAnswer, whatif
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json, shown
 from moetune.domain.errors import InputError, NotFoundError
@@ -18,11 +23,6 @@ from moetune.service import describe
 from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
-from moetune.workflows.changes import WhatIf
-from moetune.workflows.compared import WhyNot
-from moetune.workflows.plan import InputsDocument
-from moetune.workflows.questions import ServedQuestion, asks_for_model, read_question
-from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIfAnswer, whatif
 
 INPUTS_SCHEMA = "moetune.inputs/1"
 _ID = re.compile(r"[0-9a-f]{64}")

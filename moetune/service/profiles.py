@@ -8,6 +8,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moetune.app.files import bundled_profiles, profile_to_toml
+from moetune.app.profile_toml import parse_toml, profile_in_toml
+from moetune.app.profiles import ProfileInfo, is_path, list_profiles, named_profile
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.service import describe
@@ -23,9 +26,6 @@ from moetune.service.bodies import (
 from moetune.service.describe import Limit, NameCursor, RowCursor
 from moetune.service.problems import UnreadableBodyError
 from moetune.service.workers import WorkerPools
-from moetune.workflows.files import bundled_profiles, profile_to_toml
-from moetune.workflows.profile_toml import parse_toml, profile_in_toml
-from moetune.workflows.profiles import ProfileInfo, is_path, list_profiles, named_profile
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import uvicorn
 
+from moetune.app.open_planner import open_planner
+from moetune.app.solvers import SolverLimits, SolverPool
 from moetune.config import Settings
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.service.access import (
@@ -30,8 +32,6 @@ from moetune.service.app import create_app
 from moetune.service.connections import LimitedProtocol
 from moetune.service.logs import LogFormat, start_logging
 from moetune.service.quotas import QuotaLimits
-from moetune.workflows.open_planner import open_planner
-from moetune.workflows.solvers import SolverLimits, SolverPool
 
 _GRACE_SECONDS = 12
 """That open requests have to be answered after SIGTERM; then nothing is solved any more."""

@@ -14,11 +14,11 @@ from typing import ParamSpec, TypeAlias, TypeVar
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
+from moetune.app.open_planner import ServicePlanner
 from moetune.domain.errors import MoetuneError
 from moetune.service.metrics import Metrics
 from moetune.service.problems import QuotaError, StoreFullError
 from moetune.service.quotas import Kind, QuotaLimits, Quotas
-from moetune.workflows.open_planner import ServicePlanner
 
 P = ParamSpec("P")
 T = TypeVar("T")

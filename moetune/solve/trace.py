@@ -17,8 +17,8 @@ from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span, Timeline, operation_and_chunk
-from moetune.solve.training.pipeline import StagePipeline, pass_spans
-from moetune.solve.training.schedule import PASS_WORDS
+from moetune.solve.model.pipeline import StagePipeline, pass_spans
+from moetune.solve.model.schedule import PASS_WORDS
 
 PREDICTED = 0
 """Number of the prediction's process; a rank's is one more than the rank."""

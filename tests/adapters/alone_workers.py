@@ -14,7 +14,7 @@ import moetune
 from moetune.adapters import saving
 from moetune.domain.errors import CollectiveError
 from tests.adapters.tiny_models import tiny
-from tests.workflows import parallelize_workers as own
+from tests.app import parallelize_workers as own
 
 _TIMEOUT_SECONDS, _LONGEST_SECONDS = 4.0, 60.0
 

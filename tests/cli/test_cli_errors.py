@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.workflows.files import bundled_profiles
+from moetune.app.files import bundled_profiles
 from tests.cli.running import Cli
 
 PLAN = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")

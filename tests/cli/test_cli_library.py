@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file, profile_to_toml
 from moetune.domain.profile import RowsLine
 from moetune.domain.records import Observation
 from moetune.store import open_store
-from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from tests.cli.running import Cli
 
 PLAN = ("plan", "--profile", "rtx2080ti-x64", "--dtype", "float16", "--json", "--model")

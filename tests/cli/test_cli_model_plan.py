@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.workflows.files import profile_to_toml
+from moetune.app.files import profile_to_toml
 from tests.cli.running import Cli
 from tests.solve.clusters import cluster_profile
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import moetune
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.plan_view import PlanView
 from moetune.domain.question import Question
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan_view import PlanView
 from tests.cli.running import Cli
 
 LAYER: dict[str, Any] = {"model": "gpt-xl", "profile": "rtx2080ti-x64", "dtype": "float16"}
@@ -238,7 +238,7 @@ def test_another_process_gets_the_view() -> None:
 def test_a_stale_profile_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("moetune.workflows.notebook.stale_note", lambda _: "It is old")
+    monkeypatch.setattr("moetune.app.notebook.stale_note", lambda _: "It is old")
     with caplog.at_level(logging.WARNING, logger="moetune"):
         moetune.plan(**LAYER)
     assert [record.message for record in caplog.records] == ["It is old"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
+from moetune.app.files import bundled_profiles, load_profile_file, profile_to_toml
 from tests.cli.running import Cli
 
 NAMES = (

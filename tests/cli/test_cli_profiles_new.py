@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.workflows.files import load_profile_file
+from moetune.app.files import load_profile_file
 from tests.cli.running import Cli
 
 FLAGS = (

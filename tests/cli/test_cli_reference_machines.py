@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from moetune.app.files import load_profile_file, profile_to_toml
 from moetune.fit.costs import costs_of
 from moetune.hardware.detect import detect
-from moetune.workflows.files import load_profile_file, profile_to_toml
 from tests import prices
 from tests.cli.running import Cli
 

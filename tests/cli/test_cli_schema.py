@@ -7,14 +7,14 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.schemas import SCHEMAS
+from moetune.app.staleness import Check, CheckedPoint
 from moetune.domain.document import encode
 from moetune.domain.routing_record import ModelRoutingRecord, record_of
 from moetune.domain.samples import CopyPoint
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.schemas import SCHEMAS
-from moetune.workflows.staleness import Check, CheckedPoint
+from tests.app.test_observed_views import ALONE, PLANNED, verification
 from tests.cli.running import Cli
-from tests.workflows.test_observed_views import ALONE, PLANNED, verification
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 PLAN = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--dtype", "float16")

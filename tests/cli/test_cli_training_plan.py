@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.solve.joint.uncertainty import OWN_SPREAD, P05_RATIO, P95_RATIO, public_ratios
+from moetune.solve.model.uncertainty import OWN_SPREAD, P05_RATIO, P95_RATIO, public_ratios
 from tests.cli.running import Cli
 
 QWEN = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "1024",

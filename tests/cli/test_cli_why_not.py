@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from moetune.solve.joint.uncertainty import OWN_SPREAD
+from moetune.solve.model.uncertainty import OWN_SPREAD
 from tests.cli.running import Cli, Planned
 
 XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")

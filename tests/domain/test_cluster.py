@@ -2,9 +2,9 @@
 
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.cluster import plannable, process_bytes
 from moetune.domain.errors import InputError
-from moetune.workflows.files import bundled_profiles, load_profile_file
 
 
 def test_a_gpu_as_it_is_sold_has_what_a_reference_machine_of_it_has() -> None:

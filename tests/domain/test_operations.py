@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.app.plan import make_plan
 from moetune.domain.interference import Interference
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.operations import (
@@ -16,8 +17,7 @@ from moetune.domain.operations import (
 )
 from moetune.domain.plan import Decision
 from moetune.solve.layer.timeline import pipeline_tasks, simulate, tensor_parallel_tasks
-from moetune.workflows.plan import make_plan
-from tests.workflows.observed import PLAN, PROFILE, REQUEST
+from tests.app.observed import PLAN, PROFILE, REQUEST
 
 LAYER = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2)
 DECISION = Decision(forward_degree=4, backward_degree=3)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.cluster import Machine
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
@@ -31,7 +32,6 @@ from moetune.domain.storable import (
     check_settled,
     is_sound,
 )
-from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests.runtime.plans import small_plan
 
 MACHINE = Machine(

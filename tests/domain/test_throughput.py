@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.plan import make_plan
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.chips import peak_flops
 from moetune.domain.constraints import Constraints
@@ -20,8 +22,6 @@ from moetune.domain.throughput import (
     rate,
 )
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import make_plan
 
 GPT_XL = MODELS["gpt-xl"].layer(8)
 GPT_XL_FLOPS = 6 * 8192 * 2 * 2048 * 8192

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from moetune.workflows.export import PlanExport, export_plan
-from moetune.workflows.files import load_plan_file
+from moetune.app.export import PlanExport, export_plan
+from moetune.app.files import load_plan_file
 
 KNOWN = Path(__file__).parent / "known"
 LAYOUT: dict[str, Any] = {

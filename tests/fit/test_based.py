@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.fit.based import BaseScaling, Peaks, scaled_base, without_foreign
 from moetune.fit.costs import costs_of
-from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests import prices
 
 

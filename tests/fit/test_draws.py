@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.costs import Costs, Estimate, costs_of_all
 from moetune.domain.profile import Profile
 from moetune.domain.samples import GemmForm
 from moetune.fit.variants import resample_costs
-from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests import prices
 from tests.report.lab import lab_profile
 

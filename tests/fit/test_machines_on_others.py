@@ -4,12 +4,12 @@ import functools
 
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.cost_keys import GemmKey
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.site import Site, site_of
 from moetune.fit.costs import costs_of
-from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests import prices
 
 GIB = 2**30

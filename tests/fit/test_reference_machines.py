@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from moetune.app.files import load_profile_file
 from moetune.domain.cost_keys import GemmKey
 from moetune.domain.profile import Profile
 from moetune.domain.reference import (
@@ -15,7 +16,6 @@ from moetune.domain.reference import (
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.workflows.files import load_profile_file
 from tests import prices
 
 PROFILES = Path(__file__).parents[2] / "profiles"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from moetune.app.files import load_profile_file
 from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.site import site_of
 from moetune.fit.costs import costs_of
-from moetune.workflows.files import load_profile_file
 from tests import prices
 
 PROFILES = Path(__file__).parents[2] / "profiles"

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile, RowsLine
 from moetune.fit.costs import costs_of
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests import prices
 from tests.fit.measured import measured_profile
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from moetune.app.files import load_profile_file
 from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
@@ -16,7 +17,6 @@ from moetune.fit.scaled import Speeds, scale_profile
 from moetune.fit.slowed import PARTS, Slowdown, slowed
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
-from moetune.workflows.files import load_profile_file
 from tests import prices
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts
 

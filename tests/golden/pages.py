@@ -12,6 +12,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from moetune.app.changes import WhatIf
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.library import StoredPlan
+from moetune.app.plan import make_plan
+from moetune.app.profiles import FoundProfile
+from moetune.app.subjects import LayerSubject, subject_of
+from moetune.app.verify import Verification, VerifiedStep
+from moetune.app.views.comparison import (
+    comparison_sections,
+    machine_sections,
+    whatif_sections,
+)
+from moetune.app.views.models import model_section, models_section
+from moetune.app.views.observed import observed_sections, verification_sections
+from moetune.app.views.plan import explanation_sections, plan_sections
+from moetune.app.views.profile import profile_sections
+from moetune.app.views.stored_plans import stored_plans_table
+from moetune.app.whatif import change_plan
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Strategy
@@ -22,24 +40,6 @@ from moetune.domain.records import PlanInfo, Stored
 from moetune.domain.request import PlanRequest
 from moetune.report.section import Section, all_figures, values_of
 from moetune.report.text import text_of
-from moetune.workflows.changes import WhatIf
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.library import StoredPlan
-from moetune.workflows.plan import make_plan
-from moetune.workflows.profiles import FoundProfile
-from moetune.workflows.subjects import LayerSubject, subject_of
-from moetune.workflows.verify import Verification, VerifiedStep
-from moetune.workflows.views.comparison import (
-    comparison_sections,
-    machine_sections,
-    whatif_sections,
-)
-from moetune.workflows.views.models import model_section, models_section
-from moetune.workflows.views.observed import observed_sections, verification_sections
-from moetune.workflows.views.plan import explanation_sections, plan_sections
-from moetune.workflows.views.profile import profile_sections
-from moetune.workflows.views.stored_plans import stored_plans_table
-from moetune.workflows.whatif import change_plan
 from tests.golden.answers import FOLDER
 from tests.report.lab import LAYER, lab_plan, lab_profile, observations
 from tests.solve.clusters import cluster_profile

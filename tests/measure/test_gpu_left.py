@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.plan import make_plan
+from moetune.app.recording import Progress, SampleRecorder, StoredRun
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import PlanRequest
@@ -15,9 +18,6 @@ from moetune.measure.device import open_device
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, Estimates, News, run_session
 from moetune.store import open_store
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import make_plan
-from moetune.workflows.recording import Progress, SampleRecorder, StoredRun
 from tests.cuda_kit import FakeCuda, MirrorWorld
 
 GIB = 2**30

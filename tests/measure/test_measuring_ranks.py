@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from moetune.app import launch
+from moetune.app.launch import cores_of
+from moetune.app.profile import measure_on_ranks
+from moetune.app.profile_request import MeasurementSetting
 from moetune.domain.errors import CollectiveError
 from moetune.domain.samples import (
     AttentionPoint,
@@ -23,10 +27,6 @@ from moetune.domain.samples import (
 )
 from moetune.measure.noise import num_sharers
 from moetune.measure.session import Assignment, Estimates, News
-from moetune.workflows import launch
-from moetune.workflows.launch import cores_of
-from moetune.workflows.profile import measure_on_ranks
-from moetune.workflows.profile_request import MeasurementSetting
 from tests.measure import measure_workers
 from tests.ranks import run_ranks
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moetune.app.plan import make_plan
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.layer import LayerShape
@@ -28,7 +29,6 @@ from moetune.domain.samples import (
 )
 from moetune.fit.profile import fit_profile
 from moetune.store import open_store
-from moetune.workflows.plan import make_plan
 
 MACHINE = Machine(
     kind="cuda", device="Lab GPU", num_devices=8, devices_per_node=4, memory_bytes=2**30

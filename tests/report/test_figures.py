@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.app.subjects import LayerSubject
+from moetune.app.views.layer_reasons import options_of
+from moetune.app.views.plan import reasons
 from moetune.domain.plan import Plan
 from moetune.domain.records import Stored
 from moetune.fit.costs import costs_of
@@ -40,9 +43,6 @@ from moetune.report.plan_figures import (
 from moetune.report.section import Figure, all_figures
 from moetune.report.timelines import timeline_figure
 from moetune.solve.predict import plan_timelines
-from moetune.workflows.subjects import LayerSubject
-from moetune.workflows.views.layer_reasons import options_of
-from moetune.workflows.views.plan import reasons
 from tests import prices
 from tests.report.lab import lab_plan, lab_profile, observations
 

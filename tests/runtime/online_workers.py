@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from moetune.app.tuning import StudyTuner
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey, LayerShape, Phase
 from moetune.domain.plan import Decision, Plan
@@ -20,7 +21,6 @@ from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.shared import share_plans
 from moetune.runtime.plans.tuner import Tuner, TuningTask
 from moetune.store import open_store
-from moetune.workflows.tuning import StudyTuner
 from tests.runtime.faults import make
 from tests.runtime.plans import small_plan
 from tests.runtime.workers import relative_error

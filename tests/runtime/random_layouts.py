@@ -20,8 +20,8 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.training_rules import broken_rules
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
-from moetune.solve.joint.space import LayoutSpace
-from tests.solve.joint.brute_force import layouts_of
+from moetune.solve.model.space import LayoutSpace
+from tests.solve.model.brute_force import layouts_of
 
 NUM_STEPS = 5
 SEED = 3

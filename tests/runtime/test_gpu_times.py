@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from moetune.app.trace import overlap_of
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.measure.steps import LayerSteps, random_steps
 from moetune.runtime.plans.timers import device_clock
 from moetune.runtime.trace import TimelineRecorder
-from moetune.workflows.trace import overlap_of
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.runtime.gpu_runs import GPU
 

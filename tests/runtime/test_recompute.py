@@ -17,7 +17,7 @@ from moetune.domain.model import Transformer, paper_decoder
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.runtime.moe.layer import MoELayer
-from moetune.solve.training.activations import block_bytes
+from moetune.solve.model.activations import block_bytes
 
 TOKENS, WIDTH, HEADS, HIDDEN = 64, 256, 8, 384
 Ffn = Literal["experts", "dense"]

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from moetune.app.trace import overlap_of
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.layer import ExpertParallel, LayerKey, LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.measure.steps import random_steps
 from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook
-from moetune.workflows.trace import overlap_of
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.ranks import run_ranks
 from tests.runtime.gpu_runs import GPU, step

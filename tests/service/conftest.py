@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from moetune.app.open_planner import ServicePlanner, open_planner
 from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.open_planner import ServicePlanner, open_planner
 from tests.service.asking import READ, WRITE, Client, client_of
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from moetune.app.open_planner import ServicePlanner
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.open_planner import ServicePlanner
 from tests.cli.conftest import cli, home  # noqa: F401 - fixtures
 from tests.cli.running import Cli
 from tests.huggingface.configs import QWEN3

@@ -13,6 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from moetune.app.changes import WhatIf
+from moetune.app.files import profile_to_toml
+from moetune.app.memory import MemoryQuestion, fit_memory
+from moetune.app.open_planner import ServicePlanner, open_planner
+from moetune.app.whatif import whatif
 from moetune.config import Settings
 from moetune.domain.cluster import process_bytes
 from moetune.domain.model import MODELS, WHOLE_MODELS
@@ -24,11 +29,6 @@ from moetune.huggingface.registry import model_names, named_model
 from moetune.report.html import STATIC
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.changes import WhatIf
-from moetune.workflows.files import profile_to_toml
-from moetune.workflows.memory import MemoryQuestion, fit_memory
-from moetune.workflows.open_planner import ServicePlanner, open_planner
-from moetune.workflows.whatif import whatif
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of
 from tests.training_plans import TRAINING as TRAINING_PLAN

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moetune.app.open_planner import ServicePlanner
 from moetune.domain.errors import InputError
 from moetune.service.access import (
     Access,
@@ -20,7 +21,6 @@ from moetune.service.access import (
 from moetune.service.app import create_app
 from moetune.service.middleware import SECURITY_HEADERS
 from moetune.service.server import ServerOptions, access_of, check_tls
-from moetune.workflows.open_planner import ServicePlanner
 from tests.service.asking import READ, WRITE, Client, client_of
 
 READS = ("/v1/plans", "/v1/profiles", "/v1/machines", "/v1/fits", "/v1/observations", "/metrics",

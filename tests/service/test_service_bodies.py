@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
+from moetune.app.open_planner import ServicePlanner
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.open_planner import ServicePlanner
 from tests.service.asking import Client, client_of
 
 JSON = {"Content-Type": "application/json"}

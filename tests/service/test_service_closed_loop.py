@@ -2,13 +2,13 @@
 
 import pytest
 
+from moetune.app.open_planner import ServicePlanner
 from moetune.domain.document import encode
 from moetune.domain.records import Observation
 from moetune.fit.drift import NUM_FIRST, NUM_SKIPPED
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.workflows.open_planner import ServicePlanner
+from tests.app.observed import PLAN, PROFILE, observed
 from tests.service.asking import Client
-from tests.workflows.observed import PLAN, PROFILE, observed
 
 SLOW = scale_profile(PROFILE, Speeds(communication=0.5))
 

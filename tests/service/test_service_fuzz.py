@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 
+from moetune.app.open_planner import open_planner
 from moetune.config import Settings
 from moetune.service.access import LOOPBACK_NAMES, Access
 from moetune.service.app import create_app
 from moetune.store import check
-from moetune.workflows.open_planner import open_planner
 from tests.service.asking import client_of
 
 OPERATIONS = (

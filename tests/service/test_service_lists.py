@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file, profile_to_toml
+from moetune.app.profile_toml import parse_toml
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.records import MAX_OBSERVATIONS
 from moetune.service.observations import observations_in
-from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
-from moetune.workflows.profile_toml import parse_toml
 from tests.service.asking import Client, batch
 
 TOML = {"Content-Type": "application/toml"}

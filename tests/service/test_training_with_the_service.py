@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import moetune
-from moetune.workflows.files import profile_to_toml
+from moetune.app.files import profile_to_toml
 from tests.ranks import run_ranks
 from tests.report.lab import lab_profile
 from tests.service.asking import Served, served

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import PHASES, Workload
@@ -19,7 +20,6 @@ from moetune.solve.layer.choose import (
 from moetune.solve.layer.memory import Degrees
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import phase_time
-from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests.report.lab import LAYER
 from tests.solve.costs_by_hand import LinearCosts
 from tests.solve.test_reuse import DISTURBED

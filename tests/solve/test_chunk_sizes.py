@@ -14,7 +14,7 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import named_model
 from moetune.runtime.moe.layer import MoELayer
-from moetune.solve.training.model_chunks import cache_places, chunks_of, modules_of
+from moetune.solve.model.model_chunks import cache_places, chunks_of, modules_of
 
 WITH_EXPERTS = Transformer(
     moe=LayerShape(d_model=16, d_hidden=32, num_experts=4), num_layers=3, num_heads=2, length=8,

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.plan import make_plan
+from moetune.app.subjects import LayerSubject
 from moetune.domain.any_plan import plan_from_json
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import canonical_json
@@ -16,9 +19,6 @@ from moetune.domain.plan import Plan
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.solve.predict import plan_step
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import make_plan
-from moetune.workflows.subjects import LayerSubject
 
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
 LAYER = LayerShape(d_model=1024, d_hidden=4096, num_experts=64, top_k=2)

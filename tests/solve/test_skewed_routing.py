@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.plan import make_plan
 from moetune.domain.constraints import Constraints
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
@@ -13,8 +15,6 @@ from moetune.domain.plan import Plan
 from moetune.domain.request import PlanRequest
 from moetune.domain.routing import LayerRouting
 from moetune.solve.layer.peak import peak_bytes
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import make_plan
 
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
 LAYER = LayerShape(d_model=1024, d_hidden=4096, num_experts=64, top_k=2)

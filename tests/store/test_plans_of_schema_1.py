@@ -12,6 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from moetune.app.changes import WhatIf
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.library import read_plans
+from moetune.app.open_planner import ServicePlanner, open_planner
+from moetune.app.plan import make_plan
+from moetune.app.subjects import LayerSubject
+from moetune.app.whatif import whatif
 from moetune.config import Settings
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.plan import Plan
@@ -19,13 +26,6 @@ from moetune.domain.profile import Profile
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.store import check, open_store, upgrade
-from moetune.workflows.changes import WhatIf
-from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.library import read_plans
-from moetune.workflows.open_planner import ServicePlanner, open_planner
-from moetune.workflows.plan import make_plan
-from moetune.workflows.subjects import LayerSubject
-from moetune.workflows.whatif import whatif
 from tests.service.asking import client_of
 
 pytestmark = pytest.mark.unmeasured

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from moetune.app.files import bundled_profiles
+from moetune.app.open_planner import ServicePlanner
+from moetune.app.profile_quality import quality_of
+from moetune.app.profiles import FoundProfile
+from moetune.app.views.profile import machine_scope
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.records import FitInfo, PlanInfo
 from moetune.huggingface.registry import resolve_name
 from moetune.service.pages.page import Field
-from moetune.workflows.files import bundled_profiles
-from moetune.workflows.open_planner import ServicePlanner
-from moetune.workflows.profile_quality import quality_of
-from moetune.workflows.profiles import FoundProfile
-from moetune.workflows.views.profile import machine_scope
 
 if TYPE_CHECKING:
     from moetune.store import SqlStore

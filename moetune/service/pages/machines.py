@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable
 
+from moetune.app.drift import observed_drifts
+from moetune.app.files import bundled_profiles
+from moetune.app.library import plans_by_id
+from moetune.app.report import MOST_OBSERVATIONS
+from moetune.app.views.observed import observed_sections
+from moetune.app.views.profile import profile_sections
 from moetune.domain.records import FitInfo, MachineInfo
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library, cursor
 from moetune.service.pages.page import Link, Page, Text, address, age_now
-from moetune.workflows.drift import observed_drifts
-from moetune.workflows.files import bundled_profiles
-from moetune.workflows.library import plans_by_id
-from moetune.workflows.report import MOST_OBSERVATIONS
-from moetune.workflows.views.observed import observed_sections
-from moetune.workflows.views.profile import profile_sections
 
 _MOST_MACHINES = 200
 PAGE_SIZE = 100

@@ -5,6 +5,11 @@ from collections.abc import Mapping
 
 from fastapi import Request
 
+from moetune.app.memory import MemoryAnswer, MemoryQuestion, fit_memory
+from moetune.app.models import FoundModel, find_decoder_model, known_name
+from moetune.app.requests import memory_question
+from moetune.app.views.memory import memory_sections
+from moetune.app.views.models import decoder_sections, model_section
 from moetune.domain.errors import MoetuneError, NotFoundError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.question import read_texts
@@ -14,11 +19,6 @@ from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Page, address, filled
 from moetune.service.problems import problem_of
-from moetune.workflows.memory import MemoryAnswer, MemoryQuestion, fit_memory
-from moetune.workflows.models import FoundModel, find_decoder_model, known_name
-from moetune.workflows.requests import memory_question
-from moetune.workflows.views.memory import memory_sections
-from moetune.workflows.views.models import decoder_sections, model_section
 
 _OF_PAPERS, _OF_MODELS = "rtx2080ti-x64", "h100-x8"
 """Reference machines of the papers' layers, and of whole models."""

@@ -13,6 +13,8 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
+from moetune.app.questions import ServedQuestion, read_question
+from moetune.app.views.plan import plan_sections
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.ask import GROUPS, Ask
 from moetune.domain.errors import MoetuneError, ProfileError
@@ -31,8 +33,6 @@ from moetune.service.pages.page import Field, Page, PageRenderer, address
 from moetune.service.plans import kept_answer
 from moetune.service.problems import ForbiddenError, problem_of
 from moetune.service.workers import WorkerPools
-from moetune.workflows.questions import ServedQuestion, read_question
-from moetune.workflows.views.plan import plan_sections
 
 _REFERENCE = "h100-x8"
 _EXAMPLE = {

@@ -3,6 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from moetune.app.library import PlanFilter, StoredPlan, list_plans, read_plans
+from moetune.app.models import whole_names
+from moetune.app.views.comparison import comparison_sections, machine_sections
+from moetune.app.views.plan import plan_sections
+from moetune.app.views.stored_plans import stored_plans_table
+from moetune.app.views.words import KINDS
+from moetune.app.whatif import arguments_of
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
@@ -13,13 +20,6 @@ from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Link, Page, Text, address
 from moetune.service.pages.whatif import whatif_fields
-from moetune.workflows.library import PlanFilter, StoredPlan, list_plans, read_plans
-from moetune.workflows.models import whole_names
-from moetune.workflows.views.comparison import comparison_sections, machine_sections
-from moetune.workflows.views.plan import plan_sections
-from moetune.workflows.views.stored_plans import stored_plans_table
-from moetune.workflows.views.words import KINDS
-from moetune.workflows.whatif import arguments_of
 
 PAGE_SIZE = 50
 

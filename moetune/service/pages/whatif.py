@@ -7,6 +7,10 @@ from typing import Any
 
 from fastapi import Request
 
+from moetune.app.changes import WhatIf
+from moetune.app.views.comparison import whatif_sections
+from moetune.app.views.words import plan_scope
+from moetune.app.whatif import whatif
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.spelling import Spelling
@@ -16,10 +20,6 @@ from moetune.report.section import Section
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Page, Text, address, filled
 from moetune.service.problems import problem_of
-from moetune.workflows.changes import WhatIf
-from moetune.workflows.views.comparison import whatif_sections
-from moetune.workflows.views.words import plan_scope
-from moetune.workflows.whatif import whatif
 
 SPEEDS = ("computation", "communication", "copies")
 LABELS = MappingProxyType(

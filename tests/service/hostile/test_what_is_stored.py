@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from moetune import store
+from moetune.app.open_planner import ServicePlanner
+from moetune.app.report import write_report
+from moetune.app.wiring import find_store
 from moetune.config import Settings
 from moetune.report.section import Figure
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.open_planner import ServicePlanner
-from moetune.workflows.report import write_report
-from moetune.workflows.wiring import find_store
 from tests.service.asking import batch, client_of
 
 WRONG: list[dict[str, Any]] = [

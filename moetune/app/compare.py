@@ -1,0 +1,114 @@
+"""How two plans of a kind differ, in words: what was asked, the step, the choice and its memory."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from moetune.domain.any_plan import AnyPlan
+from moetune.domain.constraint_texts import ALLOW_MODELLED, constraint_words
+from moetune.domain.plan import Plan
+from moetune.domain.training_document import TrainingDocument
+from moetune.domain.units import format_bytes, format_seconds, format_share
+from moetune.report.section import sentence
+from moetune.solve.model.pins import pin_flags
+
+_SAME = 5e-4
+_TWICE = 2.0
+
+
+def compare(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
+    """Yield sentences on how the second plan differs, the most important first."""
+    yield _step(before, after)
+    yield f"It takes {after.words}{_instead(before.words, after.words)}."
+    was, now = map(_where_experts_are, (before, after))
+    if was != now:
+        yield f"Its experts are {now} instead of {was}."
+    was, now = (format_bytes(plan.needed_bytes) for plan in (before, after))
+    yield f"A device needs {now} of memory{_instead(was, now)}."
+    if after.trust != before.trust:
+        yield f"The times are {after.trust}, those of the first plan {before.trust}."
+    yield from (sentence(warning) for warning in after.warnings if warning not in before.warnings)
+
+
+def asked_otherwise(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
+    """Yield what was asked of the second plan alone: "8 ranks instead of 4", "--tp 2"."""
+    then, now = _asked(before), _asked(after)
+    for key in dict.fromkeys((*then, *now)):
+        if key not in now:
+            yield f"without {key.format(then[key])}"
+        elif now[key] != then.get(key):
+            yield key.format(now[key]) + (f" instead of {then[key]}" if key in then else "")
+    prints = {plan.inputs.profile_fingerprint for plan in (before, after)} - {""}
+    if before.inputs.profile == after.inputs.profile and len(prints) > 1:
+        yield f"profile {after.inputs.profile} as it is now"
+
+
+def _asked(plan: AnyPlan) -> Mapping[str, str]:
+    """Return the question's values by words with a place for each."""
+    inputs, limit = plan.inputs, plan.inputs.memory_limit_bytes
+    named = _of_model(plan) if plan.kind == "training" else _of_layer(plan)
+    return {
+        "{}": inputs.model or "",
+        "{} ranks": f"{inputs.world_size:,}",
+        "profile {}": inputs.profile,
+        "dtype {}": inputs.dtype,
+        "{} of a device's memory": "all" if limit is None else format_bytes(limit),
+        **named,
+    }
+
+
+def _of_layer(plan: Plan) -> Mapping[str, str]:
+    inputs, layer = plan.inputs, plan.inputs.layer
+    return {
+        **({} if inputs.model else {"{}": f"layers {layer.d_model:,} × {layer.d_hidden:,}"}),
+        "{} experts": f"{layer.num_experts:,}",
+        "{} tokens per rank": f"{inputs.tokens_per_rank:,}",
+        **{
+            f"--{flag} {{}}": constraint_words(flag, value)
+            for flag, value in inputs.constraints.items()
+            if flag != ALLOW_MODELLED  # the plan's warnings say what was estimated
+        },
+    }
+
+
+def _of_model(plan: TrainingDocument) -> Mapping[str, str]:
+    inputs = plan.inputs
+    return {
+        "{} sequences": f"{inputs.global_batch:,}",
+        "{} tokens of a sequence": f"{inputs.seq:,}",
+        "target {}": inputs.runtime,
+        "optimizer {}": inputs.optimizer,
+        "routing {}": inputs.routing,
+        **{f"{flag} {{}}": value for flag, value in pin_flags(inputs.pins).items()},
+    }
+
+
+def _step(before: AnyPlan, after: AnyPlan) -> str:
+    now, then = after.step_seconds, before.step_seconds
+    ratio = now / then if then else math.inf if now else 1.0
+    words = f"A step takes {format_seconds(now)}"
+    words += (
+        f" instead of {format_seconds(then)}, {_ratio(ratio)}" if _differs(ratio) else ", as before"
+    )
+    rates = [(plan.tokens_per_second or 0.0) / plan.inputs.world_size for plan in (after, before)]
+    if rates[1] and _differs(rates[0] * ratio / rates[1]):  # of other work on a device
+        words += "; {:,.0f} tokens a second and device instead of {:,.0f}".format(*rates)
+    return f"{words}."
+
+
+def _differs(ratio: float) -> bool:
+    return abs(ratio - 1) > _SAME
+
+
+def _ratio(ratio: float) -> str:
+    """Return "1.5 % less" or "2.4 × as long"."""
+    if 1 / _TWICE < ratio < _TWICE:
+        return f"{format_share(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
+    return f"{ratio:.3g} × as long"
+
+
+def _instead(was: str, now: str) -> str:
+    return ", as before" if now == was else f" instead of {was}"
+
+
+def _where_experts_are(plan: AnyPlan) -> str:
+    return "placed by their loads" if plan.is_placed else "in their order"

@@ -1,0 +1,129 @@
+"""Exports of plan files: reading, the model and the machine behind them, and the document."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from moetune.app.profiles import find_profile
+from moetune.app.training_plan import folded_layout, planned_job
+from moetune.app.wiring import StoreFinder
+from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.site import Site, site_of
+from moetune.domain.targets import Target, TargetName, find_target
+from moetune.domain.training_document import TrainingDocument
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.export.planned import Export, Planned
+from moetune.export.targets import export_layout
+from moetune.huggingface.harmless import language_model
+
+_HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportDocument:
+    """The JSON document of `moetune export`.
+
+    Args:
+        plan: its id.
+        version: of the runtime whose keys these are.
+        text, file_name, launch, not_expressed: see `Export`.
+    """
+
+    schema: Literal["moetune.export/1"] = "moetune.export/1"
+    plan: str
+    target: TargetName
+    version: str
+    file_name: str
+    text: str
+    launch: str
+    not_expressed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanExport:
+    """An export with the plan and the target that it is of."""
+
+    plan_id: str
+    target: Target
+    export: Export
+
+    @property
+    def document(self) -> ExportDocument:
+        """The JSON document of `moetune export`."""
+        return ExportDocument(
+            plan=self.plan_id,
+            target=self.target.name,
+            version=self.target.version,
+            file_name=self.export.file_name,
+            text=self.export.text,
+            launch=self.export.launch,
+            not_expressed=self.export.not_expressed,
+        )
+
+
+def export_plan(
+    plan: TrainingDocument, *, to: str, model: str | None, stores: StoreFinder
+) -> PlanExport:
+    """Return what a runtime reads for a training plan.
+
+    Args:
+        to: the target's name, with a version or without: "megatron@0.16". Without one it is the
+            plan's own where the plan is for that runtime, else the newest.
+        model: the plan's model where its name alone does not find it: a `config.json`.
+
+    Raises:
+        InputError: the target is unknown, or the model is another one.
+        InfeasiblePlanError: the target cannot run the layout.
+    """
+    inputs, name = plan.inputs, f"plan {plan.id[:6]}"
+    target = inputs.facts if to == inputs.target else find_target(to)
+    found, job = planned_job(plan, given=model)
+    if job.decoder.name != inputs.model:
+        raise InputError(
+            f"{name} is a plan of {inputs.model}, not of {job.decoder.name}",
+            "omit --model, or name the configuration that the plan was made for",
+        )
+    planned = Planned(
+        plan_id=plan.id,
+        job=job,
+        layout=folded_layout(plan.layout),
+        target=target,
+        hub_name=_hub_name(found.source),
+        site=_site(inputs.profile, stores),
+        predicted=_predicted(plan.best.predicted.step_seconds, plan.best.memory.peak_bytes),
+        config=language_model(found.config)[0],
+        warnings=(*_warnings(inputs.facts, target, fits=plan.fits), *_not_placed(plan)),
+    )
+    return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
+
+
+def _predicted(seconds: float, peak_bytes: float) -> str:
+    return f"{format_seconds(seconds)} a step, {format_bytes(round(peak_bytes))} a device"
+
+
+def _hub_name(source: str) -> str | None:
+    found = _HUB_NAME.search(source)
+    return found[1] if found else None
+
+
+def _site(profile: str, stores: StoreFinder) -> Site | None:
+    try:
+        return site_of(find_profile(profile, stores=stores).profile)
+    except (InputError, ProfileError):
+        return None
+
+
+def _not_placed(plan: TrainingDocument) -> Iterator[str]:
+    if plan.is_placed:
+        yield (
+            "The plan places experts by their loads, as moetune.parallelize does and this export "
+            "does not: in their own order the step takes longer."
+        )
+
+
+def _warnings(planned_for: Target, target: Target, *, fits: bool) -> Iterator[str]:
+    if planned_for != target:
+        yield f"Planned for {planned_for.spec}: the predicted times are not {target.spec}'s."
+    if not fits:
+        yield "The plan does not fit into the memory that it was made for."

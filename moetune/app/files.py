@@ -1,0 +1,216 @@
+"""Profile files (TOML) and plan files (JSON): reading with the place of an error, atomic writing.
+
+What is read of `profile_to_toml(…)`, and of a plan's `text`, is equal to what was written.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from moetune.app.profile_toml import parse_toml, profile_in_toml
+from moetune.app.wiring import StoreFinder
+from moetune.domain.any_plan import AnyPlan, plan_from_json
+from moetune.domain.document import encode, refuse_pointer, refuse_zip
+from moetune.domain.errors import InputError
+from moetune.domain.profile import (
+    CollectiveLine,
+    CopyLine,
+    GemmLine,
+    Profile,
+    RowsLine,
+)
+from moetune.domain.reference import Network, Table
+from moetune.domain.samples import Sample
+from moetune.domain.units import format_bytes
+from moetune.runtime.files import replace_file
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_MOST_BYTES = 16 * 2**20
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_Row: TypeAlias = GemmLine | CollectiveLine | CopyLine | RowsLine | Table | Network | Sample
+
+
+def load_profile_file(path: Path) -> Profile:
+    """Return the profile in a TOML file: see `profile_in_toml`.
+
+    Raises:
+        InputError: the file is missing, or is not a profile; the message names the file, and the
+            line (invalid TOML) or the key (wrong value).
+    """
+    document = parse_toml(read_text(path, "profile"), f"profile {path}")
+    try:
+        return profile_in_toml(document, references=bundled_profiles())
+    except InputError as error:
+        raise InputError(f"{path}: {error.what}", error.hint) from None
+
+
+def load_plan_file(path: Path) -> AnyPlan:
+    """Return the plan in a JSON file.
+
+    Raises:
+        InputError: the file is missing, or is not a plan; the message names the file, and the line
+            (invalid JSON) or the key (wrong value).
+    """
+    return plan_from_json(read_text(path, "plan"), str(path))
+
+
+def profile_to_toml(profile: Profile) -> str:
+    """Return the profile file, without values that equal their default and without empty tables."""
+    return "\n".join(_profile_lines(profile)) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically: to a temporary name, synced to disk, then renamed.
+
+    A device or a pipe is written directly.
+
+    Raises:
+        InputError: the file cannot be written there.
+    """
+    target = path.resolve()
+    try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            path.write_text(text, encoding="utf-8")
+        else:
+            replace_file(target, text.encode())
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}",
+            "name a file in an existing folder that you may write to",
+        ) from None
+    except UnicodeEncodeError as error:
+        raise InputError(f"{path} cannot hold this text: {error.reason}") from None
+
+
+def bundled_profiles() -> dict[str, Path]:
+    """Return the files of the reference profiles by name, from the package or the checkout."""
+    for folder in (_PACKAGE / "_profiles", _PACKAGE.parent / "profiles"):
+        if folder.is_dir():
+            return dict(sorted((file.stem, file) for file in folder.glob("*.toml")))
+    return {}
+
+
+def read_text(path: Path, what: str) -> str:
+    """Return a file's text.
+
+    Args:
+        what: the file is, for the error.
+
+    Raises:
+        InputError: it cannot be read, is larger than 16 MiB, is not UTF-8, or a pointer of Git LFS.
+    """
+    try:
+        with path.open("rb") as file:  # a device may never end
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{what} {path} cannot be read: {error.strerror}") from None
+    if len(content) > _MOST_BYTES:
+        raise InputError(f"{what} {path} is larger than {format_bytes(_MOST_BYTES)}")
+    refuse_zip(content, f"{what} {path}", "unpack it, and name the file inside")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{what} {path} is not UTF-8 text") from None
+    refuse_pointer(text, f"{what} {path}")
+    return text
+
+
+def _profile_lines(profile: Profile) -> Iterator[str]:
+    yield f"schema = {profile.schema}"
+    for key in ("name", "provenance", "citation"):
+        yield f"{key} = {toml_value(getattr(profile, key))}"
+    yield from _table("machine", encode(profile.machine))
+    if profile.network is not None:
+        yield from _table("network", _without_defaults(profile.network))
+    for key in (field.name for field in dataclasses.fields(profile)):
+        rows = getattr(profile, key)
+        if isinstance(rows, tuple) and key != "samples":
+            yield from _rows(key, rows)
+    if not profile.interference.is_none:
+        yield from _table("interference", encode(profile.interference))
+    for key in ("hardware", "software"):
+        if facts := getattr(profile.fingerprint, key):
+            yield from _table(f"fingerprint.{key}", facts)
+    yield from _rows("samples", profile.samples)
+
+
+def _table(name: str, values: Mapping[str, object]) -> Iterator[str]:
+    yield f"\n[{name}]"
+    yield from _pairs(values)
+
+
+def _rows(name: str, rows: Iterable[_Row]) -> Iterator[str]:
+    for row in rows:
+        yield f"\n[[{name}]]"
+        yield from _pairs(_without_defaults(row))
+
+
+def _without_defaults(row: _Row) -> dict[str, object]:
+    items = ((item, getattr(row, item.name)) for item in dataclasses.fields(row))
+    return {
+        item.name: encode(value)
+        for item, value in items
+        if value != item.default or item.name == "kind"
+    }
+
+
+def _pairs(values: Mapping[str, object]) -> Iterator[str]:
+    for key, value in values.items():
+        yield f"{_key(key)} = {_lines_of(value) if key == 'points' else toml_value(value)}"
+
+
+def _lines_of(rows: object) -> str:
+    """Return the rows of a table, one a line."""
+    assert isinstance(rows, list)  # noqa: S101 - `points` are rows in every dataclass
+    return "[\n" + "".join(f"  {toml_value(row)},\n" for row in rows) + "]"
+
+
+def toml_value(value: object) -> str:
+    """Return a plain value as TOML has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        # TOML's escapes are JSON's, except for DEL, which JSON does not escape.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items())
+        return f"{{ {inside} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
+    raise TypeError(f"TOML has no {value!r}")
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else toml_value(key)
+
+
+def is_plan_path(wanted: str) -> bool:
+    """Return whether a text names a plan's file, and not its id."""
+    return wanted.endswith(".json") or "/" in wanted
+
+
+def find_plan(wanted: str, *, stores: StoreFinder) -> AnyPlan:
+    """Return the plan of a file, or of an id in the store.
+
+    Args:
+        wanted: a path that ends in .json or has a slash, another file, or an id or its beginning.
+
+    Raises:
+        InputError: the file is missing or broken, or no plan or several have such an id.
+    """
+    if is_plan_path(wanted) or Path(wanted).is_file():
+        return load_plan_file(Path(wanted))
+    with stores() as store:
+        plan = store.plan(wanted) if store and wanted else None
+        newest = store.plan_page(limit=1) if store and plan is None else ()
+    if plan is not None:
+        return plan
+    hint = (
+        f"the newest is {newest[0].id[:6]}" if newest else "make one:  moetune plan --model gpt-s"
+    )
+    raise InputError(f"no plan has an id that begins with {wanted!r}", hint)

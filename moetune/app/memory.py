@@ -1,0 +1,223 @@
+"""Layouts of a decoder's training that fit into memory, without any profile."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from moetune.domain.architecture import Decoder
+from moetune.domain.optimizers import OptimizerName
+from moetune.domain.targets import Target
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype, TrainingJob
+from moetune.solve.model.fitting import Fitting
+from moetune.solve.model.memory import MemoryModel, RankMemory, fillable_bytes
+from moetune.solve.model.pins import contradiction
+from moetune.solve.model.space import LayoutSpace
+from moetune.solve.model.stages import DecoderStages
+
+HOST_BYTES = 2 * 2**40 * 9 // 10 // 8
+"""Host memory of one of eight GPUs: 2 TiB of a reference machine's, of which a tenth is left."""
+GPUS_PER_NODE = 8
+MOST_RANKS = 4096
+MOST_LAYOUTS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryQuestion:
+    """A training, and the GPUs that it has to fit on.
+
+    Args:
+        world_size: GPUs; None for the fewest: a power of two in a node, else whole nodes.
+        global_batch: sequences of a step; None for a micro-batch on each GPU.
+        length: tokens of a sequence.
+        device_bytes: memory of one GPU that a process has, as of `process_bytes`.
+        host_bytes: host memory of one GPU's rank.
+    """
+
+    decoder: Decoder
+    world_size: int | None
+    global_batch: int | None
+    length: int
+    dtype: TrainingDtype
+    optimizer: OptimizerName
+    pins: LayoutRequest
+    target: Target
+    device_bytes: int
+    host_bytes: int = HOST_BYTES
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes of a GPU that may be filled, its libraries among them."""
+        return fillable_bytes(self.device_bytes)
+
+    def job(self, ranks: int) -> TrainingJob:
+        """Return the training on so many GPUs, which leaves room for natural routing."""
+        return TrainingJob(
+            decoder=self.decoder, world_size=ranks,
+            global_batch=self.global_batch or ranks * (self.pins.micro_batch or 1),
+            length=self.length, dtype=self.dtype, optimizer=self.optimizer,
+            leaves_room=self.decoder.num_moe_layers > 0,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedLayout:
+    """A layout and the memory of its fullest pipeline rank."""
+
+    layout: FoldedLayout
+    memory: RankMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAnswer:
+    """Layouts that fit, the plainest first; where none does, the smallest alone.
+
+    Args:
+        num_fitting: layouts that fit, of which `found` has the first.
+    """
+
+    question: MemoryQuestion
+    job: TrainingJob
+    found: tuple[FittedLayout, ...]
+    num_fitting: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether any layout fits."""
+        return self.num_fitting > 0
+
+
+def fit_memory(
+    question: MemoryQuestion, *, most_layouts: int | None = MOST_LAYOUTS
+) -> MemoryAnswer:
+    """Return the layouts that fit.
+
+    Of each shape the lowest ZeRO stage, and the least recomputed; in host memory only what does not
+    fit without.
+
+    Args:
+        most_layouts: that are returned; None for all.
+
+    Raises:
+        InputError: the pins break a rule on every number of GPUs.
+    """
+    if question.world_size is not None:
+        return _Fit(question, question.world_size).answer(most_layouts)
+    last: _Fit | None = None
+    for ranks in _numbers_of_gpus():
+        fit = _Fit(question, ranks)
+        if next(fit.fitting(), None) is not None:
+            return fit.answer(most_layouts)
+        last = fit if fit.has_shapes else last
+    return (last or _Fit(question, MOST_RANKS)).answer(most_layouts)
+
+
+def _numbers_of_gpus() -> Iterator[int]:
+    """Yield the GPUs of a part of a node, and then of whole ones."""
+    yield from (2**one for one in range(GPUS_PER_NODE.bit_length() - 1))
+    yield from range(GPUS_PER_NODE, MOST_RANKS + 1, GPUS_PER_NODE)
+
+
+class _Fit:
+    """A question's layouts on a number of GPUs."""
+
+    def __init__(self, question: MemoryQuestion, ranks: int) -> None:
+        """Make the job; layouts are tried as they are asked for."""
+        self._question, self._job = question, question.job(ranks)
+        stages = DecoderStages(question.decoder)
+        memory = MemoryModel(job=self._job, stages=stages, target=question.target)
+        self._space = LayoutSpace(job=self._job, target=question.target)
+        self._fitting = Fitting(
+            space=self._space, memory=memory, limit_bytes=question.limit_bytes,
+            host_bytes=question.host_bytes,
+        )  # fmt: skip
+        self.has_shapes = False
+
+    def answer(self, most_layouts: int | None) -> MemoryAnswer:
+        """Return the layouts that fit, else the smallest.
+
+        Raises:
+            InputError: the pins break a rule.
+        """
+        fitting = sorted(self.fitting(), key=_plainness)
+        found = tuple(fitting[:most_layouts])
+        if not found:
+            found = (self._smallest(),)
+        return MemoryAnswer(
+            question=self._question, job=self._job, found=found, num_fitting=len(fitting)
+        )
+
+    def fitting(self) -> Iterator[FittedLayout]:
+        """Yield the first way in which each shape fits."""
+        for shape in self._shapes():
+            self.has_shapes = True
+            if not self._may_fit(shape):
+                continue
+            found = next(self._ways(shape), None)
+            if found is not None:
+                yield FittedLayout(layout=found, memory=self._fitting.memory.peak(found))
+
+    def _shapes(self) -> Iterator[FoldedLayout]:
+        """Yield shapes with plain pipelines and micro-batches of one, unless others are pinned."""
+        pins = self._question.pins
+        plain = replace(
+            pins,
+            micro_batch=pins.micro_batch or 1,
+            vpp=pins.vpp if pins.vpp or pins.stages else 1,
+        )
+        able = (one for one in self._space.shapes(plain) if one.order == (pins.schedule or "1f1b"))
+        for _, same in itertools.groupby(
+            able, key=lambda one: (one.tp, one.cp, one.pp, one.ep, one.etp)
+        ):
+            yield next(same)
+
+    def _may_fit(self, shape: FoldedLayout) -> bool:
+        """Return whether a shape may fit with all that is sharded, recomputed and on the host."""
+        fitting, pins = self._fitting, self._question.pins
+        if fitting.least_of_states(shape, pins) > fitting.limit_bytes:
+            return False
+        most = shape.changed(recompute=self._space.recomputes(pins)[-1])
+        on_host = 1.0 if self._question.target.offloads_optimizer else 0.0
+        least = (
+            fitting.memory.needs(most.changed(zero=zero), on_host=on_host)[0]
+            for zero in self._space.zeros(pins, shape.pp, shape.tp)
+        )
+        return self._waits(shape) or min(least) <= fitting.limit_bytes
+
+    def _waits(self, shape: FoldedLayout) -> bool:
+        """Return whether activations may wait on the host, where nothing is recomputed."""
+        return self._question.target.offloads_activations and shape.pp == 1
+
+    def _ways(self, shape: FoldedLayout) -> Iterator[FoldedLayout]:
+        """Yield the ways in which a shape fits, those that leave the host alone first."""
+        every = [*self._variants(shape)]
+        yield from filter(self._fitting.fits, every)
+        for one in every:
+            yield from self._fitting.offloaded(one, self._question.pins)
+
+    def _variants(self, shape: FoldedLayout) -> Iterator[FoldedLayout]:
+        """Yield a shape with each ZeRO stage and recomputation that are allowed."""
+        pins = self._question.pins
+        for zero in self._space.zeros(pins, shape.pp, shape.tp):
+            for recompute in self._space.recomputes(pins):
+                one = shape.changed(zero=zero, recompute=recompute)
+                if self._space.is_allowed(one):
+                    yield one
+
+    def _smallest(self) -> FittedLayout:
+        variants = itertools.chain.from_iterable(map(self._variants, self._shapes()))
+        every = (
+            FittedLayout(layout=one, memory=self._fitting.memory.peak(one)) for one in variants
+        )
+        found = min(every, key=lambda one: one.memory.peak_bytes, default=None)
+        if found is None:
+            raise contradiction(self._space, self._question.pins)
+        return found
+
+
+def _plainness(one: FittedLayout) -> tuple[float, ...]:
+    """Return how much a layout has that a smaller model would leave out, then its memory."""
+    layout = one.layout
+    return (
+        layout.offload_optimizer + layout.offload_activations, layout.zero, len(layout.recompute),
+        layout.pp, layout.tp * layout.cp, layout.etp, layout.ep, one.memory.peak_bytes,
+    )  # fmt: skip

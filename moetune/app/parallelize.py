@@ -1,0 +1,241 @@
+"""`moetune.parallelize`: a model of one's own on the ranks, in the layout of a training plan."""
+
+import datetime as dt
+import logging
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from moetune.app import wiring
+from moetune.app.files import find_plan, is_plan_path
+from moetune.app.models import find_planned_model
+from moetune.app.plan_view import PlanView
+from moetune.app.training_plan import folded_layout
+from moetune.domain.architecture import Decoder
+from moetune.domain.errors import InputError
+from moetune.domain.training import FoldedLayout
+from moetune.domain.training_document import TrainingDocument
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from moetune.runtime.parallel.groups import ParallelGroups
+    from moetune.runtime.parallel.parallel_model import ParallelModel
+    from moetune.runtime.parallel.stages import LossOf
+
+_LOGGER = logging.getLogger("moetune")
+_MAKE_ONE = (
+    "make one:  moetune plan --model config.json --target moetune --global-batch 256 --seq 4096 "
+    "--output plan.json"
+)
+_Source: TypeAlias = TrainingDocument | PlanView | str | os.PathLike[str]
+
+
+def parallelize(
+    model: "nn.Module",
+    plan: _Source,
+    *,
+    loss_of: "LossOf",
+    blocks: str | None = None,
+    balance: float = 0.0,
+    seed: int = 0,
+    db: str | None = None,
+    timeout: dt.timedelta | None = None,
+) -> "ParallelModel":
+    """Spread a model over the ranks as a training plan says; all ranks call this together.
+
+    The model is a decoder as one process would run it: called with tokens (B, S), it returns a
+    tensor (B, …) such as logits, and calls blocks of an `nn.ModuleList` one after another, as in
+    `x = block(x)`, where x is (B, S, D) and further arguments may follow. Layers of experts are
+    `moetune.MoELayer` or experts of transformers that `moetune.adapt` knows. Of the plan come:
+
+    - the DeviceMesh, `ranks.mesh`, with dimensions "pp", "dp" and "tp", and all groups;
+    - pipeline stages: each has some blocks, the first what comes before them, the last what comes
+      behind; the model's own forward runs in each;
+    - experts, spread over ep ranks of a stage, with the plan's chunks and dispatcher, each layer's
+      on the ranks that the plan has placed them on;
+    - ZeRO by FSDP2 (`fully_shard`): everything beside the experts, and the experts over their
+      replicas, is sharded; with stage 1 parameters stay gathered and gradients whole until the
+      last micro-batch, with stage 3 both are gathered and reduced block by block;
+    - recomputation of blocks in the backward pass.
+
+    A training loop is then:
+
+        trained = moetune.parallelize(model, "plan.json", loss_of=loss_of)
+        optimizer = trained.optimizer(lambda parts: torch.optim.AdamW(parts, lr=1e-3))
+        for tokens, targets in batches:                 # (global batch, S), equal on all ranks
+            loss = trained.backward(trained.own_part(tokens), trained.own_part(targets))
+            trained.clip_grad_norm_(1.0)
+            optimizer.step()
+
+    A model on the CPU starts from the first rank's values. One on the meta device has memory only
+    where a stage is, and its modules draw their values by `reset_parameters()`, the same under
+    every layout; or load a checkpoint into `trained.state_dict()` before the optimizer is made.
+
+    Args:
+        model: the whole model on every rank, which is not to be used afterwards. Give
+            `communicator=moetune.OneRank()` to its layers of experts where all ranks do not divide
+            the number of experts.
+        plan: of `moetune plan --target moetune`, as a file, an id or a view; the
+            first rank reads it.
+        loss_of: of a micro-batch's outputs and targets, the mean over its tokens.
+        blocks: name of the `nn.ModuleList`; default, the one with layers of experts.
+        balance: weight of the mean of all layers' balance losses, added to the gradients alone.
+        seed: of the values of a model on the meta device.
+        db: the store in which an id is looked up; default, that of the command line.
+        timeout: of every wait for other ranks; default, torch's.
+
+    Returns:
+        What a training loop calls: `backward`, `evaluate`, `total_loss`, `optimizer`,
+        `clip_grad_norm_`, `state_dict`, `load_state_dict`, `own_part`.
+
+    Raises:
+        InputError: there is no process group, or no such plan; it is for another runtime, model or
+            number of ranks; or the model cannot be cut into its stages. On all ranks.
+        CollectiveError: a rank left.
+    """
+    import torch.distributed as dist
+
+    from moetune.comm.agree import decide_on_first
+    from moetune.comm.gloo import communicator_of
+    from moetune.runtime.parallel.chain import find_blocks
+    from moetune.runtime.parallel.groups import join
+    from moetune.runtime.parallel.parallel_model import parallel_model
+
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            "moetune.parallelize needs a process group, also for one rank",
+            "call torch.distributed.init_process_group() before",
+        )
+    world = communicator_of(None)
+    found = decide_on_first(world, partial(_find, plan, db), "the training plan")
+    layout = _usable_layout(found)
+    ranks = join(layout, device_type=_device_type(), timeout=timeout)
+    _adapt(model, ranks)
+    listed = find_blocks(model, blocks)
+    _check_model(found, listed)
+    if world.rank == 0:
+        _tell_dtype(found, model)
+    return parallel_model(
+        model, ranks, loss_of=loss_of, num_sequences=found.inputs.global_batch // layout.dp,
+        length=found.inputs.seq, blocks=listed, balance=balance, seed=seed,
+        placements=_placements(found),
+    )  # fmt: skip
+
+
+def _find(plan: _Source, db: str | None) -> TrainingDocument:
+    found: object = getattr(plan, "plan", plan)
+    if isinstance(found, (str, os.PathLike)):
+        wanted = os.fspath(found)
+        is_path = isinstance(found, os.PathLike) or is_plan_path(wanted)
+        path = str(Path(wanted).expanduser().absolute())
+        settings = wiring.configure(db=db).settings
+        found = find_plan(path if is_path else wanted, stores=partial(wiring.find_store, settings))
+    if not hasattr(found, "as_model"):
+        raise InputError(f"{found!r} is no training plan of a whole model", _MAKE_ONE)
+    model: TrainingDocument = found.as_model()
+    return model
+
+
+def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
+    """Return a plan's layout.
+
+    Raises:
+        InputError: a model without layers of ours cannot run it.
+    """
+    name, layout = f"plan {plan.id[:6]}", folded_layout(plan.layout)
+    if plan.inputs.target != "moetune":
+        raise InputError(f"{name} is for {plan.inputs.target}", "plan with --target moetune")
+    if layout.tp > 1:
+        raise InputError(
+            f"{name} cuts dense parts over {layout.tp} ranks, which moetune.parallelize does not",
+            "plan with --tp 1, or cut parts of your own by torch's parallelize_module over "
+            'ranks.mesh["tp"], and give them to Stages',
+        )
+    if layout.offload_optimizer:
+        raise InputError(
+            f"{name} keeps states in host memory", "give it to moetune.shard(plan=…), in chunks"
+        )
+    if any("m" in word for word in layout.stages or ()):
+        raise InputError(
+            f"{name} has blocks of multi-token prediction", "plan for a model without them"
+        )
+    return layout
+
+
+def _placements(plan: TrainingDocument) -> list[tuple[int, ...]]:
+    """Return the expert of each place of every layer; empty where all are in their own order."""
+    if plan.placement is None or not plan.is_placed:
+        return []
+    return [layer.experts for layer in plan.placement.layers]
+
+
+def _check_model(plan: TrainingDocument, blocks: "nn.ModuleList") -> None:
+    """Raise InputError where the plan is for blocks of other sizes, if its model is known."""
+    from moetune.runtime.moe.planned_layer import PlannedLayer
+
+    decoder = _decoder(plan)
+    if decoder is None:
+        return
+    layers = [
+        next((one for one in block.modules() if isinstance(one, PlannedLayer)), None)
+        for block in blocks
+    ]
+    mine = [
+        (one.shape.d_model, one.shape.d_hidden, one.shape.num_experts, one.shape.top_k)
+        for one in layers
+        if one is not None
+    ]
+    layer = decoder.layer
+    planned = [(layer.d_model, layer.d_hidden, layer.num_experts, layer.top_k)]
+    if len(blocks) != decoder.num_layers or mine != planned * decoder.num_moe_layers:
+        raise InputError(
+            f"plan {plan.id[:6]} is for {plan.inputs.model}: {decoder.num_layers} blocks, "
+            f"{decoder.num_moe_layers} of them with (d_model, d_hidden, experts, top_k) "
+            f"{planned[0]}; "
+            f"the model has {len(blocks)}, {len(mine)} with {_either(mine)}",
+            "plan for the sizes of this model, in a config.json of its family",
+        )
+
+
+def _either(layers: Sequence[tuple[int, ...]]) -> str:
+    return " or ".join(map(str, dict.fromkeys(layers))) or "no experts"
+
+
+def _decoder(plan: TrainingDocument) -> Decoder | None:
+    """Return the plan's model, None where its name alone does not find it."""
+    try:
+        found = find_planned_model(plan.inputs, given=None).decoder
+    except InputError:
+        return None
+    return found if found is not None and found.name == plan.inputs.model else None
+
+
+def _tell_dtype(plan: TrainingDocument, model: "nn.Module") -> None:
+    dtypes = {str(one.dtype).removeprefix("torch.") for one in model.parameters()}
+    others = sorted(dtypes - {plan.inputs.dtype})
+    if others:
+        _LOGGER.warning(
+            "plan %s has the memory and the time of %s, and the model's parameters are %s",
+            plan.id[:6], plan.inputs.dtype, " and ".join(others),
+        )  # fmt: skip
+
+
+def _adapt(model: "nn.Module", ranks: "ParallelGroups") -> None:
+    """Spread the experts of transformers' modules, where the model has such ones."""
+    from moetune.adapters.families import is_experts
+    from moetune.adapters.model import adapt_over
+    from moetune.runtime.moe.expert_module import Experts
+
+    if any(is_experts(one) and not isinstance(one, Experts) for one in model.modules()):
+        adapt_over(model, None, ranks.expert_communicator)
+
+
+def _device_type() -> str:
+    import torch
+    import torch.distributed as dist
+
+    has_nccl = "nccl" in str(dist.get_backend_config())
+    return "cuda" if torch.cuda.is_available() and has_nccl else "cpu"

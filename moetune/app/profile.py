@@ -1,0 +1,202 @@
+"""Measurement of this machine: choose points, run the ranks, store every sample, fit a profile.
+
+`moetune profile` calls `profile_machine` on rank 0 and `take_part` on the other ranks of a launch.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from moetune.app.profile_quality import summarize
+from moetune.app.profile_request import (
+    MeasurementSetting,
+    ProfileOutcome,
+    ProfileRequest,
+    detect_cluster,
+    profile_name,
+)
+from moetune.app.recording import (
+    Progress,
+    ResumeState,
+    SampleRecorder,
+    StoredRun,
+    resumed,
+)
+from moetune.app.step_records import with_steps
+from moetune.domain.cluster import Cluster
+from moetune.domain.errors import CollectiveError
+from moetune.domain.samples import Point
+from moetune.fit.merged import check_base, merged
+from moetune.fit.profile import fit_profile
+from moetune.measure.points import PointChoice, choose_points, default_group_sizes
+
+if TYPE_CHECKING:
+    from moetune.measure.session import Assignment, News
+    from moetune.store import SqlStore
+
+
+def estimate_profile(
+    request: ProfileRequest, setting: MeasurementSetting, *, store: "SqlStore | None" = None
+) -> Mapping[Point, float]:
+    """Return the seconds that each point would take, estimated with a short probe.
+
+    Args:
+        store: omits the points that an earlier run there has measured; None for all points.
+
+    Raises:
+        InputError: the request does not fit this machine.
+        CollectiveError: a rank died.
+    """
+    cluster = detect_cluster(request, setting)
+    begun = resumed(store, profile_name(request, cluster), cluster) if store else ResumeState()
+    recorder = SampleRecorder(machine=cluster.machine, progress=Progress())
+    _measure(request, setting, cluster, begun.done, recorder, plan_only=True)
+    return recorder.seconds
+
+
+def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
+    """Measure as a rank above 0 of a launch; rank 0 chooses the points and stores the samples.
+
+    Raises:
+        CollectiveError: a rank died.
+    """
+    from moetune.measure.session import Assignment
+
+    assignment = Assignment(needed=(), preset=request.preset)
+    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks)
+
+
+def profile_machine(
+    request: ProfileRequest,
+    setting: MeasurementSetting,
+    *,
+    store: "SqlStore",
+    progress: Progress,
+    resume: bool = False,
+) -> ProfileOutcome:
+    """Measure, store every sample as soon as it is done, and fit.
+
+    Ctrl-C and a dead rank leave the run "partial", a killed process leaves it "running"; both can
+    be resumed.
+
+    Args:
+        resume: measure only the points that the last unfinished run of this name lacks, on this
+            machine with the same software; without such a run, those that the current profile
+            lacks.
+
+    Raises:
+        InputError: the request does not fit this machine.
+        CollectiveError: a rank died.
+        ProfileError: nothing could be measured.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    cluster = detect_cluster(request, setting)
+    name = profile_name(request, cluster)
+    begun = resumed(store, name, cluster) if resume else ResumeState()
+    base = request.base or begun.base
+    if base is not None:
+        check_base(base, cluster.machine)
+    run = StoredRun(store, name=name, cluster=cluster, preset=request.preset, begun=begun)
+    recorder = SampleRecorder(machine=cluster.machine, progress=progress, run=run)
+    with run:
+        _measure(request, setting, cluster, begun.done, recorder)
+        fitted = fit_profile(
+            name=name, machine=recorder.machine, fingerprint=cluster.fingerprint,
+            samples=run.samples(), seed=request.seed,
+        )  # fmt: skip
+        profile = with_steps(fitted)
+        if base is not None:
+            profile = merged(profile, base)
+        run.complete(profile)
+    groups = summarize(profile)
+    progress.finish(groups)
+    return ProfileOutcome(
+        profile=profile,
+        run_id=run.begin(),
+        location=store.location,
+        num_reused=len(begun.known),
+        groups=groups,
+    )
+
+
+def _measure(
+    request: ProfileRequest,
+    setting: MeasurementSetting,
+    cluster: Cluster,
+    done: frozenset[Point],
+    recorder: SampleRecorder,
+    *,
+    plan_only: bool = False,
+) -> None:
+    """Measure the points that are not done."""
+    from moetune.measure.session import Assignment
+
+    left = _chosen_points(request, cluster).without(done)
+    assignment = Assignment(
+        needed=left.needed,
+        others=left.others,
+        preset=request.preset,
+        ranks_per_node=cluster.machine.devices_per_node,
+        budget_seconds=request.budget_seconds,
+        plan_only=plan_only,
+        seed=request.seed,
+    )
+    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks, on_news=recorder.receive)
+
+
+def measure_on_ranks(
+    assignment: "Assignment",
+    setting: MeasurementSetting,
+    *,
+    num_ranks: int,
+    on_news: "Callable[[News], object]" = lambda _: None,
+) -> None:
+    """Run the session on `num_ranks` ranks of this machine, or as one rank of a launch.
+
+    Raises:
+        InputError: fewer CUDA devices or cores than ranks, or an assignment that the session
+            refuses.
+        CollectiveError: a rank died, or the ranks of the launch cannot reach each other.
+    """
+    from moetune.app.launch import run_on_ranks
+
+    try:
+        run_on_ranks(
+            _run_session,
+            assignment,
+            num_ranks=num_ranks,
+            launch=setting.launch,
+            environ=setting.environment,
+            on_message=on_news,
+            oversubscribe=setting.oversubscribe,
+        )
+    except CollectiveError as error:
+        raise CollectiveError(
+            str(error),
+            "run again with --resume: it omits the points that are already in the database",
+        ) from error
+
+
+def _run_session(assignment: "Assignment", tell: "Callable[[News], object]") -> None:
+    from moetune.app.launch import rank_device
+    from moetune.measure.device import open_device
+    from moetune.measure.ranks import MeasuringRanks
+    from moetune.measure.session import run_session
+
+    device = open_device(rank_device().index or 0)
+    run_session(assignment, device=device, ranks=MeasuringRanks(), on_news=tell)
+
+
+def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
+    from moetune.measure.estimate import default_dtypes
+
+    group_sizes = request.group_sizes or default_group_sizes(cluster.machine.num_devices)
+    dtypes = request.dtypes or default_dtypes(cluster.machine.kind, request.preset)
+    return choose_points(
+        cluster=cluster,
+        dtypes=dtypes,
+        group_sizes=group_sizes,
+        layers=request.layers,
+        models=request.models,
+        preset=request.preset,
+        max_tokens=request.max_tokens,
+    )

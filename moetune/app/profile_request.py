@@ -1,0 +1,167 @@
+"""A request to measure this machine, the process that does it, and its outcome.
+
+`profile` runs a request; commands, checks and benchmarks make it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moetune.app.models import FoundModel
+from moetune.app.profile_quality import GroupSummary
+from moetune.config import Launch
+from moetune.domain.cluster import Cluster
+from moetune.domain.document import encode
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.domain.profile import Profile
+from moetune.domain.samples import Sample
+from moetune.domain.units import dtype_bytes
+from moetune.measure.decoder_points import MeasuredModel
+from moetune.measure.grid import Preset
+from moetune.measure.noise import has_drifted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """Points to measure; empty tuples and None take the defaults.
+
+    Args:
+        name: of the profile; default, the device's with the number of ranks.
+        num_ranks: ranks to start on this node; a launch sets their number itself.
+        dtypes: default, those that the device is fast with.
+        group_sizes: default, the divisors and powers of two up to the number of ranks.
+        layers: layers whose own shapes are measured.
+        models: whole ones whose own shapes are measured.
+        max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
+        budget_seconds: longest time to measure, without the fit.
+        base: a profile of the same device, for what is not measured here.
+    """
+
+    name: str | None = None
+    num_ranks: int = 1
+    preset: Preset = "quick"
+    dtypes: tuple[str, ...] = ()
+    group_sizes: tuple[int, ...] = ()
+    layers: tuple[LayerShape, ...] = ()
+    models: tuple[MeasuredModel, ...] = ()
+    max_tokens: int = 4096
+    budget_seconds: float | None = None
+    base: Profile | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for dtype in self.dtypes:
+            dtype_bytes(dtype)
+        for name in ("num_ranks", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementSetting:
+    """The process that measures.
+
+    Args:
+        environment: its variables; those that can change speed go into the fingerprint.
+        launch: the one that this process is a rank of; None to start the ranks from here.
+        oversubscribe: ranks started from here may share a core.
+    """
+
+    environment: Mapping[str, str]
+    launch: Launch | None = None
+    oversubscribe: bool = False
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process stores the samples: rank 0 alone."""
+        return self.launch is None or self.launch.rank == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOutcome:
+    """A finished measurement.
+
+    Args:
+        num_reused: samples of an earlier run that were not measured again.
+    """
+
+    profile: Profile
+    run_id: int
+    location: str
+    num_reused: int
+    groups: tuple[GroupSummary, ...]
+
+    @property
+    def failed(self) -> tuple[Sample, ...]:
+        """Samples without times."""
+        return tuple(sample for sample in self.profile.samples if sample.error)
+
+    @property
+    def has_drifted(self) -> bool:
+        """Whether the machine's speed changed during the measurement."""
+        return has_drifted(self.profile.samples)
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune profile`."""
+        return {
+            "schema": "moetune.profile-run/1",
+            "name": self.profile.name,
+            "run_id": self.run_id,
+            "store": self.location,
+            "machine": encode(self.profile.machine),
+            "num_samples": len(self.profile.samples),
+            "num_reused": self.num_reused,
+            "num_failed": len(self.failed),
+            "drifted": self.has_drifted,
+            "groups": encode(self.groups),
+        }
+
+
+def detect_cluster(request: ProfileRequest, setting: MeasurementSetting) -> Cluster:
+    """Return the machine as the measuring ranks see it."""
+    import torch
+
+    from moetune.hardware import detect
+
+    if (launch := setting.launch) is not None:
+        return detect(
+            num_ranks=launch.world_size,
+            ranks_per_node=launch.local_world_size,
+            environment=setting.environment,
+            threads_per_rank=torch.get_num_threads(),
+        )
+    return detect(
+        num_ranks=request.num_ranks,
+        ranks_per_node=request.num_ranks,
+        environment=setting.environment,
+    )
+
+
+def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
+    """Return the requested name, else one of the device and the number of ranks."""
+    if request.name is not None:
+        return request.name
+    words = re.sub(r"\([^)]*\)", "", cluster.machine.device)
+    slug = "-".join(re.findall(r"[a-z0-9.]+", words.lower())) or cluster.machine.kind
+    return f"{slug}-x{cluster.machine.num_devices}"
+
+
+def measured_models(found: FoundModel, length: int | None) -> tuple[MeasuredModel, ...]:
+    """Return the whole model to measure for; nothing for a layer.
+
+    Args:
+        length: tokens of a sequence; None for a paper's own.
+
+    Raises:
+        InputError: the length is missing.
+    """
+    if found.decoder is None:
+        return ()
+    length = length or (found.whole.shape.length if found.whole is not None else None)
+    if length is None:
+        raise InputError(
+            f"{found.decoder.name} lacks the tokens of a sequence", "give them, such as --seq 4k"
+        )
+    return (MeasuredModel(decoder=found.decoder, length=length),)

@@ -1,0 +1,291 @@
+"""Look-up, list, comparison, import and removal of profiles in files, store and package."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.profile_quality import quality_of
+from moetune.app.wiring import StoreFinder
+from moetune.domain.document import encode
+from moetune.domain.errors import MoetuneError, ProfileError
+from moetune.domain.profile import (
+    CollectiveLine,
+    CopyLine,
+    GemmLine,
+    Profile,
+    Provenance,
+    RowsLine,
+)
+from moetune.domain.records import RunInfo
+from moetune.domain.spelling import nearest_then
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
+
+_Line = GemmLine | CollectiveLine | CopyLine | RowsLine
+Source = Literal["file", "store", "bundled", "program"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundProfile:
+    """A profile and where it was found."""
+
+    profile: Profile
+    source: Source
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the profile, computed once: with many samples it takes long."""
+        return self.profile.digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileInfo:
+    """One profile in a list.
+
+    Args:
+        status: of its newest run; "" for a bundled one.
+        created_at: time of its newest run, UTC, ISO 8601; "" for a bundled one.
+    """
+
+    name: str
+    source: Source
+    provenance: Provenance
+    device: str
+    num_devices: int
+    num_runs: int
+    num_samples: int
+    status: str
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One number or fact of two profiles; None where one of them lacks it."""
+
+    key: str
+    first: float | str | None
+    second: float | str | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Second over first, where both are numbers."""
+        if isinstance(self.first, str) or isinstance(self.second, str):
+            return None
+        return self.second / self.first if self.first and self.second is not None else None
+
+
+def find_profile(
+    wanted: str | Profile | None, *, stores: StoreFinder, for_models: bool = False
+) -> FoundProfile:
+    """Return the profile of a file, else of a name in the store, else of a bundled name.
+
+    Args:
+        wanted: a path that ends in .toml or has a slash, else a name, else a file of another
+            name; None takes the newest measured profile of the store. A program may also give
+            the profile itself.
+        for_models: whether None takes a machine of GPUs alone, which train whole models.
+
+    Raises:
+        InputError: the file is missing or broken.
+        ProfileError: no profile has this name, or none was measured yet.
+    """
+    if isinstance(wanted, Profile):
+        return FoundProfile(profile=wanted, source="program")
+    if wanted is None:
+        with stores() as store:
+            return named_profile(newest_measured(store, for_models=for_models), store=store)
+    if is_path(wanted):
+        return FoundProfile(profile=load_profile_file(Path(wanted)), source="file")
+    with stores() as store:
+        try:
+            return named_profile(wanted, store=store)
+        except ProfileError:
+            if not Path(wanted).is_file():
+                raise
+    return FoundProfile(profile=load_profile_file(Path(wanted)), source="file")
+
+
+def is_path(wanted: str) -> bool:
+    """Return whether a text is the path of a profile's file, not a profile's name."""
+    return wanted.endswith(".toml") or "/" in wanted
+
+
+def named_profile(name: str, *, store: "SqlStore | None") -> FoundProfile:
+    """Return the profile of a name in the store, else of a bundled name; no other file is read.
+
+    Raises:
+        ProfileError: no profile has this name.
+    """
+    stored = store.profile(name) if store else None
+    if stored is not None:
+        return FoundProfile(profile=stored, source="store")
+    bundled = bundled_profiles()
+    if name in bundled:
+        return _bundled(bundled[name])
+    raise _unknown(name, {run.name for run in store.runs()} if store else set(), bundled)
+
+
+@cache
+def _bundled(path: Path) -> FoundProfile:
+    """Return a reference profile, read once: it does not change, and reading takes long."""
+    return FoundProfile(profile=load_profile_file(path), source="bundled")
+
+
+def newest_measured(store: "SqlStore | None", *, for_models: bool = False) -> str:
+    """Return the name of the newest measured profile; of a suspect one only where all are.
+
+    Args:
+        for_models: whether it must be of GPUs.
+
+    Raises:
+        ProfileError: nothing was measured yet, or nothing on GPUs.
+    """
+    names = [run.name for run in store.runs() if run.provenance == "measured"] if store else []
+    suspect: list[str] = []
+    for name in dict.fromkeys(names):
+        profile = store.profile(name) if store is not None else None
+        if profile is None or (for_models and profile.machine.kind != "cuda"):
+            continue
+        quality = quality_of(profile)
+        if quality is None or quality.label != "suspect":
+            return name
+        suspect.append(name)
+    if suspect:
+        return suspect[0]
+    what, measure = "yet", "measure this one:  moetune profile --nproc 2"
+    if for_models and names:
+        what, measure = "on GPUs, which train whole models", "measure GPUs:      moetune profile"
+    first = "h100-x8" if for_models else next(iter(bundled_profiles()), "FILE.toml")
+    raise ProfileError(
+        f"no profile is named, and none was measured {what}",
+        f"{measure}\n  or name one:       --profile {first}",
+    )
+
+
+def list_profiles(store: "SqlStore | None") -> tuple[ProfileInfo, ...]:
+    """Return the profiles of the store, newest first, followed by the bundled ones."""
+    runs: dict[str, list[RunInfo]] = {}
+    for run in store.runs() if store else ():
+        runs.setdefault(run.name, []).append(run)
+    return (*map(_of_runs, runs.values()), *map(_of_file, bundled_profiles().values()))
+
+
+def import_profile(path: Path, *, name: str | None, store: "SqlStore") -> Profile:
+    """Append the profile of a file to the store, under `name` if one is given.
+
+    Raises:
+        InputError: the file is missing or broken.
+    """
+    profile = load_profile_file(path)
+    if name is not None:
+        profile = replace(profile, name=name)
+    store.save_profile(profile)
+    return profile
+
+
+def remove_profile(name: str, *, store: "SqlStore | None") -> int:
+    """Delete all runs and fits of a name and return the number of runs.
+
+    Raises:
+        ProfileError: the store has no profile of this name.
+    """
+    removed = store.remove_profile(name) if store else 0
+    if removed:
+        return removed
+    if name in bundled_profiles():
+        raise ProfileError(f"profile {name!r} comes with moetune and is not in the store")
+    raise _unknown(name, {run.name for run in store.runs()} if store else set(), {})
+
+
+def compare_profiles(first: Profile, second: Profile) -> tuple[Difference, ...]:
+    """Return every number and fact in which two profiles differ."""
+    left, right = dict(_facts(first)), dict(_facts(second))
+    keys = [*left, *(key for key in right if key not in left)]
+    return tuple(
+        Difference(key=key, first=left.get(key), second=right.get(key))
+        for key in keys
+        if left.get(key) != right.get(key)
+    )
+
+
+def _unknown(name: str, known: set[str], bundled: Mapping[str, Path]) -> MoetuneError:
+    if name in known:
+        return ProfileError(
+            f"profile {name!r} is not finished: its measurement was ended before its fit",
+            f"go on with it:  moetune profile --name {name} --resume",
+        )
+    names = sorted({*known, *bundled})
+    there = f"known: {', '.join(names)}" if names else "there are no profiles yet"
+    return ProfileError(
+        f"profile {name!r} is unknown",
+        nearest_then(
+            f"{there}\n  measure it on the cluster:  moetune profile --name {name}", name, names
+        ),
+    )
+
+
+def _of_runs(runs: list[RunInfo]) -> ProfileInfo:
+    newest = runs[0]
+    return ProfileInfo(
+        name=newest.name,
+        source="store",
+        provenance=newest.provenance,
+        device=newest.device,
+        num_devices=newest.num_devices,
+        num_runs=len(runs),
+        num_samples=sum(run.num_samples for run in runs),
+        status=newest.status,
+        created_at=newest.created_at,
+    )
+
+
+def _of_file(path: Path) -> ProfileInfo:
+    profile = _bundled(path).profile
+    return ProfileInfo(
+        name=profile.name,
+        source="bundled",
+        provenance=profile.provenance,
+        device=profile.machine.device,
+        num_devices=profile.machine.num_devices,
+        num_runs=0,
+        num_samples=len(profile.samples),
+        status="",
+        created_at="",
+    )
+
+
+def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
+    yield "provenance", profile.provenance
+    yield from encode(profile.machine).items()
+    lines: tuple[_Line, ...] = (
+        *profile.gemm, *profile.collective, *profile.copy, *profile.rows,
+    )  # fmt: skip
+    for line in lines:
+        for item in fields(line):
+            if "_seconds" in item.name:
+                yield f"{_label(line)} {item.name}", getattr(line, item.name)
+    for victim, speeds in encode(profile.interference).items():
+        for other, speed in speeds.items():
+            yield f"{victim} beside {other}", speed
+    for kind, facts in encode(profile.fingerprint).items():
+        for key, value in facts.items():
+            yield f"{kind} {key}", value
+
+
+def _label(line: _Line) -> str:
+    match line:
+        case GemmLine():
+            return f"gemm {line.dtype}"
+        case CollectiveLine():
+            flight = f" {line.in_flight} in flight" if line.in_flight > 1 else ""
+            spread = f" on {line.num_nodes} nodes" if line.num_nodes else ""
+            return f"{line.op} {line.group_size} ranks{spread}{flight}"
+        case CopyLine():
+            both = " both ways" if line.both_ways else ""
+            return f"{line.direction} {'pinned' if line.pinned else 'pageable'}{both}"
+        case RowsLine():
+            return f"{line.op} {line.dtype}"

@@ -1,0 +1,186 @@
+"""Record of a measurement on rank 0: its samples and its progress.
+
+The session on the ranks (`measure.session`) sends news; `SampleRecorder` receives them, stores
+each sample and updates the progress display.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from moetune.app.profile_quality import GroupSummary, group_of
+from moetune.domain.cluster import Cluster, Machine
+from moetune.domain.profile import Profile
+from moetune.domain.records import RunStatus
+from moetune.domain.samples import Point, Sample
+
+if TYPE_CHECKING:
+    from moetune.measure.session import Estimates, News
+    from moetune.store import SqlStore
+
+
+class Progress:
+    """Progress display of a measurement; this one shows nothing."""
+
+    def start(self, groups: Mapping[str, int], seconds: float) -> None:
+        """Show the number of points of each group, and the estimated seconds of all."""
+
+    def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
+        """Show one more finished point."""
+
+    def repeat(self, group: str, seconds_left: float) -> None:
+        """Show that a finished point was measured again."""
+
+    def finish(self, summaries: Sequence[GroupSummary]) -> None:
+        """Show the groups' quality; `summaries` is empty where the measurement ended early."""
+
+
+class SampleRecorder:
+    """Receiver of a session's news on rank 0: stores samples and estimates the time left.
+
+    Args:
+        machine: the one that is measured.
+        run: begun with the machine when the points to measure are known, and given each sample
+            before the next point is measured; None stores nothing.
+
+    Attributes:
+        seconds: estimate of each point.
+        machine: with the memory that the ranks found usable.
+    """
+
+    def __init__(
+        self, *, machine: Machine, progress: Progress, run: "StoredRun | None" = None
+    ) -> None:
+        self.seconds: dict[Point, float] = {}
+        self.machine = machine
+        self._run, self._progress = run, progress
+        self._left: set[Point] = set()
+        self._end = 0.0
+
+    def receive(self, news: "News") -> None:
+        """Start the display with the estimates, or store a sample and show it."""
+        if isinstance(news, Sample):
+            self._measured(news)
+        else:
+            self._planned(news)
+
+    def _planned(self, estimates: "Estimates") -> None:
+        if estimates.usable_bytes is not None:
+            self.machine = replace(self.machine, memory_bytes=estimates.usable_bytes)
+        if self._run is not None:
+            self._run.begin(self.machine)
+        self.seconds, self._left = dict(estimates.seconds), set(estimates.seconds)
+        self._end = time.monotonic() + estimates.total_seconds
+        groups = Counter(group_of(point, self.machine) for point in self.seconds)
+        self._progress.start(groups, estimates.total_seconds)
+
+    def _measured(self, sample: Sample) -> None:
+        if self._run is not None:
+            self._run.append(sample)
+        group = group_of(sample.point, self.machine)
+        seconds_left = max(self._end - time.monotonic(), 0.0)
+        if sample.point in self._left:
+            self._left.remove(sample.point)
+            self._progress.advance(sample, group, seconds_left)
+        else:
+            self._progress.repeat(group, seconds_left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeState:
+    """What a run begins with of earlier ones.
+
+    Args:
+        run_id: of an unfinished run to continue; None for a new one.
+        known: samples that it begins with, or has.
+        done: points that need not be measured.
+        base: the profile that it continues, where it has tables of another one; else None.
+    """
+
+    run_id: int | None = None
+    known: tuple[Sample, ...] = ()
+    done: frozenset[Point] = frozenset()
+    base: Profile | None = None
+
+
+def resumed(store: "SqlStore", name: str, cluster: Cluster) -> ResumeState:
+    """Return the last unfinished run of this name on this machine, else the current profile.
+
+    What they have measured without an error is done.
+    """
+    run_id = store.open_run(name=name, fingerprint=cluster.fingerprint)
+    current = store.profile(name) if run_id is None else None
+    known: tuple[Sample, ...] = ()
+    if run_id is not None:
+        known = store.samples(run_id)
+    elif current is not None and current.fingerprint == cluster.fingerprint:
+        known = current.samples
+    done = frozenset(sample.point for sample in known if not sample.error)
+    return ResumeState(run_id=run_id, known=known, done=done, base=_base_of(current))
+
+
+def _base_of(current: Profile | None) -> Profile | None:
+    """Return what a measured profile took from another one: all but its own samples."""
+    if current is None or not (current.tables or current.network):
+        return None
+    return replace(current, samples=())
+
+
+_NOTHING = ResumeState()
+
+
+class StoredRun:
+    """A run of the store, created with its first sample or by `begin`.
+
+    As a context manager it sets the run's status: complete after `complete`, else partial.
+
+    Args:
+        begun: the run to continue, or the samples that a new one begins with.
+    """
+
+    def __init__(
+        self,
+        store: "SqlStore",
+        *,
+        name: str,
+        cluster: Cluster,
+        preset: str,
+        begun: ResumeState = _NOTHING,
+    ) -> None:
+        self._store, self._name, self._cluster, self._preset = store, name, cluster, preset
+        self._id, self._known = begun.run_id, begun.known
+        self._status: RunStatus = "partial"
+
+    def begin(self, machine: Machine | None = None) -> int:
+        """Create the run if there is none yet, and return its id.
+
+        Args:
+            machine: as the ranks found it; default, as it was detected.
+        """
+        if self._id is None:
+            cluster = replace(self._cluster, machine=machine or self._cluster.machine)
+            self._id = self._store.start_run(name=self._name, cluster=cluster, preset=self._preset)
+            self._store.add_samples(self._id, self._known)
+        return self._id
+
+    def append(self, sample: Sample) -> None:
+        """Store a sample."""
+        self._store.add_samples(self.begin(), [sample])
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return all samples of the run, in order."""
+        return self._store.samples(self.begin())
+
+    def complete(self, profile: Profile) -> None:
+        """Save the fit of the run's samples."""
+        self._store.save_profile(profile, run_id=self.begin())
+        self._status = "complete"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._id is not None:
+            self._store.finish_run(self._id, status=self._status)

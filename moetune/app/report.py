@@ -1,0 +1,133 @@
+"""`moetune report`: a profile, plans and their observed steps as one self-contained HTML file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from moetune.app.files import find_plan, write_text
+from moetune.app.planner import Planner
+from moetune.app.profiles import FoundProfile, find_profile
+from moetune.app.sources import LocalSources
+from moetune.app.views.plan import plan_sections
+from moetune.app.views.profile import machine_scope, profile_sections
+from moetune.app.views.profile_operations import fits_section
+from moetune.app.wiring import StoreFinder
+from moetune.domain.any_plan import AnyPlan
+from moetune.domain.errors import ProfileError
+from moetune.report.html import Chapter, report_page
+from moetune.report.observed import drift_figure, sound_rows
+from moetune.report.operations import operations_of
+from moetune.report.section import Section, all_figures
+
+NUM_PLANS = 5
+"""Newest plans in a report for which no plan is named."""
+MOST_OBSERVATIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The written file and its contents: names of profiles, ids of plans."""
+
+    file: Path
+    profiles: tuple[str, ...]
+    plans: tuple[str, ...]
+    num_figures: int
+
+
+def write_report(
+    output: Path,
+    *,
+    profile: str | None,
+    default: str | None = None,
+    plans: Sequence[str],
+    stores: StoreFinder,
+    now: datetime,
+    version: str,
+) -> Report:
+    """Write the report atomically.
+
+    Args:
+        profile: as in `find_profile`; None for the first plan's own.
+        default: the same where there is no plan; None for the newest measured.
+        plans: as in `find_plan`; empty for the newest ones of the store.
+        now: time of the report, UTC.
+        version: of moetune.
+
+    Raises:
+        MoetuneError: a named plan or profile is missing or broken, there is nothing to report, or
+            Jinja2 is not installed.
+    """
+    found = [find_plan(one, stores=stores) for one in plans] or _newest_plans(stores)
+    machine = _profile(profile, default, found, stores)
+    if machine is None and not found:
+        raise ProfileError(
+            "there is nothing to report yet: no profile and no plan",
+            "measure this machine:  moetune profile --nproc 2\n"
+            "  or plan for a reference machine:  "
+            "moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16",
+        )
+    chapters = [_plan_chapter(one, stores) for one in found]
+    chapters += [_profile_chapter(machine)] if machine else []
+    name = machine.profile.name if machine else found[0].inputs.profile
+    text = report_page(
+        title=f"moetune report: {name}",
+        made_at=f"{now:%Y-%m-%d %H:%M} UTC",
+        version=version,
+        chapters=chapters,
+    )
+    write_text(output, text)
+    return Report(
+        file=output,
+        profiles=(machine.profile.name,) if machine else (),
+        plans=tuple(one.id for one in found),
+        num_figures=sum(len(all_figures(one.sections)) for one in chapters),
+    )
+
+
+def _newest_plans(stores: StoreFinder) -> list[AnyPlan]:
+    with stores() as store:
+        if store is None:
+            return []
+        ids = [one.id for one in store.plan_page(limit=NUM_PLANS)]
+        found = [store.plan(one) for one in ids]
+    return [one for one in found if one is not None]
+
+
+def _profile(
+    wanted: str | None, default: str | None, plans: Sequence[AnyPlan], stores: StoreFinder
+) -> FoundProfile | None:
+    if wanted is not None:
+        return find_profile(wanted, stores=stores)
+    try:
+        return find_profile(plans[0].inputs.profile if plans else default, stores=stores)
+    except ProfileError:
+        return None
+
+
+def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
+    planner = Planner(sources=LocalSources(stores=stores))
+    sections = plan_sections(planner.explain(plan), is_page=True)
+    with stores() as store:
+        page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
+    rows = sound_rows(page)
+    figures = (drift_figure(rows),) if rows else ()
+    observed = Section(name="observed", title="Observed steps", figures=figures)
+    return Chapter(
+        name=f"plan-{plan.id[:12]}",
+        short=f"Plan {plan.id[:6]}",
+        title=f"Plan {plan.id[:6]}: {sections[0].title}",
+        scope=f"{sections[0].scope} · profile {plan.inputs.profile}",
+        sections=(*sections, *((observed,) if figures else ())),
+    )
+
+
+def _profile_chapter(found: FoundProfile) -> Chapter:
+    name = found.profile.name
+    return Chapter(
+        name="profile",
+        short=name,
+        title=f"Profile {name}",
+        scope=machine_scope(found.profile),
+        sections=(*profile_sections(found), fits_section(operations_of(found.profile))),
+    )

@@ -1,0 +1,205 @@
+"""Requests of the planners from a question: of a layer, of a model's training, of its memory.
+
+A layer is asked of the `Planner`, a whole model of `plan_training`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from moetune.app.memory import MemoryQuestion
+from moetune.app.models import check_known, find_decoder_model, is_decoder_name
+from moetune.app.routing_files import read_layer_routing, read_routing
+from moetune.app.training import check_names, usual_dtype
+from moetune.app.training_plan import TrainingRequest
+from moetune.config import NO_STORE, Settings
+from moetune.domain.cluster import process_bytes
+from moetune.domain.constraints import Bounds, Constraints
+from moetune.domain.errors import InputError
+from moetune.domain.model import find_model
+from moetune.domain.pipeline import read_stages
+from moetune.domain.profile import Profile
+from moetune.domain.question import (
+    MEMORY_DEFAULTS,
+    Question,
+    modules_of,
+    read_question,
+    read_texts,
+)
+from moetune.domain.request import PlanRequest
+from moetune.domain.spelling import about, read_flag
+from moetune.domain.targets import find_target
+from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.domain.units import dtype_bytes, full_dtype
+from moetune.huggingface.pasted import configuration_of
+
+PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
+
+
+def ask(values: Mapping[str, object]) -> Question:
+    """Return the question in values by field, whose fields are all for its kind of plan.
+
+    Raises:
+        InputError: a field is unknown, its value wrong, or it is for plans of another kind.
+    """
+    if (config := values.get("config")) is not None:
+        values = {**values, "config": configuration_of(config)}
+    question = read_question(values)
+    if question.model is not None:
+        with about("model"):
+            check_known(question.model)
+    question.check_scope(is_of_model=is_of_model(question))
+    return question
+
+
+def is_of_model(question: Question) -> bool:
+    """Return whether the question is of a whole model, and not of a layer."""
+    if question.config is not None or question.shape is not None:
+        return True
+    return question.model is not None and is_decoder_name(question.model)
+
+
+def model_name(question: Question) -> str:
+    """Return the name of the question's whole model; of sizes these."""
+    shape = question.shape
+    return question.model or "" if shape is None else shape.text
+
+
+def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
+    """Return the request for the plan of a layer.
+
+    Args:
+        settings: of what the question leaves open; None for the defaults.
+
+    Raises:
+        InputError: a value is wrong, or one is missing.
+    """
+    settings = settings or Settings(db=NO_STORE)
+    allowed, top_k = question.allow_modelled, question.top_k or 1
+    if question.model is not None:
+        top_k = find_model(question.model).top_k
+    dtype = full_dtype(question.dtype) if question.dtype else None
+    if dtype is not None:
+        with about("dtype"):
+            dtype_bytes(dtype)
+    with about("routing"):
+        routing = read_layer_routing(question.routing, top_k=top_k)
+    constraints = Constraints(
+        bounds=Bounds(
+            forward_degree=question.forward_degree, backward_degree=question.backward_degree,
+            max_degree=question.max_degree or settings.max_degree,
+            min_chunk_tokens=question.min_chunk_tokens or settings.min_chunk_tokens,
+            order=question.order, strategy=question.strategy,
+        ),
+        expert_parallel=question.expert_parallel,
+        sequence_parallel=question.sequence_parallel,
+        memory_taken_bytes=question.memory_taken or 0,
+        allow_modelled=settings.allow_modelled if allowed is None else allowed,
+        routing=routing,
+        expert_placement=question.expert_placement or "planned",
+    )  # fmt: skip
+    return PlanRequest(
+        model=question.model, layer=question.layer, world_size=question.world_size,
+        num_nodes=question.nodes, tokens_per_rank=question.tokens_per_rank,
+        dtype=dtype or settings.dtype,
+        memory_limit_bytes=question.memory_limit, constraints=constraints,
+    )  # fmt: skip
+
+
+def training_request(question: Question, profile: Profile) -> TrainingRequest:
+    """Return the request for the layout of a whole model's training.
+
+    Raises:
+        InputError: a value is wrong, or one is missing.
+    """
+    ranks = _ranks(question, profile)
+    with about("target"):
+        target = find_target(question.target or "moetune")
+    batch, length = question.global_batch, question.seq
+    if question.config is not None:
+        decoder = question.config.decoder()
+    else:
+        model = find_decoder_model(model_name(question), world_size=ranks)
+        assert model.decoder is not None  # noqa: S101 - only papers' layers have none
+        decoder = model.decoder
+        if model.whole is not None:
+            batch = batch or model.whole.sequences_per_rank * ranks
+            length = length or model.whole.shape.length
+    with about("routing"):
+        decoder, routing = read_routing(question.routing, decoder)
+    if batch is None or length is None:
+        raise _unsized(decoder.name, {"--global-batch": batch, "--seq": length})
+    dtype, optimizer = check_names(
+        full_dtype(question.dtype) if question.dtype else usual_dtype(profile),
+        question.optimizer or target.optimizers[0],
+    )
+    job = TrainingJob(
+        decoder=decoder, world_size=ranks, global_batch=batch, length=length, dtype=dtype,
+        routing=routing, optimizer=optimizer,
+        leaves_room=question.routing is None and decoder.num_moe_layers > 0,
+    )  # fmt: skip
+    return TrainingRequest(
+        job=job, pins=layout_pins(question), target=target,
+        memory_limit_bytes=question.memory_limit,
+    )  # fmt: skip
+
+
+def _ranks(question: Question, profile: Profile) -> int:
+    if question.nodes is None:
+        return question.world_size or profile.machine.num_devices
+    if question.world_size is not None:
+        raise InputError("--nodes and --world-size exclude each other", "give one of them")
+    return question.nodes * profile.machine.devices_per_node
+
+
+def _unsized(name: str, sizes: Mapping[str, int | None]) -> InputError:
+    lacking = [flag for flag, size in sizes.items() if size is None]
+    return InputError(
+        f"a plan for {name} lacks {' and '.join(lacking)}",
+        "give the sequences of a step and the tokens of a sequence, "
+        "such as --global-batch 1024 --seq 4096",
+    )
+
+
+def layout_pins(question: Question) -> LayoutRequest:
+    """Return the question's pins of a whole model's layout.
+
+    Raises:
+        InputError: modules or stages cannot be read.
+    """
+    pins: dict[str, Any] = {name: getattr(question, name) for name in PIN_NAMES}
+    if question.recompute is not None:
+        pins["recompute"] = modules_of(question.recompute)
+    if question.stages is not None:
+        with about("stages"):
+            pins["stages"] = read_stages(question.stages)
+    return LayoutRequest(**pins)
+
+
+def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB") -> MemoryQuestion:
+    """Return the question which layouts of a model fit.
+
+    Args:
+        values: by field: the model and `MEMORY_FIELDS`.
+        device_memory: of one GPU, with its unit.
+
+    Raises:
+        InputError: the model is a single layer, or a value is wrong.
+    """
+    question = read_question({**read_texts(MEMORY_DEFAULTS), **values})
+    with about("target"):
+        target = find_target(question.target or "")
+    found = find_decoder_model(question.model or "", world_size=question.world_size or 1)
+    if found.decoder is None:
+        raise InputError(
+            f"{question.model} is a single layer of a paper, not a whole model",
+            f"plan it:  moetune plan --model {question.model}",
+        )
+    dtype, optimizer = check_names(
+        full_dtype(question.dtype or ""), question.optimizer or target.optimizers[0]
+    )
+    return MemoryQuestion(
+        decoder=found.decoder, world_size=question.world_size, global_batch=question.global_batch,
+        length=question.seq or 0, dtype=dtype, optimizer=optimizer, pins=layout_pins(question),
+        target=target, device_bytes=read_flag(device_memory, process_bytes, "device_memory"),
+    )  # fmt: skip

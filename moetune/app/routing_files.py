@@ -1,0 +1,135 @@
+"""Loads of the experts, by name or from a file."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TypeAlias
+
+from moetune.app.files import read_text
+from moetune.domain.architecture import Decoder
+from moetune.domain.errors import InputError
+from moetune.domain.experts import RoutedExperts
+from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
+from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads, LayerRouting
+from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord, routing_record
+
+_NAMES = {one.name: one for one in (BALANCED, NATURAL)}
+_Sizes: TypeAlias = tuple[int, int]
+"""Experts of a layer, and of a token."""
+
+
+def read_routing(
+    wanted: str | None, decoder: Decoder
+) -> tuple[Decoder, ExpertLoads | RecordedLayers]:
+    """Return a model and the routing of that name, or of a file.
+
+    With a record of each layer the model's layers are told apart.
+
+    Args:
+        wanted: None for balanced; a file is a record of `moetune.routing_record`, or for all layers
+            one of `MoELayer.routing_record`, or one load for each expert: a JSON list, or numbers
+            apart by spaces or commas.
+
+    Raises:
+        InputError: the file is missing, has something else, or is the record of another model.
+    """
+    found, name = _read(wanted)
+    if isinstance(found, ModelRoutingRecord):
+        layers = _of_model(found, name, decoder)
+        return layers.told_apart(decoder), layers
+    return decoder, _of_layer(found, name, decoder.layer.top_k).loads
+
+
+def read_layer_routing(wanted: str | None, *, top_k: int) -> str:
+    """Return the text of the `LayerRouting` of that name, or of a file.
+
+    Args:
+        wanted: None for balanced; a file is a record of `MoELayer.routing_record`, or has one load
+            for each expert.
+        top_k: experts of a token, of the layer to plan for.
+
+    Raises:
+        InputError: the file is missing, has something else, or is the record of a layer with
+            another top_k, or of a whole model.
+    """
+    found, name = _read(wanted)
+    if isinstance(found, ModelRoutingRecord):
+        raise InputError(
+            f"routing {name} is the record of a model's {len(found.layers)} layers, and this plan "
+            "is for one",
+            "give the record of one layer, such as layers[0] of the file, or plan with --model",
+        )
+    return str(_of_layer(found, name, top_k))
+
+
+def _read(wanted: str | None) -> tuple[LayerRouting | RoutingRecord | ModelRoutingRecord, str]:
+    """Return what was named, or is in a file, and the file's name."""
+    if wanted is None or wanted in _NAMES:
+        return LayerRouting(loads=_NAMES[wanted or BALANCED.name]), ""
+    path = Path(wanted)
+    if not path.is_file():
+        raise InputError(
+            f"routing {wanted!r} is neither a name nor a file",
+            "use balanced, natural, or a file with one load for each expert",
+        )
+    text = read_text(path, "routing").strip()
+    if text.startswith("{"):
+        return routing_record(text, f"routing {path}"), path.name
+    try:
+        loads = tuple(float(word) for word in text.strip("[]").replace(",", " ").split())
+    except ValueError:
+        raise InputError(
+            f"routing {wanted}: the file must have one number for each expert",
+            "write a JSON list, or numbers apart by spaces",
+        ) from None
+    return LayerRouting(loads=ExpertLoads(name=path.name, loads=loads)), path.name
+
+
+def _of_layer(found: LayerRouting | RoutingRecord, name: str, top_k: int) -> LayerRouting:
+    if isinstance(found, LayerRouting):
+        return found
+    if found.top_k != top_k:
+        raise InputError(
+            f"routing {name} was recorded with top_k {found.top_k}, and this layer has {top_k}",
+            "record the routing of this layer, or plan with the top_k of the record",
+        )
+    return LayerRouting(loads=found.expert_loads(name), spread=_spread(found))
+
+
+def _of_model(record: ModelRoutingRecord, name: str, decoder: Decoder) -> RecordedLayers:
+    parts = [block.routed for block in decoder.blocks if block.routed is not None]
+    recorded = [(one.num_experts, one.top_k) for one in record.layers]
+    wanted = [(one.layer.num_experts, one.layer.top_k) for one in parts]
+    if recorded != wanted:
+        raise InputError(
+            f"routing {name} is the record of {_layers(recorded)}, and {decoder.name} has "
+            f"{_layers(wanted)}",
+            "record the routing of this model with moetune.routing_record, or plan for its own",
+        )
+    return RecordedLayers(
+        name=name,
+        layers=tuple(
+            _layer(one, part, f"{name}, layer {number}")
+            for number, (one, part) in enumerate(zip(record.layers, parts, strict=True))
+        ),
+    )
+
+
+def _layer(record: RoutingRecord, part: RoutedExperts, name: str) -> RecordedLayer:
+    return RecordedLayer(
+        loads=record.expert_loads(name), spread=_spread(record), top_k=part.mean_top_k
+    )
+
+
+def _spread(record: RoutingRecord) -> float:
+    return record.fullest_p99 / record.fullest_p50
+
+
+def _layers(sizes: Sequence[_Sizes]) -> str:
+    """Return "3 layers with 8 experts and top_k 2, 1 with 4 and 1"; "no layers of experts"."""
+    runs = [(len([*some]), *size) for size, some in groupby(sizes)]
+    words = [
+        f"{count} layer{'s' * (count > 1)} with {experts} experts and top_k {top_k}"
+        for count, experts, top_k in runs
+    ]
+    return ", ".join(words) or "no layers of experts"

@@ -1,0 +1,180 @@
+"""JSON schemas of documents, by name; answers of one line of facts have none."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from moetune.app.compared import ComparedVerdict, StepDifference, WhyNotAnswer
+from moetune.app.doctor import Diagnosis
+from moetune.app.drift import OperationDrift
+from moetune.app.export import ExportDocument
+from moetune.app.plan import InputsDocument
+from moetune.app.profile_quality import GroupSummary
+from moetune.app.profiles import Difference, ProfileInfo
+from moetune.app.sensitivity import Sensitivity
+from moetune.app.staleness import Check
+from moetune.app.trace import Overlap
+from moetune.app.verify import Verification
+from moetune.domain.any_plan import AnyPlan
+from moetune.domain.cluster import Machine
+from moetune.domain.document import ErrorDocument
+from moetune.domain.errors import NotFoundError
+from moetune.domain.json_schema import Keys, ListOf, schema_of
+from moetune.domain.layer import LayerShape
+from moetune.domain.model import Model, WholeModel
+from moetune.domain.placement import ModelPlacement
+from moetune.domain.plan import Confidence, PhaseTerms, Plan, StrategyTerms
+from moetune.domain.profile import Profile, ProfileQuality
+from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
+from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
+from moetune.domain.samples import Point
+from moetune.domain.spelling import nearest_or
+from moetune.domain.training_document import TrainingDocument, TrainingLayout
+from moetune.huggingface.registry import RegisteredModel
+
+_Texts = tuple[str, ...]
+_Objects = tuple[object, ...]
+_Parts = Mapping[str, float]
+_TABLE = {"name": str, "header": _Texts, "units": _Texts, "rows": tuple[_Objects, ...],
+          "notes": _Texts}  # fmt: skip
+_SECTION = {
+    "name": str, "title": str, "scope": str, "paragraphs": _Texts, "notes": _Texts,
+    "highlights": ListOf(Keys({"name": str, "value": object, "unit": str, "note": str})),
+    "tables": ListOf(Keys(_TABLE)),
+}  # fmt: skip
+_SECTIONS = {"sections": ListOf(Keys(_SECTION))}
+"""What the answer's words and tables say, beside the values of each command."""
+_OBSERVATION = Keys({"id": int, "created_at": str}, of=Observation)
+_OVERLAPS = {"predicted": Overlap | None, "measured": Overlap | None}
+_RUN = {
+    "name": str, "run_id": int, "store": str, "machine": Machine, "num_samples": int,
+    "num_reused": int, "num_failed": int, "drifted": bool, "groups": tuple[GroupSummary, ...],
+}  # fmt: skip
+_DECODER = {
+    "layer": LayerShape | None, "seq": int, "num_layers": int | None, "num_moe_layers": int | None,
+    "parameters": int | None, "active_parameters": int | None, "flops_per_token": float | None,
+    "parts": object, "kinds": _Objects | None, "runs": _Objects | None, "layers": _Objects | None,
+    "mtp": Mapping[str, int] | None,
+}  # fmt: skip
+
+
+def _page(row: Any) -> Keys:  # noqa: ANN401 - a list of any type
+    """Return a page of the service's lists; `next` is the following page's `after`."""
+    return Keys({"items": row, "next": str | None})
+
+
+_DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
+    "memory/1": Keys({
+        "inputs": Keys({
+            "model": str, "world_size": int, "seq": int, "global_batch": int, "dtype": str,
+            "optimizer": str, "target": str, "device_bytes": int,
+        }),
+        "limit_bytes": int, "fits": bool, "num_fitting": int,
+        "layouts": ListOf(Keys({
+            "layout": Mapping[str, object], "peak_bytes": int, "host_bytes": int,
+            "parts": Mapping[str, int], "activations": Mapping[str, int],
+        })),
+        **_SECTIONS,
+    }),
+    "model/1": (
+        Keys({"world_size": int, **_DECODER, **_SECTIONS}, of=Model),
+        Keys({
+            "name": str, "title": str, "source": str, "published": str, "family": str,
+            "d_model": int, "vocab_size": int, "is_tied": bool, "uncounted": _Texts,
+            **_DECODER, **_SECTIONS,
+        }),
+    ),
+    "models/1": Keys({
+        "models": tuple[Model, ...], "whole": tuple[WholeModel, ...],
+        "huggingface": tuple[RegisteredModel, ...], **_SECTIONS,
+    }),
+    "drift/1": Keys({"items": ListOf(Keys({"words": str}, of=OperationDrift))}),
+    "explanation/1": Keys({
+        "plan": Plan, "forward": PhaseTerms | None, "backward": PhaseTerms | None,
+        "strategies": tuple[StrategyTerms, ...], "note": str,
+    }),
+    "inputs/1": Keys(of=InputsDocument),
+    "observations/1": Keys({"observations": tuple[Observation, ...]}),
+    "observations.list/1": Keys({"observations": ListOf(_OBSERVATION), **_SECTIONS}),
+    "plans.diff/1": Keys({"first": str, "second": str, **_SECTIONS}),
+    "plans.list/1": Keys({"plans": tuple[PlanInfo, ...], **_SECTIONS}),
+    "timeline/2": Keys({
+        "traceEvents": tuple[Mapping[str, object], ...], "displayTimeUnit": str, **_OVERLAPS,
+    }),
+    "trace/1": Keys({"file": str, **_OVERLAPS}),
+    "training-explanation/1": Keys({
+        "plan": str, "step_seconds": float, "confidence": Confidence,
+        "profile_quality": ProfileQuality | None, "kinds": _Parts,
+        "saved_by_overlap_seconds": float, "hidden_by_shared_experts_seconds": float,
+        "model_tflops_per_device": float, "mfu": float | None, "parts": _Parts,
+        "memory": Keys({
+            "peak_bytes": int, "limit_bytes": int | None, "parts": Mapping[str, int],
+        }),
+        "alternatives": ListOf(Keys({
+            "layout": TrainingLayout, "step_seconds": float, "differences": _Parts,
+        })),
+    }, optional={"placement": ModelPlacement}),
+    "whatif/1": Keys({"before": AnyPlan, "after": AnyPlan, "words": _Texts}, optional=_SECTIONS),
+    "profile-check/1": Keys({"name": str}, of=Check),
+    "profile-plan/1": Keys({
+        "num_points": int, "seconds": float,
+        "points": ListOf(Keys({"point": Point, "seconds": float})),
+    }),
+    "profile-run/1": Keys(_RUN),
+    "profiles/1": Keys({"profiles": tuple[ProfileInfo, ...], **_SECTIONS}),
+    "profiles.diff/1": Keys({
+        "first": str, "second": str,
+        "differences": ListOf(Keys({"ratio": float | None}, of=Difference)), **_SECTIONS,
+    }),
+    "config/1": Keys({"settings": Mapping[str, object]}, optional={"origins": Mapping[str, str]}),
+    "problem/1": Keys({
+        "type": str, "title": str, "status": int, "detail": str, "code": int, "hint": str,
+    }),
+    "doctor/1": Keys(of=Diagnosis),
+    "error": Keys(of=ErrorDocument),
+    "export": Keys(of=ExportDocument),
+    "fits/1": _page(tuple[FitInfo, ...]),
+    "machines/1": _page(tuple[MachineInfo, ...]),
+    "model-routing": Keys(of=ModelRoutingRecord),
+    "observations.page/1": _page(ListOf(_OBSERVATION)),
+    "plan": Keys(of=Plan),
+    "plans/1": _page(tuple[PlanInfo, ...]),
+    "profile": Keys(of=Profile),
+    "profiles.page/1": _page(tuple[ProfileInfo, ...]),
+    "routing": Keys(of=RoutingRecord),
+    "sensitivity/1": Keys({"words": _Texts}, of=Sensitivity),
+    "training-plan": Keys(of=TrainingDocument),
+    "verification/1": Keys(
+        {"is_equal": bool, "is_inside": bool, "has_lost": bool}, of=Verification
+    ),
+    "why-not/1": Keys(
+        {"verdict": ComparedVerdict, "difference": StepDifference | None, "words": _Texts},
+        of=WhyNotAnswer,
+    ),
+}  # fmt: skip
+"""By name: with a version where the key `schema` is put before the others, and is no field."""
+
+
+def _schema(tag: str) -> dict[str, object]:
+    found = _DOCUMENTS[tag]
+    forms = found if isinstance(found, tuple) else (found,)
+    return schema_of(*forms, tag=f"moetune.{tag}" if "/" in tag else None)
+
+
+SCHEMAS: Mapping[str, Callable[[], dict[str, object]]] = MappingProxyType(
+    dict(sorted((tag.partition("/")[0], partial(_schema, tag)) for tag in _DOCUMENTS))
+)
+
+
+def schema_text(name: str) -> str:
+    """Return a document's JSON schema, as it is published: indented, with a line end.
+
+    Raises:
+        NotFoundError: no schema has this name; the hint lists those there are.
+    """
+    if name not in SCHEMAS:
+        known = nearest_or(f"use one of {', '.join(SCHEMAS)}", name, SCHEMAS)
+        raise NotFoundError(f"no schema is named {name!r}", known)
+    return json.dumps(SCHEMAS[name](), indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,213 @@
+"""Sensitivity of a plan's step to the parts of its machine, and to its own decisions.
+
+Each part of the machine is made 1 % slower and 1 % faster with the plan's choice held fixed. Each
+decision is moved to its neighbours. `Planner.sensitivity` finds the plan and its profile; nothing
+is stored.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from moetune.app.compared import is_same_step
+from moetune.app.subjects import Subject
+from moetune.app.subjects.values import Neighbour
+from moetune.domain.document import encode
+from moetune.domain.errors import InputError
+from moetune.domain.units import format_seconds
+from moetune.fit.slowed import BANDWIDTH, INTERFERENCE, START, Slowdown
+
+SENSITIVITY_SCHEMA = "moetune.sensitivity/1"
+PERCENT = 0.01
+_NOTHING = 1e-7
+"""Of the step, for every percent: parts that change it less are left out."""
+_TIE = 1e-9
+OP_WORDS: Mapping[str, str] = MappingProxyType({
+    "all_to_all": "all-to-alls", "all_reduce": "all-reduces", "all_gather": "all-gathers",
+    "reduce_scatter": "reduce-scatters", "send": "sends",
+})  # fmt: skip
+_NAMES: Mapping[str, str] = MappingProxyType({
+    "gemm rate": "rate of GEMMs", "gemm start-up": "start-up time of GEMMs",
+    INTERFERENCE: "interference of what overlaps",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartEffect:
+    """One part of the machine.
+
+    Args:
+        name: in words.
+        seconds_per_percent: by how much the step is longer for each percent that the part takes
+            longer, the choice held fixed.
+    """
+
+    part: str
+    name: str
+    seconds_per_percent: float
+    share_per_percent: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobEffect:
+    """One decision of the plan, moved to a neighbour.
+
+    Args:
+        knob: the flag of the decision.
+        choice: the neighbour, in words.
+        seconds: by how much the step is longer; None where it cannot be had.
+        share: of the plan's step.
+        note: why it cannot be had, or that it does not fit.
+    """
+
+    knob: str
+    choice: str
+    seconds: float | None = None
+    share: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """Effects on a plan's step.
+
+    Args:
+        plan: its id.
+        choice: the plan's own, in words.
+        parts: of the machine, the one that counts most first.
+        knobs: the plan's decisions at their neighbours, the shortest step first.
+        without_effect: parts that do not change the step.
+    """
+
+    plan: str
+    choice: str
+    step_seconds: float
+    parts: tuple[PartEffect, ...]
+    knobs: tuple[KnobEffect, ...]
+    without_effect: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Sentences, the most important first."""
+        return tuple(_words(self))
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune sensitivity`."""
+        return {"schema": SENSITIVITY_SCHEMA, **encode(self), "words": list(self.words)}
+
+
+def check_same(subject: Subject) -> None:
+    """Raise InputError where this version predicts another step than the plan has."""
+    now, then = subject.seconds(), subject.choice.step_seconds
+    if not is_same_step(now, then):
+        raise InputError(
+            f"this version of moetune predicts {format_seconds(now)} for plan "
+            f"{subject.plan.id[:6]}, which has {format_seconds(then)}",
+            "make the plan again",
+        )
+
+
+def sensitivity_of(subject: Subject) -> Sensitivity:
+    """Return what a plan's step follows.
+
+    Raises:
+        InputError: this version of moetune predicts another step.
+        ProfileError: the profile lacks an operation.
+    """
+    check_same(subject)
+    step = subject.seconds()
+    effects = {part: _seconds_per_percent(subject, part) for part in subject.parts}
+    effective = {part: more for part, more in effects.items() if abs(more) > _NOTHING * step}
+    ordered = sorted(effective.items(), key=lambda item: -abs(item[1]))
+    knobs = (_knob(neighbour, step) for neighbour in subject.neighbours())
+    return Sensitivity(
+        plan=subject.plan.id,
+        choice=subject.choice.name,
+        step_seconds=step,
+        parts=tuple(_part(part, seconds, step) for part, seconds in ordered),
+        knobs=tuple(sorted(knobs, key=_order)),
+        without_effect=tuple(part for part in effects if part not in effective),
+    )
+
+
+def _knob(moved: Neighbour, step: float) -> KnobEffect:
+    seconds = None if moved.step_seconds is None else moved.step_seconds - step
+    return KnobEffect(
+        knob=moved.knob, choice=moved.choice, seconds=seconds,
+        share=None if seconds is None else seconds / step, note=moved.note,
+    )  # fmt: skip
+
+
+def _part(part: str, seconds: float, step: float) -> PartEffect:
+    return PartEffect(
+        part=part,
+        name=part_words(part),
+        seconds_per_percent=seconds,
+        share_per_percent=seconds / step,
+    )
+
+
+def part_words(part: str) -> str:
+    """Return the name of a part in words: "bandwidth of all-to-alls"."""
+    for ending, words in ((BANDWIDTH, "bandwidth of"), (START, "start-up time of")):
+        if part.endswith(ending) and not part.startswith("gemm"):
+            return f"{words} {OP_WORDS.get(part[: -len(ending) - 1], part)}"
+    return _NAMES.get(part, part)
+
+
+def _seconds_per_percent(subject: Subject, part: str) -> float:
+    """Return by how much a step is longer for each percent that a part's times are longer.
+
+    The symmetric difference over 1 % more and 1 % less: where the step has a kink, as where the
+    link and the experts take equally long, it is the mean of both sides.
+    """
+    slower, faster = (
+        subject.seconds(Slowdown(part=part, factor=factor)) for factor in (1 + PERCENT, 1 - PERCENT)
+    )
+    return (slower - faster) / 2
+
+
+def _order(knob: KnobEffect) -> float:
+    return float("inf") if knob.seconds is None else knob.seconds
+
+
+def _words(found: Sensitivity) -> Iterator[str]:
+    if not found.parts:
+        yield f"No part of the machine changes the step of {format_seconds(found.step_seconds)}."
+        return
+    first, *others = found.parts
+    yield (
+        f"The step follows the {first.name} most: {_percent_words(first)} of its "
+        f"{format_seconds(found.step_seconds)}."
+    )
+    if others:
+        rest = [
+            f"the {one.name} ({format_seconds(abs(one.seconds_per_percent))})" for one in others[:2]
+        ]
+        yield f"Then {' and '.join(rest)}."
+    yield from _knob_words(found)
+
+
+def _percent_words(one: PartEffect) -> str:
+    share = abs(one.share_per_percent) * 100
+    return f"{format_seconds(abs(one.seconds_per_percent))} for every percent, {share:.2g} %"
+
+
+def _knob_words(found: Sensitivity) -> Iterator[str]:
+    memory = next((one for one in found.knobs if one.knob == "memory-limit"), None)
+    rest = [
+        one for one in found.knobs if one is not memory and one.seconds is not None and not one.note
+    ]
+    if rest:
+        nearest = rest[0]
+        assert nearest.seconds is not None  # noqa: S101 - as filtered
+        how = "longer" if nearest.seconds > 0 else "shorter"
+        more = f"{format_seconds(abs(nearest.seconds))} {how}"
+        if abs(nearest.seconds) <= _TIE * found.step_seconds:
+            more = "as long"
+        yield f"Of its own decisions' neighbours the best is {nearest.choice}: {more}."
+    if memory is not None and memory.seconds is not None:
+        gain = -memory.seconds
+        what = "nothing" if gain <= PERCENT * PERCENT * found.step_seconds else format_seconds(gain)
+        yield f"One GiB more of a device's memory would save {what}."

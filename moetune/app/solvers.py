@@ -1,0 +1,351 @@
+"""Solvers of plans: this thread, or processes with limits; and equal work done once.
+
+A service solves in processes: a thread cannot be stopped, and numpy's share of its memory cannot
+be limited. Each is an executor of one process, which is asked one question at a time; when the
+answer is late, too large, or nobody waits for it any more, the process is killed and another one
+takes its place.
+"""
+
+import copyreg
+import gc
+import os
+import queue
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from moetune.domain.errors import AbandonedError, BusyError, MoetuneError, SolveLimitError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+NUM_SOLVERS = 2
+"""Plans that are solved at once: two, so that a long one does not block the rest, and no more, so
+that solving does not slow all other answers down."""
+_NUM_PROCESSES = 4
+"""Of a service: small questions are answered while big ones take their time, at a low priority."""
+_LOOK_SECONDS = 0.1
+
+
+class Solver(Protocol):
+    """Runs the functions that solve."""
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the function's result.
+
+        Raises:
+            MoetuneError: of the function, or of the limits that the solver has.
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadSolver:
+    """Solves in the calling thread, at most `NUM_SOLVERS` at once, without limits."""
+
+    _turns: threading.BoundedSemaphore = field(
+        default_factory=partial(threading.BoundedSemaphore, NUM_SOLVERS), init=False
+    )
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the function's result."""
+        with self._turns:
+            return function(*args, **kwargs)
+
+
+class Caller(Protocol):
+    """Who waits for an answer."""
+
+    def watch(self) -> Callable[[], bool]:
+        """Return a function that says whether the caller has hung up."""
+
+
+def _nobody() -> bool:
+    return False
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverLimits:
+    """Limits of one question.
+
+    Args:
+        seconds: of solving; as long a question waits for its turn at most.
+        memory_bytes: beside what a process has when it starts.
+        num_waiting: questions that wait for their turn; more are sent away.
+    """
+
+    seconds: float = 20.0
+    memory_bytes: int = 2 * 2**30
+    num_waiting: int = 16
+
+
+class SolverPool:
+    """Solves in processes of its own; threads may share it. `close` ends it within a second."""
+
+    def __init__(self, limits: SolverLimits, *, num_processes: int = _NUM_PROCESSES) -> None:
+        self.limits = limits
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(["moetune.app.questions", "moetune.app.views.plan"])
+        self._places = threading.BoundedSemaphore(num_processes + limits.num_waiting)
+        self._free: queue.LifoQueue[ProcessPoolExecutor] = queue.LifoQueue()
+        for _ in range(num_processes):
+            self._free.put(self._new())
+        self._lock = threading.Lock()
+        self._running: set[ProcessPoolExecutor] = set()
+        self._is_closed = False
+
+    @property
+    def num_running(self) -> int:
+        """Questions that are solved now."""
+        with self._lock:
+            return len(self._running)
+
+    def start(self) -> None:
+        """Start the first process, so that the first question does not wait for it."""
+        with suppress(AbandonedError, SolveLimitError), self._turn(_nobody) as process:
+            self._answer(process, int, _nobody)
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the function's result; function, arguments and result are pickled.
+
+        Raises:
+            MoetuneError: of the function.
+            BusyError: too many questions wait already, or this one waited too long.
+            SolveLimitError: it took longer than it may, or more memory.
+            AbandonedError: the caller has hung up, or the service ends.
+        """
+        if not self._places.acquire(blocking=False):
+            raise self._busy()
+        try:
+            caller = CALLER.get()
+            is_gone = _nobody if caller is None else caller.watch()
+            with self._turn(is_gone) as process:
+                return self._answer(process, partial(function, *args, **kwargs), is_gone)
+        finally:
+            self._places.release()
+
+    def close(self) -> None:
+        """End all processes; whoever waits for an answer gets an error."""
+        with self._lock:
+            self._is_closed = True
+            running = tuple(self._running)
+        for process in running:
+            self._end(process, waits=True)
+        while True:
+            try:
+                self._end(self._free.get_nowait(), waits=True)
+            except queue.Empty:
+                return
+
+    def _new(self) -> ProcessPoolExecutor:
+        """Return an executor of one process, which starts with its first question."""
+        return ProcessPoolExecutor(
+            1,
+            mp_context=self._context,
+            initializer=prepare,
+            initargs=(self.limits.memory_bytes,),
+        )
+
+    def _end(self, process: ProcessPoolExecutor, *, waits: bool = False) -> None:
+        """Kill a process at once; another one takes its place.
+
+        Args:
+            waits: for the executor's thread, which Python's exit must not meet half closed.
+        """
+        with self._lock:
+            self._running.discard(process)
+        # Executors have no public way to kill before Python 3.14.
+        for one in tuple((process._processes or {}).values()):  # noqa: SLF001
+            one.kill()
+        process.shutdown(wait=waits, cancel_futures=True)
+
+    @contextmanager
+    def _turn(self, is_gone: Callable[[], bool]) -> Iterator[ProcessPoolExecutor]:
+        """Wait for a process and give it back; one that was killed makes room for another."""
+        process = self._wait(is_gone)
+        with self._lock:
+            self._running.add(process)
+        try:
+            yield process
+        finally:
+            with self._lock:
+                is_useful = process in self._running and not self._is_closed
+            if not is_useful:
+                self._end(process)
+            with self._lock:
+                self._running.discard(process)
+            self._free.put(process if is_useful else self._new())
+
+    def _wait(self, is_gone: Callable[[], bool]) -> ProcessPoolExecutor:
+        deadline = time.monotonic() + self.limits.seconds
+        while time.monotonic() < deadline:
+            self._check(is_gone)
+            try:
+                return self._free.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                continue
+        raise self._busy()
+
+    def _answer(
+        self,
+        process: ProcessPoolExecutor,
+        question: Callable[[], T],
+        is_gone: Callable[[], bool],
+    ) -> T:
+        try:
+            return self._waited(process.submit(answer, question), is_gone)
+        except MemoryError:
+            raise SolveLimitError(
+                f"the answer needs more than the {self.limits.memory_bytes / 2**30:g} GiB that "
+                "this service gives a question",
+                "ask for fewer layers or ranks, or on the command line, which has no limit",
+            ) from None
+        except BrokenProcessPool:
+            self._end(process)
+            self._check(_nobody)  # `close` has killed it
+            raise SolveLimitError(
+                "the process that solved the question ended without an answer",
+                "it may have run out of memory: ask for fewer layers or ranks",
+            ) from None
+        except (AbandonedError, SolveLimitError):
+            self._end(process)
+            raise
+
+    def _waited(self, asked: Future[T], is_gone: Callable[[], bool]) -> T:
+        deadline = time.monotonic() + self.limits.seconds
+        while time.monotonic() < deadline:
+            self._check(is_gone)
+            if wait((asked,), _LOOK_SECONDS).done:
+                return asked.result()
+        raise SolveLimitError(
+            f"the answer was not found within the {self.limits.seconds:g} s that this service "
+            "gives a question",
+            "ask for fewer layers or ranks, or on the command line, which has no limit",
+        )
+
+    def _check(self, is_gone: Callable[[], bool]) -> None:
+        if self._is_closed or is_gone():
+            why = "the service is ending" if self._is_closed else "nobody waits for the answer"
+            raise AbandonedError(f"{why}: the question is not answered", "ask again")
+
+    def _busy(self) -> BusyError:
+        return BusyError(
+            f"{self.limits.num_waiting} questions or more wait to be solved already",
+            "ask again in a few seconds; stored plans are answered without waiting",
+        )
+
+
+_NICENESS = 5
+_MOST_UNCOLLECTED = 500_000
+"""Objects that earlier answers may leave behind; collecting within an answer took a seventh of
+its time."""
+
+
+def _frozen(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(items)
+
+
+# Frozen values have such mappings, which pickle does not know.
+copyreg.pickle(MappingProxyType, lambda proxy: (_frozen, (dict(proxy),)))
+
+
+def prepare(memory_bytes: int) -> None:
+    """Limit this process's memory and priority, and let it end with the service.
+
+    Args:
+        memory_bytes: beside what the process has now.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    threading.Thread(target=_end_with_the_service, daemon=True).start()
+    _limit_memory(memory_bytes)
+    gc.freeze()
+    gc.disable()
+
+
+def answer(question: Callable[[], T]) -> T:
+    """Return the answer to a question."""
+    if gc.get_count()[0] > _MOST_UNCOLLECTED:
+        gc.collect()
+    return question()
+
+
+def _end_with_the_service() -> None:
+    service = parent_process()
+    if service is not None:
+        service.join()
+        os._exit(1)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Limit the address space to what it is now and so much more, where the system says it."""
+    sizes = Path("/proc/self/statm")
+    if not sizes.exists():
+        return
+    pages = int(sizes.read_text().split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + num_bytes
+    _, hardest = resource.getrlimit(resource.RLIMIT_AS)
+    if hardest != resource.RLIM_INFINITY:
+        most = min(most, hardest)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hardest))
+
+
+class SingleFlight(Generic[T]):
+    """Calls in progress, by key, as in Go's `singleflight`; results are not stored.
+
+    The work of a key must not run the same key: it would wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: dict[Hashable, Future[T]] = {}
+
+    def run(self, key: Hashable, work: Callable[[], T]) -> T:
+        """Return the work's result, of this call or of the one in progress; raise its error.
+
+        Raises:
+            MoetuneError: the call in progress failed with another kind of error.
+        """
+        with self._lock:
+            leader = self._under_way.get(key)
+            mine: Future[T] = Future()
+            if leader is None:
+                self._under_way[key] = mine
+        if leader is not None:
+            return _result_of(leader)
+        try:
+            result = work()
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        else:
+            mine.set_result(result)
+            return result
+        finally:
+            with self._lock:
+                del self._under_way[key]
+
+
+def _result_of(leader: Future[T]) -> T:
+    error = leader.exception()
+    if error is None:
+        return leader.result()
+    if isinstance(error, MoetuneError):
+        # A copy: threads that raise the same object overwrite each other's traceback.
+        raise type(error)(*error.args) from error
+    raise MoetuneError(
+        f"an equal request failed: {type(error).__name__}: {error}", "try again"
+    ) from error

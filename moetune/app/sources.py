@@ -1,0 +1,178 @@
+"""Profiles and plans for a `Planner`: from a service's store, or from a user's machine."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+from moetune.app.files import find_plan
+from moetune.app.profiles import FoundProfile, find_profile, named_profile, newest_measured
+from moetune.app.wiring import StoreFinder
+from moetune.domain.any_plan import AnyPlan
+from moetune.domain.errors import NotFoundError
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
+from moetune.domain.spelling import about
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
+
+MOST_PROFILES = 8
+
+
+class PlanSources(Protocol):
+    """Look-up of profiles and plans, and the store of new plans."""
+
+    @property
+    def must_match(self) -> bool:
+        """Whether a profile that is not the plan's own is an error: the user named it."""
+        ...
+
+    def plan(self, wanted: str) -> AnyPlan:
+        """Return the plan of an id or its beginning.
+
+        Raises:
+            InputError: there is none (a NotFoundError in a service), or there are several.
+        """
+        ...
+
+    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
+        """Return the profile of this name; None for the default one.
+
+        Args:
+            for_models: whether the newest measured one is of GPUs alone.
+
+        Raises:
+            ProfileError: no profile has this name, or none was measured yet.
+        """
+        ...
+
+    def profile_of(self, plan: AnyPlan) -> FoundProfile:
+        """Return the profile with the name of the plan's; it may have changed since.
+
+        Raises:
+            ProfileError: no profile has this name.
+        """
+        ...
+
+    def stored(self, plan_id: str) -> Plan | None:
+        """Return the stored plan of a layer with this id."""
+        ...
+
+    def save(self, plan: AnyPlan) -> None:
+        """Store a new plan, unless these sources have no store to write."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredSources:
+    """A service's store; requests cannot name files of the service's machine.
+
+    The newest profiles are cached by name and fit: a service would otherwise read all samples and
+    compute the digest for every request.
+
+    Args:
+        reading: the same database as `store`, opened read-only.
+        default_profile: a name; None for the newest measured.
+    """
+
+    store: "SqlStore"
+    reading: "SqlStore"
+    default_profile: str | None
+    must_match: bool = field(default=False, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _cached: Callable[[str, int | None], FoundProfile] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_cached", lru_cache(MOST_PROFILES)(self._read))
+
+    def plan(self, wanted: str) -> AnyPlan:
+        """Return the stored plan."""
+        found = self.reading.plan(wanted)
+        if found is None:
+            raise NotFoundError(
+                f"no plan has an id that begins with {wanted[:64]!r}",
+                "plans of another store are not known here: this one's are in its list",
+            )
+        return found
+
+    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
+        """Return the profile from the cache."""
+        if name is None:
+            name = self.default_profile or newest_measured(self.reading, for_models=for_models)
+        return self._profile(name)
+
+    def profile_of(self, plan: AnyPlan) -> FoundProfile:
+        """Return the profile from the cache."""
+        return self._profile(plan.inputs.profile)
+
+    def _profile(self, name: str) -> FoundProfile:
+        with self._lock:
+            return self._cached(name, self.reading.current_fit(name))
+
+    def _read(self, name: str, _fit: int | None) -> FoundProfile:
+        found = named_profile(name, store=self.reading)
+        _ = found.digest  # computed here, so that no second thread computes it
+        return found
+
+    def stored(self, plan_id: str) -> Plan | None:
+        """Return the stored plan."""
+        plan = self.reading.plan(plan_id)
+        return None if plan is None else plan.as_layer()
+
+    def save(self, plan: AnyPlan) -> None:
+        """Store the plan."""
+        self.store.save_plan(plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LocalSources:
+    """A user's machine: files, the store where there is one, and the reference machines.
+
+    Args:
+        stores: opens the store to read.
+        store: takes new plans; None to store none.
+        named: the profile's file or name from the command line, or a program's profile.
+        default_profile: the profile's file or name from the settings.
+    """
+
+    stores: StoreFinder
+    store: "SqlStore | None" = None
+    named: str | Profile | None = None
+    default_profile: str | None = None
+
+    @property
+    def must_match(self) -> bool:
+        """Whether the command line names a profile."""
+        return self.named is not None
+
+    def plan(self, wanted: str) -> AnyPlan:
+        """Return the plan of a file, or of an id in the store."""
+        return find_plan(wanted, stores=self.stores)
+
+    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
+        """Return the profile of the first: `name`, `named`, the setting, the newest measured."""
+        wanted = (name, self.named, self.default_profile)
+        first = next((one for one in wanted if one is not None), None)
+        with about("profile"):
+            return find_profile(first, stores=self.stores, for_models=for_models)
+
+    def profile_of(self, plan: AnyPlan) -> FoundProfile:
+        """Return the profile that the command line names, else the one of the plan's name."""
+        if self.named is not None:
+            with about("profile"):
+                return find_profile(self.named, stores=self.stores)
+        with self.stores() as store:
+            return named_profile(plan.inputs.profile, store=store)
+
+    def stored(self, plan_id: str) -> Plan | None:
+        """Return the stored plan; None also without a store."""
+        with self.stores() as store:
+            plan = store.plan(plan_id) if store else None
+        return None if plan is None else plan.as_layer()
+
+    def save(self, plan: AnyPlan) -> None:
+        """Store the plan, if there is a store to write."""
+        if self.store is not None:
+            self.store.save_plan(plan)

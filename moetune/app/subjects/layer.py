@@ -1,0 +1,330 @@
+"""The plan of a layer, priced again with its profile."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from moetune.app.changes import WhatIf, check_changes, layer_again
+from moetune.app.compared import Asked, ComparedChoice, Refusal, WhyNot, WhyNotAnswer
+from moetune.app.plan import drawn_costs
+from moetune.app.subjects.values import (
+    GIB,
+    LostChoice,
+    Neighbour,
+    RunStep,
+    Timelines,
+    profile_of,
+)
+from moetune.domain.ask import LARGEST_BYTES
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
+from moetune.domain.costs import Costs
+from moetune.domain.document import encode
+from moetune.domain.errors import InfeasiblePlanError, InputError
+from moetune.domain.plan import (
+    Alternative,
+    Decision,
+    LayerTerms,
+    PhaseTerms,
+    Plan,
+    StrategyTerms,
+)
+from moetune.domain.profile import Profile
+from moetune.domain.spelling import AS_FLAGS, spelled
+from moetune.domain.units import format_share
+from moetune.fit.costs import costs_of
+from moetune.fit.slowed import PARTS, Slowdown, slowed
+from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.uncertainty import LayerChoice, chance_of_faster
+from moetune.solve.predict import overlap_share, plan_step, plan_timelines
+from moetune.solve.trace import layer_spans
+
+EXPLANATION_SCHEMA = "moetune.explanation/1"
+_OF_BOTH = replace(
+    AS_FLAGS,
+    names={**AS_FLAGS.names, **dict.fromkeys(("forward-degree", "backward-degree"), "--degree")},
+)
+"""Spelling where one degree is asked for both phases."""
+_RULE = (
+    f"Gains below {format_share(WORTH, digits=0)} over one chunk or over keeping all activations "
+    f"are not taken, nor below {format_share(NOISE, digits=0)} over fewer chunks: the errors of "
+    "measured costs are as large. The plan's own reason: {}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSubject:
+    """A layer's plan that is priced again.
+
+    Args:
+        profile: the one that the plan was made with; None where it was not found.
+        missing: why it was not found.
+    """
+
+    plan: Plan
+    profile: Profile | None = None
+    missing: str = ""
+
+    @property
+    def forward(self) -> PhaseTerms | None:
+        """Terms of the forward phase; None in plans of schema 1."""
+        return self.plan.terms.forward if self.plan.terms else None
+
+    @property
+    def backward(self) -> PhaseTerms | None:
+        """Terms of the backward phase; None in plans of schema 1."""
+        return self.plan.terms.backward if self.plan.terms else None
+
+    @property
+    def strategies(self) -> tuple[StrategyTerms, ...]:
+        """Every memory strategy with its best degrees; empty where the layout leaves no choice."""
+        return self.plan.terms.strategies if self.plan.terms else ()
+
+    @property
+    def note(self) -> str:
+        """What cannot be shown, and why; empty where everything can."""
+        if self.plan.terms is None:
+            return "plans of schema 1 have no terms behind their times: make the plan again"
+        return "" if self.profile else f"{self.missing}: the timeline cannot be drawn"
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """Memory limit of one device, less what the rest of the model takes; None if not known.
+
+        The plan's, else what plans may fill of the profile's.
+        """
+        inputs = self.plan.inputs
+        machine_bytes = self.profile.machine.plannable_bytes if self.profile else None
+        limit = inputs.memory_limit_bytes or machine_bytes
+        return limit and limit - inputs.pinned.memory_taken_bytes
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune explain` and of the service."""
+        terms = {name: getattr(self, name) for name in ("forward", "backward", "strategies")}
+        return {
+            "schema": EXPLANATION_SCHEMA,
+            **encode({"plan": self.plan, **terms, "note": self.note}),
+        }
+
+    @property
+    def choice(self) -> ComparedChoice:
+        """The plan's degrees and strategy."""
+        return _choice_of(self.plan)
+
+    @property
+    def alternatives(self) -> tuple[LostChoice, ...]:
+        """The candidates that the plan keeps, then the best of the other memory strategies."""
+        lost = {degrees_name(row): _lost(row) for row in self.plan.alternatives}
+        for row in self.strategies:
+            if not row.is_chosen:
+                choice = Alternative(
+                    forward_degree=row.forward_degree, backward_degree=row.backward_degree,
+                    order=self.plan.pipeline.order if row.strategy == "none" else "interleaved",
+                    strategy=row.strategy, step_seconds=row.step_seconds,
+                    lost_because=row.lost_because,
+                )  # fmt: skip
+                lost[degrees_name(choice)] = _lost(choice, row.peak_bytes)
+        return tuple(lost.values())
+
+    @property
+    def rule(self) -> str:
+        """By which a plan may leave a faster choice."""
+        return _RULE.format(self.plan.decision.why)
+
+    def asked(self, question: WhyNot) -> Asked:
+        """Return the degrees and the strategy that are asked for.
+
+        Raises:
+            InputError: a value is none that it could have, or the plan has no such choice.
+        """
+        if question.layout is not None:
+            raise InputError(
+                f"--layout is for whole models, and plan {self.plan.id[:6]} is of one layer",
+                "ask with --degree or --strategy",
+            )
+        texts = question.degree_texts
+        if question.strategy is not None:
+            texts["strategy"] = question.strategy
+        asked = Asked(texts=texts, pins=texts)
+        with spelled(AS_FLAGS if question.degree is None else _OF_BOTH):
+            check_changes(self.plan, _whatif(asked))
+        return asked
+
+    def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
+        """Return the answer with these pins' plan, or what it would be if memory had no limit."""
+        try:
+            plan = self._changed(_whatif(asked))
+        except (InputError, InfeasiblePlanError) as error:
+            refused = replace(answer, refused=Refusal(what=error.what, hint=error.hint))
+            try:
+                roomy = self._changed(_whatif(asked, LARGEST_BYTES))
+            except (InputError, InfeasiblePlanError):
+                return refused
+            return replace(refused, other=_choice_of(roomy))
+        notes = [warning for warning in plan.warnings if warning not in self.plan.warnings]
+        return replace(
+            answer, other=_choice_of(plan), probability_faster=self._chance(plan),
+            notes=(*answer.notes, *_placed_otherwise(self.plan, plan), *notes),
+        )  # fmt: skip
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Every part."""
+        return PARTS
+
+    def seconds(self, slowdown: Slowdown | None = None) -> float:
+        """Return the step of the plan's own choice, of the machine or of a slower one."""
+        return plan_step(plan=self.plan, costs=slowed(self.costs, slowdown)).seconds
+
+    def neighbours(self) -> Iterator[Neighbour]:
+        """Yield one chunk more and less of each phase, other strategies, and more memory."""
+        yield from self._degrees()
+        for row in self.strategies:
+            if row.strategy != self.plan.memory.strategy:
+                note = "" if row.fits else "does not fit"
+                yield Neighbour("strategy", degrees_name(row), row.step_seconds, note)
+        limit = (self.memory_limit_bytes or 0) + self.plan.inputs.pinned.memory_taken_bytes + GIB
+        roomy = _choice_of(self._changed(WhatIf(changes={"memory_limit_bytes": limit})))
+        yield Neighbour("memory-limit", f"1 GiB more memory: {roomy.name}", roomy.step_seconds)
+
+    def timelines(self) -> Timelines:
+        """Return the streams of both phases."""
+        forward, backward = plan_timelines(plan=self.plan, costs=self.costs)
+        spans = layer_spans(plan=self.plan, costs=self.costs, forward=forward, backward=backward)
+        return Timelines(
+            processes=(("predicted", spans),),
+            overlap=(overlap_share(forward.spans), overlap_share(backward.spans)),
+        )
+
+    @property
+    def run_step(self) -> RunStep:
+        """The layer with the plan's decision."""
+        return RunStep(workload=self.plan.workload, decision=self._decision)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The costs that the plan was solved with."""
+        return costs_of(self.machine, allow_modelled=self.plan.inputs.pinned.allow_modelled)
+
+    @property
+    def machine(self) -> Profile:
+        """The profile, which what is priced again needs; ProfileError where it is not there."""
+        return profile_of(self.plan.id, self.profile, self.missing)
+
+    @property
+    def _decision(self) -> Decision:
+        return self.plan.decide(self.plan.inputs.tokens_per_rank)
+
+    def _degrees(self) -> Iterator[Neighbour]:
+        inputs, decision = self.plan.inputs, self._decision
+        bounds, costs = (
+            inputs.pinned.bounds,
+            layer_costs(workload=self.plan.workload, costs=self.costs),
+        )
+        phases = ("forward_degree", "backward_degree")
+        is_paired = DegreeChooser(costs=costs, bounds=bounds).is_paired
+        largest = bounds.largest(inputs.tokens_per_rank)
+        for names in [phases] if is_paired else [(name,) for name in phases]:
+            knob = "degree" if is_paired else names[0].replace("_", "-")
+            for change in (-1, 1):
+                moved = {name: getattr(decision, name) + change for name in names}
+                if all(1 <= degree <= largest for degree in moved.values()):
+                    choice = replace(decision, **moved)
+                    step = plan_step(plan=self.plan, costs=self.costs, decision=choice)
+                    yield Neighbour(knob, degrees_name(choice), step.seconds)
+
+    def _changed(self, question: WhatIf) -> Plan:
+        return layer_again(self.plan, profile=self.machine, question=question)
+
+    def _chance(self, plan: Plan) -> float:
+        """Return the share of refits under which another plan's step is the shorter one."""
+        allowed = plan.inputs.pinned.allow_modelled
+        return chance_of_faster(
+            self._priced(self.plan), self._priced(plan),
+            resamples=drawn_costs(self.machine, allow_modelled=allowed),
+            tokens=self.plan.inputs.tokens_per_rank,
+        )  # fmt: skip
+
+    def _priced(self, plan: Plan) -> LayerChoice:
+        costs = costs_of(self.machine, allow_modelled=plan.inputs.pinned.allow_modelled)
+        layer = layer_costs(workload=plan.workload, costs=costs)
+        return layer, plan.decide(self.plan.inputs.tokens_per_rank)
+
+
+def degrees_name(choice: Decision | Alternative | StrategyTerms) -> str:
+    """Return "8 and 8 chunks, strategy none"."""
+    name = f"{choice.forward_degree} and {choice.backward_degree} chunks"
+    return f"{name}, strategy {choice.strategy}"
+
+
+def _choice_of(plan: Plan) -> ComparedChoice:
+    times, decision = plan.predicted, plan.decide(plan.inputs.tokens_per_rank)
+    return ComparedChoice(
+        name=degrees_name(decision),
+        decision=_decision_texts(decision),
+        step_seconds=times.step_seconds,
+        p05_step_seconds=times.p05_step_seconds,
+        p95_step_seconds=times.p95_step_seconds,
+        parts=_parts(plan, plan.terms) if plan.terms else {},
+        work=_work(plan, plan.terms) if plan.terms else {},
+        needed_bytes=plan.needed_bytes,
+    )
+
+
+def _lost(choice: Alternative, peak_bytes: int | None = None) -> LostChoice:
+    kept = ComparedChoice(
+        name=degrees_name(choice), decision=_decision_texts(choice),
+        step_seconds=choice.step_seconds, needed_bytes=peak_bytes,
+    )  # fmt: skip
+    return LostChoice(kept, choice.lost_because)
+
+
+def _decision_texts(choice: Decision | Alternative) -> dict[str, str]:
+    return {
+        "forward-degree": str(choice.forward_degree),
+        "backward-degree": str(choice.backward_degree),
+        "strategy": choice.strategy, "order": choice.order,
+    }  # fmt: skip
+
+
+def _parts(plan: Plan, terms: LayerTerms) -> dict[str, float]:
+    """Return seconds of a layer's step that add up to it."""
+    phases = terms.forward, terms.backward
+    exposed = "exposed communication" + (" and copies" if _copies(plan) else "")
+    computed = sum(phase.total_compute_seconds for phase in phases)
+    return {
+        "computation": computed,
+        exposed: sum(phase.seconds for phase in phases) - computed,
+        "gate and permutation": plan.predicted.overhead_seconds,
+    }
+
+
+def _work(plan: Plan, terms: LayerTerms) -> dict[str, float]:
+    phases = terms.forward, terms.backward
+    work = {"communication": sum(phase.total_transfer_seconds for phase in phases)}
+    if _copies(plan):
+        work["copies"] = sum(map(_copy_seconds, phases))
+    return work
+
+
+def _copies(plan: Plan) -> bool:
+    return plan.memory.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
+
+
+def _copy_seconds(phase: PhaseTerms) -> float:
+    """Return a phase's copies: what its work has beside transfers and experts."""
+    work = phase.seconds + phase.hidden_seconds
+    return max(0.0, work - phase.total_transfer_seconds - phase.total_compute_seconds)
+
+
+def _whatif(asked: Asked, limit_bytes: int | None = None) -> WhatIf:
+    limit = {} if limit_bytes is None else {"memory_limit_bytes": limit_bytes}
+    return WhatIf(changes={"constraints": asked.texts, **limit}, spelling=AS_FLAGS)
+
+
+def _placed_otherwise(plan: Plan, changed: Plan) -> Iterator[str]:
+    if changed.experts != plan.experts and changed.placement is not None:
+        how = "are placed by their loads" if changed.experts else "keep their order"
+        why = changed.placement.why
+        yield f"with this choice experts {how}, and not as in the plan: {why}"

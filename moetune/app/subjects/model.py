@@ -1,0 +1,381 @@
+"""The plan of a model's training, priced again with its profile."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import fsum, inf
+
+from moetune.app.compared import (
+    Asked,
+    ComparedChoice,
+    Refusal,
+    WhyNot,
+    WhyNotAnswer,
+    difference_of,
+)
+from moetune.app.routing_files import read_routing
+from moetune.app.subjects.model_pins import asked_of_training, degree_texts, layout_texts
+from moetune.app.subjects.values import (
+    GIB,
+    LostChoice,
+    Neighbour,
+    RunStep,
+    Timelines,
+    profile_of,
+)
+from moetune.app.training import plan_training, search_of
+from moetune.app.training_plan import TrainingRequest, folded_layout, plan_id, planned_job
+from moetune.app.training_prices import step_prices
+from moetune.domain.costs import Costs
+from moetune.domain.document import encode
+from moetune.domain.errors import (
+    InfeasiblePlanError,
+    InputError,
+    LayoutTooLargeError,
+    ProfileError,
+)
+from moetune.domain.profile import Profile
+from moetune.domain.training import FoldedLayout
+from moetune.domain.training_document import (
+    TrainingAnswer,
+    TrainingDocument,
+    layout_words,
+    training_from_document,
+)
+from moetune.domain.units import format_seconds, format_share
+from moetune.fit.costs import costs_of
+from moetune.fit.slowed import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
+from moetune.solve.model.best import BestLayouts, as_graphed
+from moetune.solve.model.machine import DevicePrices
+from moetune.solve.model.pins import pin_flag, pinned, without
+from moetune.solve.model.placement import placed_job, placing
+from moetune.solve.model.search import NOISE, FoldedSearch
+from moetune.solve.model.step import StepPrices
+from moetune.solve.model.uncertainty import confidence_of
+from moetune.solve.trace import num_drawn, rank_spans
+
+EXPLANATION_SCHEMA = "moetune.training-explanation/1"
+LAUNCHES, POSTED = "launches", "posted messages"
+_EXPLAINED = (
+    "step_seconds", "saved_by_overlap_seconds", "hidden_by_shared_experts_seconds",
+    "model_tflops_per_device", "mfu", "parts",
+)  # fmt: skip
+_MOVED = ("tp", "cp", "pp", "ep", "micro_batch")
+_COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
+_WAITING = frozenset({"launches", "bubble and sends"})
+_RULE = (
+    f"Of layouts within {format_share(NOISE, digits=0)} of each other one that leaves memory "
+    "free is taken, then the simpler one; what is faster than that the search does not try unless "
+    "it is pinned: plan again with these pins to take it"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSubject:
+    """A training plan that is priced again.
+
+    Args:
+        profile: the one that the plan was made with; None where it was not found.
+        missing: why it was not found.
+        model: the configuration that the plan was made for; None for the model of its name.
+    """
+
+    plan: TrainingDocument
+    profile: Profile | None = None
+    missing: str = ""
+    model: str | None = None
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Memory of one device that the layout may take."""
+        return self.plan.inputs.memory_limit_bytes
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """Seconds of computation, exposed communication and waiting; they add up to the step."""
+        return kinds_of(self.plan.predicted.parts)
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune explain` and of the service."""
+        plan, step = self.plan, self.plan.predicted
+        alternatives = [
+            {
+                "layout": encode(row.layout),
+                "step_seconds": row.predicted.step_seconds,
+                "differences": difference_of(self.choice, _choice(row)).parts,
+            }
+            for row in plan.alternatives
+        ]
+        memory = {
+            "peak_bytes": plan.memory.peak_bytes, "limit_bytes": self.memory_limit_bytes,
+            "parts": dict(plan.memory.parts),
+        }  # fmt: skip
+        return {
+            "schema": EXPLANATION_SCHEMA, "plan": plan.id,
+            "confidence": encode(plan.confidence),
+            "profile_quality": encode(plan.profile_quality),
+            "kinds": self.kinds,
+            **{name: encode(getattr(step, name)) for name in _EXPLAINED},
+            "memory": memory,
+            "alternatives": alternatives,
+            **({} if plan.placement is None else {"placement": encode(plan.placement)}),
+        }  # fmt: skip
+
+    @property
+    def choice(self) -> ComparedChoice:
+        """The plan's own layout, with the range of its step."""
+        return _choice_of(self.plan)
+
+    @property
+    def alternatives(self) -> Sequence[LostChoice]:
+        """The layouts that it was compared with."""
+        return [LostChoice(_choice(row)) for row in self.plan.alternatives]
+
+    @property
+    def rule(self) -> str:
+        """By which a plan may leave a faster layout."""
+        return _RULE
+
+    def asked(self, question: WhyNot) -> Asked:
+        """Return the layout or the chunks that are asked for.
+
+        Raises:
+            InputError: a value is none that it could have.
+        """
+        return asked_of_training(question, self.plan)
+
+    def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
+        """Return the answer with these pins' plan; one that does not fit is priced all the same.
+
+        Raises:
+            InputError: chunks are asked of a layout without them.
+        """
+        if "degree" in asked.pins:
+            return self._in_chunks(asked, answer)
+        try:
+            plan = self._planned(asked)
+        except LayoutTooLargeError as error:
+            refused = self._blocking(asked) or Refusal(what=error.what, hint=error.hint)
+            smallest = training_from_document(encode(error.plan), "the priced plan")
+            return replace(answer, other=_choice_of(smallest), refused=refused)
+        except (InputError, InfeasiblePlanError) as error:
+            return replace(answer, refused=Refusal(what=error.what, hint=error.hint))
+        choice = _choice_of(plan)
+        is_piped = max(plan.layout.pp, self.plan.layout.pp) > 1
+        notes = [warning for warning in plan.warnings if warning not in self.plan.warnings]
+        mean = ("Parts are on the mean of the pipeline ranks",) if is_piped else ()
+        return replace(
+            answer, other=choice, probability_faster=self._chance(choice),
+            notes=(*answer.notes, *mean, *notes),
+        )  # fmt: skip
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Every part, and the host's."""
+        return (*PARTS, LAUNCHES, POSTED)
+
+    def seconds(self, slowdown: Slowdown | None = None) -> float:
+        """Return the step of the plan's own layout, of the machine or of a slower one."""
+        return self._slowed(slowdown).step(self._layout).seconds
+
+    def neighbours(self) -> Iterator[Neighbour]:
+        """Yield half and twice each size of the layout, and more memory."""
+        for name in _MOVED:
+            size = getattr(self._layout, name)
+            moved = [2 * size] if size % 2 else [size // 2, 2 * size]
+            yield from (self._moved(name, moved_size) for moved_size in moved)
+        search = self._search(self.memory_limit_bytes + GIB)
+        roomy = BestLayouts(search, self._priced.pins).best()
+        words = f"1 GiB more memory: {layout_words(roomy.layout)}"
+        yield Neighbour("memory-limit", words, roomy.step.seconds)
+
+    def timelines(self) -> Timelines:
+        """Return the passes of every pipeline rank, in the order of its schedule."""
+        layout, pipeline = self._layout, self._prices.pipeline(self._layout)
+        num, ranks = pipeline.num_micro_batches, range(layout.pp)
+        shown = num_drawn(pipeline)
+        by_rank = rank_spans(
+            pipeline, self._prices.step(layout).parts, shown,
+            tokens=layout.micro_batch * self._request.job.length // layout.cp,
+        )  # fmt: skip
+        cut = f"Passes of the first {shown:,} of {num:,} micro-batches."
+        return Timelines(
+            [(f"predicted, pipeline rank {rank}", by_rank[rank]) for rank in ranks],
+            notes=(cut,) if shown < num else (),
+        )
+
+    @property
+    def run_step(self) -> RunStep:
+        """Raise InputError: only the plan's runtime runs it."""
+        raise InputError(
+            f"plan {self.plan.id[:6]} is a training plan, whose steps only its target runs",
+            "omit --nproc: the trace has what the plan predicts",
+        )
+
+    @cached_property
+    def _request(self) -> TrainingRequest:
+        return _planned_request(self.plan, self.model)
+
+    @cached_property
+    def _priced(self) -> TrainingRequest:
+        """The request as the layouts are priced: with the plan's graphs and placed experts."""
+        request = self._request
+        request = replace(request, pins=as_graphed(request.pins, self._layout))
+        if not self.plan.is_placed:
+            return request
+        return replace(request, job=placed_job(request.job), target=placing(request.target))
+
+    @cached_property
+    def _costs(self) -> Costs:
+        return costs_of(self.machine, allow_modelled=True)
+
+    @cached_property
+    def _prices(self) -> StepPrices:
+        return step_prices(self._priced.job, self._priced.target, self.machine, self._costs)
+
+    @property
+    def machine(self) -> Profile:
+        """The profile, which what is priced again needs; ProfileError where it is not there."""
+        return profile_of(self.plan.id, self.profile, self.missing)
+
+    @cached_property
+    def _layout(self) -> FoldedLayout:
+        return folded_layout(self.plan.layout)
+
+    def _planned(self, asked: Asked, *, drop: Sequence[str] = ()) -> TrainingDocument:
+        """Return the plan with what is asked pinned, and without some of its own pins."""
+        pins = replace(without(self._request.pins, drop), **asked.pins)
+        return plan_training(replace(self._request, pins=pins), self.machine)
+
+    def _blocking(self, asked: Asked) -> Refusal | None:
+        """Return which of the plan's own pins leave no room for what is asked; None for none."""
+        pins = self._request.pins
+        names = [name for name in pinned(pins) if name not in asked.pins]
+        for some in (*([name] for name in names), names):
+            try:
+                best = self._planned(asked, drop=some).best
+            except (InputError, InfeasiblePlanError):
+                continue
+            step = format_seconds(best.predicted.step_seconds)
+            return Refusal(
+                what=f"the plan's own {' '.join(pin_flag(pins, name) for name in some)} leaves no "
+                "room for it",
+                hint=f"without that pin it fits: {best.words}, {step} a step",
+            )
+        return None
+
+    def _in_chunks(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
+        """Return the chosen layout with its exchanges in so many chunks."""
+        if self._layout.overlap != "chunks":
+            raise InputError(
+                f"the plan's layout hides exchanges by overlap {self._layout.overlap}, not in "
+                "chunks",
+                "ask with --layout, or plan with --target moetune --overlap chunks",
+            )
+        layout = replace(self._layout, **asked.pins)
+        forward, backward = asked.texts.values()
+        choice = replace(
+            _choice(self.plan.best),
+            name=f"{forward} and {backward} chunks, layout {layout_words(layout)}",
+            decision={**self.choice.decision, **asked.texts},
+            step_seconds=self._prices.step(layout).seconds,
+            parts=self._prices.mean_parts(layout),
+        )
+        return replace(answer, other=choice, probability_faster=self._chance(choice))
+
+    def _chance(self, choice: ComparedChoice) -> float:
+        """Return the chance that another layout is faster, by the record of public runs."""
+        steps = [self.choice.step_seconds, choice.step_seconds]
+        return 1.0 - confidence_of(steps).probability_best
+
+    def _moved(self, name: str, size: int) -> Neighbour:
+        knob = name.replace("_", "-")
+        sizes = {moved: getattr(self._layout, moved) for moved in (*_MOVED, "etp")}
+        sizes[name] = size
+        sizes["etp"] = min(sizes["etp"], sizes["tp"])
+        search = self._search(self.memory_limit_bytes)
+        try:
+            best = BestLayouts(search, replace(self._priced.pins, **sizes)).best()
+        except (InputError, InfeasiblePlanError, ProfileError) as error:
+            return Neighbour(knob, f"{knob} {size}", None, error.what)
+        words = f"{knob} {size}: {layout_words(best.layout)}"
+        note = "" if search.fits(best.layout) else "does not fit"
+        return Neighbour(knob, words, best.step.seconds, note)
+
+    def _search(self, limit_bytes: int) -> FoldedSearch:
+        return search_of(self._prices, self.machine, limit_bytes=limit_bytes or inf)
+
+    def _slowed(self, slowdown: Slowdown | None) -> StepPrices:
+        if slowdown is None:
+            return self._prices
+        job, target = self._priced.job, self._priced.target
+        if slowdown.part == LAUNCHES:
+            slow = replace(target, launches=target.launches * slowdown.factor)
+            return step_prices(job, slow, self.machine, self._costs)
+        prices = step_prices(job, target, self.machine, slowed(self._costs, slowdown))
+        return replace(prices, device=_slowed_device(prices.device, slowdown))
+
+
+def _planned_request(plan: TrainingDocument, model: str | None) -> TrainingRequest:
+    """Return what a plan was made for; InputError where its model or routing is another one."""
+    inputs, name = plan.inputs, f"plan {plan.id[:6]}"
+    _, job = planned_job(plan, given=model)
+    decoder, routing = read_routing(inputs.routing, job.decoder)
+    request = TrainingRequest(
+        job=replace(job, decoder=decoder, routing=routing, leaves_room=inputs.leaves_room),
+        pins=inputs.pins, target=inputs.facts, memory_limit_bytes=inputs.memory_limit_bytes,
+    )  # fmt: skip
+    if plan_id(inputs, request) != plan.id:
+        raise InputError(
+            f"{name}: its model, routing or version of moetune is another one",
+            "make the plan again; where its model is a config.json, name it with --model",
+        )
+    return request
+
+
+def kinds_of(parts: Mapping[str, float]) -> dict[str, float]:
+    """Return seconds of computation, exposed communication and waiting, of all parts."""
+    kinds: dict[str, list[float]] = {"computation": [], "communication": [], "waiting": []}
+    for name, seconds in parts.items():
+        is_waiting = "waiting" if name in _WAITING else "computation"
+        kinds["communication" if name in _COMMUNICATION else is_waiting].append(seconds)
+    return {name: fsum(some) for name, some in kinds.items()}  # in whatever order they are
+
+
+def _slowed_device(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
+    """Return a device of which what costs do not have is slower.
+
+    Attention does not follow the GEMMs: it is a part of its own.
+    """
+    if slowdown.part == POSTED:
+        return replace(device, posted_chunk_seconds=device.posted_chunk_seconds * slowdown.factor)
+    if slowdown.part == ATTENTION:
+        return replace(device, attention_factor=slowdown.factor)
+    if slowdown.part == GEMM_RATE:
+        return replace(device, gemm_factor=slowdown.factor)
+    return device
+
+
+def _choice_of(plan: TrainingDocument) -> ComparedChoice:
+    return replace(
+        _choice(plan.best),
+        p05_step_seconds=plan.confidence.p05_step_seconds,
+        p95_step_seconds=plan.confidence.p95_step_seconds,
+    )
+
+
+def _choice(answer: TrainingAnswer) -> ComparedChoice:
+    degree = answer.layout.degree
+    values = {
+        name: value
+        for name, value in encode(answer.layout).items()
+        if value is not None and name != "degree"
+    }
+    return ComparedChoice(
+        name=answer.words,
+        decision=layout_texts(values) | ({} if degree is None else degree_texts(degree)),
+        step_seconds=answer.predicted.step_seconds,
+        parts=answer.mean_parts,
+        needed_bytes=answer.memory.peak_bytes,
+    )

@@ -1,0 +1,124 @@
+"""Another choice that is asked of a training plan: sizes of a layout, or chunks of exchanges.
+
+A layout is written "tp=2,pp=4", or as plans print it: "dp 8 · tp 2 · micro-batch 1".
+"""
+
+import math
+import re
+from collections.abc import Mapping
+
+from moetune.app.compared import Asked, WhyNot
+from moetune.app.requests import PIN_NAMES, layout_pins
+from moetune.domain.document import encode, shown
+from moetune.domain.errors import InputError
+from moetune.domain.question import read_question, read_texts
+from moetune.domain.spelling import nearest_or
+from moetune.domain.training import Degrees, LayoutRequest
+from moetune.domain.training_document import TrainingDocument
+from moetune.solve.model.chunks import MOST_CHUNKS
+from moetune.solve.model.pins import pinned
+
+_PRINTED = "·"
+_MOST_LETTERS = 300
+_SIZES = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
+_EXAMPLE = "write sizes as tp=2,pp=4"
+
+
+def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
+    """Return what is asked: pins by the names of `LayoutRequest`, or the chunks as `degree`.
+
+    Raises:
+        InputError: a value is none that a layout could have.
+    """
+    if question.strategy is not None:
+        raise InputError(
+            "--strategy is for layers, and this is the plan of a training",
+            "ask with --layout recompute=moe_act or recompute=full",
+        )
+    degrees = _degrees(question, plan)
+    if question.layout is None:
+        return Asked(texts=degree_texts(degrees), pins={"degree": degrees})
+    if question.degree_texts:
+        raise InputError(
+            "--degree and --layout exclude each other for the plan of a training",
+            "ask one of them: the degree is that of the plan's own layout",
+        )
+    texts = _texts(question.layout)
+    dp = texts.pop("dp", None)
+    for name in texts:
+        if name not in PIN_NAMES:
+            raise InputError(f"--layout has no {name!r}", nearest_or(_EXAMPLE, name, PIN_NAMES))
+    request = layout_pins(read_question(read_texts(texts)))
+    pins = {name: getattr(request, name) for name in pinned(request)}
+    replicas = {} if dp is None else {"dp": _dp(dp, request, plan.inputs.world_size)}
+    return Asked(texts=layout_texts(pins | replicas), pins=pins)
+
+
+def layout_texts(values: Mapping[str, object]) -> dict[str, str]:
+    """Return a layout's sizes and words by the names of the flags."""
+    return {name.replace("_", "-"): _text(encode(value)) for name, value in values.items()}
+
+
+def degree_texts(degrees: Degrees) -> dict[str, str]:
+    """Return the chunks of both phases by the names of the flags."""
+    return {"forward-degree": str(degrees.forward), "backward-degree": str(degrees.backward)}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def _degrees(question: WhyNot, plan: TrainingDocument) -> Degrees:
+    """Return the chunks asked for; a phase that is not asked for keeps the plan's own."""
+    texts = question.degree_texts
+    for name, text in texts.items():
+        if not 1 <= int(text) <= MOST_CHUNKS:
+            flag = name if question.degree is None else "degree"
+            raise InputError(
+                f"--{flag} must be from 1 to {MOST_CHUNKS} for the plan of a training, got {text}",
+                field=flag.replace("-", "_"),
+            )
+    planned = plan.layout.degree or Degrees(forward=1, backward=1)
+    forward, backward = map(int, (degree_texts(planned) | texts).values())
+    return Degrees(forward=forward, backward=backward)
+
+
+def _texts(text: str) -> dict[str, str]:
+    """Return the values' texts by name; a part without a name goes on with the list before it."""
+    if not text.strip() or len(text) > _MOST_LETTERS:
+        raise InputError("--layout is empty or too long", _EXAMPLE)
+    texts: dict[str, str] = {}
+    name = ""
+    for part in map(str.strip, re.split(f"[,{_PRINTED}]", text)):
+        key, _, value = part.replace("=", " ", 1).partition(" ")
+        if name == "recompute" and not value:
+            texts[name] += f",{key}"
+            continue
+        name = key.replace("-", "_")
+        if not value.strip() or name in texts:
+            what = f"names {key} twice" if name in texts else f"has {shown(part)}, not NAME=VALUE"
+            raise InputError(f"--layout {what}", _EXAMPLE)
+        texts[name] = value.strip()
+    # What a printed layout omits is 1.
+    return dict.fromkeys(("dp", *_SIZES), "1") | texts if _PRINTED in text else texts
+
+
+def _dp(text: str, pins: LayoutRequest, ranks: int) -> int:
+    """Return the replicas that are asked for: they follow from the other sizes.
+
+    Raises:
+        InputError: the other sizes are not all named, or make another number.
+    """
+    if not text.isdecimal() or None in (pins.cp, pins.tp, pins.pp):
+        raise InputError(
+            "--layout: dp follows from cp, tp and pp", "name those instead, or all of them"
+        )
+    dp, product = int(text), math.prod(size or 1 for size in (pins.cp, pins.tp, pins.pp))
+    if dp * product != ranks:
+        raise InputError(
+            f"--layout: dp {dp} x cp, tp and pp of {product} is not the {ranks} ranks",
+            f"nearest: dp {ranks // product}" if ranks % product == 0 else "name other sizes",
+        )
+    return dp

@@ -1,0 +1,165 @@
+"""Timelines of a plan, predicted and recorded, as one Chrome trace (`moetune trace`)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from moetune.app.sensitivity import check_same
+from moetune.app.subjects import Subject
+from moetune.app.subjects.values import RunStep
+from moetune.config import Launch
+from moetune.domain.document import encode
+from moetune.solve.layer.timeline import COMPUTE, LINK, Span
+from moetune.solve.predict import overlap_share
+from moetune.solve.trace import PREDICTED, chunk_span, process_events
+
+if TYPE_CHECKING:
+    from moetune.runtime.trace import RecordedSpan
+
+TRACE_SCHEMA = "moetune.trace/1"
+TIMELINE_SCHEMA = "moetune.timeline/2"
+_WARM_UP_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Share of the communication time in which computation runs (HTA's definition)."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Events for Perfetto or chrome://tracing, and their overlap.
+
+    Args:
+        predicted, measured: None where these events are missing; measured is of the first rank.
+        notes: what has to be known about the events.
+    """
+
+    events: tuple[Mapping[str, object], ...]
+    predicted: Overlap | None
+    measured: Overlap | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The file of `moetune trace` and the service's answer; viewers ignore unknown keys."""
+        return {
+            "schema": TIMELINE_SCHEMA,
+            "traceEvents": list(self.events),
+            "displayTimeUnit": "ms",
+            **self._overlaps,
+        }
+
+    def summary(self, file: str) -> dict[str, object]:
+        """Return the document of `moetune trace --json` for the written file."""
+        return {"schema": TRACE_SCHEMA, "file": file, **self._overlaps}
+
+    @property
+    def _overlaps(self) -> dict[str, object]:
+        return {"predicted": encode(self.predicted), "measured": encode(self.measured)}
+
+
+def predicted_trace(subject: Subject) -> Trace:
+    """Return the timelines that a plan predicts.
+
+    Raises:
+        InputError: this version of moetune predicts another step, or its model is another one.
+        ProfileError: the plan's profile is missing or has changed.
+    """
+    check_same(subject)
+    found = subject.timelines()
+    events = [
+        event
+        for number, (name, spans) in enumerate(found.processes, start=PREDICTED)
+        for event in process_events(name, spans, number=number)
+    ]
+    overlap = None if found.overlap is None else Overlap(*found.overlap)
+    return Trace(events=tuple(events), predicted=overlap, measured=None, notes=found.notes)
+
+
+def recorded_trace(
+    subject: Subject, *, num_ranks: int | None, launch: Launch | None, environ: Mapping[str, str],
+    oversubscribe: bool = False,
+) -> Trace | None:  # fmt: skip
+    """Return the predicted timelines and every rank's of a recorded step; None on ranks above 0.
+
+    The ranks' clocks begin at a barrier before the step.
+
+    Args:
+        num_ranks: to start where there is no launch.
+        oversubscribe: several of them may share a core.
+
+    Raises:
+        InputError: there are fewer cores than ranks, or only another runtime runs the step.
+        MoetuneError: a rank failed.
+    """
+    from moetune.app.launch import run_on_ranks
+
+    step = subject.run_step
+    by_rank = run_on_ranks(
+        _record, step, num_ranks=num_ranks or 1, launch=launch, environ=environ,
+        oversubscribe=oversubscribe,
+    )  # fmt: skip
+    if launch is not None and launch.rank:
+        return None
+    predicted = Trace(events=(), predicted=None, measured=None)
+    if subject.profile is not None:
+        predicted = predicted_trace(subject)
+    events = (*predicted.events, *_measured_events(step, by_rank))
+    return replace(predicted, events=events, measured=overlap_of(by_rank[0]))
+
+
+def overlap_of(spans: "Sequence[RecordedSpan]") -> Overlap:
+    """Return the overlap of a recorded step."""
+
+    def share(phase: str) -> float:
+        return overlap_share([_span(span) for span in spans if span.phase == phase])
+
+    return Overlap(forward=share("forward"), backward=share("backward"))
+
+
+def _span(span: "RecordedSpan", zero_seconds: float = 0.0) -> Span:
+    return Span(
+        name=span.name,
+        resource=span.resource,
+        stream=LINK if span.resource == "comm" else COMPUTE,
+        start_seconds=span.start_seconds - zero_seconds,
+        end_seconds=span.end_seconds - zero_seconds,
+    )
+
+
+def _measured_events(
+    step: RunStep, by_rank: "Sequence[Sequence[RecordedSpan]]"
+) -> list[Mapping[str, object]]:
+    """Return every rank's events, from the first one's start."""
+    zero = min((span.start_seconds for spans in by_rank for span in spans), default=0.0)
+    degrees = {"forward": step.decision.forward_degree, "backward": step.decision.backward_degree}
+    found: list[Mapping[str, object]] = []
+    for rank, spans in enumerate(by_rank):
+        drawn = [
+            chunk_span(
+                _span(span, zero), phase=span.phase, chunk=span.chunk,
+                tokens=step.workload.tokens_per_rank, degree=degrees[span.phase],
+                num_bytes=span.num_bytes,
+            )
+            for span in spans
+        ]  # fmt: skip
+        found += process_events(f"measured, rank {rank}", drawn, number=PREDICTED + 1 + rank)
+    return found
+
+
+def _record(step: RunStep, _: object) -> "list[tuple[RecordedSpan, ...]]":
+    """Record one warm step and return every rank's; all ranks of the launch call this together."""
+    from moetune.app.launch import rank_device
+    from moetune.measure.steps import random_steps
+
+    steps = random_steps(step.workload, device=rank_device())
+    for _ in range(_WARM_UP_STEPS):
+        steps.run(step.decision)
+    communicator = steps.layer.communicator
+    communicator.barrier("the recorded step's begin")
+    spans = steps.record(step.decision)
+    return communicator.all_gather_object(spans, "the ranks' recorded steps")

@@ -1,0 +1,323 @@
+"""The fastest layout to train a decoder in: its job, the search, and why nothing fits."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import inf
+
+from moetune.app.plan import sound_numbers
+from moetune.app.profile_quality import quality_of
+from moetune.app.training_plan import (
+    TrainingRequest,
+    answer_of,
+    plan_id,
+    saving_of,
+)
+from moetune.app.training_prices import StandIns, stand_ins_of, step_prices
+from moetune.domain.cluster import Machine
+from moetune.domain.costs import Costs
+from moetune.domain.errors import (
+    InfeasiblePlanError,
+    InputError,
+    LayoutTooLargeError,
+    MoetuneError,
+    RefusedLayoutError,
+)
+from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
+from moetune.domain.profile import Profile
+from moetune.domain.recorded_layers import RecordedLayers
+from moetune.domain.request import gemm_dtypes
+from moetune.domain.routing import BALANCED
+from moetune.domain.site import check_format, site_of
+from moetune.domain.target_rules import model_rules
+from moetune.domain.training import (
+    HALF_PRECISION,
+    TRAINING_DTYPES,
+    FoldedLayout,
+    LayoutRequest,
+    TrainingDtype,
+)
+from moetune.domain.training_document import PlanOrigin, TrainingDocument, layout_words
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.fit.costs import costs_of
+from moetune.solve.model.best import with_graphs
+from moetune.solve.model.front import memory_front
+from moetune.solve.model.memory import MemoryModel, fillable_bytes
+from moetune.solve.model.model_chunks import chunks_of
+from moetune.solve.model.placement import solve_placed
+from moetune.solve.model.savings import Savings
+from moetune.solve.model.search import FoldedSearch, PricedLayout
+from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.step import StepPrices
+from moetune.solve.model.uncertainty import confidence_of, public_ratios
+
+
+def usable_bytes(machine: Machine) -> int:
+    """Return what a plan's layout may take of a device, whose libraries it counts itself."""
+    is_cuda = machine.kind == "cuda"
+    return fillable_bytes(machine.memory_bytes) if is_cuda else machine.memory_bytes
+
+
+def search_of(
+    prices: StepPrices, profile: Profile, *, limit_bytes: float, asks_runtime: bool = True
+) -> FoldedSearch:
+    """Return the search of a job's layouts, within a device's memory and the host's.
+
+    Args:
+        asks_runtime: whether layouts that the runtime would refuse are left out.
+    """
+    site = site_of(profile)
+    return FoldedSearch(
+        wholes=prices, limit_bytes=limit_bytes, site=site, asks_runtime=asks_runtime,
+        host_bytes=site.host_bytes_per_rank(prices.job.world_size) or inf,
+    )  # fmt: skip
+
+
+def plan_training(
+    request: TrainingRequest,
+    profile: Profile,
+    costs: Costs | None = None,
+    *,
+    with_front: bool = False,
+    with_savings: bool = False,
+) -> TrainingDocument:
+    """Return the fastest layout that the rules, the pins and the memory allow.
+
+    Args:
+        costs: the profile's, where they are known already.
+        with_front: find the fastest layout for every other memory, too.
+        with_savings: find what single flags and all pins cost, too.
+
+    Raises:
+        InputError: the pins break a rule, or the profile's dtype is not there.
+        InfeasiblePlanError: the runtime does not have the model.
+        LayoutTooLargeError: nothing fits; the smallest layout is priced all the same.
+        RefusedLayoutError: the runtime would refuse what is pinned, priced all the same.
+        ProfileError: the profile lacks an operation.
+    """
+    solved = _solved(request, profile, costs)
+    plan, pins, best = solved.plan, _of_layouts(request.pins), solved.best
+    if not plan.fits:
+        raise _too_large(solved, request)
+    with sound_numbers(profile.name):
+        if with_front:
+            front = memory_front(solved.search, pins, best.layout.cuda_graphs)
+            answers = (answer_of(one, request.job, profile.machine.device) for one in front)
+            plan = replace(plan, front=tuple(answers))
+        if with_savings:
+            found = Savings(search=solved.search, pins=pins, best=best)
+            free = found.free()
+            plan = replace(
+                plan, savings=tuple(map(saving_of, found.of_flags())),
+                free=None if free is None else saving_of(free),
+            )  # fmt: skip
+    return plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Solved:
+    """A plan, whether it fits or not, with its layout and the search that found it."""
+
+    plan: TrainingDocument
+    best: PricedLayout
+    search: FoldedSearch
+
+
+def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> _Solved:
+    _check_placement_rule(request)
+    check_format(profile, request.job.dtype)
+    broken = next(model_rules(request.job.decoder, request.target), None)
+    if broken is not None:
+        raise InfeasiblePlanError(broken.what, broken.hint)
+    try:
+        found = _searched(request, profile, costs, asks_runtime=True)
+    except RefusedLayoutError as error:
+        raise _priced(error, request, profile, costs) from None
+    return found if found.plan.fits else _on_host(found, request, profile, costs)
+
+
+_ON_HOST = LayoutRequest(tp=1, cp=1, pp=1, vpp=1, zero=3, offload_optimizer=1.0)
+"""Pins of layouts whose states are in chunks in host memory, as `moetune.shard` keeps them."""
+
+
+def _on_host(
+    found: _Solved, request: TrainingRequest, profile: Profile, costs: Costs | None
+) -> _Solved:
+    """Return the plan with all states in host memory where nothing else fits, else what was found.
+
+    The profile may have no copies to the host, and pins may exclude it.
+    """
+    asked, whole = asdict(request.pins), asdict(_ON_HOST)
+    wanted = {name: size for name, size in whole.items() if size is not None}
+    is_free = all(asked[name] in (None, size) for name, size in wanted.items())
+    if not request.target.offloads_states or not is_free:
+        return found
+    pinned = replace(request, pins=replace(request.pins, **wanted))
+    try:
+        solved = _searched(pinned, profile, costs, asks_runtime=True)
+    except MoetuneError:
+        return found
+    if not solved.plan.fits:
+        return found
+    inputs = replace(solved.plan.inputs, pins=request.pins)
+    plan = replace(solved.plan, id=plan_id(inputs, request), inputs=inputs)
+    return replace(solved, plan=plan)
+
+
+def _check_placement_rule(request: TrainingRequest) -> None:
+    """Raise InputError where a rule for the experts' placement has nothing to go by."""
+    rule, target = request.pins.expert_placement, request.target
+    if rule is None:
+        return
+    if not isinstance(request.job.routing, RecordedLayers):
+        raise InputError(
+            f"--expert-placement {rule} needs loads of each layer's experts: without them none is "
+            "placed",
+            "omit --expert-placement, or give the record of the model's routing with --routing",
+        )
+    if rule != "natural" and not target.places_experts:
+        raise InputError(
+            f"--expert-placement {rule}: {target.name} keeps experts in their own order",
+            "omit --expert-placement, or plan with --target moetune",
+        )
+
+
+def _priced(
+    error: RefusedLayoutError, request: TrainingRequest, profile: Profile, costs: Costs | None
+) -> RefusedLayoutError:
+    """Return the error with the price of what is pinned, as if the runtime ran it."""
+    try:
+        plan = _searched(request, profile, costs, asks_runtime=False).plan
+    except MoetuneError:  # its times are not known
+        return error
+    step, peak = plan.predicted.step_seconds, plan.memory.peak_bytes
+    price = f"as pinned a step would take {format_seconds(step)} and {format_bytes(peak)}"
+    return RefusedLayoutError(
+        error.what, f"{error.hint}; {price}", plan.document, field=error.field
+    )
+
+
+def _searched(
+    request: TrainingRequest, profile: Profile, costs: Costs | None, *, asks_runtime: bool
+) -> _Solved:
+    limit = request.memory_limit_bytes or usable_bytes(profile.machine)
+    with sound_numbers(profile.name):
+        known = costs or costs_of(profile, allow_modelled=True)
+        prices = step_prices(request.job, request.target, profile, known)
+        search = search_of(prices, profile, limit_bytes=limit, asks_runtime=asks_runtime)
+        layouts, placement = solve_placed(search, request.pins)
+        search, best = layouts.search, layouts.best()
+        graphed = with_graphs(search, _of_layouts(request.pins), best)
+        found = (graphed or layouts).ranked()
+        stand_ins = stand_ins_of(search.wholes.job, search.target, profile, found[0], known)
+    plan = _document(request, profile, search, found, stand_ins)
+    return _Solved(plan=replace(plan, placement=placement), best=found[0], search=search)
+
+
+def _document(
+    request: TrainingRequest, profile: Profile, search: FoldedSearch, found: list[PricedLayout],
+    stand_ins: StandIns,
+) -> TrainingDocument:  # fmt: skip
+    """Return the plan of layouts, the chosen one first."""
+    limit = request.memory_limit_bytes or usable_bytes(profile.machine)
+    inputs, device = request.inputs(profile, limit), profile.machine.device
+    chosen, *others = (answer_of(one, request.job, device) for one in found)
+    target = request.target.name
+    return TrainingDocument(
+        id=plan_id(inputs, request), inputs=inputs, layout=chosen.layout,
+        predicted=chosen.predicted, memory=chosen.memory, fits=search.fits(found[0].layout),
+        confidence=confidence_of(
+            [one.step.seconds for one in found], ratios=stand_ins.ratios, target=target
+        ),
+        trust=search.prices.device.trusts.least, profile_quality=quality_of(profile),
+        warnings=(
+            *request.job.decoder.uncounted_words, *stand_ins.words,
+            *_routing_words(request, found[0].layout, limit),
+            *_host_words(found[0], search, profile),
+        ),
+        alternatives=tuple(others),
+        origin=PlanOrigin(
+            provenance=profile.provenance, device=device, public_ratios=public_ratios(target)
+        ),
+        chunks=chunks_of(request.job, found[0].layout) if target == "moetune" else None,
+    )  # fmt: skip
+
+
+def _routing_words(request: TrainingRequest, layout: FoldedLayout, limit: int) -> Iterator[str]:
+    """Say what natural routing would need of a plan for balanced one alone, if it is more."""
+    job = request.job
+    if job.leaves_room or job.routing != BALANCED or not job.decoder.num_moe_layers:
+        return
+    roomy = replace(job, leaves_room=True)
+    memory = MemoryModel(job=roomy, stages=DecoderStages(job.decoder), target=request.target)
+    need, there = memory.needs(layout)[0], format_bytes(limit)
+    if need > limit:
+        needed = f"natural routing would need {format_bytes(round(need))} per device"
+        yield f"{needed}, more than the {there} there are; without --routing a plan leaves room"
+
+
+def _host_words(best: PricedLayout, search: FoldedSearch, profile: Profile) -> Iterator[str]:
+    """Say what hosts need whose memory the profile does not know."""
+    rank_bytes = round(best.memory.host_bytes)
+    if rank_bytes and search.host_bytes == inf:
+        sharers = min(search.job.world_size, site_of(profile).devices_per_node)
+        needed = f"{format_bytes(rank_bytes * sharers)} more than its system's"
+        yield f"profile {profile.name} does not know its hosts' memory: each host needs {needed}"
+
+
+def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
+    """Return the pins that layouts obey."""
+    return pins if pins.expert_placement is None else replace(pins, expert_placement=None)
+
+
+def usual_dtype(profile: Profile) -> TrainingDtype:
+    """Return bfloat16, or float16 where a profile has that and not bfloat16."""
+    known = gemm_dtypes(profile)
+    return next((dtype for dtype in HALF_PRECISION if dtype in known), "bfloat16")
+
+
+def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerName]:
+    """Return the names of a dtype and an optimizer.
+
+    Raises:
+        InputError: whole models have no such one.
+    """
+    if dtype not in TRAINING_DTYPES:
+        raise InputError(
+            f"--dtype {dtype!r} is not for whole models",
+            f"use {', '.join(TRAINING_DTYPES)}",
+            field="dtype",
+        )
+    if optimizer not in OPTIMIZERS:
+        raise InputError(
+            f"--optimizer {optimizer!r} is unknown",
+            f"use {', '.join(OPTIMIZERS)}",
+            field="optimizer",
+        )
+    return dtype, optimizer
+
+
+def _too_large(solved: _Solved, request: TrainingRequest) -> LayoutTooLargeError:
+    plan, best, search = solved.plan, solved.best, solved.search
+    host_bytes, limit = best.memory.host_bytes, plan.inputs.memory_limit_bytes
+    if host_bytes > search.host_bytes:
+        each, share = format_bytes(round(host_bytes)), format_bytes(int(search.host_bytes))
+        return LayoutTooLargeError(
+            f"host memory binds: {each} for each device is more than its share of a host's, "
+            f"{share}",
+            "offload a smaller share, or recompute more",
+            plan.document,
+        )
+    parts = best.memory.parts
+    ways = ["take more ranks, or devices with more memory"]
+    if parts.get("gathered", 0) > limit:  # whole, on however many ranks
+        ways = ["take devices with more memory, or another --target"]
+    if request.pins != LayoutRequest():
+        ways.append("leave more of the layout to the solver")
+    return LayoutTooLargeError(
+        f"memory binds: {request.job.decoder.name} needs "
+        f"{format_bytes(round(best.memory.peak_bytes))} per device with "
+        f"{layout_words(best.layout)} (most of it {max(parts, key=parts.__getitem__)}), more than "
+        f"the {format_bytes(limit)} there are",
+        "; ".join(ways),
+        plan.document,
+    )

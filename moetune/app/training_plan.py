@@ -1,0 +1,160 @@
+"""A question for training a decoder, and its answers as a plan's document has them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from moetune.app.models import FoundModel, find_planned_model
+from moetune.domain.chips import peak_flops
+from moetune.domain.document import decode, digest, encode
+from moetune.domain.errors import InputError
+from moetune.domain.pipeline import read_stages, stage_words
+from moetune.domain.plan import MAKE_ONE
+from moetune.domain.profile import Profile
+from moetune.domain.recorded_layers import RecordedLayers
+from moetune.domain.routing import ExpertLoads
+from moetune.domain.targets import Target, planned_target
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training_document import (
+    Saving,
+    TrainingAnswer,
+    TrainingDocument,
+    TrainingInputs,
+    TrainingLayout,
+    TrainingMemory,
+    TrainingStep,
+    layout_words,
+)
+from moetune.solve.model.savings import FoundSaving
+from moetune.solve.model.search import PricedLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRequest:
+    """A question for the layout of a decoder's training.
+
+    Args:
+        target: the runtime that it is for.
+        memory_limit_bytes: of one device; None for the machine's usable memory.
+    """
+
+    job: TrainingJob
+    pins: LayoutRequest
+    target: Target
+    memory_limit_bytes: int | None = None
+
+    def inputs(self, profile: Profile, limit_bytes: int) -> TrainingInputs:
+        """Return the question as a plan's document has it."""
+        job = self.job
+        return TrainingInputs(
+            model=job.decoder.name, world_size=job.world_size, global_batch=job.global_batch,
+            seq=job.length, dtype=job.dtype, routing=job.routing.name, optimizer=job.optimizer,
+            profile=profile.name, profile_fingerprint=profile.digest, pins=self.pins,
+            target=self.target.name, target_version=self.target.number,
+            memory_limit_bytes=limit_bytes, model_path=job.decoder.path,
+            leaves_room=job.leaves_room,
+        )  # fmt: skip
+
+
+def planned_job(
+    plan: TrainingDocument, *, given: str | None = None
+) -> tuple[FoundModel, TrainingJob]:
+    """Return the model that a training plan is of, and its job, of balanced routing.
+
+    Args:
+        given: the model's `config.json` where its name alone does not find it.
+
+    Raises:
+        InputError: as of `find_planned_model`, or the model is a layer.
+    """
+    inputs, found = plan.inputs, find_planned_model(plan.inputs, given=given)
+    if found.decoder is None:
+        what = f"plan {plan.id[:6]}: {inputs.model} is a layer, not a model"
+        raise InputError(what, MAKE_ONE)
+    return found, TrainingJob(
+        decoder=found.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
+        length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
+    )  # fmt: skip
+
+
+def plan_id(inputs: TrainingInputs, request: TrainingRequest) -> str:
+    """Return the digest of a plan's inputs, with what their names stand for."""
+    plain: dict[str, Any] = encode(inputs)
+    plain.pop("model_path", None)  # the decoder itself is part of the digest
+    plain["pins"] = {**plain["pins"], "dispatcher_sms": None}  # as while there was such a pin
+    if request.target == planned_target(request.target.name, ""):
+        plain.pop("target_version", None)  # as in plans of before versions were told apart
+    job = request.job
+    return digest({**plain, "decoder": job.decoder.identity, "loads": _loads(job.routing)})
+
+
+def answer_of(priced: PricedLayout, job: TrainingJob, device: str) -> TrainingAnswer:
+    """Return a layout with its step and memory as a plan's document has it.
+
+    Args:
+        device: name of the machine's devices, whose peak the step's rate is held against.
+    """
+    memory, step = priced.memory, priced.step
+    tokens = job.tokens / step.seconds / job.world_size
+    rate = tokens * job.decoder.flops_per_token(job.length).total
+    peak = peak_flops(device, job.dtype)
+    return TrainingAnswer(
+        layout=_layout(priced.layout, job),
+        predicted=TrainingStep(
+            step_seconds=step.seconds, parts=dict(step.parts), tokens_per_second_per_device=tokens,
+            model_tflops_per_device=rate / 1e12, model_flops_per_second_per_device=rate,
+            mfu=None if peak is None else rate / peak,
+            saved_by_overlap_seconds=priced.saved_seconds,
+            saved_by_graphs_seconds=priced.saved_by_graphs_seconds,
+            hidden_by_shared_experts_seconds=step.beside,
+            bound_by_host_seconds=step.bound_by_host,
+            bound_by_replicas_seconds=step.bound_by_replicas, mean_parts=dict(priced.mean_parts),
+        ),
+        memory=TrainingMemory(
+            peak_bytes=round(memory.peak_bytes), host_bytes=round(memory.host_bytes),
+            rank=memory.rank, parts={name: round(size) for name, size in memory.parts.items()},
+            activations={name: round(size) for name, size in memory.activations.items() if size},
+        ),
+    )  # fmt: skip
+
+
+def saving_of(saving: FoundSaving) -> Saving:
+    """Return a faster layout as a plan's document has it."""
+    return Saving(
+        change=saving.change, layout=layout_words(saving.found.layout),
+        step_seconds=saving.found.step.seconds, peak_bytes=round(saving.found.memory.peak_bytes),
+    )  # fmt: skip
+
+
+_SAME = (
+    "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher", "overlap", "zero",
+    "cuda_graphs", "offload_activations", "offload_optimizer", "degree",
+)  # fmt: skip
+"""Fields that a layout and its document have alike."""
+
+
+def _layout(layout: FoldedLayout, job: TrainingJob) -> TrainingLayout:
+    same: dict[str, Any] = {name: getattr(layout, name) for name in _SAME}
+    stages = stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None
+    return TrainingLayout(
+        **same, edp=layout.edp, recompute=layout.recompute or ("none",), schedule=layout.order,
+        stages=stages,
+    )  # fmt: skip
+
+
+def _loads(routing: ExpertLoads | RecordedLayers) -> object:
+    """Return the loads that a plan is for; of each layer with its spread where it has its own."""
+    if isinstance(routing, RecordedLayers):
+        return [(one.loads.loads, one.spread) for one in routing.layers]
+    return routing.loads
+
+
+def folded_layout(layout: TrainingLayout) -> FoldedLayout:
+    """Return the layout in a plan's document.
+
+    Raises:
+        InputError: a module or a letter is unknown.
+    """
+    recompute = () if layout.recompute == ("none",) else layout.recompute
+    stages = None if layout.stages is None else read_stages(layout.stages)
+    same = {name: encode(getattr(layout, name)) for name in (*_SAME, "schedule")}
+    return decode(FoldedLayout, same | {"recompute": recompute, "stages": stages}, "layout")

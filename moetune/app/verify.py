@@ -1,0 +1,298 @@
+"""`moetune verify`: a plan's predictions against real steps of its layer on this machine."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from moetune.config import Launch
+from moetune.domain.constraints import Strategy
+from moetune.domain.document import UNLESS_DEFAULT, encode
+from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.layer import Workload
+from moetune.domain.operations import Operation, OperationTimes, predicted_seconds
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.domain.profile import Profile
+from moetune.domain.records import Observation, prediction_error
+from moetune.fit.costs import costs_of
+from moetune.measure.sizes import expert_shares
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.predict import plan_step, watched_seconds
+
+if TYPE_CHECKING:
+    from moetune.measure.steps import MeasuredSteps
+
+VERIFICATION_SCHEMA = "moetune.verification/1"
+DEGREES = (1, 2, 4, 8, 16)
+NUM_ROUNDS = 7
+LOST = 0.02
+"""By which the plan's step is at least slower than one chunk's where it has lost to it."""
+_TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedStep:
+    """One decision, predicted and measured; medians over the rounds.
+
+    Args:
+        predicted_seconds: None without a profile to predict from.
+        deviation: largest relative difference of output and gradients from one chunk.
+        operations: of its chunks, on the first rank, predicted beside the others of their phase.
+    """
+
+    forward_degree: int
+    backward_degree: int
+    strategy: Strategy
+    is_planned: bool
+    predicted_seconds: float | None
+    forward_seconds: float
+    backward_seconds: float
+    step_seconds: float
+    raw_step_seconds: tuple[float, ...]
+    deviation: float
+    operations: tuple[OperationTimes, ...] = ()
+
+    @property
+    def error(self) -> float | None:
+        """See `prediction_error`; None where nothing was predicted."""
+        if self.predicted_seconds is None:
+            return None
+        return prediction_error(self.predicted_seconds, self.step_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The comparison of all decisions.
+
+    Args:
+        tolerance: largest deviation at which results in this dtype count as equal.
+        imbalance: rows of the busiest rank over the mean.
+        planned_imbalance: what the plan assumes, by its routing and placement.
+        device_id: of this machine, see `Fingerprint`.
+        range_seconds: of the plan's step, 5th and 95th percentile; None where it has none.
+    """
+
+    plan_id: str
+    steps: tuple[VerifiedStep, ...]
+    tolerance: float
+    imbalance: float
+    device_id: str = ""
+    range_seconds: tuple[float, float] | None = None
+    planned_imbalance: float = field(default=1.0, metadata=UNLESS_DEFAULT)
+
+    @property
+    def planned(self) -> VerifiedStep:
+        """The plan's own decision."""
+        return next(step for step in self.steps if step.is_planned)
+
+    @property
+    def fastest(self) -> VerifiedStep:
+        """The decision of the plan's strategy with the shortest measured step."""
+        strategy = self.planned.strategy
+        return min(
+            (step for step in self.steps if step.strategy == strategy),
+            key=lambda step: step.step_seconds,
+        )
+
+    @property
+    def one_chunk(self) -> VerifiedStep:
+        """The step with degree 1 in both phases."""
+        return next(s for s in self.steps if s.forward_degree == s.backward_degree == 1)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the plan's measured step is inside its own range."""
+        if self.range_seconds is None:
+            return True
+        low, high = self.range_seconds
+        return low <= self.planned.step_seconds <= high
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether one chunk is faster than the plan, by more than measurements repeat within."""
+        return self.planned.step_seconds > (1 + LOST) * self.one_chunk.step_seconds
+
+    @property
+    def holds(self) -> bool:
+        """Whether the numbers are equal, the step is as predicted, and no slower than one chunk."""
+        return self.is_equal and self.is_inside and not self.has_lost
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune verify`."""
+        return {
+            "schema": VERIFICATION_SCHEMA, **encode(self), "is_equal": self.is_equal,
+            "is_inside": self.is_inside, "has_lost": self.has_lost,
+        }  # fmt: skip
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every decision gives the numbers of one chunk, within the tolerance."""
+        return all(step.deviation <= self.tolerance for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MeasuredLayer:
+    workload: Workload
+    decisions: tuple[Decision, ...]
+
+
+def verify_plan(
+    plan: Plan,
+    *,
+    profile: Profile | None,
+    num_ranks: int | None,
+    launch: Launch | None,
+    environ: Mapping[str, str],
+    oversubscribe: bool = False,
+) -> Verification | None:
+    """Run the plan's layer at every degree and return the comparison; None on ranks above 0.
+
+    Args:
+        profile: the one that the plan was made with, to predict the other degrees.
+        num_ranks: to start; default, the plan's.
+        oversubscribe: several ranks may share a core.
+
+    Raises:
+        InputError: the plan is for another number of ranks, for a whole model, for a routing that
+            tokens cannot follow, or for more ranks than there is room for.
+        MoetuneError: a rank failed.
+    """
+    workload = plan.workload
+    expert_shares(workload)  # its refusals, before ranks are started
+    planned_ranks = plan.layout.expert_ranks
+    ranks = launch.world_size if launch else num_ranks or planned_ranks
+    if ranks != planned_ranks:
+        raise InputError(
+            f"plan {plan.id[:6]} is for {planned_ranks} ranks, there are {ranks}",
+            f"make one with `moetune plan --world-size {ranks}`, or run this on its ranks",
+        )
+    from moetune.app.launch import run_on_ranks
+
+    layer = _MeasuredLayer(workload=workload, decisions=_decisions(plan))
+    device_id, measured = run_on_ranks(
+        _measure, layer, num_ranks=ranks, launch=launch, environ=environ,
+        oversubscribe=oversubscribe,
+    )  # fmt: skip
+    if launch is not None and launch.rank:
+        return None
+    return Verification(
+        plan_id=plan.id,
+        steps=tuple(_verified(plan, profile, steps) for steps in measured),
+        tolerance=_TOLERANCES[plan.inputs.dtype],
+        imbalance=measured[0].imbalance,
+        device_id=device_id,
+        range_seconds=_range(plan),
+        planned_imbalance=workload.skew.mean,
+    )
+
+
+def _range(plan: Plan) -> tuple[float, float] | None:
+    """Return the range of the plan's step; None where nothing says how wide it is."""
+    low, high = plan.range_seconds
+    return (low, high) if low < high else None
+
+
+def observations_of(plan: Plan, verification: Verification) -> tuple[Observation, ...]:
+    """Return the measured steps of the plan's own strategy, as the store holds them."""
+    return tuple(
+        Observation(
+            plan_id=plan.id,
+            forward_degree=step.forward_degree,
+            backward_degree=step.backward_degree,
+            tokens_per_rank=plan.inputs.tokens_per_rank,
+            predicted_seconds=step.predicted_seconds,
+            seconds=step.raw_step_seconds,
+            source="verify",
+            operations=tuple(
+                OperationTimes(
+                    operation=one.operation,
+                    predicted_seconds=predicted_seconds(plan, one.operation),
+                    seconds=one.seconds,
+                )
+                for one in step.operations
+            ),
+            device_id=verification.device_id,
+        )
+        for step in verification.steps
+        if step.predicted_seconds is not None and step.strategy == plan.memory.strategy
+    )
+
+
+def _decisions(plan: Plan) -> tuple[Decision, ...]:
+    """Return the decisions to run: one chunk, the plan without reuse, equal degrees, the plan."""
+    planned = plan.decide(plan.inputs.tokens_per_rank)
+    even = (
+        replace(planned, forward_degree=degree, backward_degree=degree)
+        for degree in DEGREES
+        if 1 < degree <= plan.inputs.tokens_per_rank
+    )
+    one_chunk = replace(SAFE_DECISION, order=planned.order)
+    without_reuse = replace(planned, strategy="none")
+    return tuple(dict.fromkeys((one_chunk, without_reuse, *even, planned)))
+
+
+def _verified(plan: Plan, profile: Profile | None, measured: "MeasuredSteps") -> VerifiedStep:
+    decision = measured.decision
+    return VerifiedStep(
+        forward_degree=decision.forward_degree,
+        backward_degree=decision.backward_degree,
+        strategy=decision.strategy,
+        is_planned=decision == plan.decide(plan.inputs.tokens_per_rank),
+        predicted_seconds=_predicted(plan, profile, decision),
+        forward_seconds=statistics.median(measured.forward_seconds),
+        backward_seconds=statistics.median(measured.backward_seconds),
+        step_seconds=statistics.median(measured.step_seconds),
+        raw_step_seconds=measured.step_seconds,
+        deviation=measured.deviation,
+        operations=tuple(
+            OperationTimes(
+                operation=one,
+                predicted_seconds=_predicted_operation(plan, profile, one, decision),
+                seconds=seconds,
+            )
+            for one, seconds in measured.operations.items()
+        ),
+    )
+
+
+def _predicted_operation(
+    plan: Plan, profile: Profile | None, operation: Operation, decision: Decision
+) -> float | None:
+    """Return the operation's time beside those of its phase; None where it cannot be predicted."""
+    if profile is None or decision.strategy != "none":
+        return None
+    costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
+    try:
+        return watched_seconds(
+            operation,
+            workload=plan.workload,
+            costs=layer_costs(workload=plan.workload, costs=costs),
+            order=decision.order,
+        )
+    except ProfileError:
+        return None
+
+
+def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float | None:
+    predicted = plan.predicted
+    if decision == plan.decide(plan.inputs.tokens_per_rank):
+        return predicted.step_seconds
+    if profile is None:
+        return None
+    costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
+    try:
+        return plan_step(plan=plan, costs=costs, decision=decision).seconds
+    except ProfileError:
+        return None
+
+
+def _measure(layer: _MeasuredLayer, _: object) -> "tuple[str, Sequence[MeasuredSteps]]":
+    """Measure on this rank, and name the machine; all ranks of the launch call this together."""
+    from moetune.app import wiring
+    from moetune.app.launch import rank_device
+    from moetune.measure.steps import measure_steps, random_steps
+
+    steps = random_steps(layer.workload, device=rank_device())
+    device_id = wiring.detect_cluster().fingerprint.device_id
+    return device_id, measure_steps(steps, layer.decisions, num_rounds=NUM_ROUNDS)

@@ -1,0 +1,241 @@
+"""Reasons of a layer's plan: its terms, memory strategies, and degrees for other tokens."""
+
+from collections.abc import Iterator
+
+from moetune.app.subjects.layer import LayerSubject
+from moetune.app.views.layer import how_sure, is_one_chunk
+from moetune.app.views.words import Reasons, plan_scope, routing_words
+from moetune.domain.constraint_texts import constraint_words
+from moetune.domain.errors import ProfileError
+from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
+from moetune.domain.units import format_seconds
+from moetune.fit.costs import costs_of
+from moetune.report.plan_figures import (
+    Option,
+    degree_figure,
+    pareto_figure,
+    phases_figure,
+)
+from moetune.report.section import Cell, Figure, Section, Table, sentence
+from moetune.report.timelines import timeline_figure
+from moetune.solve.layer.memory import MemoryBudget
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
+from moetune.solve.layer.words import STRATEGY_WORDS
+from moetune.solve.predict import plan_timelines
+
+_PHASES = (
+    "experts: one chunk's; exposed: communication that the experts do not hide; hidden: what the "
+    "overlap saves."
+)
+_BYTES = (
+    "peak: of a step as the layer runs it, which the limit is for; formulas: Eq. 1 to 6 of "
+    "MPipeMoE, which omit some buffers and the routing data."
+)
+_PAPER = (
+    "Eq. 10 is MPipeMoE's rule, and * its choice where memory is reused. It has no start-up times "
+    "and does not decide here."
+)
+_FEWEST_OPTIONS = 2
+_DEGREES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def layer_reasons(subject: LayerSubject, *, is_drawn: bool) -> Reasons:
+    """Return what an explanation shows of a layer's plan.
+
+    Args:
+        is_drawn: add figures, for a page.
+    """
+    plan = subject.plan
+    pins = sorted(plan.inputs.constraints.items())
+    return Reasons(
+        title=plan.name,
+        scope=plan_scope(plan, profile=subject.profile),
+        words=tuple(routing_words(plan)),
+        why=(plan.decision.why,),
+        sure=how_sure(plan),
+        pins=tuple((f"--{flag}", constraint_words(flag, value)) for flag, value in pins),
+        terms=(_terms(subject, is_drawn=is_drawn), *_strategies(subject, is_drawn=is_drawn)),
+        ranges=(_ranges(plan, is_drawn=is_drawn),),
+    )
+
+
+def _terms(subject: LayerSubject, *, is_drawn: bool) -> Section:
+    title = "What the time consists of"
+    forward, backward = subject.forward, subject.backward
+    figures = tuple(layer_figures(subject)) if is_drawn else ()
+    notes = (sentence(subject.note),) if subject.note else ()
+    if forward is None or backward is None:
+        return Section(name="terms", title=title, notes=notes, figures=figures)
+    table = Table(
+        name="phases-terms",
+        header=(
+            "phase", "chunks", "transfer", "experts", "all experts", "exposed", "hidden",
+            "planned",
+        ),
+        rows=(_phase("forward", forward), _phase("backward", backward)),
+        notes=(
+            f"transfer: {_transfer(subject.plan)}; {_PHASES}",
+            *_remarks(subject.plan, forward, backward),
+            *_measured_steps(subject, forward, backward),
+        ),
+    )  # fmt: skip
+    return Section(name="terms", title=title, tables=(table,), figures=figures, notes=notes)
+
+
+def _phase(name: str, terms: PhaseTerms) -> tuple[Cell, ...]:
+    seconds = (
+        terms.transfer_seconds, terms.compute_seconds, terms.total_compute_seconds,
+        terms.exposed_communication_seconds, terms.hidden_seconds, terms.seconds,
+    )  # fmt: skip
+    return Cell.words(name), Cell.count(terms.degree), *map(Cell.seconds, seconds)
+
+
+def _transfer(plan: Plan) -> str:
+    if plan.kind != "tensor":
+        return "one chunk's dispatch, and the same again for its combine"
+    name = "reduce-scatter" if plan.workload.sequence_parallel else "all-reduce"
+    return f"one chunk's {name}, of the output or of the input's gradient"
+
+
+def _measured_steps(
+    subject: LayerSubject, forward: PhaseTerms, backward: PhaseTerms
+) -> Iterator[str]:
+    """Yield by how much the profile's own steps differ from the sums of their operations."""
+    if subject.profile is None or not subject.profile.steps:
+        return
+    load = subject.plan.workload
+    errors = costs_of(subject.profile).step_errors(load.key, tokens=load.tokens_per_rank)
+    ahead, back = (errors.factor(terms.degree) for terms in (forward, backward))
+    yield (
+        f"Times {ahead:.3f} forward and {back:.3f} backward, as steps that were measured with the "
+        "profile took against the sum of their operations."
+    )
+
+
+def _remarks(plan: Plan, forward: PhaseTerms, backward: PhaseTerms) -> Iterator[str]:
+    if plan.workload.gathers:
+        yield (
+            "Before the first chunk one all-gather of all tokens takes "
+            f"{format_seconds(forward.gathering_seconds)} forward, and one of the output's "
+            f"gradient {format_seconds(backward.gathering_seconds)} backward: both are exposed."
+        )
+    hidden = format_seconds(forward.hidden_seconds + backward.hidden_seconds)
+    transfers = forward.total_transfer_seconds + backward.total_transfer_seconds
+    if transfers == 0:
+        yield "There is nothing to hide: one rank sends nothing."
+    elif is_one_chunk(plan):
+        yield f"Nothing is hidden: all {format_seconds(transfers)} of transfers are waited for."
+    else:
+        yield f"{hidden} of {format_seconds(transfers)} of transfers are hidden."
+
+
+def _strategies(subject: LayerSubject, *, is_drawn: bool) -> Iterator[Section]:
+    figures = memory_figures(subject) if is_drawn else ()
+    found = subject.strategies
+    if not found:
+        if figures:
+            yield Section(name="memory", title="Time and memory", figures=figures)
+        return
+    missing = [one for one in STRATEGY_WORDS if one not in {each.strategy for each in found}]
+    absent = (
+        f"{', '.join(missing)}: not measured, the profile lacks copies to the host and back.",
+    )
+    table = Table(
+        name="strategies",
+        header=(
+            "strategy", "chunks", "peak", "formulas", "host", "step", "Eq. 10", "how",
+        ),
+        rows=tuple(map(_strategy, found)),
+        prose=("how",),
+        notes=(*(absent if missing else ()), _BYTES, _PAPER),
+    )  # fmt: skip
+    yield Section(name="memory", title="Ways to keep activations", tables=(table,), figures=figures)
+
+
+def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
+    paper = format_seconds(one.paper_seconds) + (" *" if one.is_paper_choice else "")
+    return (
+        Cell.words(one.strategy, mark="chosen" if one.is_chosen else ""),
+        Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
+        Cell.size(one.peak_bytes),
+        Cell.size(one.needed_bytes),
+        Cell.size(one.host_bytes or None),
+        Cell.seconds(one.step_seconds),
+        Cell(text=paper, value=one.paper_seconds, unit="s"),
+        Cell.words(STRATEGY_WORDS[one.strategy]),
+    )
+
+
+def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
+    tokens = "tokens on every rank" if plan.kind == "tensor" else "tokens per rank"
+    if plan.workload.sequence_parallel:
+        tokens = "tokens of all ranks"
+    ranges = plan.pipeline.ranges
+    table = Table(
+        name="ranges",
+        header=(tokens, "forward", "backward"),
+        rows=tuple(
+            (Cell(text=f"{low:,}–{high:,}", value=low), Cell.count(forward), Cell.count(backward))
+            for low, high, forward, backward in ranges
+        ),
+        is_narrow=True,
+    )
+    return Section(
+        name="ranges",
+        title="Chunks for other numbers of tokens",
+        tables=(table,),
+        figures=(degree_figure({"this plan": plan}),) if is_drawn and ranges else (),
+    )
+
+
+def layer_figures(subject: LayerSubject) -> Iterator[Figure]:
+    """Yield the layer's timeline; without its profile, bars of its passes."""
+    if subject.profile is None:
+        yield phases_figure({"this plan": subject.plan})
+        return
+    forward, backward = plan_timelines(plan=subject.plan, costs=subject.costs)
+    yield timeline_figure(forward=forward, backward=backward, title="Timeline of one step")
+
+
+def memory_figures(subject: LayerSubject) -> tuple[Figure, ...]:
+    """Return time against memory, where there are at least two options."""
+    options = () if subject.profile is None else tuple(options_of(subject))
+    if len(options) < _FEWEST_OPTIONS:
+        return ()
+    return (pareto_figure(options, limit_bytes=subject.memory_limit_bytes),)
+
+
+def options_of(subject: LayerSubject) -> Iterator[Option]:
+    """Yield the plan's choice, then every strategy with 1, 2, 4 … 64 chunks in both phases.
+
+    In one chunk there is nothing to reuse.
+    """
+    plan = subject.plan
+    workload, pipeline = plan.workload, plan.pipeline
+    layer = layer_costs(workload=workload, costs=subject.costs)
+    budget = MemoryBudget.of(workload=workload, costs=layer, limit_bytes=0)
+    chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
+    most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
+    ways = [
+        (strategy, degree, degree)
+        for strategy in [row.strategy for row in subject.strategies] or [plan.memory.strategy]
+        for degree in _DEGREES
+        if degree <= most and (degree > 1 or strategy == "none")
+    ]
+    for way in dict.fromkeys([chosen, *ways]):
+        strategy, forward, backward = way
+        try:
+            step = step_time(
+                costs=layer, tokens=workload.tokens_per_rank, forward_degree=forward,
+                backward_degree=backward, order=pipeline.order, strategy=strategy,
+            )  # fmt: skip
+        except ProfileError:
+            continue
+        yield Option(
+            name=f"strategy {strategy}, {forward} and {backward} chunks",
+            group=strategy,
+            step_seconds=step.seconds,
+            memory_bytes=budget.peak(strategy=strategy, degrees=(forward, backward)).device_bytes,
+            is_chosen=way == chosen,
+        )

@@ -1,0 +1,134 @@
+"""Layouts that fit into memory, as sections: all of them, and the plainest one part by part."""
+
+from moetune.app.memory import FittedLayout, MemoryAnswer
+from moetune.app.views.model_words import host_words
+from moetune.app.views.words import largest_first
+from moetune.domain.training import FoldedLayout
+from moetune.domain.training_document import layout_words
+from moetune.domain.units import format_bytes
+from moetune.report.plan_figures import memory_parts_figure
+from moetune.report.section import Cell, Highlight, Section, Table, plural
+
+SCHEMA = "moetune.memory/1"
+
+
+def memory_document(answer: MemoryAnswer) -> dict[str, object]:
+    """Return what `moetune memory --json` prints."""
+    question, job = answer.question, answer.job
+    return {
+        "schema": SCHEMA,
+        "inputs": {
+            "model": job.decoder.name, "world_size": job.world_size, "seq": job.length,
+            "global_batch": job.global_batch, "dtype": job.dtype, "optimizer": job.optimizer,
+            "target": question.target.name, "device_bytes": question.device_bytes,
+        },
+        "limit_bytes": question.limit_bytes,
+        "fits": answer.fits,
+        "num_fitting": answer.num_fitting,
+        "layouts": [_layout_document(one) for one in answer.found],
+    }  # fmt: skip
+
+
+def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
+    """Return the answer in words, the layouts, and the parts of the first one under its limit."""
+    question, job, first = answer.question, answer.job, answer.found[0]
+    gpus = plural(job.world_size, "GPU")
+    peak, limit = format_bytes(first.memory.peak_bytes), format_bytes(question.limit_bytes)
+    what = (
+        f"{plural(answer.num_fitting, 'layout')} of {job.decoder.name} on {gpus} fit"
+        + ("s" if answer.num_fitting == 1 else "")
+        if answer.fits
+        else f"No layout of {job.decoder.name} on {gpus} fits"
+    )
+    device = format_bytes(question.device_bytes)
+    words = (
+        f"{what} into {limit}: the {device} that a process has of each, and its libraries. "
+        f"The {'plainest' if answer.fits else 'smallest'} takes {peak}: "
+        f"{layout_words(first.layout)}, ZeRO-{first.layout.zero}{_host(first.layout)}."
+    )
+    highlights = (
+        Highlight(name="GPUs", cell=Cell.count(job.world_size), note="the fewest")
+        if question.world_size is None and answer.fits
+        else Highlight(name="GPUs", cell=Cell.count(job.world_size)),
+        Highlight(
+            name="Memory", cell=Cell.size(round(first.memory.peak_bytes)), note=f"of {limit}"
+        ),
+    )
+    figure = memory_parts_figure(
+        first.memory.parts, limit_bytes=question.limit_bytes,
+        words=f"Of a device with {layout_words(first.layout)}:",
+    )  # fmt: skip
+    return (
+        Section(
+            name="answer", paragraphs=(words, *job.decoder.uncounted_words), highlights=highlights
+        ),
+        Section(
+            name="layouts",
+            title="What fits, the plainest first" if answer.fits else "The smallest layout",
+            tables=(_layouts(answer),),
+        ),
+        Section(name="memory", title="Where it goes", tables=(_parts(first),), figures=(figure,)),
+    )
+
+
+def _host(layout: FoldedLayout) -> str:
+    """Return what of a layout is in host memory, behind a comma; "" for nothing."""
+    words = host_words(layout)
+    return f", on the host {words}" if words else ""
+
+
+def _layouts(answer: MemoryAnswer) -> Table:
+    more = max(0, answer.num_fitting - len(answer.found))
+    return Table(
+        name="layouts",
+        header=("layout", "zero", "recompute", "memory", "states", "activations"),
+        rows=tuple(
+            (
+                Cell.words(layout_words(one.layout) + _host(one.layout)),
+                Cell.count(one.layout.zero),
+                Cell.words(", ".join(one.layout.recompute) or "none"),
+                Cell.size(round(one.memory.peak_bytes)),
+                Cell.size(round(sum(map(one.memory.parts.__getitem__, _STATES)))),
+                Cell.size(round(one.memory.parts["activations"])),
+            )
+            for one in answer.found
+        ),
+        num_more=more,
+    )
+
+
+_STATES = ("parameters", "gradients", "optimizer")
+
+
+def _parts(one: FittedLayout) -> Table:
+    return Table(
+        name="parts",
+        header=("part", "memory", "share"),
+        rows=tuple(
+            (
+                Cell.words(name),
+                Cell.size(round(size)),
+                Cell.share(size / one.memory.peak_bytes),
+            )
+            for name, size in largest_first(one.memory.parts)
+        ),
+    )
+
+
+def _layout_document(one: FittedLayout) -> dict[str, object]:
+    layout = one.layout
+    return {
+        "layout": {
+            "dp": layout.dp, "cp": layout.cp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.vpp,
+            "ep": layout.ep, "etp": layout.etp, "micro_batch": layout.micro_batch,
+            "zero": layout.zero, "recompute": [*layout.recompute] or ["none"],
+            "offload_activations": layout.offload_activations,
+            "offload_optimizer": layout.offload_optimizer,
+        },
+        "host_bytes": round(one.memory.host_bytes),
+        "peak_bytes": round(one.memory.peak_bytes),
+        "parts": {name: round(size) for name, size in one.memory.parts.items()},
+        "activations": {
+            name: round(size) for name, size in one.memory.activations.items() if size
+        },
+    }  # fmt: skip

@@ -1,0 +1,182 @@
+"""Words on a training plan: where its numbers come from, what binds, and what pins cost."""
+
+from collections.abc import Iterator, Mapping
+from math import fsum
+from types import MappingProxyType
+
+from moetune.app.views.words import how_sure_of_layout
+from moetune.domain.profile import Provenance
+from moetune.domain.targets import TargetName
+from moetune.domain.training import FoldedLayout, LayoutRequest
+from moetune.domain.training_document import (
+    PlanOrigin,
+    Saving,
+    TrainingAnswer,
+    TrainingDocument,
+    TrainingLayout,
+    TrainingStep,
+)
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.report.section import (
+    percent,
+    sentence,
+)
+from moetune.solve.model.uncertainty import RECORDED, UNRECORDED
+
+_COMPUTATION, _REPLICAS = "computation", "collectives of gradients and parameters"
+_BINDING: Mapping[str, str] = MappingProxyType({
+    "launches": "the host's launches", "exchange": "exchanges of tokens",
+    "tensor_comm": "tensor-parallel collectives", "context_comm": "exchanges of sequence parts",
+    "gradients": _REPLICAS,
+    "bubble and sends": "waits in the pipeline",
+    "offload": "copies to the host", "optimizer": "the optimizer",
+})  # fmt: skip
+"""What a part of a step is bound by; other parts are computation."""
+_SINGULAR = frozenset({_COMPUTATION, "the optimizer"})
+_REDUCED_EACH = 2
+"""ZeRO stage from which on gradients are reduced after each micro-batch, and not once a step."""
+_NAMED_SHARE = 0.1
+"""Of a step, from which on what binds second is said."""
+_MOST = 0.5
+"""Of a step, from which on launches bind it, though devices wait for a part of them alone."""
+_NAMED_SAVINGS = 3
+_TIMES = 2.0
+"""Of steps' ratios, from which on they are said as such, and not in percent."""
+_SOURCES: Mapping[Provenance, str] = MappingProxyType({
+    "published": "published tables of {device}, no measurement of yours",
+    "modelled": "a description of {device}, scaled from published tables; no measurement of yours",
+    "measured": "your measurement of {device}",
+})  # fmt: skip
+
+
+def origin_words(plan: TrainingDocument) -> Iterator[str]:
+    """Yield where a plan's numbers come from, and what such predictions were off by."""
+    profile, origin = plan.inputs.profile, plan.origin
+    if origin is None:
+        yield f"Numbers: profile {profile}, {plan.trust}."
+        return
+    source = _SOURCES[origin.provenance].format(device=origin.device)
+    yield f"Numbers: {source} (profile {profile}). {_error_words(origin, plan.target)}"
+
+
+def _error_words(origin: PlanOrigin, target: TargetName) -> str:
+    low, high = (f"{one:.2f}" for one in origin.public_ratios)
+    such = "such a prediction"
+    if origin.provenance != "published":
+        such = "a prediction from published tables"
+    if target in UNRECORDED:
+        return (
+            f"Nobody has published steps of {target} with their batch: {low} to {high} times "
+            f"{such} is a guess, twice as wide as torchtitan's error."
+        )
+    runs = f"public runs of {RECORDED.get(target, 'Megatron')}"
+    return f"Nine in ten {runs} took {low} to {high} times {such}."
+
+
+def binding_words(best: TrainingAnswer) -> str:
+    """Return what takes most of the step, and second most where that is much.
+
+    Passes that collectives of gradients and parameters outlast count as these: faster
+    computation would not shorten them, as `sensitivity` says, too.
+    """
+    host = best.predicted.bound_by_host_seconds / best.predicted.step_seconds
+    if host >= _MOST:
+        return (
+            f"The host's launches bind: blocks that take as long as them are "
+            f"{percent(host, digits=0)} of the step."
+        )
+    shares = _shares(best.predicted)
+    first, *rest = sorted(shares, key=lambda name: -shares[name])
+    verb = "binds" if first in _SINGULAR else "bind"
+    words = f"{first[:1].upper()}{first[1:]} {verb}: {percent(shares[first], digits=0)} of the step"
+    if rest and shares[rest[0]] >= _NAMED_SHARE:
+        words += f", then {rest[0]} with {percent(shares[rest[0]], digits=0)}"
+    if first != _REPLICAS:
+        return f"{words}."
+    beside = best.predicted.bound_by_replicas_seconds / best.predicted.step_seconds
+    more = "micro-batch" if best.layout.zero >= _REDUCED_EACH else "step"
+    return (
+        f"{words}. Computation runs beside {percent(beside, digits=0)} and ends first: more tokens "
+        f"a {more} would hide more."
+    )
+
+
+def _shares(step: TrainingStep) -> dict[str, float]:
+    """Return the shares of a step that follow each of `_BINDING`, and computation."""
+    groups: dict[str, list[float]] = {}
+    for name, seconds in step.parts.items():
+        groups.setdefault(_BINDING.get(name, _COMPUTATION), []).append(seconds)
+    if outlasted := step.bound_by_replicas_seconds:
+        groups.setdefault(_REPLICAS, []).append(outlasted)
+        groups.setdefault(_COMPUTATION, []).append(-outlasted)
+    return {name: fsum(found) / step.step_seconds for name, found in groups.items()}
+
+
+def saving_words(plan: TrainingDocument) -> Iterator[str]:
+    """Yield what single flags would save, and what all pins cost."""
+    step, limit = plan.predicted.step_seconds, plan.inputs.memory_limit_bytes
+    fitting = [one for one in plan.savings if one.peak_bytes <= limit]
+    if fitting:
+        first, *rest = [(one.change, _saved(one, step)) for one in fitting[:_NAMED_SAVINGS]]
+        said = [f"{first[0]} would save {first[1]}", *(f"{flag} {share}" for flag, share in rest)]
+        yield f"Changed alone, {', '.join(said)}."
+    for one in plan.savings:
+        if one.peak_bytes > limit:
+            yield (
+                f"Memory binds, too: {one.change} would save {_saved(one, step)}, and needs "
+                f"{format_bytes(one.peak_bytes)} of {format_bytes(limit)}."
+            )
+    if (free := plan.free) is not None:
+        ratio = step / free.step_seconds
+        cost = f"cost {percent(ratio - 1, digits=0)}"
+        if ratio >= _TIMES:
+            cost = f"make a step {ratio:.1f} times as long"
+        yield (
+            f"The pins {cost}: without them it takes {format_seconds(free.step_seconds)}, with "
+            f"{free.layout}."
+        )
+
+
+def _saved(one: Saving, step: float) -> str:
+    return percent(1 - one.step_seconds / step, digits=0)
+
+
+def how_sure_of_training(plan: TrainingDocument) -> str:
+    """Return the probability and the regret of a layout among those that its pins leave."""
+    if plan.inputs.pins == LayoutRequest():
+        return how_sure_of_layout(plan.confidence)
+    if not plan.alternatives:
+        return "The pins leave no other sizes to choose among."
+    return how_sure_of_layout(plan.confidence, "layout with these pins")
+
+
+def model_placement_words(plan: TrainingDocument) -> Iterator[str]:
+    """Yield where the experts of a model's layers are, and why."""
+    if plan.placement is not None:
+        how = "are placed by their loads" if plan.is_placed else "keep their order"
+        yield sentence(f"Experts {how}: {plan.placement.why}")
+
+
+def host_words(layout: TrainingLayout | FoldedLayout) -> str:
+    """Return "activations of 25 % of the blocks and 50 % of the optimizer"; "" for nothing."""
+    kept = (
+        (layout.offload_activations, "activations of {} of the blocks"),
+        (layout.offload_optimizer, "{} of the optimizer"),
+    )
+    return " and ".join(words.format(percent(share, digits=0)) for share, words in kept if share)
+
+
+def decision_words(words: str, layout: TrainingLayout | FoldedLayout) -> str:
+    """Return what a layout does, in a sentence or two.
+
+    Args:
+        words: its sizes.
+    """
+    again = ", ".join(one for one in layout.recompute if one != "none") or "nothing"
+    overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
+    kept = host_words(layout)
+    on_host = f" Keep {kept} in host memory." if kept else ""
+    return (
+        f"Lay it out as {words}; recompute {again}, exchange with {layout.dispatcher} and "
+        f"{overlap}.{on_host}"
+    )

@@ -1,0 +1,196 @@
+"""Named models as sections: the list, and one with its sizes.
+
+Nothing here loads a solver: `moetune models` answers at once.
+"""
+
+from dataclasses import fields
+
+from moetune.app.models import FoundModel
+from moetune.domain.architecture import Decoder, Part
+from moetune.domain.document import encode
+from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts
+from moetune.domain.layer import LayerShape
+from moetune.domain.model import MODELS, WHOLE_MODELS, Model
+from moetune.huggingface.registry import RegisteredModel
+from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural
+
+BILLION = 10**9
+_NOTE = (
+    "Columns of kinds: parameters of one block. FLOPs: of a token, forward and backward, as "
+    "Megatron-LM counts them for its TFLOP/s."
+)
+
+
+def models_section() -> Section:
+    """Return every named layer with its sizes."""
+    table = Table(
+        name="models",
+        header=("name", "layer", "d_model", "d_hidden", "experts", "top_k", "tokens"),
+        rows=tuple(
+            (
+                Cell.words(model.name),
+                Cell.words(model.title),
+                *(Cell(text=str(size), value=size) for size in (model.d_model, model.d_hidden)),
+                _experts(model),
+                Cell(text=str(model.top_k), value=model.top_k),
+                Cell.count(model.tokens_per_rank),
+            )
+            for model in MODELS.values()
+        ),
+    )
+    return Section(name="models", tables=(table,))
+
+
+def registry_section(models: tuple[RegisteredModel, ...]) -> Section:
+    """Return the named whole models, those of Hugging Face with the sizes that are published."""
+    table = Table(
+        name="registry",
+        header=("name", "published"),
+        rows=tuple(
+            (Cell.words(name), Cell.words(words))
+            for name, words in (
+                *((one.name, f"{one.title} ({one.source})") for one in WHOLE_MODELS.values()),
+                *((one.name, one.published) for one in models),
+            )
+        ),
+    )
+    return Section(name="registry", title="Whole models", tables=(table,))
+
+
+def model_section(model: Model, *, world_size: int) -> Section:
+    """Return a layer on `world_size` ranks."""
+    sizes = [(key, str(value)) for key, value in encode(model.layer(world_size)).items()]
+    layer = facts(
+        "layer",
+        [*sizes, ("tokens", f"{model.tokens_per_rank:,}")],
+        header=("layer", f"on {world_size} ranks"),
+    )
+    title = f"{model.title} ({model.source})"
+    return Section(name="model", title=title, tables=(layer,))
+
+
+def decoder_sections(found: FoundModel, *, length: int) -> tuple[Section, ...]:
+    """Return a decoder's sizes, its kinds of blocks, and what each of their parts has.
+
+    Args:
+        length: tokens of a sequence, for FLOPs.
+    """
+    decoder = found.decoder
+    if decoder is None:
+        return ()
+    rows = [
+        ("layer", _layer_words(found.layer)),
+        ("blocks", f"{decoder.num_layers}, {decoder.num_moe_layers} with experts"),
+        ("parameters", billions(decoder.parameters.total)),
+        ("active", billions(decoder.active_parameters.total)),
+    ]
+    if decoder.predictions:
+        steps = plural(len(decoder.predictions), "step")
+        more = billions(decoder.prediction_parameters)
+        rows.append(("multi-token prediction", f"{steps}, {more} more"))
+    flops = decoder.flops_per_token(length).total / 1e9
+    rows.append(
+        ("FLOPs of a token", f"{flops:,.1f} GFLOP at {length:,} tokens, forward and backward")
+    )
+    if found.published:
+        rows.append(("published", found.published))
+    overview = Section(
+        name="model",
+        title=f"{found.title} ({found.source})",
+        paragraphs=decoder.uncounted_words,
+        tables=(facts("model", rows),),
+    )
+    return overview, _blocks_section(decoder), _parts_section(decoder, length)
+
+
+def _blocks_section(decoder: Decoder) -> Section:
+    """Return where each kind of block is, and its parts in words."""
+    places: dict[int, list[str]] = {}
+    for first, count, kind in decoder.runs:
+        last = first + count - 1
+        places.setdefault(kind, []).append(str(first) if count == 1 else f"{first}–{last}")
+    rows = tuple(
+        (
+            Cell.count(number),
+            Cell.count(decoder.blocks.count(block)),
+            Cell.words(_some(places[number])),
+            Cell.words(" + ".join(map(_part_words, block.parts))),
+        )
+        for number, block in enumerate(decoder.kinds)
+    )
+    table = Table(
+        name="blocks", header=("kind", "blocks", "which", "parts"), rows=rows, prose=("parts",)
+    )
+    return Section(name="blocks", title="Blocks", tables=(table,))
+
+
+def _some(places: list[str]) -> str:
+    """Return places of blocks, the first of many."""
+    shown = 4
+    return ", ".join(places[:shown]) + (" …" if len(places) > shown else "")
+
+
+def _parts_section(decoder: Decoder, length: int) -> Section:
+    """Return parameters and FLOPs of each part of the whole model and of a block of each kind."""
+    columns = [(f"kind {number}", block.parameters) for number, block in enumerate(decoder.kinds)]
+    flops = decoder.flops_per_token(length)
+    names = [item.name for item in fields(Amounts) if getattr(decoder.parameters, item.name)]
+    rows = tuple(
+        (
+            Cell.words(name),
+            _amount(getattr(decoder.parameters, name)),
+            _amount(getattr(decoder.active_parameters, name)),
+            _amount(getattr(flops, name)),
+            *(_amount(getattr(amounts, name)) for _, amounts in columns),
+        )
+        for name in names
+    )
+    table = Table(
+        name="parts",
+        header=("part", "parameters", "active", "FLOPs", *(name for name, _ in columns)),
+        rows=rows,
+        wide=tuple(name for name, _ in columns[3:]),
+        notes=(_NOTE,),
+    )
+    return Section(name="parts", title="Parts", tables=(table,))
+
+
+def _amount(number: float) -> Cell:
+    """Return a cell with a number in thousands, millions or billions."""
+    if not number:
+        return EMPTY
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return Cell(text=f"{number / size:.4g} {unit}", value=number)
+    return Cell(text=f"{number:.4g}", value=number)
+
+
+def _part_words(part: Part) -> str:
+    if isinstance(part, DenseFfn):
+        return f"dense FFN {part.d_hidden:,}"
+    if not isinstance(part, RoutedExperts):
+        return part.name
+    words = f"{part.num_experts} experts of {part.d_hidden:,}, top {part.top_k}"
+    if part.latent is not None:
+        words += f", on {part.latent:,} latent"
+    if part.num_zero_experts:
+        words += f", {part.num_zero_experts} zero experts"
+    return words if part.shared is None else f"{words}, shared {part.shared.d_hidden:,}"
+
+
+def _layer_words(layer: LayerShape) -> str:
+    experts = (
+        f"{layer.num_experts} experts, top {layer.top_k}" if layer.num_experts > 1 else "dense"
+    )
+    return f"{layer.d_model} × {layer.d_hidden}, {experts}, {layer.activation}"
+
+
+def billions(count: float) -> str:
+    """Return "6.8 B"; small models in millions."""
+    return f"{count / 1e9:,.1f} B" if count >= BILLION else f"{count / 1e6:,.1f} M"
+
+
+def _experts(model: Model) -> Cell:
+    if model.num_experts:
+        return Cell(text=str(model.num_experts), value=model.num_experts)
+    return Cell.words(f"{model.experts_per_rank} per rank")

@@ -1,0 +1,260 @@
+"""Measured steps of plans as sections: a verification, and steps observed over time."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from moetune.app.drift import OperationDrift
+from moetune.app.verify import Verification, VerifiedStep
+from moetune.app.views.words import speed_cell, speed_words
+from moetune.domain.operations import OperationTimes
+from moetune.domain.plan import Plan
+from moetune.domain.records import Observation, Stored
+from moetune.domain.storable import is_sound
+from moetune.domain.throughput import Throughput
+from moetune.domain.units import format_seconds, format_share
+from moetune.report.observed import (
+    WINDOW,
+    drift_figure,
+    errors_of,
+    rolling_median,
+    sound_rows,
+)
+from moetune.report.section import EMPTY, Cell, Highlight, Section, Table, percent
+
+MOST_CHANGES = 5
+MOVED = 1.15
+"""An operation that takes so much longer, or shorter, than predicted is named."""
+
+
+def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...]:
+    """Return each decision's step, predicted and measured, and whether the numbers are equal."""
+    planned, one = found.planned, found.one_chunk
+    deviation = max(step.deviation for step in found.steps)
+    table = Table(
+        name="steps",
+        header=("", "strategy", "forward", "backward", "predicted", "measured", "error", "FLOP/s"),
+        wide=("FLOP/s",),  # of the plan, they stand in the sentence above
+        rows=tuple(_step(one, _speed(plan, one.step_seconds)) for one in found.steps),
+        notes=(
+            (
+                f"Outputs and gradients equal those of one chunk within {deviation:.1e}. "
+                f"The busiest rank had {found.imbalance:.2f} × the mean rows, the plan assumes "
+                f"{found.planned_imbalance:.2f}."
+            ),
+        ),
+    )
+    found_speed = _speed(plan, planned.step_seconds)
+    speed = f" ({speed_words(found_speed)})" if found_speed else ""
+    words = (
+        f"Plan {plan.id[:6]} takes {format_seconds(planned.step_seconds)} a step here{speed}, "
+        f"{one.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
+        f"{_expected(planned)} {_best(found)}"
+    )
+    moved = tuple(_moved(planned))
+    return (Section(name="verification", paragraphs=(words, *moved), tables=(table,)),)
+
+
+WIDE = 2.0
+"""A range's end over its beginning, from which on nearly every step would be inside."""
+
+
+def verdict(plan: Plan, found: Verification) -> str:
+    """Return a sentence on whether the plan holds here, the gravest fault first."""
+    name, took = f"plan {plan.id[:6]}", format_seconds(found.planned.step_seconds)
+    if not found.is_equal:
+        return f"chunks changed the numbers of {name} by more than {found.tolerance:g}"
+    where = "" if found.range_seconds is None else f" of {_span(found.range_seconds)}"
+    if found.has_lost:
+        gap = found.planned.step_seconds / found.one_chunk.step_seconds - 1
+        return f"{name} lost to one chunk, which is {format_share(gap)} faster than its {took}"
+    if not found.is_inside:
+        return f"{name} missed its own range{where}: a step takes {took}"
+    inside = f"its step of {took} is inside its range{where}"
+    if found.range_seconds is None:
+        inside = f"its step takes {took}, and it promised no range"
+    holds = f"{name[0].upper()}{name[1:]} holds here: {inside}, and one chunk is no faster."
+    return f"{holds}{_of_wide(found.range_seconds)}"
+
+
+def _of_wide(seconds: tuple[float, float] | None) -> str:
+    """Return what a plan's range is worth where it promises little; "" where it does not."""
+    if seconds is None or seconds[1] <= WIDE * seconds[0]:
+        return ""
+    factor = seconds[1] / seconds[0]
+    return (
+        f" But a range whose end is {factor:.2g} times its beginning promises little: "
+        "measure again on an idle machine, and plan with that."
+    )
+
+
+def _span(seconds: tuple[float, float]) -> str:
+    low, high = map(format_seconds, seconds)
+    return f"{low} to {high}"
+
+
+def observed_sections(
+    found: Sequence[Stored[Observation]],
+    rows: Sequence[Stored[Observation]],
+    *,
+    is_all: bool,
+    plans: str = "",
+    known: Mapping[str, Plan] = MappingProxyType({}),
+    changes: Sequence[OperationDrift] = (),
+) -> tuple[Section, ...]:
+    """Return the errors of the predictions: over time in a figure, one by one in a table.
+
+    Args:
+        found: observations of the figure.
+        rows: observations of the table, newest first.
+        is_all: whether `found` is all that there is.
+        plans: address to which a plan's id is appended; "" for no links.
+        known: plans of the table by their id, for FLOP/s.
+        changes: operations whose time changed, the newest first.
+    """
+    drawn = sound_rows(found)
+    return (
+        *_changes(changes),
+        Section(
+            name="drift",
+            highlights=tuple(_highlights(drawn, is_all=is_all)),
+            figures=(drift_figure(drawn),) if drawn else (),
+        ),
+        replace(observations_section(rows, plans=plans, known=known), title="Newest first"),
+    )
+
+
+def observations_section(
+    rows: Sequence[Stored[Observation]],
+    *,
+    plans: str = "",
+    known: Mapping[str, Plan] = MappingProxyType({}),
+) -> Section:
+    """Return the table of observations, predicted against measured; see `observed_sections`."""
+    table = Table(
+        name="observations",
+        header=(
+            "id", "time, UTC", "plan", "source", "tokens per rank", "chunks", "steps", "predicted",
+            "observed", "error", "FLOP/s",
+        ),
+        wide=("chunks", "predicted", "observed", "FLOP/s"),
+        rows=tuple(_row(one, plans, known.get(one.value.plan_id)) for one in rows),
+        empty="Nothing was observed yet.",
+    )  # fmt: skip
+    return Section(name="observations", tables=(table,))
+
+
+def _changes(changes: Sequence[OperationDrift]) -> Iterator[Section]:
+    """Yield the section of the operations that changed, if any did."""
+    if changes:
+        yield Section(
+            name="changes",
+            title="What changed",
+            paragraphs=tuple(f"{one.words}." for one in changes[:MOST_CHANGES]),
+            notes=("A plan made now takes what was observed into account.",),
+        )
+
+
+def _speed(plan: Plan, seconds: float) -> Throughput | None:
+    """Return the throughput of the plan's layer in a step of so many seconds."""
+    predicted = plan.throughput
+    return predicted and predicted.over(seconds, plan.predicted.step_seconds)
+
+
+def _step(step: VerifiedStep, speed: Throughput | None) -> tuple[Cell, ...]:
+    unknown = step.predicted_seconds is None
+    return (
+        Cell.words("plan" if step.is_planned else ""),
+        Cell.words(step.strategy),
+        Cell.count(step.forward_degree),
+        Cell.count(step.backward_degree),
+        Cell(text="–") if unknown else Cell.seconds(step.predicted_seconds),
+        Cell.seconds(step.step_seconds),
+        Cell(text="–") if unknown else Cell.share(step.error, sign=True),
+        speed_cell(speed),
+    )
+
+
+def _expected(planned: VerifiedStep) -> str:
+    if planned.predicted_seconds is None or planned.error is None:
+        return "Its profile was not found, so nothing was predicted for other degrees."
+    error = percent(planned.error, sign=True)
+    return f"Predicted: {format_seconds(planned.predicted_seconds)} ({error})."
+
+
+def _moved(step: VerifiedStep) -> Iterator[str]:
+    """Yield a sentence on the operation that differs most from its prediction, if one does."""
+
+    def factor(one: OperationTimes) -> float:
+        measured = statistics.median(one.seconds)
+        return measured / one.predicted_seconds if one.predicted_seconds else 1.0
+
+    most = max(step.operations, key=lambda one: abs(math.log(factor(one))), default=None)
+    if most is not None and abs(math.log(factor(most))) > math.log(MOVED):
+        yield (
+            f"{most.operation.words} differs most from its prediction: "
+            f"{format_seconds(statistics.median(most.seconds))}, {factor(most):.2f} × the "
+            f"{format_seconds(most.predicted_seconds or 0.0)} predicted beside the others."
+        )
+
+
+def _best(found: Verification) -> str:
+    fastest, planned = found.fastest, found.planned
+    if fastest is planned:
+        return "No other degree was faster."
+    gap = planned.step_seconds / fastest.step_seconds - 1
+    return (
+        f"The fastest was {fastest.forward_degree} and {fastest.backward_degree} chunks, "
+        f"by {format_share(gap)}."
+    )
+
+
+def _highlights(found: Sequence[Stored[Observation]], *, is_all: bool) -> Iterator[Highlight]:
+    if not found:
+        return
+    errors = errors_of(found)
+    miss = statistics.median(map(abs, errors))
+    drift = rolling_median(errors[-WINDOW:], WINDOW)[-1]
+    yield Highlight(
+        name="Observations",
+        cell=Cell.count(len(found)),
+        note="in total" if is_all else "the newest ones",
+    )
+    yield Highlight(
+        name="Typical error", cell=Cell.share(miss), note="median of |predicted / observed − 1|"
+    )
+    yield Highlight(
+        name="Drift", cell=Cell.share(drift, sign=True), note=f"median of the last {WINDOW}"
+    )
+    latest = found[-1].created_at[:16].replace("T", " ")
+    yield Highlight(name="Latest", cell=Cell.words(latest), note="UTC")
+
+
+def _row(row: Stored[Observation], plans: str, plan: Plan | None) -> tuple[Cell, ...]:
+    step = row.value
+    chunks = f"{step.forward_degree} and {step.backward_degree}"
+    head = (
+        Cell.count(row.id),
+        Cell.words(row.created_at[:16].replace("T", " ")),
+        Cell(
+            text=step.plan_id[:12], value=step.plan_id, mark="code",
+            href=f"{plans}{step.plan_id}" if plans else "",
+        ),
+        Cell.words(step.source),
+        Cell.count(step.tokens_per_rank),
+        Cell.words(chunks),
+        Cell.count(len(step.seconds)),
+    )  # fmt: skip
+    if not is_sound(step):
+        return (*head, EMPTY, EMPTY, Cell.words("no step takes its time", mark="suspect"), EMPTY)
+    speed = plan.observed_throughput(step.tokens_per_rank, step.median_seconds) if plan else None
+    unknown = Cell(text="–")
+    return (
+        *head,
+        unknown if step.error is None else Cell.seconds(step.predicted_seconds),
+        Cell.seconds(step.median_seconds),
+        unknown if step.error is None else Cell.share(step.error, sign=True),
+        speed_cell(speed),
+    )

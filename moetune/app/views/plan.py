@@ -1,0 +1,164 @@
+"""A plan of either kind as sections: what it is, why, its terms, what lost, and why not another."""
+
+from collections.abc import Iterator
+
+from moetune.app.compared import ComparedChoice, WhyNotAnswer, difference_of
+from moetune.app.subjects import ModelSubject, Subject
+from moetune.app.views.layer import answer_section, uncertainty_section
+from moetune.app.views.layer_reasons import layer_reasons
+from moetune.app.views.model import model_reasons, training_sections
+from moetune.app.views.words import Reasons, speed_words, suspect_words, trust_words
+from moetune.report.section import (
+    Cell,
+    Section,
+    Table,
+    facts,
+    percent,
+    seconds_span,
+    sentence,
+)
+
+_RANGE = "the range that nine of ten such steps should lie in"
+_NAMED = 3
+"""Parts of a difference that are said."""
+
+
+def plan_sections(subject: Subject, *, is_page: bool = False) -> tuple[Section, ...]:
+    """Return a plan's sections, the answer first.
+
+    Args:
+        is_page: add a layer's reasons.
+
+    Raises:
+        ProfileError: the profile lacks an operation.
+    """
+    if isinstance(subject, ModelSubject):
+        return tuple(training_sections(subject.plan))
+    more = reasons(subject, is_drawn=True) if is_page else ()
+    return answer_section(subject, has_reasons=is_page), uncertainty_section(subject.plan), *more
+
+
+def explanation_sections(subject: Subject) -> tuple[Section, ...]:
+    """Return the plan's name, the reasons, and how far to trust it, for a screen."""
+    plan, of_kind = subject.plan, _of_kind(subject, is_drawn=False)
+    head = Section(
+        name="plan",
+        title=of_kind.title,
+        scope=of_kind.scope,
+        doubts=tuple(suspect_words(plan.inputs.profile, plan.profile_quality)),
+        paragraphs=(
+            f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.", *of_kind.words,
+        ),
+    )  # fmt: skip
+    return head, *reasons(subject), _trust(subject, of_kind.sure)
+
+
+def reasons(subject: Subject, *, is_drawn: bool = False) -> Iterator[Section]:
+    """Yield the reason, the pins, the terms, the alternatives and the ranges.
+
+    Args:
+        is_drawn: add figures, for a page.
+    """
+    of_kind = _of_kind(subject, is_drawn=is_drawn)
+    yield Section(name="why", title="Why", paragraphs=of_kind.why)
+    if of_kind.pins:
+        table = facts("constraints", of_kind.pins)
+        yield Section(name="pins", title="Pinned or bounded", tables=(table,))
+    yield from of_kind.terms
+    yield Section(
+        name="alternatives", title="Alternatives that lost", tables=(_alternatives(subject),),
+        notes=of_kind.notes,
+    )  # fmt: skip
+    yield from of_kind.ranges
+
+
+def _of_kind(subject: Subject, *, is_drawn: bool) -> Reasons:
+    if isinstance(subject, ModelSubject):
+        return model_reasons(subject)
+    return layer_reasons(subject, is_drawn=is_drawn)
+
+
+def _alternatives(subject: Subject) -> Table:
+    step = subject.choice.step_seconds
+    return Table(
+        name="alternatives",
+        header=("choice", "step", "slower by", "because"),
+        rows=tuple(
+            (
+                Cell.words(row.choice.name),
+                Cell.seconds(row.choice.step_seconds),
+                Cell.share(row.choice.step_seconds / step - 1 if step else None, sign=True),
+                Cell.words(row.lost_because or _parts(subject.choice, row.choice)),
+            )
+            for row in subject.alternatives
+        ),
+        wide=("slower by",),
+        empty="The constraints leave no other choice.",
+    )
+
+
+def _parts(choice: ComparedChoice, lost: ComparedChoice) -> str:
+    """Return the parts that differ most, such as "exchange +3.2 %, experts −1.1 %" of the step."""
+    more = [*difference_of(choice, lost).parts.items()][:_NAMED]
+    return ", ".join(
+        f"{name} {percent(seconds / choice.step_seconds, sign=True)}"
+        for name, seconds in more
+        if seconds
+    )
+
+
+def _trust(subject: Subject, sure: str) -> Section:
+    plan, choice = subject.plan, subject.choice
+    step, speed = choice.step_seconds, plan.throughput
+    low, high = choice.p05_step_seconds or step, choice.p95_step_seconds or step
+    return Section(
+        name="trust",
+        title="How far to trust it",
+        paragraphs=(
+            f"One step: {seconds_span(step, low, high)}, {_RANGE}.",
+            *(() if speed is None else (f"Model FLOPs: {speed_words(speed)}.",)),
+            f"The least certain number behind it is {trust_words(plan)}.",
+            sure,
+        ),
+        notes=tuple(map(sentence, plan.warnings)),
+    )
+
+
+def why_not_sections(answer: WhyNotAnswer) -> tuple[Section, ...]:
+    """Return the answer in words, and what both steps consist of."""
+    title, *rest = answer.words
+    return (
+        Section(
+            name="answer",
+            title=sentence(title),
+            paragraphs=tuple(rest),
+            tables=_compared_parts(answer),
+            notes=tuple(map(sentence, answer.notes)),
+        ),
+    )
+
+
+def _compared_parts(answer: WhyNotAnswer) -> tuple[Table, ...]:
+    own, other, found = answer.chosen, answer.other, answer.difference
+    if other is None or found is None or not found.parts or answer.verdict == "chosen":
+        return ()
+    rows = [
+        (name, own.parts.get(name, 0.0), other.parts.get(name, 0.0), more)
+        for name, more in found.parts.items()
+        if own.parts.get(name) or other.parts.get(name)
+    ]
+    rows.append(("step", own.step_seconds, other.step_seconds, found.seconds))
+    return (
+        Table(
+            name="parts",
+            header=("part", "plan", "this one", "more", "of the step"),
+            rows=tuple(
+                (
+                    Cell.words(name),
+                    *map(Cell.seconds, seconds),
+                    Cell.share(seconds[-1] / own.step_seconds, sign=True),
+                )
+                for name, *seconds in rows
+            ),
+        ),
+    )

@@ -1,0 +1,239 @@
+"""A profile as sections: its machine, how good it is, its operations, sources and interference."""
+
+from collections.abc import Iterator, Sequence
+
+from moetune.app.profile_quality import quality_of
+from moetune.app.profiles import FoundProfile, ProfileInfo
+from moetune.app.views.profile_operations import (
+    fit_section,
+    measured_steps,
+    operation_to_draw,
+    operations_section,
+)
+from moetune.domain.cluster import DEVICE_MEMORY
+from moetune.domain.profile import Profile
+from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
+from moetune.domain.reference import Table as DataTable
+from moetune.domain.site import site_of
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.fit.index import index_of
+from moetune.fit.missing import group_name, launcher
+from moetune.report.operations import (
+    CLASSES,
+    OVERLAPPED,
+    operations_of,
+    overlapped_speeds,
+)
+from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, plural
+
+_PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
+
+
+def profile_sections(
+    found: FoundProfile, *, operation: str | None = None, here: str = ""
+) -> tuple[Section, ...]:
+    """Return the profile: what it is, its operations, their interference, sources and machine.
+
+    Args:
+        operation: key of the one that is drawn; for "" and an unknown key, which is said, the
+            all-to-all of the most ranks, else the first operation. None draws none.
+        here: address to which an operation's key is appended; "" for no links.
+    """
+    profile = found.profile
+    operations = operations_of(profile)
+    shown = None if operation is None else operation_to_draw(operations, operation)
+    drawn = () if operation is None else (fit_section(shown, asked=operation),)
+    return (
+        _head(found), *drawn,
+        operations_section(operations, profile, shown=shown, here=here), _interference(profile),
+        *_tables(profile), *measured_steps(profile), *_fingerprint(profile),
+    )  # fmt: skip
+
+
+def profiles_section(found: Sequence[ProfileInfo]) -> Section:
+    """Return the profiles of the store and the reference machines."""
+    table = Table(
+        name="profiles",
+        header=("name", "provenance", "machine", "from", "date"),
+        rows=tuple(
+            (
+                Cell.words(one.name),
+                Cell.words(one.provenance),
+                Cell.words(f"{one.num_devices} × {one.device}"),
+                Cell.words(" ".join(filter(None, (one.source, one.status)))),
+                Cell(text=one.created_at[:10], value=one.created_at or None),
+            )
+            for one in found
+        ),
+    )
+    return Section(name="profiles", tables=(table,))
+
+
+def machine_scope(profile: Profile) -> str:
+    """Return "64 × NVIDIA H200, 8 per node, 141 GiB each"."""
+    machine = profile.machine
+    return (
+        f"{machine.num_devices:,} × {machine.device}, {machine.devices_per_node} per node, "
+        f"{format_bytes(machine.memory_bytes)} each"
+    )
+
+
+_LIMITS = {"good": "at most 5 %", "usable": "at most 10 %", "suspect": "more than 10 %"}
+_MOST_NAMES = 3
+
+
+def quality_words(profile: Profile) -> Iterator[str]:
+    """Yield how good a profile is and why, and what to measure next."""
+    known = [(one.error, one.name) for one in operations_of(profile) if one.error is not None]
+    quality = quality_of(profile)
+    if quality is None or not known:
+        yield (
+            f"Its quality is not known: it is {profile.provenance}, without left-out points to "
+            "compare with, so that plans assume an error of 5 % in each number."
+        )
+        if profile.provenance != "measured":
+            yield f"Measure it where such a machine is: `{_command(profile)}`."
+        return
+    error, name = max(known, key=lambda one: one[0].median)
+    yield (
+        f"{quality.label.capitalize()}: the worst fit, of {name}, misses left-out points by "
+        f"{percent(error.median)} in the median; {error.quality} is {_LIMITS[error.quality]}."
+    )
+    if profile.provenance == "measured":
+        yield from _next_words([one for each, one in known if each.quality != "good"], profile)
+
+
+def _next_words(names: Sequence[str], profile: Profile) -> Iterator[str]:
+    unique = list(dict.fromkeys(names))
+    some = ", ".join(unique[:_MOST_NAMES])
+    more = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
+    if unique:
+        yield f"Measure next, on an idle machine: {some}{more}, with `{_command(profile)}`."
+
+
+def _command(profile: Profile) -> str:
+    """Return the command that measures all of the profile's machine."""
+    machine = profile.machine
+    return f"{launcher((machine.num_devices, 0), machine)} --name {profile.name} --preset full"
+
+
+def host_words(profile: Profile) -> str:
+    """Return what a host of the machine has: devices, memory, network cards, and of a device."""
+    site, facts = site_of(profile), profile.fingerprint.hardware
+    memory = "memory that is not known"
+    if site.host_memory_bytes is not None:
+        memory = f"{format_bytes(site.host_memory_bytes)} of memory"
+    nics = "network cards that are not known"
+    if site.num_nics is not None:
+        nics = plural(site.num_nics, "network card")
+    words = f"A host has {plural(site.devices_per_node, 'device')}, {memory} and {nics}"
+    reported = facts.get(DEVICE_MEMORY, "")
+    if not reported.isdigit() or site.vendor == "cpu":
+        return f"{words}."
+    return f"{words}; {format_bytes(int(reported))} of each device are reported."
+
+
+def _head(found: FoundProfile) -> Section:
+    profile = found.profile
+    source = f" ({profile.citation})" if profile.citation else ""
+    origin = f"{profile.provenance.capitalize()}{source}; it {_PLACES[found.source]}."
+    samples = plural(len(profile.samples), "sample")
+    suspects = sum(sample.quality == "suspect" for sample in profile.samples)
+    return Section(
+        name="profile",
+        title=profile.name,
+        scope=machine_scope(profile),
+        paragraphs=(
+            f"{origin} {samples}, digest {found.digest[:8]}.",
+            host_words(profile),
+            *quality_words(profile),
+        ),
+        notes=(*((_suspects(suspects, samples),) if suspects else ()),),
+    )
+
+
+def _suspects(count: int, samples: str) -> str:
+    verb = "varies" if count == 1 else "vary"
+    return (
+        f"{count:,} of {samples} {verb} too much to be trusted: measure again on an idle machine."
+    )
+
+
+def _tables(profile: Profile) -> Iterator[Section]:
+    """Yield the tables with their labels and sources, and the rule for more ranks."""
+    if not profile.tables and profile.network is None:
+        return
+    blocks: dict[tuple[str, str], list[DataTable]] = {}
+    for one in profile.tables:
+        blocks.setdefault((one.label, one.source), []).append(one)
+    rows = [
+        (
+            Cell.words(", ".join(dict.fromkeys(_table_name(one) for one in block))),
+            Cell.count(sum(len(one.points) for one in block)),
+            Cell.words(label),
+            Cell.words(source),
+        )
+        for (label, source), block in blocks.items()
+    ]
+    if (network := profile.network) is not None:
+        rate = f"{network.nic_bytes_per_second / 1e9:g} GB/s a device between nodes"
+        rest = (Cell.words(network.label), Cell.words(network.source))
+        rows.append((Cell.words(f"more ranks: {rate}"), EMPTY, *rest))
+    header = ("operation", "points", "label", "source")
+    table = Table(name="tables", header=header, rows=tuple(rows))
+    yield Section(name="tables", title="Sources", tables=(table,))
+
+
+def _table_name(table: DataTable) -> str:
+    match table:
+        case GemmTable():
+            return f"{table.product} GEMM in {table.dtype}"
+        case CollectiveTable():
+            return f"{table.op} of {group_name((table.group_size, table.num_nodes))}"
+        case DispatcherTable():
+            return f"{table.dispatcher} {table.phase} of {table.group_size}"
+
+
+def _interference(profile: Profile) -> Section:
+    """Return the speeds of operations beside others, and losses by size."""
+    losses = tuple(_losses(profile))
+    if profile.interference.is_none:
+        nothing = "No interference is known: overlapped operations run at full speed."
+        return Section(name="interference", paragraphs=losses or (nothing,))
+    table = Table(
+        name="interference",
+        header=("speed of", *(f"with {one}" for one in OVERLAPPED)),
+        rows=tuple(
+            (Cell.words(name), *map(_speed, overlapped_speeds(profile.interference, one)))
+            for one, name in CLASSES.items()
+        ),
+    )
+    return Section(
+        name="interference", title="Interference", paragraphs=losses, tables=(table,)
+    )  # fmt: skip
+
+
+def _losses(profile: Profile) -> Iterator[str]:
+    """Yield what an exchange takes from computation, where its sizes were measured."""
+    lost = index_of(profile).comp_loss
+    if lost is not None:
+        each = ", ".join(
+            f"{format_seconds(seconds)} at {format_bytes(round(size))}"
+            for size, seconds in zip(lost.sizes, lost.seconds, strict=True)
+        )
+        yield f"An exchange takes time from the computation beside it: {each}."
+
+
+def _speed(speed: float | None) -> Cell:
+    return Cell(text="–" if speed is None else f"{speed:.2f}", value=speed, unit="1")
+
+
+def _fingerprint(profile: Profile) -> Iterator[Section]:
+    found = profile.fingerprint
+    for name, title, known in (
+        ("hardware", f"Hardware {found.hardware_id}", found.hardware),
+        ("software", "Software", found.software),
+    ):
+        if known:
+            table = facts(name, sorted(known.items()), header=("fact", "value"))
+            yield Section(name=name, title=title, tables=(table,))

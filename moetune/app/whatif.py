@@ -1,0 +1,189 @@
+"""What-if: a plan's question with other values or another machine, planned again and compared."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from moetune.app.changes import WhatIf, layer_again
+from moetune.app.compare import asked_otherwise, compare
+from moetune.app.planner import Planner
+from moetune.app.requests import ask, training_request
+from moetune.app.subjects import refuse_model
+from moetune.app.training import plan_training, usable_bytes
+from moetune.domain.any_plan import AnyPlan
+from moetune.domain.document import decode, encode
+from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.pipeline import stage_words
+from moetune.domain.profile import Profile
+from moetune.domain.question import ASKS
+from moetune.domain.spelling import nearest_or
+from moetune.domain.training_document import TrainingDocument
+from moetune.fit.scaled import Speeds, scale_profile
+from moetune.report.section import sentence
+from moetune.solve.model.pins import pinned
+
+WHATIF_SCHEMA = "moetune.whatif/1"
+_ARGUMENTS: Mapping[str, str] = {
+    "world_size": "world_size", "memory_limit_bytes": "memory_limit", "dtype": "dtype",
+}  # fmt: skip
+"""Arguments of `moetune.plan` by the inputs that a question names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfAnswer:
+    """Both plans and their differences; the second plan is not stored."""
+
+    before: AnyPlan
+    after: AnyPlan
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Sentences on the differences: what was changed, then the most important first."""
+        changed = ", ".join(asked_otherwise(self.before, self.after))
+        title = f"{'' if changed.startswith('without ') else 'with '}{changed}"
+        title = title if changed else "the plan is already made for these inputs"
+        return sentence(title), *compare(self.before, self.after)
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune whatif` and of the service."""
+        plans = {"before": encode(self.before), "after": encode(self.after)}
+        return {"schema": WHATIF_SCHEMA, **plans, "words": list(self.words)}
+
+
+def whatif(
+    planner: Planner, question: WhatIf, before: AnyPlan | None = None, *, model: str | None = None
+) -> WhatIfAnswer:
+    """Return a plan, and the plan for changed inputs, flags, machine or speeds.
+
+    Nothing is stored. A profile that the command line names is the second plan's machine. A group
+    size that was not measured is estimated, as with `--allow-modelled`, and the plan warns of it.
+
+    Args:
+        before: the plan; None for the question's own.
+        model: the `config.json` of a whole model without a name.
+
+    Raises:
+        InputError: there is no such plan, nothing is changed, or a change is unknown or wrong.
+        InfeasiblePlanError: nothing satisfies the changed flags or memory limit.
+        ProfileError: a profile is missing, has changed, or lacks an operation.
+    """
+    before = before or _named(planner, question)
+    machine = planner.sources.profile_of(before)
+    is_moved = machine.digest != before.inputs.profile_fingerprint
+    if is_moved and not planner.sources.must_match:
+        planner.profile_behind(before)  # which says that it has changed
+    own = machine.profile if not is_moved else _profile_of(planner, before)
+    return planner.run(
+        before.inputs.profile, change_plan, before, profile=machine.profile, question=question,
+        own=own, model=model,
+    )  # fmt: skip
+
+
+def change_plan(
+    before: AnyPlan,
+    *,
+    profile: Profile,
+    question: WhatIf,
+    own: Profile | None = None,
+    model: str | None = None,
+) -> WhatIfAnswer:
+    """Return a plan, and the plan for changed inputs, flags or speeds on a profile's machine.
+
+    Args:
+        own: the profile that `before` was made with, whose memory is the default limit of a whole
+            model; None where it is not known.
+        model: as of `whatif`.
+
+    Raises:
+        MoetuneError: as of `whatif`.
+    """
+    faster = decode(Speeds, question.speeds, "speeds")
+    is_moved = profile.digest != before.inputs.profile_fingerprint
+    if not question.changes and not faster.changed and not is_moved:
+        pin = "tp=2" if before.kind == "training" else "forward-degree=2"
+        raise InputError(
+            "nothing is changed",
+            "change the ranks, memory, dtype, speeds or machine, or a flag of the plan, such as "
+            f"--constraint {pin}",
+        )
+    used = scale_profile(profile, faster)
+    if before.kind == "training":
+        asked = arguments_of(before, own) | ({} if model is None else {"model": model})
+        after: AnyPlan = _model_again(asked | dict(_arguments(question)), used)
+    else:
+        refuse_model(model)
+        after = layer_again(before, profile=used, question=question)
+    return WhatIfAnswer(before=before, after=after)
+
+
+def _named(planner: Planner, question: WhatIf) -> AnyPlan:
+    if (question.plan_id is None) == (not question.inputs):
+        raise InputError(
+            "the plan to change is not named", "give either the plan's id or its inputs"
+        )
+    if question.plan_id is None:
+        return planner.drafted(question.inputs)
+    return planner.sources.plan(question.plan_id)
+
+
+def _model_again(arguments: Mapping[str, object], profile: Profile) -> TrainingDocument:
+    request = training_request(ask(arguments), profile)
+    return plan_training(request, profile)
+
+
+def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:
+    """Return the profile that a plan was made with; None where it is not there or has changed."""
+    try:
+        found = planner.sources.profile(plan.inputs.profile)
+    except ProfileError:
+        return None
+    return found.profile if found.digest == plan.inputs.profile_fingerprint else None
+
+
+def arguments_of(plan: TrainingDocument, profile: Profile | None) -> dict[str, object]:
+    """Return a whole model's question as arguments of `moetune.plan`.
+
+    Args:
+        profile: the plan's own, whose memory is the default limit; None where it is not known.
+    """
+    inputs, pins = plan.inputs, plan.inputs.pins
+    is_default = profile is not None and usable_bytes(profile.machine) == inputs.memory_limit_bytes
+    return {
+        "model": inputs.model_path or inputs.model, "world_size": inputs.world_size,
+        "global_batch": inputs.global_batch, "seq": inputs.seq, "dtype": inputs.dtype,
+        "routing": None if inputs.leaves_room else inputs.routing,
+        "optimizer": inputs.optimizer, "target": inputs.runtime,
+        "memory_limit": None if is_default else inputs.memory_limit_bytes,
+        **{name: encode(getattr(pins, name)) for name in pinned(pins)},
+        **({} if pins.stages is None else {"stages": stage_words(pins.stages)}),
+    }  # fmt: skip
+
+
+def _arguments(question: WhatIf) -> Iterator[tuple[str, object]]:
+    """Yield changed arguments of `moetune.plan`; None for a flag that is removed.
+
+    Raises:
+        InputError: a change is for plans of layers, or `moetune plan` has no such flag.
+    """
+    for name, value in question.changes.items():
+        if name == "constraints" and isinstance(value, Mapping):
+            for flag, text in value.items():
+                argument = str(flag).replace("-", "_")
+                if argument not in ASKS:
+                    hint = (
+                        "`moetune plan --help` has them all; another machine is another --profile"
+                    )
+                    raise InputError(
+                        f"{question.spelling(str(flag))} is no flag of a plan",
+                        nearest_or(hint, argument, ASKS),
+                    )
+                is_text = isinstance(text, str)
+                yield argument, ASKS[argument].read(text) if is_text else text
+        elif name in _ARGUMENTS:
+            yield _ARGUMENTS[name], value
+        else:
+            raise InputError(
+                f"{question.spelling(name)} is for layers: the plan of a training has sequences",
+                "change their number or length, such as --constraint global-batch=512 or "
+                "--constraint seq=8k",
+            )

@@ -1,0 +1,374 @@
+"""Times of one block of a decoder on a rank, for one micro-batch, module by module.
+
+t tokens of the micro-batch on a tensor-parallel group, t/tp of them on a rank (sequence
+parallelism), M d_model. A module's passes are forward, the gradients of its inputs and those of
+its weights; communication is apart, because it can be hidden.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from moetune.domain.architecture import Block, Decoder, Mixer
+from moetune.domain.attention import GroupedQueryAttention
+from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.kernels import (
+    BIASED_ACTIVATION,
+    BIASED_RESULTS,
+)
+from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
+from moetune.domain.samples import GemmForm
+from moetune.domain.targets import Target
+from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
+from moetune.solve.model.activations import AS_MEGATRON, ELEMENT
+from moetune.solve.model.exchange import exchange_seconds
+from moetune.solve.model.machine import DevicePrices
+from moetune.solve.model.modules import (
+    CHUNK_TOKENS,
+    NO_TIME,
+    BlockTimes,
+    ModuleName,
+    Passes,
+    computed_keys,
+    head_dim_of,
+    projections_of,
+)
+
+GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
+_GATED = 3
+"""GEMMs of a gated FFN."""
+_QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+_ROUNDING_BYTES = {"fp8_rowwise": 4.0, "mxfp8": 4.0, "nvfp4": 5.125}
+"""Of an element of a factor: read in bfloat16 and written narrow, as it is and transposed. NVFP4
+reads it twice, first for the largest value of all (Transformer Engine, `NVFP4Quantizer`)."""
+_PADS = 2
+"""Copies of the rows of experts in narrow formats: padded, and without the padding again
+(Megatron-Core, transformer/moe/experts.py: `quantization_padding`, `quantization_unpadding`)."""
+_GATHERED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+"""Of an element that tensor ranks gather before a GEMM: quantized first, scales with it
+(Transformer Engine, pytorch/distributed.py: `gather_along_first_dim`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPrices:
+    """Prices of a decoder's blocks under a layout.
+
+    Args:
+        target: the runtime.
+    """
+
+    job: TrainingJob
+    layout: FoldedLayout
+    device: DevicePrices
+    target: Target = AS_MEGATRON
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model."""
+        return self.job.decoder
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch on one tensor-parallel group."""
+        return self.layout.micro_batch * self.job.length / self.layout.cp
+
+    @property
+    def own_tokens(self) -> float:
+        """Tokens of a micro-batch on one rank."""
+        return self.tokens / self.layout.tp
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether tokens travel to experts on other ranks."""
+        return self.layout.ep > 1
+
+    def exchanged_rows(self, part: RoutedExperts) -> float:
+        """Return the rows of a rank that one dispatch sends, on average."""
+        return self.own_tokens * part.mean_top_k
+
+    def times(self, block: Block) -> BlockTimes:
+        """Return the times of a block."""
+        own = self.local_times(block)
+        if block.routed is None:
+            return own
+        return own + self.expert_times(block.routed) + self.sent_times(block.routed)
+
+    def local_times(self, block: Block) -> BlockTimes:
+        """Return what does not depend on where the experts are: all parts but these, and norms."""
+        found: list[tuple[ModuleName, Passes]] = []
+        norm = self._norm(block.streams)
+        for part in block.parts:
+            if isinstance(part, DenseFfn):
+                found += self._dense(part)
+            elif not isinstance(part, RoutedExperts):
+                found += self._mixer(part)
+            found.append(("norm", norm))
+        return BlockTimes.of(found)
+
+    def expert_times(self, part: RoutedExperts) -> BlockTimes:
+        """Return what does not depend on the dispatcher: experts, router and shared experts."""
+        return BlockTimes.of(self._computed(part))
+
+    def sent_times(self, part: RoutedExperts) -> BlockTimes:
+        """Return the order of rows, and the exchanges."""
+        return BlockTimes.of(
+            [
+                ("permute", self._permute(part, self._rows(part))),
+                ("exchange", self._exchange(part, self.own_tokens)),
+            ]
+        )
+
+    def _mixer(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
+        tp = self.layout.tp
+        projections = [*self._projections(part)]
+        yield from projections
+        once = part.forward_macs(1)
+        scored = (
+            self.tokens / tp * (part.forward_macs(self.job.length) - once) * computed_keys(part)
+        )
+        updated = self.tokens / tp * max(0.0, once - part.parameters)
+        forward, backward = (
+            self._attention(part, scored, backward=backward)
+            + self.device.recurrence(updated, backward=backward)
+            + self._states(part, backward=backward)
+            + self._rotary(part, added=self.target.kernels.rotary[backward])
+            for backward in (False, True)
+        )
+        yield "core_attn", Passes(forward=forward, grad_input=backward)
+        yield "tensor_comm", self._tensor_comm([passes for _, passes in projections])
+        yield "context_comm", self._context_comm(part, scored)
+
+    def _projections(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
+        """Yield the projections: one GEMM for each matrix, cut over the tensor-parallel ranks."""
+        tp = self.layout.tp
+        for module, d_in, d_out, is_cut in projections_of(part, self.decoder.d_model):
+            if is_cut:
+                yield module, self._gemm(self.tokens, d_in, max(1, d_out // tp))
+            else:
+                yield module, self._gemm(self.own_tokens, d_in, d_out)
+
+    def _gemm(
+        self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1, dtype: str | None = None
+    ) -> Passes:
+        """Return a GEMM's passes; with narrow factors also their rounding."""
+        name = dtype or _QUANTIZED.get(self.job.dtype, self.job.element)
+        forward, grad_input, grad_weight = (
+            self.device.gemm(
+                product, rows=rows, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=name
+            )
+            for product in GEMM_FORMS
+        )
+        if name in _ROUNDING_BYTES:
+            elements = rows * num_experts
+            forward += self.device.moved(_ROUNDING_BYTES[name] * elements * d_in)
+            grad_input += self.device.moved(_ROUNDING_BYTES[name] * elements * d_out)
+        return Passes(forward=forward, grad_input=grad_input, grad_weight=grad_weight)
+
+    def _rotary(self, part: Mixer, *, added: float) -> float:
+        """Return the rotation of queries and keys and the layout of heads, read and written."""
+        widths = part.widths
+        elements = self.tokens / self.layout.tp * (widths.get("q", 0) + widths.get("k", 0))
+        return self.device.moved((2 + added) * ELEMENT * elements, kernels=2)
+
+    def _attention(self, part: Mixer, macs: float, *, backward: bool) -> float:
+        """Return attention without projections: as measured, else by the rate of large GEMMs."""
+        if isinstance(part, GroupedQueryAttention) and part.is_full and self.layout.cp == 1:
+            found = self.device.measured_attention(
+                num_sequences=self.layout.micro_batch, length=self.job.length,
+                num_heads=max(1, part.num_heads // self.layout.tp), head_dim=part.head_dim,
+                backward=backward,
+            )  # fmt: skip
+            if found is not None:
+                return found
+        return self.device.attention_core(
+            macs, head_dim=head_dim_of(part), length=self.job.length / self.layout.cp,
+            backward=backward, has_flash2=self.target.kernels.has_flash2,
+        )  # fmt: skip
+
+    def _states(self, part: Mixer, *, backward: bool) -> float:
+        """Return what the chunks of a recurrence move.
+
+        A chunk's state is written in float32, read for the next one, and both again; convolution
+        and scan read and write the mixer's tensors. The backward pass makes the states again
+        (mamba-ssm, ops/triton: five kernels forward).
+        """
+        if not isinstance(part, StateSpace | GatedDeltaNet | LinearAttention):
+            return 0.0
+        tensors = sum(part.widths.values())
+        per_token = 16 * part.state / CHUNK_TOKENS + 4 * ELEMENT * tensors
+        passes = 2.5 if backward else 1.0
+        return self.device.moved(passes * per_token * self.tokens / self.layout.tp, kernels=5)
+
+    def _norm(self, streams: int) -> Passes:
+        """Return a norm with its residual sum: two tensors read and two written; backward more.
+
+        Of several residual streams (hyper-connections) all are read for the mixing's weights, for
+        the part's input and for the sums, and written again.
+        """
+        elements = self.own_tokens * self.decoder.d_model
+        tensors = 4 if streams == 1 else 4 * streams + 4
+        more, more_back = self.target.kernels.norm
+        return Passes(
+            forward=self.device.moved((tensors + more) * ELEMENT * elements, kernels=2),
+            grad_input=self.device.moved(
+                (1.5 * tensors + more_back) * ELEMENT * elements, kernels=2
+            ),
+        )
+
+    def _tensor_comm(self, matrices: Sequence[Passes]) -> Passes:
+        """Return the gather before a cut part and the scatter behind it.
+
+        Narrow factors are gathered as they are multiplied. The gather comes again for the gradients
+        of the weights, behind those of the inputs.
+
+        Args:
+            matrices: of the part.
+        """
+        tp = self.layout.tp
+        span = self.device.span(tp, 1)
+        elements = self.tokens * self.decoder.d_model
+        gather = self.device.collective("all_gather", span, self._sent_bytes * elements / tp)
+        scatter = self.device.collective("reduce_scatter", span, ELEMENT * elements)
+        forward, grad_input, grad_weight = map(math.fsum, zip(*matrices, strict=True))
+        behind = scatter
+        if self.target.comm.scatters_beside_weights:
+            behind = max(0.0, scatter - grad_weight)
+        hidden = self.target.comm.in_pieces * (1 - 1 / tp)
+        there, back = gather + scatter, gather + behind
+        return Passes(
+            forward=there - min(hidden * there, forward),
+            grad_input=back - min(hidden * back, grad_input),
+        )
+
+    @property
+    def _sent_bytes(self) -> float:
+        """Bytes of an element that a gather of factors sends, scales included."""
+        return _GATHERED_BYTES.get(self.job.dtype, ELEMENT)
+
+    def _context_comm(self, part: Mixer, core_macs: float) -> Passes:
+        """Return what a ring of keys and values is longer than the attention that hides it."""
+        cp = self.layout.cp
+        if cp == 1:
+            return NO_TIME
+        widths = part.widths
+        width = (widths.get("k", 0) + widths.get("v", 0)) / self.layout.tp
+        span = self.device.span(cp, self.layout.tp)
+        sent = self.device.collective("all_gather", span, self.tokens * width * ELEMENT)
+        forward, backward = (
+            self._attention(part, core_macs, backward=backward) for backward in (False, True)
+        )
+        return Passes(forward=max(0.0, sent - forward), grad_input=max(0.0, 2 * sent - backward))
+
+    def _dense(self, part: DenseFfn) -> Iterator[tuple[ModuleName, Passes]]:
+        passes = self._ffn(part, self.tokens, self.layout.tp)
+        yield "mlp", passes
+        yield "tensor_comm", self._tensor_comm([passes])
+
+    def _ffn(self, part: DenseFfn, rows: float, cut: int) -> Passes:
+        width = max(1, part.d_hidden // cut)
+        up = self._gemm(rows, part.d_model, width * (part.num_gemms - 1))
+        return (
+            up
+            + self._activation(rows * width, part.num_gemms)
+            + self._gemm(rows, width, part.d_model)
+        )
+
+    def _activation(self, elements: float, num_gemms: int) -> Passes:
+        """Return an activation: its inputs read and one output written, and backward again."""
+        more, more_back = self.target.kernels.activation if num_gemms == _GATED else (0.0, 0.0)
+        return Passes(
+            forward=self.device.moved((num_gemms + more) * ELEMENT * elements),
+            grad_input=self.device.moved((2 * num_gemms + more_back) * ELEMENT * elements),
+        )
+
+    def _computed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
+        rows = self._rows(part)
+        yield "experts", self._experts(part, rows)
+        yield "moe_act", self._expert_activation(part, rows)
+        yield (
+            "router",
+            self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype=self.job.element),
+        )
+        if part.shared is not None:
+            passes = self._ffn(part.shared, self.tokens, self.layout.tp)
+            yield "shared_experts", passes
+            yield "tensor_comm", self._tensor_comm([passes])
+
+    def chunk(self, part: RoutedExperts, degree: int) -> tuple[Passes, Passes]:
+        """Return what experts compute for one of so many equal chunks, and its exchange."""
+        rows = self._rows(part) / degree
+        computed = self._experts(part, rows) + self._expert_activation(part, rows)
+        return computed, self._exchange(part, self.own_tokens / degree)
+
+    def beside(self, part: RoutedExperts) -> Passes:
+        """Return what runs beside the exchanges of experts in one chunk, too: shared experts."""
+        if part.shared is None or not self.target.shared_beside or self.layout.tp > 1:
+            return NO_TIME
+        return self._ffn(part.shared, self.tokens, self.layout.tp)
+
+    def _rows(self, part: RoutedExperts) -> float:
+        """Return the rows of the fullest rank, for which the others wait."""
+        return self.own_tokens * (
+            part.mean_top_k * self.job.skew(part, self.layout.ep).mean * self.layout.etp
+        )
+
+    def _experts(self, part: RoutedExperts, rows: float) -> Passes:
+        layout, experts = self.layout, part.num_experts // self.layout.ep
+        width = max(1, part.d_hidden // layout.etp)
+        each, up = rows / experts, width * (part.num_gemms - 1)
+        return self._gemm(each, part.d_expert, up, num_experts=experts) + self._gemm(
+            each, width, part.d_expert, num_experts=experts
+        )
+
+    def _expert_activation(self, part: RoutedExperts, rows: float) -> Passes:
+        width = max(1, part.d_hidden // self.layout.etp)
+        once = self._activation(rows * width, part.num_gemms)
+        once += Passes(grad_input=once.forward * (not self.target.kept_by_experts.activations))
+        return once + self._biases(part, rows, width) if part.biases else once
+
+    def _biases(self, part: RoutedExperts, rows: float, width: int) -> Passes:
+        """Return what experts that add biases take beyond a fused activation."""
+        if self.layout.cuda_graphs == "full":
+            return NO_TIME
+        forward, backward = (
+            self.device.moved(ELEMENT * rows * (inside * width + behind * part.d_expert))
+            for inside, behind in zip(BIASED_ACTIVATION, BIASED_RESULTS, strict=True)
+        )
+        return Passes(forward=forward, grad_input=backward)
+
+    def _permute(self, part: RoutedExperts, rows: float) -> Passes:
+        """Return the order by expert before the exchange and behind it, and the sums back.
+
+        Without an exchange, and where it takes tokens as they are and sends each once, they are
+        only put in order behind it, and summed.
+        """
+        elements = rows * part.d_expert
+        is_ordered_once = not self.exchanges or self.layout.dispatcher in DEDUPLICATING
+        moves = (2 if is_ordered_once else 4) + _PADS * self._copies_rows_to_pad
+        forward, backward = (
+            self.device.moved((2 * moves + more) * ELEMENT * elements, kernels=4 + moves)
+            for more in self.target.kernels.rows
+        )
+        return Passes(forward=forward, grad_input=backward)
+
+    @property
+    def _copies_rows_to_pad(self) -> bool:
+        """Whether rows are copied so that those of each expert fill the tiles of narrow GEMMs.
+
+        HybridEP writes them so, and graphs of the whole iteration need a router that pads.
+        """
+        layout = self.layout
+        is_narrow = self.job.dtype in _QUANTIZED
+        return is_narrow and layout.dispatcher != "hybrid_ep" and layout.cuda_graphs != "full"
+
+    def _exchange(self, part: RoutedExperts, tokens: float) -> Passes:
+        skew = self.job.skew(part, self.layout.ep).mean
+        dispatch, combine = (
+            skew
+            * exchange_seconds(
+                self.device, layout=self.layout, part=part, tokens=tokens, phase=phase,
+            )
+            for phase in ("dispatch", "combine")
+        )  # fmt: skip
+        both = dispatch + combine
+        return Passes(forward=both, grad_input=both)

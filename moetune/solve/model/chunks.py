@@ -1,0 +1,190 @@
+"""Exchanges in chunks behind the experts' computation, as moetune's own layer runs them.
+
+A pass of r equal chunks takes the makespan of the layer's solver (`solve.layer.degree`): the
+exchanges of one chunk run while the experts compute another. What a chunk takes comes from the
+same prices as a whole pass. All layers share a plan book, and so one degree forward and one
+backward; memory is that of whole passes, whose rows are kept whatever the chunks. Shared experts
+that run beside the exchanges are a part of a pass, in one chunk as in several.
+
+Source: PipeMoE Eq. 9-12, with the corrections of `solve.layer.degree`.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from moetune.domain.experts import RoutedExperts
+from moetune.domain.training import Degrees
+from moetune.solve.layer.degree import TIE, makespan, makespan_beside
+from moetune.solve.model.activations import ELEMENT
+from moetune.solve.model.block import BlockPrices
+from moetune.solve.model.passes import FORWARD_OF_BOTH, LAUNCH_SECONDS
+
+MOST_CHUNKS = 16
+_WHOLE = Degrees(forward=1, backward=1)
+_CUTS = tuple(
+    sorted(
+        (
+            Degrees(forward=forward, backward=backward)
+            for forward, backward in itertools.product(range(1, MOST_CHUNKS + 1), repeat=2)
+        ),
+        key=lambda cut: (cut.forward + cut.backward, cut.forward),
+    )
+)
+"""The degrees to choose from, the fewest chunks first."""
+_PAIRS = tuple(cut for cut in _CUTS if cut.forward == cut.backward)
+_TRANSFERS = 2
+"""Dispatch and combine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedPass:
+    """A pass of a block's experts with its exchanges.
+
+    Args:
+        seconds: by the number of chunks, of which one is 1.
+        kernels: that the host launches for one more chunk.
+        work: seconds of all in one chunk, with nothing hidden.
+    """
+
+    seconds: Mapping[int, float]
+    kernels: int
+    work: float = 0.0
+
+    def saved(self, degree: int) -> float:
+        """Return the seconds that so many chunks take less than one."""
+        return self.seconds[1] - self.seconds[degree]
+
+    def launches(self, degree: int) -> float:
+        """Return the host's seconds for all chunks but the first."""
+        return (degree - 1) * self.kernels * LAUNCH_SECONDS
+
+
+class ChunkedPasses(NamedTuple):
+    """Both passes of a layer."""
+
+    forward: ChunkedPass
+    backward: ChunkedPass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedBlock:
+    """A block whose exchanges are cut into chunks.
+
+    Args:
+        slack: seconds by which the device's computation is longer than the host's launches.
+        repeats: whether the backward pass repeats the forward one, exchanges and all.
+    """
+
+    passes: ChunkedPasses
+    slack: float
+    repeats: bool = False
+
+    def launches(self, cut: Degrees) -> float:
+        """Return the host's seconds for all chunks but the first of each pass."""
+        forward = self.passes.forward.launches(cut.forward)
+        return (2 if self.repeats else 1) * forward + self.passes.backward.launches(cut.backward)
+
+    def saved(self, cut: Degrees) -> tuple[float, float]:
+        """Return what the passes save on the device."""
+        forward = self.passes.forward.saved(cut.forward)
+        again = forward if self.repeats else 0.0
+        return forward, self.passes.backward.saved(cut.backward) + again
+
+    def gained(self, cut: Degrees) -> tuple[float, float]:
+        """Return what the passes save, less what the devices wait for more launches."""
+        waits = max(0.0, self.launches(cut) - self.slack) - max(0.0, -self.slack)
+        forward, backward = self.saved(cut)
+        return forward - FORWARD_OF_BOTH * waits, backward - (1 - FORWARD_OF_BOTH) * waits
+
+
+def chunked_passes(
+    prices: BlockPrices, part: RoutedExperts, cut: Degrees | None = None
+) -> ChunkedPasses:
+    """Return the passes of a layer in chunks, which exchanges tokens.
+
+    Args:
+        cut: the degrees to price beside one chunk; None for up to 16.
+    """
+    degrees = range(1, MOST_CHUNKS + 1) if cut is None else sorted({1, cut.forward, cut.backward})
+    chunks = {degree: prices.chunk(part, degree) for degree in degrees}
+    beside, gemms = prices.beside(part), part.num_gemms
+    forward = {one: (computed.forward, sent.forward) for one, (computed, sent) in chunks.items()}
+    backward = {
+        one: (computed.backward, sent.grad_input) for one, (computed, sent) in chunks.items()
+    }
+    return ChunkedPasses(
+        *(
+            ChunkedPass(
+                seconds=_makespans(prices, part, each, shared), kernels=kernels,
+                work=sum(each[1]) + shared,
+            )
+            for each, shared, kernels in (
+                (forward, beside.forward, gemms + 3), (backward, beside.backward, 2 * gemms + 3),
+            )
+        )
+    )  # fmt: skip
+
+
+def hidden_beside(prices: BlockPrices, part: RoutedExperts) -> tuple[float, float]:
+    """Return by what shared experts shorten both passes of a layer in one chunk."""
+    if not prices.exchanges or not prices.beside(part).forward:
+        return 0.0, 0.0
+    forward, backward = chunked_passes(prices, part, _WHOLE)
+    return forward.work - forward.seconds[1], backward.work - backward.seconds[1]
+
+
+def best_degrees(
+    blocks: Sequence[tuple[int, ChunkedBlock]], *, are_paired: bool = False
+) -> Degrees:
+    """Return the degrees with which blocks gain most in sum; of equal ones the fewest chunks.
+
+    No pass of any block may be slower than in one chunk, whichever pipeline rank it is on.
+
+    Args:
+        blocks: with their numbers in the model.
+        are_paired: as many chunks backward as forward, as the layer's solver has it where costs
+            are measured: rows are kept in the pieces that both cuts make, and GEMMs slow down.
+    """
+    best, most = _WHOLE, 0.0
+    scale = sum(count * sum(each.seconds[1] for each in one.passes) for count, one in blocks)
+    for cut in _PAIRS if are_paired else _CUTS:
+        gains = [one.gained(cut) for _, one in blocks]
+        if any(gain < 0 for pair in gains for gain in pair):
+            continue
+        gained = sum(count * sum(pair) for (count, _), pair in zip(blocks, gains, strict=True))
+        if gained > most + TIE * scale:
+            best, most = cut, gained
+    return best
+
+
+def _makespans(
+    prices: BlockPrices,
+    part: RoutedExperts,
+    chunks: Mapping[int, tuple[float, float]],
+    beside: float,
+) -> Mapping[int, float]:
+    """Return the seconds of a pass by its number of chunks, of which each has (experts, exchanges).
+
+    Args:
+        beside: of shared experts.
+
+    Chunks take no less in all than the whole: points of a curve may say so, kernels do not.
+    """
+    whole_experts, whole_exchange = chunks[1]
+    num_bytes = prices.exchanged_rows(part) * part.d_expert * ELEMENT
+    found = {}
+    for degree, (experts, exchange) in chunks.items():
+        transfer = max(exchange, whole_exchange / degree) / _TRANSFERS
+        speeds = prices.device.costs.overlap_speeds(
+            exchange_bytes=num_bytes / degree, exchange_seconds=transfer
+        )
+        price = partial(makespan_beside, beside_seconds=beside) if beside else makespan
+        found[degree] = price(
+            degree=degree, transfer_seconds=transfer,
+            compute_seconds=max(experts, whole_experts / degree),
+            comm_speed=speeds.comm, comp_speed=speeds.comp,
+        )  # fmt: skip
+    return found

@@ -1,0 +1,409 @@
+"""Memory of a pipeline rank, part by part.
+
+Bytes of the device that a training step takes at its peak with Megatron-Core's distributed
+optimizer: bfloat16 parameters, gradients and states by the optimizer's own bytes, activations of
+the micro-batches in work, and what the libraries take.
+
+In host memory, as Megatron-Core and Transformer Engine have it, are the activations of whole
+blocks, n of L spread evenly: each is copied out while the blocks behind it are computed, and copied
+back before its own backward pass. Of an optimizer the host keeps a share of the states and computes
+it, behind the device's own share.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from moetune.domain.once import Tables, once
+from moetune.domain.optimizers import Optimizer
+from moetune.domain.pipeline import SPLITTING
+from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
+from moetune.domain.targets import Target
+from moetune.domain.training import HALF_PRECISION, FoldedLayout, Recompute, TrainingJob
+from moetune.solve.model.activations import (
+    AS_MEGATRON,
+    ELEMENT,
+    GEMM_INPUT,
+    block_modules,
+    exchange_bytes,
+    workspace_bytes,
+)
+from moetune.solve.model.parameters import (
+    SHARDS_GRADIENTS,
+    WHOLE_BLOCKS,
+    RankParameters,
+    shard_of,
+    state_bytes,
+)
+from moetune.solve.model.schedule import most_live
+from moetune.solve.model.stages import DecoderStages, RankBlocks, block_counts
+
+HOST_OPTIMIZER_BYTES = 18
+"""Of a parameter: master copy, two moments and the gradient in float32, the parameter in bfloat16
+(`HybridDeviceOptimizer`, with gradients and parameters in pinned memory)."""
+OPTIMIZER_SHARES = (0.25, 0.5, 0.75, 1.0)
+"""That a search tries."""
+BUFFERED_BLOCKS = 2
+"""Blocks on the device that are being copied, and computed meanwhile."""
+
+
+_GIB = 2**30
+LIBRARY_BYTES = 1.5 * _GIB
+"""CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
+_FULL_GRAPH = 0.2
+"""Of the tensors, what a graph of the whole step reserves beside them: experts' rows to a bound,
+their stash, and a pool of its own. The one published ablation: 225 against 187 GB of Hy3 on GB300
+(yangwhale/gpu-tpu-pedia, 07f-gb300-hy3-295b-gke, A1 with and without the graph)."""
+FRAGMENTATION = 0.03
+"""Of the tensors, what the allocator reserves beside them at the peak: the median of seven runs,
+2.4 to 10.9 % (Megatron-Bridge@067f987, examples/model_verification_cards: gemma-4-26b-a4b-it,
+nemotron-3.5-lightning)."""
+ROUTING = "uneven routing"
+"""The part that is room for the rows of natural routing, where a job leaves it."""
+_PARTS = (
+    "parameters", "gradients", "optimizer", "gathered", "activations", "workspace", "logits",
+    "optimizer step", ROUTING, "fragmentation", "libraries",
+)  # fmt: skip
+
+
+def fillable_bytes(memory_bytes: int) -> int:
+    """Return what a layout may take of a GPU, with the libraries that it counts.
+
+    Args:
+        memory_bytes: that a process has beside them.
+    """
+    return memory_bytes + round(LIBRARY_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of one pipeline rank's device, by part; they add up to `peak_bytes`.
+
+    Args:
+        activations: those among the parts by module, of all micro-batches in work.
+        host_bytes: of what is in host memory, of one device.
+    """
+
+    rank: int
+    parts: Mapping[str, float]
+    activations: Mapping[str, float]
+    host_bytes: float = 0.0
+
+    @property
+    def peak_bytes(self) -> float:
+        """The sum."""
+        return sum(self.parts.values())
+
+
+class BlockBytes(NamedTuple):
+    """Bytes of a kind of block for one micro-batch: what it keeps, and while it is computed."""
+
+    modules: Mapping[str, float]
+    total: float
+    workspace: float
+
+    def towards(self, fuller: "BlockBytes", share: float) -> "BlockBytes":
+        """Return what is a share of the way from an even block to the fullest rank's."""
+        modules = {
+            name: size + share * (fuller.modules[name] - size)
+            for name, size in self.modules.items()
+        }
+        return BlockBytes(modules=modules, total=sum(modules.values()), workspace=fuller.workspace)
+
+
+class _RankBytes(NamedTuple):
+    """A pipeline rank's blocks and bytes, whatever is sharded or in host memory.
+
+    Args:
+        live: micro-batches in work, in the blocks' worth.
+        dense, experts: parameters of a device.
+        blocks: what it has of the model.
+        activations, workspace, logits: bytes.
+        uneven: that natural routing adds to activations and workspace, where a job leaves room.
+    """
+
+    rank: int
+    live: float
+    dense: float
+    experts: float
+    blocks: RankBlocks
+    activations: float
+    workspace: float
+    logits: float
+    uneven: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryModel(Tables):
+    """Memory of a job's layouts.
+
+    Args:
+        target: the runtime, which decides on what is kept.
+    """
+
+    job: TrainingJob
+    stages: DecoderStages
+    target: Target = AS_MEGATRON
+    _parameters: RankParameters = field(init=False, repr=False)
+    _optimizer: Optimizer = field(init=False, repr=False)
+    _natural: "MemoryModel | None" = field(init=False, repr=False)
+    _even: "MemoryModel | None" = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        counted = RankParameters(decoder=self.job.decoder)
+        object.__setattr__(self, "_parameters", counted)
+        natural = self._with(NATURAL) if self.job.leaves_room else None
+        object.__setattr__(self, "_natural", natural)
+        routing = self.job.routing
+        is_law = isinstance(routing, ExpertLoads) and routing != BALANCED
+        object.__setattr__(self, "_even", self._with(BALANCED) if is_law else None)
+        object.__setattr__(self, "_optimizer", self.target.optimizer(self.job.optimizer))
+
+    def _with(self, routing: ExpertLoads) -> "MemoryModel":
+        job = replace(self.job, routing=routing, leaves_room=False)
+        return MemoryModel(job=job, stages=self.stages, target=self.target)
+
+    def peak(self, layout: FoldedLayout) -> RankMemory:
+        """Return the memory of the pipeline rank that has most."""
+        share = layout.offload_optimizer
+        fullest = max(
+            self._bytes_of_ranks(layout), key=lambda one: sum(self._parts(layout, one, share)[0])
+        )
+        return self._memory(layout, fullest)
+
+    def needs(self, layout: FoldedLayout, *, on_host: float | None = None) -> tuple[float, float]:
+        """Return the bytes of the fullest device, and of its host.
+
+        Args:
+            on_host: another share of the optimizer than the layout's.
+        """
+        share = layout.offload_optimizer if on_host is None else on_host
+        every = (self._parts(layout, one, share) for one in self._bytes_of_ranks(layout))
+        return max((sum(parts), host) for parts, host in every)
+
+    def least(self, layout: FoldedLayout, *, on_host: float) -> float:
+        """Return bytes that the fullest device needs at least, however the stages are cut.
+
+        The parameters, gradients and states of a mean rank: the fullest has no less. Activations
+        are left out.
+
+        Args:
+            on_host: the largest share of the optimizer that the host may keep.
+        """
+        whole = self.stages.whole
+        dense, experts = (one / layout.pp for one in self._parameters.of(layout, whole))
+        states = self._states(layout, dense, experts, on_host)
+        return LIBRARY_BYTES + (1 + FRAGMENTATION) * sum(states)
+
+    def states_of_blocks(self, layout: FoldedLayout, *, on_host: float) -> list[float]:
+        """Return the bytes of the states of a block of each kind: least of them, as `least`."""
+        every = self._parameters.of_kinds(layout)[: len(self.job.decoder.kinds)]
+        return [sum(self._states(layout, *one, on_host)) for one in every]
+
+    def of_rank(self, layout: FoldedLayout, rank: int) -> RankMemory:
+        """Return the memory of a pipeline rank."""
+        [blocks] = (one for one in self.stages.ranks(layout) if rank in one.ranks)
+        own = replace(blocks, ranks=(rank,))
+        return self._memory(layout, self._bytes_of_rank(layout, own, self.live(layout)))
+
+    def _memory(self, layout: FoldedLayout, rank: _RankBytes) -> RankMemory:
+        parts, host = self._parts(layout, rank, layout.offload_optimizer)
+        kept = self.kept(layout)
+        modules: dict[str, float] = {}
+        for count, block in self._counted(layout, rank.blocks):
+            for name, size in block.modules.items():
+                modules[name] = modules.get(name, 0.0) + kept * rank.live * count * size
+        return RankMemory(
+            rank=rank.rank,
+            parts=dict(zip(_PARTS, parts, strict=True)),
+            activations=modules,
+            host_bytes=host,
+        )
+
+    def _parts(
+        self, layout: FoldedLayout, rank: _RankBytes, on_host: float
+    ) -> tuple[tuple[float, ...], float]:
+        """Return the bytes of a rank's device by part, in the order of `_PARTS`, and its host's."""
+        dense, experts, workspace, logits = rank.dense, rank.experts, rank.workspace, rank.logits
+        updated = shard_of(layout, dense, experts) if layout.zero else dense + experts
+        activations, host = rank.activations, 0.0
+        if layout.offload_activations:
+            host = layout.offloaded_share(self.job.decoder) * activations
+            activations *= self.kept(layout)
+        states = self._states(layout, dense, experts, on_host)
+        host += on_host * HOST_OPTIMIZER_BYTES * updated
+        copied = (1 - on_host) * self._optimizer.step_bytes * updated
+        step = max(0.0, copied - activations - workspace - logits)
+        tensors = *states, self._gathered(layout, rank), activations, workspace, logits, step
+        uneven = rank.uneven * self.kept(layout)
+        lost = FRAGMENTATION + _FULL_GRAPH * (layout.cuda_graphs == "full")
+        libraries = LIBRARY_BYTES + exchange_bytes(self.job, layout)
+        return (*tensors, uneven, lost * sum(tensors), libraries), host
+
+    def _states(
+        self, layout: FoldedLayout, dense: float, experts: float, on_host: float
+    ) -> tuple[float, float, float]:
+        """Return the bytes of parameters, gradients and states, 8-bit weights among the first.
+
+        A weight has one copy for each pass, where they wait for the next micro-batch.
+        """
+        found = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
+        if on_host and self.target.offloads_states:
+            found = (1 - on_host) * found[0], (1 - on_host) * found[1], found[2]
+        if self.job.dtype in HALF_PRECISION or not self.target.caches_narrow_weights:
+            return found
+        return found[0] + 2 * GEMM_INPUT[self.job.dtype] * (dense + experts), *found[1:]
+
+    def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
+        """Return the bytes of what is sharded and yet whole for a while.
+
+        Gradients before they are reduced, from ZeRO stage 2 on, and under stage 3 gathered
+        parameters, in bfloat16.
+        """
+        if layout.zero < SHARDS_GRADIENTS:
+            return 0.0
+        element = self._optimizer.gradient_bytes + ELEMENT * (layout.zero > SHARDS_GRADIENTS)
+        largest = self._largest_block(layout, rank.blocks)
+        return element * min(WHOLE_BLOCKS * largest, rank.dense + rank.experts)
+
+    @once(lambda layout, rank: (layout.tp, layout.ep * layout.etp, _shards(layout), rank))
+    def _largest_block(self, layout: FoldedLayout, rank: RankBlocks) -> float:
+        """Return the parameters on one device of the block that has most to shard."""
+        dense, experts = _shards(layout)
+        every = (one for _, one in self._parameters.blocks(layout, rank))
+        return max((dense * one.dense + experts * one.experts for one in every), default=0.0)
+
+    @once(
+        lambda layout: (
+            layout.dp, layout.cp, layout.tp, layout.pp, layout.vpp, layout.ep, layout.etp,
+            layout.micro_batch, layout.recompute, layout.order, layout.stages,
+            layout.overlap == "batch",
+        )
+    )  # fmt: skip
+    def _bytes_of_ranks(self, layout: FoldedLayout) -> tuple[_RankBytes, ...]:
+        """Return what the ranks have whatever is sharded or in host memory."""
+        live = self.live(layout)
+        return tuple(self._bytes_of_rank(layout, one, live) for one in self.stages.ranks(layout))
+
+    def _bytes_of_rank(
+        self, layout: FoldedLayout, rank: RankBlocks, every_live: Sequence[float]
+    ) -> _RankBytes:
+        dense, experts = self._parameters.of(layout, rank)
+        fullest = max(rank.ranks, key=every_live.__getitem__)
+        live = every_live[fullest]
+        activations, workspace = self.activations(layout, rank, live)
+        uneven = 0.0
+        if self._natural is not None:
+            uneven = sum(self._natural.activations(layout, rank, live)) - activations - workspace
+        return _RankBytes(
+            rank=fullest,
+            live=live,
+            dense=dense,
+            experts=experts,
+            blocks=rank,
+            activations=activations,
+            workspace=workspace,
+            logits=self._logits(layout, rank),
+            uneven=max(0.0, uneven),
+        )
+
+    def activations(
+        self, layout: FoldedLayout, rank: RankBlocks, live: float
+    ) -> tuple[float, float]:
+        """Return the bytes of a rank's activations, and of its workspace.
+
+        Args:
+            live: micro-batches in work.
+        """
+        counted = self._counted(layout, rank)
+        kept = live * sum(count * block.total for count, block in counted)
+        return kept, max((block.workspace for count, block in counted if count), default=0.0)
+
+    def _counted(self, layout: FoldedLayout, rank: RankBlocks) -> list[tuple[int, BlockBytes]]:
+        """Return the number and the bytes of each kind of block, those of predictions last.
+
+        Another rank is the fullest in each layer: of n layers' rows the fullest rank has beyond the
+        mean what it has of one layer's over √n, as sums of independent loads do.
+        """
+        blocks = self._bytes_of_blocks(layout, layout.recompute)
+        counted = [*zip(block_counts(rank, len(blocks)), blocks, strict=True)]
+        if self._even is None:
+            return counted
+        num = sum(itertools.compress(rank.counts, self.job.decoder.routed_kinds))
+        share = 1 / math.sqrt(max(1, num))
+        even = self._even._counted(layout, rank)  # noqa: SLF001 - of another job
+        return [
+            (count, one.towards(other, share))
+            for (count, one), (_, other) in zip(even, counted, strict=True)
+        ]
+
+    def kept(self, layout: FoldedLayout) -> float:
+        """Return the share of the activations that a device keeps, with the blocks in buffers."""
+        share = layout.offloaded_share(self.job.decoder)
+        if not share:
+            return 1.0
+        return min(1.0, 1 - share + min(1.0, BUFFERED_BLOCKS / self.job.decoder.num_layers))
+
+    def live(self, layout: FoldedLayout) -> tuple[float, ...]:
+        """Return the micro-batches in work on each rank, in its blocks' worth."""
+        found = most_live(layout.order, layout.pp, layout.vpp, self.job.micro_batches(layout))
+        if layout.overlap != "batch" or layout.pp == 1:
+            return found
+        return tuple(one + 1 / layout.vpp for one in found)  # one more stage's worth of warm-up
+
+    def sizes_of_blocks(
+        self, layout: FoldedLayout, recomputes: Sequence[tuple[Recompute, ...]]
+    ) -> list[list[BlockBytes]]:
+        """Return the bytes of each kind of block for one micro-batch with each recomputation.
+
+        Of even rows, which are the least.
+        """
+        if self._even is not None:
+            return self._even.sizes_of_blocks(layout, recomputes)
+        num = len(self.job.decoder.kinds)
+        return [self._bytes_of_blocks(layout, one)[:num] for one in recomputes]
+
+    @once(
+        lambda layout, recompute: (
+            layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch,
+            layout.order in SPLITTING, recompute,
+        )
+    )  # fmt: skip
+    def _bytes_of_blocks(
+        self, layout: FoldedLayout, recompute: tuple[Recompute, ...]
+    ) -> list[BlockBytes]:
+        """Return the bytes of each kind of block, then of each of multi-token prediction."""
+        able = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
+        found = []
+        for place, kind in enumerate(self.job.decoder.kinds_and_predictions):
+            modules = block_modules(kind, self.job, able, self.target)
+            total = sum(modules.values())
+            plain = self._bytes_of_blocks(layout, ())[place].total if recompute else total
+            workspace = plain - total + workspace_bytes(kind, self.job, able)
+            found.append(BlockBytes(modules=modules, total=total, workspace=workspace))
+        return found
+
+    def _logits(self, layout: FoldedLayout, rank: RankBlocks) -> float:
+        """Return the logits of a rank's heads at the loss, with their gradients.
+
+        Steps of multi-token prediction have logits of their own, which wait for the backward pass.
+        """
+        num = rank.has_head + rank.has_predictions * len(self.job.decoder.predictions)
+        target, decoder = self.target, self.job.decoder
+        tokens = layout.micro_batch * self.job.length / layout.cp
+        padded = target.vocabulary_multiple * layout.tp
+        sharers = layout.tp if target.splits_logits else 1
+        vocab = -(-decoder.vocab_size // padded) * padded / sharers
+        return num * target.logit_bytes * tokens * vocab / target.loss_chunks
+
+
+def _shards(layout: FoldedLayout) -> tuple[bool, bool]:
+    """Return whether all but the experts is in shards, and whether experts are.
+
+    What one rank has alone is whole, unless it is in host memory.
+    """
+    if layout.offload_optimizer and layout.zero > SHARDS_GRADIENTS:
+        return True, True
+    return layout.dp * layout.cp > 1, layout.edp > 1

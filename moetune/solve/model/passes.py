@@ -1,0 +1,258 @@
+"""Passes of a block on a rank: its modules with recomputation, launches, and hidden exchanges."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from moetune.domain.architecture import Block, Part
+from moetune.domain.attention import LatentAttention
+from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.targets import Target
+from moetune.domain.training import HALF_PRECISION, FoldedLayout, TrainingDtype
+from moetune.solve.model.activations import AGAIN
+from moetune.solve.model.modules import BlockTimes, ModuleName
+from moetune.solve.model.stages import StageBlocks, block_counts
+
+_HOST_SECONDS = {"mixer": 1.5e-3, "latent": 3.2e-3, "dense": 0.5e-3, "routed": 3.5e-3}
+"""Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
+
+Modelled: public runs on H100 whose device time is far below their step's take 8 to 12 ms for an
+attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1. Latent attention has about
+twice the modules (Moonlight with tp 2, Kimi-K2 and DeepSeek-V3)."""
+_TENSOR_PARALLEL = {"mixer": 1.2e-3, "latent": 2.0e-3, "dense": 1.1e-3, "routed": 2.8e-3}
+"""More of it with tp above 1: dense blocks of Qwen3-8B take 4.3 ms in all at tp 4 and 8 on H100
+(BastiaanGroot/ML-Infrastructure-Engineer)."""
+_ROUTED_IN_A_GRAPH = 2.0e-3
+"""Of the routed experts' when the router and the order of rows are replayed; stated."""
+_EXPERT_KERNEL_SECONDS = 8e-6
+"""Of a kernel of one expert: 64 experts a rank in 8 bits (Nemotron-3 Super, 26.04 to 26.08)."""
+LAUNCH_SECONDS = 12e-6
+"""Of one more kernel of a list that the host goes through."""
+_IDLE_SECONDS = 0.25e-3
+"""Between the numbers of rows that the host waits for and the first kernel behind them, of both
+passes: Hy3-295B on GB300 with partial graphs of each block and with one of the whole iteration
+(yangwhale/gpu-tpu-pedia, hy3-12 and hy3-07)."""
+_AGAIN_SECONDS = 0.6e-3
+"""Of launching a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
+(Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
+FORWARD_OF_BOTH = 1 / 3
+"""The backward pass has twice the GEMMs."""
+_OF_EXPERTS: tuple[ModuleName, ...] = (
+    "experts", "moe_act", "router", "permute", "shared_experts",
+)  # fmt: skip
+_RECOMPUTABLE: tuple[ModuleName, ...] = (
+    "core_attn", "norm", "mla_up_proj", "mlp", *_OF_EXPERTS,
+)  # fmt: skip
+
+
+class BlockSeconds(NamedTuple):
+    """Seconds of a block for one micro-batch.
+
+    Args:
+        forward, backward: of both passes, with all of the below.
+        weight: of the backward pass, what its GEMMs for the weights' gradients take.
+        times: its modules.
+        recomputed: of the backward pass, what is computed and exchanged again.
+        launches: that the device waits for.
+        hidden: of the exchanges.
+        beside: of these, what shared experts hide in one chunk.
+        bound_by_host: of both passes, what takes as long as the host's launches do.
+    """
+
+    forward: float
+    backward: float
+    weight: float
+    times: BlockTimes
+    recomputed: float
+    launches: float
+    hidden: float
+    beside: float = 0.0
+    bound_by_host: float = 0.0
+
+    @property
+    def both(self) -> float:
+        """Both passes."""
+        return self.forward + self.backward
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of both passes by module, which add up to them."""
+        found: dict[str, float] = {
+            name: one.forward + one.backward for name, one in self.times.modules.items()
+        }
+        if self.recomputed:
+            found["recompute"] = self.recomputed
+        if self.hidden:
+            found["exchange"] -= self.hidden
+        if self.launches:
+            found["launches"] = self.launches
+        return found
+
+
+def host_seconds(block: Block, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
+    """Return the host's time to launch both passes of a block."""
+    if layout.cuda_graphs == "full":
+        return 0.0
+    total = sum(_launches(part, layout, target, dtype) for part in block.parts)
+    if {"full", "selective"} & {*layout.recompute}:
+        return target.launches * total * (1 + FORWARD_OF_BOTH)
+    again = block.modules & {*layout.recompute}
+    return target.launches * (total + _AGAIN_SECONDS * len(again))
+
+
+def idle_seconds(part: RoutedExperts | None, layout: FoldedLayout) -> float:
+    """Return what the device waits behind each count of rows, for kernels launched after it."""
+    if part is None or layout.ep == 1 or layout.cuda_graphs == "full":
+        return 0.0
+    return _IDLE_SECONDS
+
+
+def _launches(part: Part, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
+    is_plain = layout.cuda_graphs == "none"
+    if isinstance(part, RoutedExperts):
+        kernels = (
+            target.kernels_per_expert[dtype not in HALF_PRECISION] * part.num_experts // layout.ep
+        )
+        shared = _HOST_SECONDS["dense"] * (part.shared is not None)
+        routed = _of_part("routed", layout)
+        if not is_plain:
+            routed -= _HOST_SECONDS["routed"] - _ROUTED_IN_A_GRAPH
+        return routed + shared + _EXPERT_KERNEL_SECONDS * kernels
+    if isinstance(part, DenseFfn):
+        return _of_part("dense", layout) if is_plain else _HOST_SECONDS["dense"]
+    if not is_plain:
+        return 0.0
+    return _of_part("latent" if isinstance(part, LatentAttention) else "mixer", layout)
+
+
+def _of_part(name: str, layout: FoldedLayout) -> float:
+    return _HOST_SECONDS[name] + (_TENSOR_PARALLEL[name] if layout.tp > 1 else 0.0)
+
+
+class DevicePasses(NamedTuple):
+    """Seconds that a block's passes keep the device, without exchanges.
+
+    Args:
+        recomputed: of the backward pass, what the forward pass has computed already.
+    """
+
+    forward: float
+    backward: float
+    recomputed: float
+
+
+def device_passes(times: BlockTimes, layout: FoldedLayout) -> DevicePasses:
+    """Return the seconds that a block's passes keep the device."""
+    recomputed = _recomputed(times, layout)
+    compute, exchange = times.compute, times.passes("exchange")
+    other = times.communication.forward - exchange.forward
+    other_back = times.communication.grad_input - exchange.grad_input
+    backward = compute.backward + other_back + recomputed
+    return DevicePasses(compute.forward + other, backward, recomputed)
+
+
+def block_seconds(
+    times: BlockTimes,
+    layout: FoldedLayout,
+    *,
+    device: DevicePasses,
+    slack: float,
+    saved: tuple[float, float] = (0.0, 0.0),
+    beside: tuple[float, float] = (0.0, 0.0),
+    overlap_hidden: float = 0.0,
+) -> BlockSeconds:
+    """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
+
+    A block takes as long as the device or the host that launches it, whichever is longer, and then
+    its exchanges: the host waits for the numbers of rows in each of them.
+
+    Args:
+        device: its passes on the device.
+        slack: by how long they are longer than the host, launches of chunks counted.
+        saved: by chunks, of the forward and the backward pass.
+        beside: by shared experts in one chunk, of both passes; `saved` is beyond it.
+        overlap_hidden: share that another micro-batch's computation hides (`Target`).
+    """
+    forward, backward, again = device
+    exchange, repeats = times.passes("exchange"), repeats_exchange(layout)
+    exchanges = exchange.forward * (2 if repeats else 1)
+    waiting = max(0.0, -slack)
+    if layout.overlap == "batch":
+        others = forward + backward + waiting
+        share = overlap_hidden * min(others, exchange.forward + exchanges) / 2
+        saved = share, share
+    if any(beside):
+        again_beside = beside[0] if repeats else 0.0
+        beside = beside[0], beside[1] + again_beside
+        saved = saved[0] + beside[0], saved[1] + beside[1]
+    repeated = saved[0] if repeats else 0.0
+    return BlockSeconds(
+        forward=forward + exchange.forward - saved[0] + FORWARD_OF_BOTH * waiting,
+        backward=backward + exchanges - saved[1] + (1 - FORWARD_OF_BOTH) * waiting,
+        weight=times.compute.grad_weight + FORWARD_OF_BOTH * waiting,
+        times=times,
+        recomputed=again + exchanges - exchange.grad_input - repeated if again else 0.0,
+        launches=waiting,
+        hidden=sum(saved) - repeated,
+        beside=sum(beside) - (beside[0] if repeats else 0.0),
+        bound_by_host=forward + backward + waiting if waiting > _IDLE_SECONDS else 0.0,
+    )
+
+
+def repeats_exchange(layout: FoldedLayout) -> bool:
+    """Return whether the backward pass repeats the dispatch and combine of the forward pass."""
+    return "full" in layout.recompute or "moe" in layout.recompute
+
+
+def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
+    """Return the seconds of computation that the backward pass repeats, without exchanges."""
+    if not layout.recompute:
+        return 0.0
+    if "full" in layout.recompute:
+        other = times.communication.forward - times.passes("exchange").forward
+        return times.compute.forward + other
+    if "selective" in layout.recompute:
+        return sum(AGAIN.get(name, 0.0) * one.forward for name, one in times.modules.items())
+    again = {*layout.recompute, *(_OF_EXPERTS if "moe" in layout.recompute else ())}
+    names = (name for name in _RECOMPUTABLE if name in again and name in times.modules)
+    return sum(times.modules[name].forward for name in names)
+
+
+class Room(NamedTuple):
+    """Seconds that gradients and parameters can run beside, of one micro-batch's passes."""
+
+    forward: float
+    backward: float
+
+    def divided(self, by: float) -> "Room":
+        """Return so many times less room."""
+        return Room(self.forward / by, self.backward / by)
+
+
+NO_ROOM, WITHOUT_END = Room(0.0, 0.0), Room(math.inf, math.inf)
+
+
+def computing(
+    rank: StageBlocks,
+    blocks: Sequence[BlockSeconds],
+    ends: tuple[float, float],
+    layout: FoldedLayout,
+) -> Room:
+    """Return the room of a rank: its passes without any communication, hidden or not.
+
+    Args:
+        blocks: of each kind.
+        ends: the embedding's and a head's, both passes.
+    """
+    heads = rank.has_head + rank.has_predictions * (len(blocks) - len(rank.counts))
+    both = rank.has_embedding * ends[0] + heads * ends[1]
+    forward, backward = FORWARD_OF_BOTH * both, (1 - FORWARD_OF_BOTH) * both
+    for count, one in zip(block_counts(rank, len(blocks)), blocks, strict=True):
+        if count:
+            sent = one.times.communication
+            again = sent.forward if "full" in layout.recompute else 0.0
+            if not again and repeats_exchange(layout):
+                again = one.times.passes("exchange").forward
+            forward += count * max(0.0, one.forward - sent.forward)
+            backward += count * max(0.0, one.backward - sent.backward - again)
+    return Room(forward, backward)

@@ -1,0 +1,201 @@
+"""Pins that no layout obeys: the rules that they break, and the nearest pins that agree.
+
+The nearest pins change as few as possible: of these the layout whose sizes have the least product
+of ratios to what was asked.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from moetune.domain.errors import InputError, RefusedLayoutError
+from moetune.domain.layout import BrokenRule
+from moetune.domain.pipeline import stage_words
+from moetune.domain.target_rules import target_rules
+from moetune.domain.training import FoldedLayout, LayoutRequest
+from moetune.domain.training_rules import broken_rules
+from moetune.solve.model.space import LayoutSpace
+
+_NAMES = tuple(one.name for one in fields(LayoutRequest))
+_SIZES = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
+_SHARES = ("offload_activations", "offload_optimizer")
+_TRIED_SIZES = 64
+"""Sizes in which pins that contradict are tried for the rule that they break in any."""
+
+
+class NearPins(NamedTuple):
+    """Pins that some layout obeys, that layout, and how far they are from those asked for."""
+
+    distance: float
+    pins: LayoutRequest
+    layout: FoldedLayout
+
+
+def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | RefusedLayoutError:
+    """Return why no layout obeys the pins, with the nearest that some layout obeys.
+
+    It is a `RefusedLayoutError` where the rules of the job allow them and the runtime does not.
+    Its field is the first pin to change.
+    """
+    near = nearest(space, pins)
+    broken = _fewest_broken(space, pins, near)
+    what = "; ".join(dict.fromkeys(rule.what for rule in broken)) or "no layout has all pins"
+    if near is None:
+        changed, hint = "", broken[0].hint if broken else "pin less of it"
+    else:
+        changed = next(
+            name for name in pinned(pins) if getattr(pins, name) != getattr(near.pins, name)
+        )
+        hint = _advice(pins, near.pins)
+    if space.asks_runtime and _nearest_of(replace(space, asks_runtime=False), pins, ()):
+        return RefusedLayoutError(what, hint, field=changed)
+    return InputError(what, hint, field=changed)
+
+
+def _fewest_broken(
+    space: LayoutSpace, pins: LayoutRequest, near: NearPins | None
+) -> Sequence[BrokenRule]:
+    """Return the rules that the pins break where they break fewest.
+
+    The pins are tried in the nearest layout that obeys the rules, and in the first sizes.
+    """
+    if near is None:
+        return [*_all_broken(space, _plainest(space))]
+    changed = [name for name in pinned(pins) if getattr(pins, name) != getattr(near.pins, name)]
+    sizes = itertools.islice(space.sizes(without(pins, changed)), _TRIED_SIZES)
+    layouts = (_with_pins(space, one, pins) for one in (near.layout, *sizes))
+    every = [broken for one in layouts if (broken := [*_all_broken(space, one)])]
+    return min(every, key=len, default=[])
+
+
+def _with_pins(space: LayoutSpace, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
+    """Return a layout with the pins, and as many replicas as the ranks leave room for."""
+    values: dict[str, Any] = {name: getattr(pins, name) for name in pinned(pins)}
+    if pins.stages is not None and pins.pp is None:
+        values["pp"] = max(1, len(pins.stages) // (pins.vpp or 1))
+    found = replace(layout, **values)
+    return replace(found, dp=max(1, space.job.world_size // (found.cp * found.tp * found.pp)))
+
+
+def pin_words(pins: LayoutRequest) -> str:
+    """Return pins as flags, such as "--tp 8 --recompute moe_act,norm"."""
+    return " ".join(pin_flag(pins, name) for name in pinned(pins))
+
+
+def pin_flags(pins: LayoutRequest) -> dict[str, str]:
+    """Return the values of pins by their flags."""
+    flags = (pin_flag(pins, name).partition(" ") for name in pinned(pins))
+    return {flag: value for flag, _, value in flags}
+
+
+def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
+    """Return the pins that some layout obeys of which fewest are others, and these near.
+
+    None where even without pins no layout obeys the rules.
+    """
+    names = pinned(pins)
+    for num in range(1, len(names) + 1):
+        every = (_nearest_of(space, pins, some) for some in itertools.combinations(names, num))
+        if found := [one for one in every if one is not None]:
+            return min(found, key=lambda one: one.distance)
+    return None
+
+
+def _nearest_of(space: LayoutSpace, pins: LayoutRequest, changed: Sequence[str]) -> NearPins | None:
+    """Return the nearest pins with other values of the changed ones."""
+    free, best = without(pins, changed), None
+    sizes = [name for name in changed if name in _SIZES and name != "vpp"]
+    words = [name for name in changed if name not in _SIZES]
+    by_size = ((_distance(pins, one, sizes), one) for one in space.sizes(free))
+    for least, sized in sorted(by_size, key=lambda one: one[0]):
+        if best is not None and least + len(words) >= best.distance:
+            break  # every changed word is another one
+        for one in _whole(space, free, sized, changed, pins.recompute or ()):
+            far = _distance(pins, one, changed)
+            if best is None or far < best.distance:
+                values = {name: getattr(one, name) for name in changed}
+                best = NearPins(far, replace(pins, **values), one)
+    return best
+
+
+def _whole(
+    space: LayoutSpace,
+    pins: LayoutRequest,
+    sizes: FoldedLayout,
+    changed: Sequence[str],
+    modules: Sequence[str],
+) -> Iterator[FoldedLayout]:
+    """Yield the layouts of sizes that are allowed.
+
+    What is not pinned is the plainest, which goes with most, but for what is to be changed: lists
+    of modules to recompute come in the order of how many they do not share with `modules`.
+    """
+    overlaps = space.target.overlaps if "overlap" in changed else (pins.overlap or "none",)
+    recomputes = space.recomputes(pins)[: None if "recompute" in changed else 1]
+    recomputes = sorted(recomputes, key=lambda one: len({*one} ^ {*modules}))
+    for overlap, recompute in itertools.product(overlaps, recomputes):
+        plain = replace(sizes, overlap=overlap, recompute=recompute)
+        for dispatcher in space.dispatchers(plain, pins)[:1]:
+            able = replace(plain, dispatcher=dispatcher)
+            yield from filter(space.is_allowed, space.pipelines(able, pins))
+
+
+def _distance(pins: LayoutRequest, layout: FoldedLayout, changed: Sequence[str]) -> float:
+    """Return how far a layout is from pins: logarithms of sizes' ratios, and 1 for each word."""
+    every = ((name, getattr(pins, name), getattr(layout, name)) for name in changed)
+    return sum(
+        abs(math.log2(given / asked)) if name in _SIZES else float(asked != given)
+        for name, asked, given in every
+    )
+
+
+def _advice(pins: LayoutRequest, near: LayoutRequest) -> str:
+    """Return the nearest pins as flags, and which are to be left out."""
+    gone = [
+        name
+        for name in pinned(pins)
+        if getattr(near, name) is None or (name in _SHARES and not getattr(near, name))
+    ]
+    kept, others = pin_words(without(near, gone)), " and ".join(pin_flag(pins, one) for one in gone)
+    if not kept:
+        return f"omit {others}"
+    return f"nearest that agree: {kept}" + (f", without {others}" if others else "")
+
+
+def _plainest(space: LayoutSpace) -> FoldedLayout:
+    """Return the layout of replicas alone, whether it breaks rules or not."""
+    free = LayoutRequest()
+    return FoldedLayout(
+        dp=space.job.world_size, zero=space.zeros(free, 1, 1)[0],
+        dispatcher=space.first_dispatcher(free, 1),
+    )  # fmt: skip
+
+
+def _all_broken(space: LayoutSpace, layout: FoldedLayout) -> Iterator[BrokenRule]:
+    yield from broken_rules(layout, space.job)
+    yield from target_rules(layout, space.target, space.job, space.site)
+
+
+def pinned(pins: LayoutRequest) -> tuple[str, ...]:
+    """Return the names of the fields that are pinned."""
+    return tuple(name for name in _NAMES if getattr(pins, name) is not None)
+
+
+def without(pins: LayoutRequest, names: Sequence[str]) -> LayoutRequest:
+    """Return the pins without some of them."""
+    nothing: dict[str, Any] = dict.fromkeys(names)
+    return replace(pins, **nothing)
+
+
+def pin_flag(pins: LayoutRequest, name: str) -> str:
+    """Return a pin as a flag, such as "--tp 8"."""
+    value = getattr(pins, name)
+    if name == "stages":
+        value = repr(stage_words(value))
+    elif name == "recompute":
+        value = ",".join(value) or "none"
+    elif name in _SHARES:
+        value = f"{value:g}"
+    return f"--{name.replace('_', '-')} {value}"

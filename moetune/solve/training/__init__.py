@@ -1,1 +1,0 @@
-"""What a decoder's training costs in a layout: seconds of its parts, schedules, and memory."""

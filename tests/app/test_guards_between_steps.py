@@ -1,0 +1,171 @@
+"""What one step of the work accepts of another: samples, profiles, measured steps."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.plan import make_plan
+from moetune.app.planner import Planner
+from moetune.app.profile import estimate_profile
+from moetune.app.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
+from moetune.app.recording import Progress, SampleRecorder
+from moetune.app.sources import LocalSources
+from moetune.domain.cluster import HOST_MEMORY, Fingerprint, Machine
+from moetune.domain.errors import ProfileError
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Plan
+from moetune.domain.profile import GemmLine, Profile
+from moetune.domain.request import PlanRequest
+from moetune.domain.samples import CopyPoint, Point, Sample
+from moetune.domain.site import site_of
+from moetune.measure.session import Estimates
+from moetune.store import SqlStore, open_store
+
+NAME = "rtx2080ti-x64"
+ONE, OTHER = (CopyPoint(direction="h2d", pinned=True, num_bytes=2**size) for size in (20, 21))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return str(tmp_path / "moetune.db")
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return load_profile_file(bundled_profiles()[NAME])
+
+
+@pytest.fixture(scope="module")
+def plan(profile: Profile) -> Plan:
+    return make_plan(PlanRequest(model="gpt-s"), profile=profile)
+
+
+def with_slower_products(profile: Profile) -> Profile:
+    slower = [
+        replace(line, beta_seconds_per_mac=2 * line.beta_seconds_per_mac) for line in profile.gemm
+    ]
+    return replace(profile, gemm=tuple(slower))
+
+
+def test_the_profile_behind_a_plan_is_the_one_it_was_made_from_or_none(
+    database: str, plan: Plan, profile: Profile, tmp_path: Path
+) -> None:
+    @contextmanager
+    def stores() -> Iterator[SqlStore]:
+        with open_store(database) as store:
+            yield store
+
+    def planner(named: str | None = None) -> Planner:
+        return Planner(sources=LocalSources(stores=stores, named=named))
+
+    assert planner().profile_if_known(plan) == profile
+    with stores() as store:
+        store.save_profile(with_slower_products(profile))
+    assert planner().profile_if_known(plan) is None
+    with pytest.raises(ProfileError, match=f"{NAME}.*{plan.id[:6]}"):
+        planner(NAME).profile_if_known(plan)
+    inputs = replace(plan.inputs, profile="of-nobody")
+    gone = replace(plan, inputs=inputs, id=inputs.plan_id)
+    assert planner().profile_if_known(gone) is None
+    same = tmp_path / "same.toml"
+    same.write_bytes(bundled_profiles()[NAME].read_bytes())
+    assert planner(str(same)).profile_if_known(plan) == profile
+
+
+REQUEST = ProfileRequest(
+    name="lab", dtypes=("float32",), max_tokens=64,
+    layers=(LayerShape(d_model=16, d_hidden=32, num_experts=2),),
+)  # fmt: skip
+
+
+def points_left(store: SqlStore) -> set[Point]:
+    setting = MeasurementSetting(environment=dict(os.environ))
+    return set(estimate_profile(REQUEST, setting, store=store))
+
+
+def test_resumed_measuring_omits_what_has_times_and_nothing_that_failed(database: str) -> None:
+    cluster = detect_cluster(REQUEST, MeasurementSetting(environment=dict(os.environ)))
+    with open_store(database) as store:
+        everything = sorted(points_left(store), key=repr)
+        timed, failed = everything[:5], everything[5:8]
+        run = store.start_run(name="lab", cluster=cluster, preset="quick")
+        store.add_samples(run, [Sample(point=one, seconds=(1e-3,)) for one in timed])
+        wrong = [Sample(point=one, seconds=(), error="out of memory") for one in failed]
+        store.add_samples(run, wrong)
+        assert points_left(store) == set(everything) - set(timed)
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_resumed_measuring_takes_samples_of_this_very_machine_alone(
+    database: str, *, is_other: bool
+) -> None:
+    cluster = detect_cluster(REQUEST, MeasurementSetting(environment=dict(os.environ)))
+    fingerprint = cluster.fingerprint
+    if is_other:
+        software = {**fingerprint.software, "torch": "1.0"}
+        fingerprint = Fingerprint(hardware=fingerprint.hardware, software=software)
+    with open_store(database) as store:
+        everything = points_left(store)
+        known = min(everything, key=repr)
+        finished = Profile(
+            name="lab", provenance="measured", machine=cluster.machine, fingerprint=fingerprint,
+            gemm=(GemmLine(dtype="float32", alpha_seconds=1e-5, beta_seconds_per_mac=1e-12),),
+            samples=(Sample(point=known, seconds=(1e-3,)),),
+        )  # fmt: skip
+        store.save_profile(finished)
+        assert points_left(store) == (everything if is_other else everything - {known})
+
+
+@pytest.mark.parametrize(
+    ("kind", "known", "expected"),
+    [("cpu", "", 3 * 2**30), ("cuda", "77", 77), ("cuda", "", None), ("cuda", "much", None)],
+)
+def test_the_hosts_memory_is_that_of_all_devices_of_a_node_or_what_the_profile_knows(
+    profile: Profile, kind: str, known: str, expected: int | None
+) -> None:
+    machine = Machine(
+        kind=kind,  # type: ignore[arg-type]  # one of the two kinds
+        device="any", num_devices=12, devices_per_node=3, memory_bytes=2**30,
+    )  # fmt: skip
+    fingerprint = Fingerprint(hardware={HOST_MEMORY: known} if known else {}, software={})
+    found = replace(profile, machine=machine, fingerprint=fingerprint)
+    assert site_of(found).host_memory_bytes == expected
+
+
+class LeftSeconds(Progress):
+    """Remembers the time left that is shown."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.left: list[float] = []
+
+    def start(self, groups: Mapping[str, int], seconds: float) -> None:
+        assert groups
+        self.total = seconds
+
+    def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
+        assert sample.seconds
+        assert group
+        self.left.append(seconds_left)
+
+
+def test_the_time_left_is_that_of_all_visits_and_never_negative(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    shown = LeftSeconds()
+    recorder = SampleRecorder(machine=profile.machine, progress=shown)
+    recorder.receive(Estimates(seconds={ONE: 1.0, OTHER: 2.0}, total_seconds=7.0))
+    now += 3.0
+    recorder.receive(Sample(point=ONE, seconds=(1.0,)))
+    now += 5.0
+    recorder.receive(Sample(point=OTHER, seconds=(1.0,)))
+    assert shown.total == 7.0
+    assert shown.left == [4.0, 0.0]

@@ -1,0 +1,44 @@
+"""A plan in words: each figure is there where it applies, and only there."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from moetune.app.subjects import LayerSubject
+from moetune.app.views.words import device_word, memory_words, plan_scope, probability_words
+from tests.report.lab import MACHINE, lab_plan, lab_profile
+
+
+@pytest.mark.parametrize(
+    ("share", "number"), [(0.0, "0"), (0.5, "50"), (0.994, "99"), (0.995, "99"), (1.0, "99")]
+)
+def test_a_probability_is_never_100_percent(share: float, number: str) -> None:
+    assert re.findall(r"\d+", probability_words(share)) == [number]
+
+
+def test_memory_is_compared_with_the_plans_limit_else_the_devices() -> None:
+    def sizes(explanation: LayerSubject) -> list[str]:
+        return re.findall(r"[\d.]+ [KMG]iB", memory_words(explanation, 2**20, "parts"))
+
+    plan, profile = lab_plan(), lab_profile()
+    # What 92 % of a GPU leave free is said where nobody set the limit.
+    assert sizes(LayerSubject(plan=plan, profile=profile)) == ["1.00 MiB", "942 MiB", "81.9 MiB"]
+    inputs = replace(plan.inputs, constraints={"memory-taken": str(42 * 2**20)})
+    taken = replace(plan, id=inputs.plan_id, inputs=inputs)
+    assert sizes(LayerSubject(plan=taken, profile=profile))[1] == "900 MiB"
+    cpu = replace(profile, machine=replace(profile.machine, kind="cpu"))
+    assert sizes(LayerSubject(plan=plan, profile=cpu)) == ["1.00 MiB", "1.00 GiB"]
+    limited = lab_plan(memory_limit_bytes=120 * 2**20)
+    assert sizes(LayerSubject(plan=limited, profile=profile)) == ["1.00 MiB", "120 MiB"]
+    assert sizes(LayerSubject(plan=plan)) == ["1.00 MiB"]
+    assert sizes(LayerSubject(plan=limited)) == ["1.00 MiB", "120 MiB"]
+
+
+def test_a_rank_is_a_gpu_where_the_machine_has_them() -> None:
+    cpu = replace(lab_profile(), machine=replace(MACHINE, kind="cpu"))
+    words = [device_word(one) for one in (None, cpu, lab_profile())]
+    assert words == ["rank", "rank", "GPU"]
+    plan = lab_plan()
+    assert "8 GPUs" in plan_scope(plan, profile=lab_profile())
+    assert "8 ranks" in plan_scope(plan)

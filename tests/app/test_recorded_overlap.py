@@ -1,0 +1,78 @@
+"""A real step's timeline: what overlaps, and that it is recorded as it happened."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from moetune.app.subjects import LayerSubject
+from moetune.app.trace import overlap_of, recorded_trace
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Decision
+from moetune.measure.steps import random_steps
+from moetune.runtime.trace import RecordedSpan
+from tests.runtime.plans import small_plan
+from tests.runtime.slow_link import SlowLink
+
+WIRE_SECONDS = 0.01
+
+
+def _record(forward_degree: int, backward_degree: int) -> tuple[RecordedSpan, ...]:
+    workload = Workload(
+        layer=LayerShape(d_model=128, d_hidden=512, num_experts=2),
+        world_size=1,
+        tokens_per_rank=1024,
+    )
+    steps = random_steps(workload, device=torch.device("cpu"), communicator=SlowLink(WIRE_SECONDS))
+    decision = Decision(forward_degree=forward_degree, backward_degree=backward_degree)
+    steps.run(decision)
+    return steps.record(decision)
+
+
+def test_one_chunk_overlaps_nothing() -> None:
+    overlap = overlap_of(_record(1, 1))
+    assert overlap.forward == pytest.approx(0, abs=1e-3)
+    assert overlap.backward == pytest.approx(0, abs=1e-3)
+
+
+def test_chunks_compute_while_others_travel_forward_and_backward() -> None:
+    overlap = overlap_of(_record(4, 3))
+    assert overlap.forward > 0.01
+    assert overlap.backward > 0.01
+
+
+def test_each_chunk_is_dispatched_computed_and_combined_in_that_order() -> None:
+    spans = {(span.phase, span.name, span.chunk): span for span in _record(4, 3)}
+    assert len(spans) == 3 * (4 + 3)
+    for phase, degree in (("forward", 4), ("backward", 3)):
+        for chunk in range(degree):
+            dispatch = spans[phase, "dispatch", chunk]  # type: ignore[index]  # a phase's name
+            experts = spans[phase, "experts", chunk]  # type: ignore[index]  # as above
+            combine = spans[phase, "combine", chunk]  # type: ignore[index]  # as above
+            assert dispatch.end_seconds <= experts.start_seconds + 1e-3
+            assert experts.end_seconds <= combine.start_seconds + 1e-3
+            assert combine.end_seconds >= experts.end_seconds + 0.5 * WIRE_SECONDS
+
+
+def test_a_recorded_step_is_a_trace_from_zero_with_every_span_in_microseconds() -> None:
+    plan = small_plan(layer=LayerShape(d_model=16, d_hidden=32, num_experts=4), world_size=1)
+    trace = recorded_trace(LayerSubject(plan=plan), num_ranks=None, launch=None, environ={})
+    assert trace is not None
+    degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
+    events: list[Any] = [event for event in trace.events if event["ph"] == "X"]
+    assert len(events) == 3 * sum(degrees)
+    assert min(event["ts"] for event in events) == 0
+    ends = [event["ts"] + event["dur"] for event in events]
+    assert 10 < max(ends) < 60e6  # a step of more than 10 µs and less than a minute
+    names = {event["name"] for event in events}
+    assert {f"forward dispatch {chunk + 1}" for chunk in range(degrees[0])} <= names
+    assert {f"backward combine {chunk + 1}" for chunk in range(degrees[1])} <= names
+    for event in events:
+        assert event["pid"] == 1
+        assert event["tid"] == (2 if event["cat"] == "comm" else 1)
+    sent = [event["args"]["bytes"] for event in events if event["name"].startswith("forward disp")]
+    assert sum(sent) == plan.workload.payload_bytes  # one rank: every row is its own
+    assert trace.predicted is None
+    assert trace.measured is not None
+    assert trace.document["traceEvents"] == list(trace.events)
+    assert trace.summary("x.json")["measured"] == trace.document["measured"]

@@ -1,0 +1,149 @@
+"""What `moetune report` chooses to report: the plans, the profile, and what was observed."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moetune.app.files import find_plan
+from moetune.app.report import NUM_PLANS, Report, write_report
+from moetune.app.wiring import StoreFinder
+from moetune.domain.errors import InputError, ProfileError
+from moetune.store import open_store
+from tests.report.lab import lab_plan, lab_profile, observations
+from tests.training_plans import training_plan
+
+NOW = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> StoreFinder:
+    path = str(tmp_path / "m.db")
+    return lambda: open_store(path)
+
+
+def report(stores: StoreFinder, file: Path, **options: Any) -> Report:
+    asked = {"profile": None, "plans": (), **options}
+    return write_report(file, stores=stores, now=NOW, version="1.2.3", **asked)
+
+
+def headings(file: Path, plan_id: str) -> int:
+    """Count the places where a reader finds the beginning of the plan's id as a word."""
+    return len(re.findall(rf"\bPlan {plan_id[:6]}\b", file.read_text(encoding="utf-8")))
+
+
+def test_the_newest_plans_are_reported_with_the_newest_profile(
+    stores: StoreFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert NUM_PLANS > 2
+    monkeypatch.setattr("moetune.app.report.NUM_PLANS", 2)
+    plans = [lab_plan(tokens) for tokens in (64, 128, 192)]
+    with stores() as store:
+        assert store is not None
+        store.save_profile(lab_profile())
+        for plan in plans:
+            store.save_plan(plan)
+        store.add_observations(observations(plans[-1], 3))
+    file = tmp_path / "out.html"
+    found = report(stores, file)
+    assert found.file == file
+    assert found.profiles == ("lab",)
+    assert list(found.plans) == [one.id for one in reversed(plans)][:2]
+    counts = [headings(file, one.id) for one in plans]
+    assert counts[0] == 0
+    assert min(counts[1:]) >= 2  # in the contents and above the chapter
+    assert "2026-03-04 05:06" in file.read_text(encoding="utf-8")
+
+
+def test_observed_steps_are_drawn_for_the_plan_that_they_are_of(
+    stores: StoreFinder, tmp_path: Path
+) -> None:
+    plan, other = lab_plan(64), lab_plan(128)
+    with stores() as store:
+        assert store is not None
+        store.save_profile(lab_profile())
+        for one in (plan, other):
+            store.save_plan(one)
+        store.add_observations(observations(plan, 3))
+    counts = [
+        report(stores, tmp_path / f"{one.id[:6]}.html", plans=(one.id,)).num_figures
+        for one in (plan, other)
+    ]
+    assert counts[0] == counts[1] + 1
+
+
+def test_a_plan_of_a_file_is_reported_with_its_own_profile(
+    stores: StoreFinder, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    plan = lab_plan(64)
+    file.write_text(plan.text, encoding="utf-8")
+    with pytest.raises(ProfileError):  # a named profile has to be there
+        report(stores, tmp_path / "a.html", plans=(str(file),), profile="nobodys")
+    alone = report(stores, tmp_path / "a.html", plans=(str(file),))
+    assert (alone.profiles, alone.plans) == ((), (plan.id,))
+    title = re.search(r"<title>(.*?)</title>", (tmp_path / "a.html").read_text(encoding="utf-8"))
+    assert title is not None
+    assert plan.inputs.profile in title[1]
+    named = report(stores, tmp_path / "b.html", plans=(str(file),), profile="rtx2080ti-x64")
+    assert named.profiles == ("rtx2080ti-x64",)
+    with stores() as store:
+        assert store is not None
+        store.save_profile(lab_profile())
+    assert report(stores, tmp_path / "c.html", plans=(str(file),)).profiles == ("lab",)
+
+
+@pytest.mark.parametrize("name", ["a100-x8", "h100-x8", "h200-x8", "b200-x8", "rtx2080ti-x64"])
+def test_reference_machines_are_reported(stores: StoreFinder, tmp_path: Path, name: str) -> None:
+    found = report(stores, tmp_path / "out.html", profile=name)
+    assert found.profiles == (name,)
+    assert found.num_figures >= 3
+
+
+def test_a_plan_of_another_machine_is_not_reported_with_the_newest_measured_one(
+    stores: StoreFinder, tmp_path: Path
+) -> None:
+    with stores() as store:
+        assert store is not None
+        store.save_profile(lab_profile())
+        store.save_plan(training_plan())
+    found = report(stores, tmp_path / "out.html", plans=(training_plan().id,), default="lab")
+    assert found.profiles == ("h100-x8",)
+    assert report(stores, tmp_path / "b.html", default="lab").profiles == ("h100-x8",)
+    with stores() as store:
+        assert store is not None
+        store.remove_plans([training_plan().id])
+    assert report(stores, tmp_path / "c.html", default="rtx2080ti-x64").profiles == (
+        "rtx2080ti-x64",
+    )
+
+
+def test_nothing_to_report_is_an_error(stores: StoreFinder, tmp_path: Path) -> None:
+    with pytest.raises(ProfileError):
+        report(stores, tmp_path / "out.html")
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_an_unknown_plan_is_answered_with_the_newest_one(
+    stores: StoreFinder, tmp_path: Path
+) -> None:
+    def hint(wanted: str) -> str:
+        with pytest.raises(InputError) as caught:
+            find_plan(wanted, stores=stores)
+        assert repr(wanted) in caught.value.what
+        return caught.value.hint
+
+    old, new = lab_plan(64), lab_plan(128)
+    assert old.id[:6] not in hint("nothing")
+    with stores() as store:
+        assert store is not None
+        for plan in (old, new):
+            store.save_plan(plan)
+    for unknown in ("nothing", ""):
+        assert re.findall(r"\b[0-9a-f]{6}\b", hint(unknown)) == [new.id[:6]]
+    assert find_plan(old.id[:6], stores=stores) == old
+    file = tmp_path / "plan.json"
+    file.write_text(old.text, encoding="utf-8")
+    assert find_plan(str(file), stores=stores) == old

@@ -1,0 +1,211 @@
+"""`open_planbook` with a plan service: from the user's call to the ranks and back."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import moetune
+from moetune.domain.document import canonical_json, decode
+from moetune.domain.errors import InputError
+from moetune.domain.records import Observation
+from moetune.store import open_store
+from tests.app import service_workers
+from tests.app.service_workers import INPUTS
+from tests.ranks import run_ranks
+from tests.runtime.online_workers import SHAPE, train
+from tests.runtime.plans import small_plan
+from tests.runtime.stub_service import Exchange, Seen, Stub, serving
+
+pytestmark = pytest.mark.usefixtures("token")
+ALONE = small_plan(layer=SHAPE, world_size=1, dtype="float64")
+TOGETHER = small_plan(layer=SHAPE, world_size=2, dtype="float64")
+MOST_STEPS = 200
+TOKEN = "write-7f3a"  # noqa: S105 - of no service
+
+
+@pytest.fixture
+def token(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert home.is_dir()
+    monkeypatch.setenv("MOETUNE_TOKEN", TOKEN)
+
+
+def plans(exchange: Exchange, seen: Seen) -> None:
+    """Answer as a service does that has a plan for one rank and for two."""
+    if seen.headers.get("Authorization") != f"Bearer {TOKEN}":
+        exchange.problem(401, "no token")
+    elif seen.path == "/v1/plans:resolve":
+        exchange.plan(ALONE if seen.document["world_size"] == 1 else TOGETHER)
+    elif seen.path == "/v1/observations":
+        exchange.reply(202)
+    elif seen.path == f"/v1/plans/{ALONE.id}":
+        exchange.plan(ALONE)
+    else:
+        exchange.problem(404, f"there is no {seen.path}")
+
+
+@pytest.fixture
+def service() -> Iterator[Stub]:
+    with serving(plans) as stub:
+        yield stub
+
+
+def layer_of(book: moetune.PlanBook) -> moetune.MoELayer:
+    return moetune.MoELayer(8, 16, 4, 2, planbook=book, dtype=torch.float64)
+
+
+def observations(stub: Stub) -> list[Observation]:
+    documents = stub.documents("/v1/observations")
+    return [
+        decode(Observation, row, "observation")
+        for document in documents
+        for row in document["observations"]
+    ]
+
+
+def test_a_job_asks_for_its_inputs_runs_the_plan_and_reports(service: Stub) -> None:
+    inputs = {**INPUTS, "layer": SHAPE, "profile": None}
+    book = moetune.open_planbook(inputs, service=service.url + "/", observe_every=2)
+    layer = layer_of(book)
+    for _ in range(6):
+        train(layer, 40)
+    book.close()
+    (asked,) = service.documents("/v1/plans:resolve")
+    assert asked == {**INPUTS, "layer": {**INPUTS["layer"], "activation": "gelu"}, "world_size": 1}  # type: ignore[dict-item]
+    found = observations(service)
+    assert {one.plan_id for one in found} == {ALONE.id}
+    assert {one.source for one in found} == {"training"}
+    times = [seconds for one in found for seconds in one.seconds]
+    assert len(times) == 3  # of six calls every second
+    assert min(times) > 0
+
+
+@pytest.mark.parametrize("how", ["variable", "file"])
+def test_the_service_may_be_a_setting(
+    service: Stub, home: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "variable":
+        monkeypatch.setenv("MOETUNE_URL", service.url)
+    else:
+        file = home / ".config" / "moetune" / "moetune.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f'url = "{service.url}"')
+    assert moetune.open_planbook(ALONE.id).plans == (ALONE,)
+    other = replace(ALONE, warnings=("a file",))
+    (home / "plan.json").write_text(canonical_json(other))
+    assert moetune.open_planbook(["plan.json", INPUTS]).plans == (other, ALONE)
+    assert moetune.open_planbook(TOGETHER).plans == (TOGETHER,)
+    assert len(service.seen) == 2
+
+
+def test_all_plans_are_those_of_the_store_whatever_the_setting(
+    service: Stub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOETUNE_URL", service.url)
+    with open_store(str(home / "it.db")) as store:
+        store.save_plan(TOGETHER)
+    assert moetune.open_planbook(db=str(home / "it.db")).plans == (TOGETHER,)
+    assert service.seen == []
+
+
+def test_what_is_not_the_services_or_not_wanted_is_not_reported(service: Stub) -> None:
+    for source, every in (([ALONE, ALONE.id], 1), (ALONE, 1), (INPUTS, 0)):
+        book = moetune.open_planbook(source, service=service.url, observe_every=every)  # type: ignore[arg-type]
+        train(layer_of(book), 40)
+        book.close()
+    assert len(observations(service)) == 1
+
+
+def test_the_search_in_training_takes_the_services_plan(service: Stub, home: Path) -> None:
+    book = moetune.open_planbook(INPUTS, service=service.url, online=True, db=str(home / "it.db"))
+    assert book.plans == (ALONE,)
+    layer = layer_of(book)
+    for _ in range(MOST_STEPS):
+        train(layer, 40)
+        book.step()
+        if (home / "it.db").exists():
+            break
+    book.close()
+    with open_store(str(home / "it.db")) as store:
+        (settled,) = store.settled(ALONE.id)
+    (found,) = observations(service)
+    assert (found.source, found.seconds) == ("search", settled.seconds)
+    assert (found.forward_degree, found.backward_degree) == (
+        settled.decision.forward_degree, settled.decision.backward_degree,
+    )  # fmt: skip
+    own = ALONE.decide(40)
+    assert found.predicted_seconds == (2.0 if settled.decision == own else 0.0)
+    assert (found.strategy, found.tokens_per_rank) == (None, 40)
+
+
+def test_disabled_asks_nobody(service: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOETUNE_DISABLE", "1")
+    assert moetune.open_planbook(INPUTS, service=service.url).plans == ()
+    assert service.seen == []
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"tokens_per_rank": 40}, "lack 'model' or 'layer'"),
+        ({"model": "gpt-s", "tokens": 40}, r"no input 'tokens'\s+known: .* tokens_per_rank"),
+        ({"model": "gpt-s", "constraints": {"order": object()}}, "cannot be sent"),
+        ("../plans:resolve", "cannot be read"),
+        ("3f9c21", "begins with '3f9c21'"),
+        (None, "the ids of the plans"),
+    ],
+)
+def test_a_mistake_in_the_call_is_said_before_anybody_is_asked(
+    service: Stub, source: object, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        moetune.open_planbook(source, service=service.url)  # type: ignore[arg-type] # mistakes
+    assert service.seen == []
+
+
+def test_inputs_without_a_service_are_a_mistake(service: Stub) -> None:
+    with pytest.raises(InputError, match="no plan service") as caught:
+        moetune.open_planbook(INPUTS)
+    assert "MOETUNE_URL" in caught.value.hint
+    with pytest.raises(InputError, match="observe_every"):
+        moetune.open_planbook(INPUTS, service=service.url, observe_every=-1)
+
+
+def test_two_ranks_get_a_plan_report_and_outlive_the_service(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service dies in mid-run: steps go on with the same plan and numbers on both ranks."""
+
+    def answer(exchange: Exchange, seen: Seen) -> None:
+        if seen.path == "/heard":
+            exchange.reply(200, json.dumps(bool(observations(stub))).encode())
+        elif seen.path == "/die":
+            exchange.reply(200)
+            threading.Thread(target=stub.stop).start()
+        else:
+            plans(exchange, seen)
+
+    with serving(answer) as stub:
+        monkeypatch.setenv("MOETUNE_URL", stub.url)
+        assert run_ranks(service_workers.outlives_the_service, 2) == ["", ""]
+    asked = stub.documents("/v1/plans:resolve")
+    assert [one["world_size"] for one in asked] == [2]
+    found = observations(stub)
+    assert {one.plan_id for one in found} == {TOGETHER.id}
+    assert 1 <= sum(len(one.seconds) for one in found) <= 3
+    assert len(list((home / "cache" / "moetune" / "plans").iterdir())) == 1
+
+
+def test_two_ranks_do_without_a_service_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that never answers leads to the safe plan, one that is gone to its last good plan."""
+    with serving(plans) as gone:
+        world = {**INPUTS, "world_size": 2}
+        assert moetune.open_planbook(world, service=gone.url).plans == (TOGETHER,)
+    with serving(lambda exchange, _: exchange.hang()) as hanging:
+        monkeypatch.setenv("MOETUNE_URL", hanging.url)
+        assert run_ranks(service_workers.does_without, 2, gone.url) == ["", ""]
+    assert [one["tokens_per_rank"] for one in hanging.documents("/v1/plans:resolve")] == [80] * 3

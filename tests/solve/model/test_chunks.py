@@ -1,0 +1,151 @@
+"""Exchanges in chunks in a training step: against simulated events and all degrees one by one."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.training_prices import device_prices
+from moetune.domain.interference import CommSpeed, CompSpeed, Interference
+from moetune.domain.profile import Profile
+from moetune.domain.targets import Target, find_target
+from moetune.domain.training import Degrees, FoldedLayout, Recompute, TrainingJob
+from moetune.huggingface.registry import named_model
+from moetune.solve.model.block import BlockPrices
+from moetune.solve.model.chunks import (
+    MOST_CHUNKS,
+    ChunkedBlock,
+    ChunkedPass,
+    ChunkedPasses,
+    best_degrees,
+    chunked_passes,
+)
+from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.step import StepPrices
+
+MOETUNE = find_target("moetune")
+H100, H800 = (load_profile_file(bundled_profiles()[name]) for name in ("h100-x8", "h800-x8"))
+CHUNKED = FoldedLayout(dp=64, ep=8, overlap="chunks")
+DISTURBED = Interference(comp=CompSpeed(comm=0.8), comm=CommSpeed(comp=0.7))
+EVERY = [
+    Degrees(forward=one, backward=other)
+    for one, other in itertools.product(range(1, MOST_CHUNKS + 1), repeat=2)
+]
+
+
+def prices_of(name: str, profile: Profile = H100, target: Target = MOETUNE) -> StepPrices:
+    job = TrainingJob(
+        decoder=named_model(name).decoder, world_size=64, global_batch=256, length=4096
+    )
+    return StepPrices(
+        job=job, device=device_prices(profile), stages=DecoderStages(job.decoder),
+        target=target,
+    )  # fmt: skip
+
+
+def block_of(
+    forward: tuple[float, ...], backward: tuple[float, ...], *, slack: float = 1.0,
+    repeats: bool = False, kernels: int = 5,
+) -> ChunkedBlock:  # fmt: skip
+    """Return a block whose passes take so long in 1, 2, … chunks, and the last from there on."""
+    passes = ChunkedPasses(
+        *(
+            ChunkedPass(
+                seconds=dict(enumerate(one + one[-1:] * (MOST_CHUNKS - len(one)), start=1)),
+                kernels=kernels,
+            )
+            for one in (forward, backward)
+        )
+    )
+    return ChunkedBlock(passes=passes, slack=slack, repeats=repeats)
+
+
+def test_some_degrees_are_priced_as_among_all() -> None:
+    job, cut = prices_of("qwen3-30b-a3b").job, Degrees(forward=3, backward=5)
+    prices = BlockPrices(job=job, layout=CHUNKED, device=device_prices(H100))
+    part = job.decoder.blocks[-1].routed
+    assert part is not None
+    every, some = chunked_passes(prices, part), chunked_passes(prices, part, cut)
+    for mine, its in zip(some, every, strict=True):
+        assert mine.seconds == {one: its.seconds[one] for one in (1, 3, 5)}
+        assert its.saved(1) == its.launches(1) == 0
+
+
+@pytest.mark.parametrize("recompute", [(), ("full",)])
+@pytest.mark.parametrize(("profile", "ep"), [(H100, 8), (H100, 64), (H800, 16)])
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
+def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap(
+    name: str, profile: Profile, ep: int, recompute: tuple[Recompute, ...]
+) -> None:
+    prices = prices_of(name, profile)
+    layout = replace(CHUNKED, ep=ep, recompute=recompute)
+    chosen, degree = prices.step(layout), prices.blocks.degree(layout)
+    assert degree is not None
+    assert degree.forward == degree.backward
+    plain = prices.step(replace(layout, overlap="none"))
+    steps = {
+        one: prices.step(replace(layout, degree=Degrees(forward=one, backward=one))).seconds
+        for one in range(1, MOST_CHUNKS + 1)
+    }
+    alone = prices.blocks.seconds(replace(layout, overlap="none"))
+    allowed = [
+        one
+        for one in steps
+        if all(
+            found.forward <= own.forward * (1 + 1e-12)
+            and found.backward <= own.backward * (1 + 1e-12)
+            for found, own in zip(
+                prices.blocks.seconds(replace(layout, degree=Degrees(forward=one, backward=one))),
+                alone, strict=True,
+            )
+        )
+    ]  # fmt: skip
+    best = min(steps[one] for one in allowed)
+    assert chosen.seconds == steps[degree.forward] == pytest.approx(best, rel=1e-9)
+    assert steps[1] == pytest.approx(plain.seconds, rel=1e-12)
+    exchanges = plain.parts["exchange"] * (1.5 if recompute else 1.0)
+    assert plain.seconds - exchanges <= chosen.seconds <= plain.seconds
+    assert sum(chosen.parts.values()) == pytest.approx(chosen.seconds)
+    assert min(chosen.parts.values()) > -1e-12
+
+
+def test_the_best_degrees_of_blocks_are_those_of_all_pairs() -> None:
+    fast = block_of((1.0, 0.8, 0.7), (2.0, 1.5))
+    other = block_of((3.0, 2.9, 2.95), (2.0, 1.8, 1.4))
+    blocks = [(2, fast), (1, other)]
+
+    def seconds(cut: Degrees) -> float:
+        return sum(
+            count * sum(
+                one.seconds[degree]
+                for one, degree in zip(block.passes, (cut.forward, cut.backward), strict=True)
+            )
+            for count, block in blocks
+        )  # fmt: skip
+
+    best = best_degrees(blocks)
+    assert (best.forward, best.backward) == (3, 3)
+    assert seconds(best) == pytest.approx(min(map(seconds, EVERY)))
+    assert best_degrees([(1, fast)]) == Degrees(forward=3, backward=2)
+    assert best_degrees([(1, fast)], are_paired=True) == Degrees(forward=3, backward=3)
+    assert best_degrees([]) == Degrees(forward=1, backward=1)
+
+
+def test_more_launches_cost_time_where_the_host_is_slow() -> None:
+    """A chunk more saves 100 µs forward, and 8 kernels take the host 96 µs."""
+    seconds = (1e-3, 0.9e-3, 0.8e-3, 0.7e-3, 0.6e-3)
+    for slack, chunks in ((1.0, 5), (96e-6, 2), (0.0, 1), (-1.0, 1)):
+        block = block_of(seconds, (1e-3,), slack=slack, kernels=8)
+        assert best_degrees([(1, block)]).forward == chunks
+    repeated = block_of(seconds, (1e-3,), slack=192e-6, kernels=8, repeats=True)
+    assert best_degrees([(1, repeated)]).forward == 5  # each chunk saves 200 of 192 µs
+    assert repeated.saved(Degrees(forward=2, backward=1)) == pytest.approx((1e-4, 1e-4))
+    assert repeated.launches(Degrees(forward=2, backward=2)) == pytest.approx(3 * 96e-6)
+
+
+def test_nothing_is_cut_without_an_exchange() -> None:
+    layout, prices = FoldedLayout(dp=64), prices_of("qwen3-30b-a3b", target=MOETUNE)
+    cut = replace(layout, overlap="chunks")
+    assert prices.blocks.degree(cut) == Degrees(forward=1, backward=1)
+    assert prices.step(cut).seconds == prices.step(layout).seconds

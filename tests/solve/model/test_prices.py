@@ -1,0 +1,277 @@
+"""Prices and memory of steps: physical limits, and what recomputation and dispatchers change."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.domain.attention import GroupedQueryAttention
+from moetune.domain.cost_keys import CollectiveKey
+from moetune.domain.costs import Estimate
+from moetune.domain.errors import ProfileError
+from moetune.domain.kernels import ALL_SHOWN, BESIDE_WEIGHTS, USERBUFFERS
+from moetune.domain.recurrent import GatedDeltaNet, StateSpace
+from moetune.domain.samples import AttentionPoint, Sample
+from moetune.domain.targets import find_target
+from moetune.domain.training import (
+    RECOMPUTES,
+    FoldedLayout,
+    Recompute,
+    TokenDispatcher,
+    TrainingDtype,
+    TrainingJob,
+)
+from moetune.fit.costs import costs_of
+from moetune.huggingface.registry import model_names, named_model
+from moetune.solve.model.block import BlockPrices
+from moetune.solve.model.exchange import exchange_seconds
+from moetune.solve.model.machine import DevicePrices
+from moetune.solve.model.memory import MemoryModel
+from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.step import StepPrices, StepSeconds
+
+H100 = load_profile_file(bundled_profiles()["h100-x8"])
+ROW_BYTES = 2048 * 2
+PEAK_FLOPS = 989e12
+"""bfloat16, dense, of the H100's data sheet."""
+
+
+def device() -> DevicePrices:
+    return DevicePrices(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
+
+
+def job_of(name: str, *, world_size: int = 64, dtype: TrainingDtype = "bfloat16") -> TrainingJob:
+    return TrainingJob(
+        decoder=named_model(name).decoder, world_size=world_size, global_batch=256, length=4096,
+        dtype=dtype,
+    )  # fmt: skip
+
+
+def step_of(job: TrainingJob, layout: FoldedLayout, target: str = "megatron") -> StepSeconds:
+    prices = StepPrices(
+        job=job, device=device(), stages=DecoderStages(job.decoder), target=find_target(target)
+    )
+    return prices.step(layout)
+
+
+def peak_of(job: TrainingJob, layout: FoldedLayout) -> float:
+    return MemoryModel(job=job, stages=DecoderStages(job.decoder)).peak(layout).peak_bytes
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_no_step_is_faster_than_the_peak_of_the_device(name: str) -> None:
+    job = job_of(name)
+    layout = FoldedLayout(dp=32, pp=2, ep=(job.decoder.layer.num_experts > 1 and 2) or 1)
+    step = step_of(job, layout)
+    flops = job.decoder.flops_per_token(job.length).total * job.tokens / job.world_size
+    assert step.seconds > flops / PEAK_FLOPS
+    assert step.seconds < 20 * flops / PEAK_FLOPS
+    assert math.isclose(sum(step.parts.values()), step.seconds, rel_tol=1e-9)
+
+
+@pytest.mark.unmeasured
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("module", RECOMPUTES)
+def test_recomputation_takes_no_less_time_and_no_more_memory(name: str, module: Recompute) -> None:
+    job, layout = job_of(name), FoldedLayout(dp=32, tp=2, ep=8)
+    again = replace(layout, recompute=(module,))
+    assert step_of(job, again).seconds >= step_of(job, layout).seconds
+    assert peak_of(job, again) <= peak_of(job, layout)
+
+
+def test_what_the_layer_computes_again_in_any_case_is_no_recomputation() -> None:
+    job, layout = job_of("qwen3-30b-a3b"), FoldedLayout(dp=64, ep=8)
+    kept, again = (step_of(job, layout, target).parts for target in ("megatron", "moetune"))
+    assert "recompute" not in again
+    assert "recompute" not in kept
+    assert again["moe_act"] > kept["moe_act"]
+
+
+def test_a_ring_of_keys_is_exposed_where_attention_is_short() -> None:
+    job = replace(job_of("qwen3-30b-a3b"), length=512)
+    step = step_of(job, FoldedLayout(dp=1, cp=64, ep=8))
+    assert step.parts["context_comm"] > 0
+
+
+def test_the_host_launches_each_expert_in_8_bits_and_none_of_a_grouped_kernel() -> None:
+    layout = FoldedLayout(dp=64, ep=8)
+    wide = replace(layout, ep=2)
+    waits = {
+        (target, dtype, one.ep): step_of(
+            job_of("qwen3-30b-a3b", dtype=dtype), one, target
+        ).parts.get("launches", 0.0)
+        for target in ("megatron", "torchtitan")
+        for dtype in ("bfloat16", "fp8")
+        for one in (layout, wide)
+    }
+    assert waits["megatron", "fp8", 2] > waits["megatron", "bfloat16", 2]
+    assert waits["megatron", "fp8", 2] > waits["megatron", "fp8", 8]
+    assert waits["torchtitan", "fp8", 2] <= waits["megatron", "fp8", 2]
+
+
+def test_attention_is_slower_with_narrow_heads_and_in_small_windows() -> None:
+    made = device()
+    for backward in (False, True):
+        narrow, full, wide = (
+            made.attention_core(1e12, head_dim=dim, length=4096, backward=backward)
+            for dim in (64, 128, 256)
+        )
+        assert narrow == pytest.approx(full * 2**0.5)
+        assert full == wide
+    job = job_of("gpt-oss-20b")
+    block, part = next(
+        (block, part)
+        for block in job.decoder.kinds
+        for part in block.parts
+        if isinstance(part, GroupedQueryAttention) and part.window
+    )
+    prices = BlockPrices(job=job, layout=FoldedLayout(dp=64, ep=8), device=made)
+    own = part.forward_macs(4096) - part.forward_macs(1)
+    core = prices.times(block).passes("core_attn").forward
+    assert core > made.attention_core(4096 * own, head_dim=64, length=4096, backward=False)
+
+
+def test_attention_takes_as_long_as_the_profile_measured_it() -> None:
+    job, layout = job_of("mixtral-8x7b"), FoldedLayout(dp=64, ep=8)
+    samples = tuple(
+        Sample(
+            point=AttentionPoint(
+                dtype="bfloat16", num_sequences=count, length=4096, num_heads=32, head_dim=128
+            ),
+            seconds=(0.5 * count,),
+        )
+        for count in (1, 2, 4)
+    )
+    profile = replace(H100, samples=(*H100.samples, *samples))
+    costs = costs_of(profile, allow_modelled=True)
+    made = DevicePrices(costs=costs, machine=profile.machine)
+    prices = BlockPrices(job=job, layout=layout, device=made)
+    core = prices.times(job.decoder.kinds[0]).passes("core_attn")
+    assert core.forward == pytest.approx(0.5, rel=1e-3)  # and a launch
+
+
+@pytest.mark.parametrize("name", ["nemotron-3-nano", "qwen3-next-80b-a3b"])
+def test_recurrences_take_at_least_the_time_to_move_their_states(name: str) -> None:
+    job, made = job_of(name), device()
+    block, state = next(
+        (block, part.state)
+        for block in job.decoder.kinds
+        for part in block.parts
+        if isinstance(part, StateSpace | GatedDeltaNet)
+    )
+    prices = BlockPrices(job=job, layout=FoldedLayout(dp=64, ep=8), device=made)
+    core = prices.times(block).passes("core_attn")
+    assert core.forward > made.moved(4096 * 16 * state / 128)
+    assert core.grad_input > 2 * made.moved(4096 * 16 * state / 128)
+
+
+def test_sharded_gradients_and_parameters_cost_a_reduction_a_micro_batch() -> None:
+    job = job_of("mixtral-8x22b")
+    times = [step_of(job, FoldedLayout(dp=64, zero=zero)).seconds for zero in (1, 2, 3)]
+    assert times == sorted(times)
+    assert step_of(job, FoldedLayout(dp=64), "moetune").seconds > times[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "gib"), [("deepseek-v3", 16, 6.52), ("glm-4.5-air", 8, 2.72)]
+)
+def test_two_of_the_blocks_that_have_most_to_shard_are_whole_for_a_while(
+    name: str, ranks: int, gib: float
+) -> None:
+    """Experts on as many ranks as there are have no replicas: a dense block has most to shard."""
+    job = replace(job_of(name, world_size=ranks), global_batch=ranks)
+    memory = MemoryModel(job=job, stages=DecoderStages(job.decoder))
+    found = memory.peak(FoldedLayout(dp=ranks, ep=ranks, zero=3)).parts["gathered"]
+    amounts = [one.parameters for one in job.decoder.kinds]
+    largest = max(one.total - one.routed for one in amounts)
+    assert found == pytest.approx(2 * (4 + 2) * largest)
+    assert found == pytest.approx(gib * 2**30, rel=1e-3)
+    replicated = memory.peak(FoldedLayout(dp=ranks, ep=ranks // 2, zero=3)).parts["gathered"]
+    largest = max(one.total - one.routed * (1 - 2 / ranks) for one in amounts)
+    assert replicated == pytest.approx(2 * (4 + 2) * largest)
+
+
+@pytest.mark.parametrize(("dispatcher", "seconds"), [
+    ("all_to_all", 8 * 100 * ROW_BYTES),
+    ("all_gather", 100 * ROW_BYTES),
+])  # fmt: skip
+def test_exchanges_send_what_the_dispatcher_sends(
+    dispatcher: TokenDispatcher, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = named_model("qwen3-30b-a3b").decoder.blocks[0].routed
+    assert part is not None
+    made = device()
+
+    def seconds_of(key: CollectiveKey, size: float) -> Estimate:
+        assert isinstance(key, CollectiveKey)
+        return Estimate(seconds=float(size), trust="measured")
+
+    monkeypatch.setattr(type(made.costs), "seconds", staticmethod(seconds_of))
+    layout = FoldedLayout(dp=8, ep=8, dispatcher=dispatcher)
+    found = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="dispatch")
+    assert found == seconds
+    back = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="combine")
+    assert back == (seconds if dispatcher == "all_to_all" else 8 * seconds)
+
+
+def test_a_profile_without_adam_is_refused() -> None:
+    bare = replace(H100, rows=())
+    made = DevicePrices(costs=costs_of(bare, allow_modelled=True), machine=bare.machine)
+    with pytest.raises(ProfileError, match="Adam"):
+        made.moved(1e6)
+    assert made.gemm("forward", rows=0, d_in=8, d_out=8) == 0
+
+
+def test_scatters_of_tensor_ranks_run_beside_gradients_of_weights_in_megatron() -> None:
+    layout = FoldedLayout(dp=16, tp=4)
+    shown, hidden, pieces = (
+        BlockPrices(
+            job=job_of("mixtral-8x22b"),
+            layout=layout,
+            device=device(),
+            target=replace(find_target("megatron"), comm=comm),
+        )
+        for comm in (ALL_SHOWN, BESIDE_WEIGHTS, USERBUFFERS)
+    )
+    [block] = shown.decoder.kinds
+    sent = [prices.times(block).passes("tensor_comm") for prices in (shown, hidden, pieces)]
+    # By hand: a gather before attention's matrices and a scatter behind them, than which gradients
+    # of the weights are longer; in four pieces one is left of what is shown.
+    span, whole = device().span(4, 1), 2.0 * 4096 * 6144
+    gather = device().collective("all_gather", span, whole / 4)
+    scatter = device().collective("reduce_scatter", span, whole)
+    assert sent[0] == pytest.approx((gather + scatter, gather + scatter, 0.0))
+    assert sent[1] == pytest.approx((gather + scatter, gather, 0.0))
+    # Forward, the matrices are shorter than three of the four pieces.
+    assert sent[2].grad_input == pytest.approx(gather / 4)
+    assert (gather + scatter) / 4 < sent[2].forward < (gather + scatter) / 3
+    assert find_target("bridge").comm == find_target("megatron").comm == BESIDE_WEIGHTS
+    assert find_target("torchtitan").comm == ALL_SHOWN
+
+
+def test_narrow_factors_are_gathered_narrow_and_scattered_in_bfloat16() -> None:
+    layout, span = FoldedLayout(dp=16, tp=4), device().span(4, 1)
+    prices = BlockPrices(job=job_of("mixtral-8x22b", dtype="fp8"), layout=layout, device=device())
+    elements = 4096 * 6144
+    both = device().collective("all_gather", span, elements / 4)
+    both += device().collective("reduce_scatter", span, 2.0 * elements)
+    found = prices.times(prices.decoder.kinds[0]).passes("tensor_comm")
+    assert found.forward == pytest.approx(both)
+
+
+@pytest.mark.parametrize("dispatcher", ["all_to_all", "deepep", "hybrid_ep"])
+def test_rows_in_eight_bits_are_copied_to_fill_tiles_but_where_hybrid_ep_does(
+    dispatcher: TokenDispatcher,
+) -> None:
+    layout = FoldedLayout(dp=64, ep=8, dispatcher=dispatcher)
+    plain, narrow = (
+        step_of(job_of("qwen3-30b-a3b", dtype=dtype), layout).parts["permute"]
+        for dtype in ("bfloat16", "fp8")
+    )
+    # By hand: padded and without padding again, read and written, both passes; 48 blocks, four
+    # micro-batches, eight experts a token; two kernels of 3 µs more in each pass.
+    copied = 2 * 4 * 2 * 2048 * 8 * 4096 / device().memory_bytes_per_second + 2 * 2 * 3e-6
+    copied *= 48 * 4
+    expected = 0.0 if dispatcher == "hybrid_ep" else copied
+    assert narrow - plain == pytest.approx(expected, rel=0.01)
