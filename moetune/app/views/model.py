@@ -22,8 +22,9 @@ from moetune.app.views.words import (
     suspect_words,
 )
 from moetune.domain.chunks import Chunks
+from moetune.domain.pipeline import stage_words
 from moetune.domain.placement import LayerPlacement
-from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
+from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.plan_figures import (
     Option,
@@ -134,7 +135,7 @@ def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
     if layout.pp > 1:
         yield "schedule", str(layout.schedule)
-        yield "stages", str(layout.stages)
+        yield "stages", stage_words(layout.stages or ())
     yield "runtime", plan.inputs.runtime
     yield "numbers", plan.trust
 
@@ -148,15 +149,11 @@ def _chunks(chunks: Chunks) -> str:
     )
 
 
-def _recompute(layout: TrainingLayout) -> str:
-    return ", ".join(layout.recompute)
-
-
 def _recomputed(best: TrainingAnswer) -> str:
     """Return the modules that the layout recomputes, or what a runtime does without being told."""
-    if best.layout.recompute == ("none",) and best.predicted.parts.get("recompute"):
+    if not best.layout.recompute and best.predicted.parts.get("recompute"):
         return "none; activations of experts are not kept, and computed again"
-    return _recompute(best.layout)
+    return best.layout.recompute_words
 
 
 def _graphs(best: TrainingAnswer) -> str:
@@ -226,7 +223,7 @@ def _front(plan: TrainingDocument) -> Table:
                 replace(Cell.size(peak), mark="" if peak <= limit else "suspect"),
                 Cell.seconds(step), more, saved,
                 Cell.words(f"{one.words}; on the host {on_host}" if on_host else one.words),
-                Cell.words(_recompute(one.layout)), Cell.words(one.layout.overlap),
+                Cell.words(one.layout.recompute_words), Cell.words(one.layout.overlap),
             )
         )  # fmt: skip
     return Table(
@@ -245,7 +242,7 @@ def _others(plan: TrainingDocument) -> Table:
         rows=tuple(
             (
                 Cell.words(one.words),
-                Cell.words(_recompute(one.layout)),
+                Cell.words(one.layout.recompute_words),
                 Cell.words(one.layout.overlap),
                 Cell.words(str(one.layout.schedule)),
                 Cell.seconds(one.predicted.step_seconds),
