@@ -26,6 +26,7 @@ from moetune.huggingface.mixers import HEAD_WIDTH, compressed
 
 _CLASS = re.compile(r"^(\w+?)(ForCausalLM|ForConditionalGeneration|LMHeadModel|Model)$")
 _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+_PREDICTED = ("mtp_hybrid_override_pattern", "mtp_layers_block_type")
 _KINDS = {
     "mamba": "mamba", "linear_attention": "mamba", "attention": "attention",
     "full_attention": "attention", "moe": "moe", "mlp": "mlp",
@@ -48,24 +49,24 @@ def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> De
     values, towers = language_model(document)
     fields = Fields(values=values)
     stated = fields.text("model_type")
-    family_name = _family_name(values, stated)
-    if family_name is None:
+    family = _family_of(values, stated)
+    if family is None:
         raise refusals.unknown(where, fields, stated or _class_of(values), _readings(values))
-    decoder = _read(fields, family_name, name=name, towers=towers)
+    decoder = _read(fields, family, name=name, towers=towers)
     if decoder is None:
         for tried, _ in _readings(values).values():  # what was not reached is not in the way
             fields.read |= tried.read
     if decoder is None or fields.is_flawed or fields.unread():
-        raise refusals.unreadable(where, fields, family_name, decoder)
+        raise refusals.unreadable(where, fields, family.name, decoder)
     return decoder
 
 
-def _family_name(values: Mapping[str, object], stated: str) -> str | None:
+def _family_of(values: Mapping[str, object], stated: str) -> Family | None:
     """Return the family by the type, else by the name of a class; None where neither is known."""
     for name in (stated, f"{stated}_text"):
         if name in FAMILIES:
-            return name
-    plain = {name.replace("_", "").replace("-", ""): name for name in FAMILIES}
+            return FAMILIES[name]
+    plain = {name.replace("_", "").replace("-", ""): row for name, row in FAMILIES.items()}
     return plain.get(_class_of(values).lower())
 
 
@@ -79,23 +80,20 @@ def _class_of(values: Mapping[str, object]) -> str:
 def _readings(values: Mapping[str, object]) -> dict[str, tuple[Fields, Decoder | None]]:
     """Return the fields as each family reads them, with the decoder that comes of it."""
     readings = {}
-    for name in FAMILIES:
+    for name, family in FAMILIES.items():
         fields = Fields(values={**values, "model_type": name})
         fields.skip("model_type")
-        readings[name] = fields, _read(fields, name, name=name, towers=())
+        readings[name] = fields, _read(fields, family, name=name, towers=())
     return readings
 
 
-def _read(
-    fields: Fields, family_name: str, *, name: str, towers: tuple[str, ...]
-) -> Decoder | None:
+def _read(fields: Fields, family: Family, *, name: str, towers: tuple[str, ...]) -> Decoder | None:
     """Return the decoder; None, with problems among the fields, where there is none."""
-    family = FAMILIES[family_name]
-    fields.skip(*family.harmless)
+    fields.skip(*family.harmless.split())
     for flag, allowed in family.only.items():
         fields.only(flag, allowed)
     try:
-        return _decoder(fields, family, name=name, family_name=family_name, towers=towers)
+        return _decoder(fields, family, name=name, towers=towers)
     except InputError as error:
         _report(fields, error)
         return None
@@ -107,26 +105,22 @@ def _report(fields: Fields, error: InputError) -> None:
         fields.report(error.what, error.hint or "correct the fields in the configuration")
 
 
-def _decoder(
-    fields: Fields, family: Family, *, name: str, family_name: str, towers: tuple[str, ...]
-) -> Decoder:
+def _decoder(fields: Fields, family: Family, *, name: str, towers: tuple[str, ...]) -> Decoder:
     d_model, vocabulary = fields.count(*WIDTH), fields.count("vocab_size", "padded_vocab_size")
     streams = 1 if family.streams == "one" else fields.count("hc_mult", default=4)
-    if family_name == "nemotron_h":
+    if family.has_pattern:
         blocks = _hybrid_blocks(fields, family)
-        predictions = _hybrid_predictions(fields, family)
     else:
         blocks = _blocks(fields, family, streams=streams)
-        predictions = _predictions(fields, family, blocks)
     norms = d_model * (2 if family.has_norm_biases else 1)
     norms += _residual_norms(fields, family)
-    if family.streams != "one" and family_name != "glm5_next_text":
+    if family.streams != "one" and family.mixes_streams_at_end:
         norms += streams * (streams * d_model + 1) + 1
     positions = fields.count(*family.positions) if family.positions else 0
     tables, projections = _tables(fields, vocabulary) if family.has_ngrams else (0, 0)
     return Decoder(
         name=name,
-        family=family_name,
+        family=family.name,
         d_model=d_model,
         vocab_size=vocabulary,
         blocks=blocks,
@@ -135,7 +129,7 @@ def _decoder(
         embedding_extra=positions * d_model + projections,
         tables=tables,
         head_biases=vocabulary if has_bias(fields, family.head_bias) else 0,
-        predictions=predictions,
+        predictions=_predictions(fields, family, blocks),
         uncounted=towers,
     )
 
@@ -237,7 +231,7 @@ def _skip_unused(
 def _mixer(fields: Fields, family: Family, kind: MixerKind) -> Part:
     if kind in {"linear", "conv"}:
         if family.linear is None:
-            fields.report(f"{family.types[0]} has no {kind} attention", "correct layer_types")
+            fields.report(f"{family.name} has no {kind} attention", "correct layer_types")
             return family.attention(fields, family, "full")
         return family.linear(fields, family, kind)
     return family.attention(fields, family, kind)
@@ -246,19 +240,23 @@ def _mixer(fields: Fields, family: Family, kind: MixerKind) -> Part:
 def _predictions(
     fields: Fields, family: Family, blocks: tuple[Block, ...]
 ) -> tuple[Prediction, ...]:
-    """Return the steps of multi-token prediction: each a block like the last one."""
+    """Return the steps of multi-token prediction, with the blocks that each has."""
     d_model = fields.count(*WIDTH)
     fields.skip("mtp_transformer_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types",
                 "mtp_mlp_layer_types")  # fmt: skip
     steps = fields.count(*family.predictions, default=0, least=0)
-    if not fields.flag("use_mtp", default=True):
-        steps = 0
-    block = blocks[-1]
-    if family.attention is compressed and steps:
+    predicts = fields.flag("use_mtp", default=True)
+    pattern = _pattern(fields, *_PREDICTED) if family.has_pattern else None
+    if not steps or not predicts:
+        return ()
+    predicted = blocks[-1:]
+    if family.has_pattern:
+        kinds = pattern or ("attention", "moe")
+        predicted = tuple(_hybrid_block(fields, family, kind, 0) for kind in kinds)
+    elif family.attention is compressed:
         sliding = _mixer(fields, family, "sliding")
-        block = Block(parts=(sliding, *block.parts[1:]), norms=block.norms)
-    one = Prediction(blocks=(block,), projection=2 * d_model**2, norms=3 * d_model)
-    return (one,) * steps
+        predicted = (Block(parts=(sliding, *blocks[-1].parts[1:]), norms=blocks[-1].norms),)
+    return (Prediction(blocks=predicted, projection=2 * d_model**2, norms=3 * d_model),) * steps
 
 
 def _hybrid_blocks(fields: Fields, family: Family) -> tuple[Block, ...]:
@@ -279,18 +277,6 @@ def _hybrid_blocks(fields: Fields, family: Family) -> tuple[Block, ...]:
         fields.skip(*EXPERTS, *TOP_K, *SHARED, *GROUPS, *TOP_GROUPS, *family.expert_width,
                     *family.shared_width)  # fmt: skip
     return tuple(_hybrid_block(fields, family, kind, at) for at, kind in enumerate(kinds))
-
-
-def _hybrid_predictions(fields: Fields, family: Family) -> tuple[Prediction, ...]:
-    """Return the steps of multi-token prediction, with the blocks of their own pattern."""
-    d_model = fields.count(*WIDTH)
-    steps = fields.count("num_nextn_predict_layers", default=0, least=0)
-    kinds = _pattern(fields, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
-    if not steps:
-        return ()
-    blocks = tuple(_hybrid_block(fields, family, kind, 0) for kind in kinds or ("attention", "moe"))
-    one = Prediction(blocks=blocks, projection=2 * d_model**2, norms=3 * d_model)
-    return (one,) * steps
 
 
 def _pattern(fields: Fields, letters: str, *lists: str) -> tuple[str, ...] | None:
