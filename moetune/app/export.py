@@ -15,7 +15,7 @@ from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
-from moetune.huggingface.harmless import language_model
+from moetune.huggingface.reader import language_model
 
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
 

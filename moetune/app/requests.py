@@ -31,7 +31,7 @@ from moetune.domain.spelling import about, read_flag
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.units import dtype_bytes, full_dtype
-from moetune.huggingface.pasted import configuration_of
+from moetune.huggingface.registry import configuration_of
 
 PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
 
