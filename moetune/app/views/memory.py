@@ -2,7 +2,7 @@
 
 from moetune.app.memory import FittedLayout, MemoryAnswer
 from moetune.app.views.model_words import host_words
-from moetune.app.views.words import largest_first
+from moetune.app.views.words import parts_table
 from moetune.domain.training import FoldedLayout
 from moetune.domain.units import format_bytes
 from moetune.report.plan_figures import memory_parts_figure
@@ -57,6 +57,8 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
         first.memory.parts, limit_bytes=question.limit_bytes,
         words=f"Of a device with {first.layout.words}:",
     )  # fmt: skip
+    memory = first.memory
+    parts = parts_table("parts", ("part", "memory"), memory.parts, whole=memory.peak_bytes)
     return (
         Section(
             name="answer", paragraphs=(words, *job.decoder.uncounted_words), highlights=highlights
@@ -66,7 +68,7 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
             title="What fits, the plainest first" if answer.fits else "The smallest layout",
             tables=(_layouts(answer),),
         ),
-        Section(name="memory", title="Where it goes", tables=(_parts(first),), figures=(figure,)),
+        Section(name="memory", title="Where it goes", tables=(parts,), figures=(figure,)),
     )
 
 
@@ -97,21 +99,6 @@ def _layouts(answer: MemoryAnswer) -> Table:
 
 
 _STATES = ("parameters", "gradients", "optimizer")
-
-
-def _parts(one: FittedLayout) -> Table:
-    return Table(
-        name="parts",
-        header=("part", "memory", "share"),
-        rows=tuple(
-            (
-                Cell.words(name),
-                Cell.size(round(size)),
-                Cell.share(size / one.memory.peak_bytes),
-            )
-            for name, size in largest_first(one.memory.parts)
-        ),
-    )
 
 
 def _layout_document(one: FittedLayout) -> dict[str, object]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from math import fsum
 from types import MappingProxyType
 
-from moetune.app.views.words import how_sure_of_layout
+from moetune.app.views.words import sure_words
 from moetune.domain.profile import Provenance
 from moetune.domain.targets import TargetName
 from moetune.domain.training import FoldedLayout, LayoutRequest
@@ -16,10 +16,7 @@ from moetune.domain.training_document import (
     TrainingStep,
 )
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import (
-    percent,
-    sentence,
-)
+from moetune.report.section import percent, sentence
 from moetune.solve.model.uncertainty import RECORDED, UNRECORDED
 
 _COMPUTATION, _REPLICAS = "computation", "collectives of gradients and parameters"
@@ -140,16 +137,16 @@ def _saved(one: Saving, step: float) -> str:
     return percent(1 - one.step_seconds / step, digits=0)
 
 
-def how_sure_of_training(plan: TrainingDocument) -> str:
+def how_sure(plan: TrainingDocument) -> str:
     """Return the probability and the regret of a layout among those that its pins leave."""
-    if plan.inputs.pins == LayoutRequest():
-        return how_sure_of_layout(plan.confidence)
-    if not plan.alternatives:
+    is_pinned = plan.inputs.pins != LayoutRequest()
+    if is_pinned and not plan.alternatives:
         return "The pins leave no other sizes to choose among."
-    return how_sure_of_layout(plan.confidence, "layout with these pins")
+    what, sure = "layout with these pins" if is_pinned else "layout", plan.confidence
+    return f"{sure_words(what, sure.probability_best, sure.expected_regret)}."
 
 
-def model_placement_words(plan: TrainingDocument) -> Iterator[str]:
+def placement_words(plan: TrainingDocument) -> Iterator[str]:
     """Yield where the experts of a model's layers are, and why."""
     if plan.placement is not None:
         how = "are placed by their loads" if plan.is_placed else "keep their order"
