@@ -6,12 +6,17 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import FoundProfile, is_path
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.chips import peak_flops
-from moetune.domain.constraint_texts import decode_constraints
+from moetune.domain.constraint_texts import (
+    check_constraint_sizes,
+    decode_constraints,
+    recorded_constraints,
+)
 from moetune.domain.costs import Costs
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
@@ -163,6 +168,45 @@ def make_plan(
     """
     inputs = request.inputs_for(profile, fingerprint=fingerprint)
     return plan_of(solve_layer(inputs, profile), profile)
+
+
+def changed_request(
+    inputs: PlanInputs,
+    constraints: Mapping[str, str | None],
+    **sizes: Any,  # noqa: ANN401 - of any field of a request
+) -> PlanRequest:
+    """Return the request of a plan's inputs with other constraints and sizes.
+
+    Args:
+        constraints: texts by flag; None removes one.
+        sizes: fields of the request; None for the default.
+
+    Raises:
+        InputError: a flag is unknown, or no request has these values.
+    """
+    given = {flag: text for flag, text in constraints.items() if text is not None}
+    check_constraint_sizes(decode_constraints(given))
+    texts = {**inputs.constraints, **constraints}
+    remaining = {flag: text for flag, text in texts.items() if text is not None}
+    return replace(inputs.request, constraints=recorded_constraints(remaining), **sizes)
+
+
+def plan_again(request: PlanRequest, profile: Profile) -> Plan:
+    """Return the best plan; where an operation was not measured, an estimate stands in.
+
+    Raises:
+        InputError, InfeasiblePlanError, ProfileError: as `make_plan`.
+    """
+    try:
+        return make_plan(request, profile=profile)
+    except ProfileError as error:
+        if request.constraints.allow_modelled:
+            raise
+        constraints = replace(request.constraints, allow_modelled=True)
+        try:
+            return make_plan(replace(request, constraints=constraints), profile=profile)
+        except ProfileError:
+            raise error from None
 
 
 def plan_of(solved: SolvedPlan, profile: Profile) -> Plan:

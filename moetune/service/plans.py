@@ -9,11 +9,10 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moetune.app.changes import WhatIf
 from moetune.app.compared import WhyNot
 from moetune.app.plan import InputsDocument
 from moetune.app.questions import ServedQuestion, asks_for_model, read_question
-from moetune.app.whatif import WHATIF_SCHEMA, WhatIfAnswer, whatif
+from moetune.app.whatif import WHATIF_SCHEMA, WhatIf, WhatIfAnswer, whatif
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json, shown
 from moetune.domain.errors import InputError, NotFoundError

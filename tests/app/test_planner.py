@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moetune.app import planner as planner_module
-from moetune.app.changes import WhatIf
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.open_planner import ServicePlanner, open_planner
 from moetune.app.plan import make_plan
-from moetune.app.whatif import whatif
+from moetune.app.whatif import WhatIf, whatif
 from moetune.config import Settings
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import (

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from moetune.app.changes import WhatIf
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.library import read_plans
 from moetune.app.open_planner import ServicePlanner, open_planner
 from moetune.app.plan import make_plan
 from moetune.app.subjects import LayerSubject
-from moetune.app.whatif import whatif
+from moetune.app.whatif import WhatIf, whatif
 from moetune.config import Settings
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.plan import Plan

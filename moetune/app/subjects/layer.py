@@ -1,12 +1,11 @@
 """The plan of a layer, priced again with its profile."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from moetune.app.changes import WhatIf, check_changes, layer_again
 from moetune.app.compared import Asked, ComparedChoice, Refusal, WhyNot, WhyNotAnswer
-from moetune.app.plan import drawn_costs
+from moetune.app.plan import changed_request, drawn_costs, plan_again
 from moetune.app.subjects.values import (
     GIB,
     LostChoice,
@@ -146,19 +145,18 @@ class LayerSubject:
         texts = question.degree_texts
         if question.strategy is not None:
             texts["strategy"] = question.strategy
-        asked = Asked(texts=texts, pins=texts)
         with spelled(AS_FLAGS if question.degree is None else _OF_BOTH):
-            check_changes(self.plan, _whatif(asked))
-        return asked
+            changed_request(self.plan.inputs, texts)
+        return Asked(texts=texts, pins=texts)
 
     def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
         """Return the answer with these pins' plan, or what it would be if memory had no limit."""
         try:
-            plan = self._changed(_whatif(asked))
+            plan = self._changed(asked.texts)
         except (InputError, InfeasiblePlanError) as error:
             refused = replace(answer, refused=Refusal(what=error.what, hint=error.hint))
             try:
-                roomy = self._changed(_whatif(asked, LARGEST_BYTES))
+                roomy = self._changed(asked.texts, memory_limit_bytes=LARGEST_BYTES)
             except (InputError, InfeasiblePlanError):
                 return refused
             return replace(refused, other=_choice_of(roomy))
@@ -185,7 +183,7 @@ class LayerSubject:
                 note = "" if row.fits else "does not fit"
                 yield Neighbour("strategy", degrees_name(row), row.step_seconds, note)
         limit = (self.memory_limit_bytes or 0) + self.plan.inputs.pinned.memory_taken_bytes + GIB
-        roomy = _choice_of(self._changed(WhatIf(changes={"memory_limit_bytes": limit})))
+        roomy = _choice_of(self._changed({}, memory_limit_bytes=limit))
         yield Neighbour("memory-limit", f"1 GiB more memory: {roomy.name}", roomy.step_seconds)
 
     def timelines(self) -> Timelines:
@@ -234,8 +232,8 @@ class LayerSubject:
                     step = plan_step(plan=self.plan, costs=self.costs, decision=choice)
                     yield Neighbour(knob, degrees_name(choice), step.seconds)
 
-    def _changed(self, question: WhatIf) -> Plan:
-        return layer_again(self.plan, profile=self.machine, question=question)
+    def _changed(self, constraints: Mapping[str, str], **sizes: int) -> Plan:
+        return plan_again(changed_request(self.plan.inputs, constraints, **sizes), self.machine)
 
     def _chance(self, plan: Plan) -> float:
         """Return the share of refits under which another plan's step is the shorter one."""
@@ -316,11 +314,6 @@ def _copy_seconds(phase: PhaseTerms) -> float:
     """Return a phase's copies: what its work has beside transfers and experts."""
     work = phase.seconds + phase.hidden_seconds
     return max(0.0, work - phase.total_transfer_seconds - phase.total_compute_seconds)
-
-
-def _whatif(asked: Asked, limit_bytes: int | None = None) -> WhatIf:
-    limit = {} if limit_bytes is None else {"memory_limit_bytes": limit_bytes}
-    return WhatIf(changes={"constraints": asked.texts, **limit}, spelling=AS_FLAGS)
 
 
 def _placed_otherwise(plan: Plan, changed: Plan) -> Iterator[str]:
