@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from moetune.app.compare import asked_otherwise, compare
 from moetune.app.plan import changed_request, plan_again, read_limit
 from moetune.app.planner import Planner
-from moetune.app.requests import ask, training_request
+from moetune.app.requests import ask, check_served, training_request
 from moetune.app.subjects import refuse_model
 from moetune.app.training import plan_training, usable_bytes
 from moetune.domain.any_plan import AnyPlan
@@ -92,10 +92,12 @@ def whatif(
         ProfileError: a profile is missing, has changed, or lacks an operation.
     """
     before = before or _named(planner, question)
+    if before.kind == "training" and not planner.reads_files:
+        check_served(dict(_arguments(question)))
     machine = planner.sources.profile_of(before)
     is_moved = machine.digest != before.inputs.profile_fingerprint
     if is_moved and not planner.sources.must_match:
-        planner.profile_behind(before)  # which says that it has changed
+        _ = planner.explain(before).machine  # which says that it has changed
     own = machine.profile if not is_moved else _profile_of(planner, before)
     return planner.run(
         before.inputs.profile, change_plan, before, profile=machine.profile, question=question,

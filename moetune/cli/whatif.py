@@ -64,7 +64,7 @@ def whatif(
     is another machine.
     """
     from moetune.app.files import find_plan
-    from moetune.app.open_planner import local_planner
+    from moetune.app.planner import local_planner
     from moetune.app.views.comparison import whatif_sections
     from moetune.app.whatif import WhatIf
     from moetune.app.whatif import whatif as answer_of

@@ -15,7 +15,7 @@ import pytest
 
 from moetune.app.files import profile_to_toml
 from moetune.app.memory import MemoryQuestion, fit_memory
-from moetune.app.open_planner import ServicePlanner, open_planner
+from moetune.app.planner import ServicePlanner, open_planner
 from moetune.app.whatif import WhatIf, whatif
 from moetune.config import Settings
 from moetune.domain.cluster import process_bytes

@@ -4,15 +4,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from moetune.app.compared import Asked, ComparedChoice, Refusal, WhyNot, WhyNotAnswer
 from moetune.app.plan import changed_request, drawn_costs, plan_again
 from moetune.app.subjects.values import (
     GIB,
+    Asked,
+    ComparedChoice,
+    Instead,
     LostChoice,
     Neighbour,
-    RunStep,
+    PricedPlan,
+    Refusal,
     Timelines,
-    profile_of,
+    WhyNot,
 )
 from moetune.domain.ask import LARGEST_BYTES
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
@@ -27,7 +30,6 @@ from moetune.domain.plan import (
     Plan,
     StrategyTerms,
 )
-from moetune.domain.profile import Profile
 from moetune.domain.spelling import AS_FLAGS, spelled
 from moetune.domain.units import format_share
 from moetune.fit.costs import costs_of
@@ -52,17 +54,10 @@ _RULE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerSubject:
-    """A layer's plan that is priced again.
-
-    Args:
-        profile: the one that the plan was made with; None where it was not found.
-        missing: why it was not found.
-    """
+class LayerSubject(PricedPlan):
+    """A layer's plan that is priced again."""
 
     plan: Plan
-    profile: Profile | None = None
-    missing: str = ""
 
     @property
     def forward(self) -> PhaseTerms | None:
@@ -149,21 +144,16 @@ class LayerSubject:
             changed_request(self.plan.inputs, texts)
         return Asked(texts=texts, pins=texts)
 
-    def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
-        """Return the answer with these pins' plan, or what it would be if memory had no limit."""
+    def instead(self, asked: Asked) -> Instead:
+        """Return these pins' plan, or what it would be if memory had no limit."""
         try:
             plan = self._changed(asked.texts)
         except (InputError, InfeasiblePlanError) as error:
-            refused = replace(answer, refused=Refusal(what=error.what, hint=error.hint))
-            try:
-                roomy = self._changed(asked.texts, memory_limit_bytes=LARGEST_BYTES)
-            except (InputError, InfeasiblePlanError):
-                return refused
-            return replace(refused, other=_choice_of(roomy))
-        notes = [warning for warning in plan.warnings if warning not in self.plan.warnings]
-        return replace(
-            answer, other=_choice_of(plan), probability_faster=self._chance(plan),
-            notes=(*answer.notes, *_placed_otherwise(self.plan, plan), *notes),
+            return Instead(choice=self._roomy(asked), refused=Refusal.of(error))
+        warnings = [warning for warning in plan.warnings if warning not in self.plan.warnings]
+        return Instead(
+            choice=_choice_of(plan), probability_faster=self._chance(plan),
+            notes=(*_placed_otherwise(self.plan, plan), *warnings),
         )  # fmt: skip
 
     @property
@@ -195,20 +185,10 @@ class LayerSubject:
             overlap=(overlap_share(forward.spans), overlap_share(backward.spans)),
         )
 
-    @property
-    def run_step(self) -> RunStep:
-        """The layer with the plan's decision."""
-        return RunStep(workload=self.plan.workload, decision=self._decision)
-
     @cached_property
     def costs(self) -> Costs:
         """The costs that the plan was solved with."""
         return costs_of(self.machine, allow_modelled=self.plan.inputs.pinned.allow_modelled)
-
-    @property
-    def machine(self) -> Profile:
-        """The profile, which what is priced again needs; ProfileError where it is not there."""
-        return profile_of(self.plan.id, self.profile, self.missing)
 
     @property
     def _decision(self) -> Decision:
@@ -231,6 +211,12 @@ class LayerSubject:
                     choice = replace(decision, **moved)
                     step = plan_step(plan=self.plan, costs=self.costs, decision=choice)
                     yield Neighbour(knob, degrees_name(choice), step.seconds)
+
+    def _roomy(self, asked: Asked) -> ComparedChoice | None:
+        try:
+            return _choice_of(self._changed(asked.texts, memory_limit_bytes=LARGEST_BYTES))
+        except (InputError, InfeasiblePlanError):
+            return None
 
     def _changed(self, constraints: Mapping[str, str], **sizes: int) -> Plan:
         return plan_again(changed_request(self.plan.inputs, constraints, **sizes), self.machine)
