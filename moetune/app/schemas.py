@@ -6,7 +6,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from moetune.app.compared import ComparedVerdict, StepDifference, WhyNotAnswer
 from moetune.app.doctor import Diagnosis
 from moetune.app.drift import OperationDrift
 from moetune.app.export import ExportDocument
@@ -15,8 +14,10 @@ from moetune.app.profile_quality import GroupSummary
 from moetune.app.profiles import Difference, ProfileInfo
 from moetune.app.sensitivity import Sensitivity
 from moetune.app.staleness import Check
+from moetune.app.subjects.values import StepDifference
 from moetune.app.trace import Overlap
 from moetune.app.verify import Verification
+from moetune.app.why_not import ComparedVerdict, WhyNotAnswer
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.cluster import Machine
 from moetune.domain.document import ErrorDocument

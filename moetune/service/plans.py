@@ -9,11 +9,10 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moetune.app.changes import WhatIf
-from moetune.app.compared import WhyNot
 from moetune.app.plan import InputsDocument
-from moetune.app.questions import ServedQuestion, asks_for_model, read_question
-from moetune.app.whatif import WHATIF_SCHEMA, WhatIfAnswer, whatif
+from moetune.app.requests import ServedQuestion, asks_for_model, served_question
+from moetune.app.subjects import WhyNot
+from moetune.app.whatif import WHATIF_SCHEMA, WhatIf, WhatIfAnswer, whatif
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json, shown
 from moetune.domain.errors import InputError, NotFoundError
@@ -85,7 +84,7 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
         inputs = await read_document(request, pools, schema=INPUTS_SCHEMA)
         if asks_for_model(inputs):
             with spelled(AS_ARGUMENTS):
-                question = await pools.read(read_question, inputs)
+                question = await pools.read(served_question, inputs)
                 plan: AnyPlan = await kept_answer(request, pools, question)
         else:
             plan = await _resolved(request, pools, inputs)
@@ -96,7 +95,7 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
 
 async def _resolved(request: Request, pools: WorkerPools, inputs: Mapping[str, object]) -> Plan:
     """Return the stored plan of the inputs, else solve for it, store it and count it."""
-    plan = await pools.read(pools.planner.known, inputs)
+    plan = await pools.read(pools.planner.stored, inputs)
     if plan is None:
         await pools.may_add(request, "plans")
         plan = await pools.solve(pools.planner.resolve, inputs)
@@ -108,13 +107,13 @@ async def kept_answer(request: Request, pools: WorkerPools, question: ServedQues
 
     Raises:
         QuotaError, StoreFullError: the client may not add it.
-        MoetuneError: as of `Question.answer`.
+        MoetuneError: as of `Planner.ask`.
     """
     planner = pools.planner
-    plan = await pools.solve(question.answer, planner)
+    plan = (await pools.solve(planner.ask, *question)).plan
     if await pools.read(planner.reading.plan_document, plan.id) is None:
         await pools.may_add(request, "plans")
-    await pools.write(planner.save, plan)
+    await pools.write(planner.sources.save, plan)
     return plan
 
 
@@ -183,8 +182,8 @@ async def _changed(pools: WorkerPools, question: WhatIf) -> WhatIfAnswer:
         await _require(pools, question.plan_id)
     elif question.plan_id is None and asks_for_model(question.inputs):
         with spelled(AS_ARGUMENTS):
-            asked = await pools.read(read_question, question.inputs)
-            before = await pools.solve(asked.answer, planner)
+            asked = await pools.read(served_question, question.inputs)
+            before = (await pools.solve(planner.ask, *asked)).plan
     return await pools.solve(whatif, planner, question, before)
 
 

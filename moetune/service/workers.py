@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeAlias, TypeVar
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import MoetuneError
 from moetune.service.metrics import Metrics
 from moetune.service.problems import QuotaError, StoreFullError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import StoreUnavailableError
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.store import SqlStore

@@ -5,23 +5,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf
 
-from moetune.app.compared import (
-    Asked,
-    ComparedChoice,
-    Refusal,
-    WhyNot,
-    WhyNotAnswer,
-    difference_of,
-)
 from moetune.app.routing_files import read_routing
 from moetune.app.subjects.model_pins import asked_of_training, degree_texts, layout_texts
 from moetune.app.subjects.values import (
     GIB,
+    Asked,
+    ComparedChoice,
+    Instead,
     LostChoice,
     Neighbour,
-    RunStep,
+    PricedPlan,
+    Refusal,
     Timelines,
-    profile_of,
+    WhyNot,
+    difference_of,
 )
 from moetune.app.training import plan_training, search_of
 from moetune.app.training_plan import TrainingRequest, plan_id, planned_job
@@ -34,7 +31,6 @@ from moetune.domain.errors import (
     LayoutTooLargeError,
     ProfileError,
 )
-from moetune.domain.profile import Profile
 from moetune.domain.training_document import (
     TrainingAnswer,
     TrainingDocument,
@@ -69,18 +65,14 @@ _RULE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSubject:
+class ModelSubject(PricedPlan):
     """A training plan that is priced again.
 
     Args:
-        profile: the one that the plan was made with; None where it was not found.
-        missing: why it was not found.
         model: the configuration that the plan was made for; None for the model of its name.
     """
 
     plan: TrainingDocument
-    profile: Profile | None = None
-    missing: str = ""
     model: str | None = None
 
     @property
@@ -143,30 +135,29 @@ class ModelSubject:
         """
         return asked_of_training(question, self.plan)
 
-    def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
-        """Return the answer with these pins' plan; one that does not fit is priced all the same.
+    def instead(self, asked: Asked) -> Instead:
+        """Return these pins' plan; one that does not fit is priced all the same.
 
         Raises:
             InputError: chunks are asked of a layout without them.
         """
         if "degree" in asked.pins:
-            return self._in_chunks(asked, answer)
+            return self._in_chunks(asked)
         try:
             plan = self._planned(asked)
         except LayoutTooLargeError as error:
-            refused = self._blocking(asked) or Refusal(what=error.what, hint=error.hint)
+            refused = self._blocking(asked) or Refusal.of(error)
             smallest = training_from_document(encode(error.plan), "the priced plan")
-            return replace(answer, other=_choice_of(smallest), refused=refused)
+            return Instead(choice=_choice_of(smallest), refused=refused)
         except (InputError, InfeasiblePlanError) as error:
-            return replace(answer, refused=Refusal(what=error.what, hint=error.hint))
+            return Instead(refused=Refusal.of(error))
         choice = _choice_of(plan)
         is_piped = max(plan.layout.pp, self.plan.layout.pp) > 1
-        notes = [warning for warning in plan.warnings if warning not in self.plan.warnings]
         mean = ("Parts are on the mean of the pipeline ranks",) if is_piped else ()
-        return replace(
-            answer, other=choice, probability_faster=self._chance(choice),
-            notes=(*answer.notes, *mean, *notes),
-        )  # fmt: skip
+        warnings = [warning for warning in plan.warnings if warning not in self.plan.warnings]
+        return Instead(
+            choice=choice, probability_faster=self._chance(choice), notes=(*mean, *warnings)
+        )
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -203,14 +194,6 @@ class ModelSubject:
             notes=(cut,) if shown < num else (),
         )
 
-    @property
-    def run_step(self) -> RunStep:
-        """Raise InputError: only the plan's runtime runs it."""
-        raise InputError(
-            f"plan {self.plan.id[:6]} is a training plan, whose steps only its target runs",
-            "omit --nproc: the trace has what the plan predicts",
-        )
-
     @cached_property
     def _request(self) -> TrainingRequest:
         return _planned_request(self.plan, self.model)
@@ -231,11 +214,6 @@ class ModelSubject:
     @cached_property
     def _prices(self) -> StepPrices:
         return step_prices(self._priced.job, self._priced.target, self.machine, self._costs)
-
-    @property
-    def machine(self) -> Profile:
-        """The profile, which what is priced again needs; ProfileError where it is not there."""
-        return profile_of(self.plan.id, self.profile, self.missing)
 
     def _planned(self, asked: Asked, *, drop: Sequence[str] = ()) -> TrainingDocument:
         """Return the plan with what is asked pinned, and without some of its own pins."""
@@ -259,7 +237,7 @@ class ModelSubject:
             )
         return None
 
-    def _in_chunks(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
+    def _in_chunks(self, asked: Asked) -> Instead:
         """Return the chosen layout with its exchanges in so many chunks."""
         if self.plan.layout.overlap != "chunks":
             raise InputError(
@@ -276,7 +254,7 @@ class ModelSubject:
             step_seconds=self._prices.step(layout).seconds,
             parts=self._prices.mean_parts(layout),
         )
-        return replace(answer, other=choice, probability_faster=self._chance(choice))
+        return Instead(choice=choice, probability_faster=self._chance(choice))
 
     def _chance(self, choice: ComparedChoice) -> float:
         """Return the chance that another layout is faster, by the record of public runs."""

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
-from moetune.app.questions import ServedQuestion, read_question
+from moetune.app.requests import ServedQuestion, served_question
 from moetune.app.views.plan import plan_sections
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.ask import GROUPS, Ask
@@ -133,7 +133,7 @@ class _Form:
         more = {} if config is None else {"config": config}
         profile = {name: text for name, text in self.texts.items() if name == "profile"}
         texts = {name: text for name, text in self.texts.items() if name != "profile"}
-        return read_question({**read_texts(texts), **profile, **more})
+        return served_question({**read_texts(texts), **profile, **more})
 
     def command(self) -> str:
         """Return the command that asks the same."""
@@ -210,7 +210,7 @@ class _Pages:
         """Return the page with its answer, or with what is wrong."""
         try:
             question = await self.pools.read(form.question)
-            plan = await self.pools.solve(question.answer, self.pools.planner)
+            plan = (await self.pools.solve(self.pools.planner.ask, *question)).plan
             subject = await self.pools.read(self.pools.planner.explain, plan)
             sections = await self.pools.solve(plan_sections, subject, is_page=True)
         except MoetuneError as error:
