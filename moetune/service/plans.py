@@ -192,7 +192,7 @@ def _add_list(app: FastAPI, pools: WorkerPools) -> None:
     @app.get("/v1/plans", summary="Stored plans", response_model=describe.PageDocument)
     async def plans(after: PlanCursor = "", limit: Limit = 50) -> Response:
         """List the plans, newest first."""
-        rows = await pools.read(pools.planner.reading.plan_page, after=after, limit=limit + 1)
+        rows = await pools.read(pools.planner.reading.plans, after=after, limit=limit + 1)
         return page("moetune.plans/1", rows, limit=limit, cursor=lambda row: row.id)
 
 
