@@ -116,7 +116,7 @@ async def changed(pools: WorkerPools, request: Request) -> Response:
 
 async def stored_plans(pools: WorkerPools, after: PlanCursor = "", limit: Limit = 50) -> Response:
     """List the plans, newest first."""
-    rows = await pools.read(pools.planner.reading.plan_page, after=after, limit=limit + 1)
+    rows = await pools.read(pools.planner.reading.plans, after=after, limit=limit + 1)
     return page("moetune.plans/1", rows, limit=limit)
 
 
