@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moetune.app.profiles import find_profile
-from moetune.app.training_plan import folded_layout, planned_job
+from moetune.app.training_plan import planned_job
 from moetune.app.wiring import StoreFinder
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.site import Site, site_of
@@ -87,7 +87,7 @@ def export_plan(
     planned = Planned(
         plan_id=plan.id,
         job=job,
-        layout=folded_layout(plan.layout),
+        layout=plan.layout,
         target=target,
         hub_name=_hub_name(found.source),
         site=_site(inputs.profile, stores),
