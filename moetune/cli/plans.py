@@ -59,7 +59,7 @@ def show(
 ) -> None:
     """Show a plan as `moetune plan` printed it."""
     from moetune.app.files import find_plan
-    from moetune.app.open_planner import local_planner
+    from moetune.app.planner import local_planner
     from moetune.app.views.plan import plan_sections
 
     session = session_of(context)

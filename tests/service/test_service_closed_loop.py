@@ -2,7 +2,7 @@
 
 import pytest
 
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.planner import ServicePlanner
 from moetune.domain.document import encode
 from moetune.domain.records import Observation
 from moetune.fit.drift import NUM_FIRST, NUM_SKIPPED

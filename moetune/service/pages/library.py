@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from moetune.app.files import bundled_profiles
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.planner import ServicePlanner
 from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import FoundProfile
 from moetune.app.views.profile import machine_scope

@@ -131,7 +131,7 @@ def _plan_links(library: Library, plan: AnyPlan, model: str | None) -> Iterator[
 
 def _has_trace(library: Library, plan: AnyPlan, model: str | None) -> bool:
     if plan.kind == "training":
-        return bool(model) and library.planner.profile_if_known(plan) is not None
+        return bool(model) and library.planner.explain(plan).profile is not None
     return True
 
 
