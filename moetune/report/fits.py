@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -11,6 +11,7 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.curve import left_out_errors
 from moetune.fit.index import Points as Measured
 from moetune.fit.operations import Curves
+from moetune.fit.pool import Series
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_seconds
 from moetune.report.axes import Axis, log_seconds, log_sizes
 from moetune.report.marks import SERIES, Band, Line, Mark, Outline, Panel, Points
@@ -29,24 +30,54 @@ _UNMEASURED: Mapping[str, tuple[float, float]] = MappingProxyType({
 
 def fit_figure(operation: OperationCurve) -> Figure:
     """Return raw times, medians, the curve between them, its 5–95 % band and the α–β line."""
-    curve = _Curve.of(operation)
+    basis, curve = operation.basis, _Curve.of(operation)
+    words = (
+        f"{operation.name} has a line and no measured points: the band follows from assumed "
+        "errors of its start-up time and its rate."
+    )
+    marks, rows = curve.marks("predicted", band="5–95 %"), curve.rows("predicted")
+    if isinstance(basis, Measured):
+        words = (
+            f"{operation.name} at {operation.num_points} sizes. The curve follows the medians and "
+            "never falls; 90 % of draws from the measurement's noise and the fit's error lie in "
+            "the band."
+        )
+        marks = (*marks, *_measured(operation, basis.series, curve.sizes))
+        rows = [*_measured_rows(basis.series), *rows]
+    figure = _figure(operation, name="fit", words=words, marks=marks, first="kind", rows=rows)
+    return replace(figure, is_wide=True)
+
+
+def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[str, str]) -> Figure:
+    """Return the same operation of two profiles in one figure."""
+    curves = tuple(zip(names, map(_Curve.of, (first, second)), SERIES, strict=False))
+    return _figure(
+        first,
+        name=f"fit-{first.key}",
+        words=f"Predicted times of {first.name} in both profiles, with their 5–95 % bands.",
+        marks=[mark for name, curve, color in curves for mark in curve.marks(name, color=color)],
+        first="profile",
+        rows=[row for name, curve, _ in curves for row in curve.rows(name)],
+    )
+
+
+def _figure(
+    operation: OperationCurve, *, name: str, words: str, marks: Sequence[Mark], first: str,
+    rows: Sequence[tuple[Value, ...]],
+) -> Figure:  # fmt: skip
+    """Return times over an operation's size.
+
+    Args:
+        first: name of the rows' first column.
+    """
+    times = log_seconds("time of one")
     return Figure(
-        name="fit",
-        is_wide=True,
+        name=name,
         title=operation.name,
-        words=_words(operation),
-        panels=(
-            Panel(
-                x=_sizes_axis(operation),
-                y=log_seconds("time of one"),
-                marks=(
-                    *curve.marks("predicted", band="5–95 %"),
-                    *_measured(operation, curve.sizes),
-                ),
-            ),
-        ),
-        header=("kind", f"size_{operation.unit.lower()}", "seconds", "p05_seconds", "p95_seconds"),
-        rows=(*_measured_rows(operation), *curve.rows("predicted")),
+        words=words,
+        panels=(Panel(x=_sizes_axis(operation), y=times, marks=tuple(marks)),),
+        header=(first, _sizes_column(operation), "seconds", "p05_seconds", "p95_seconds"),
+        rows=tuple(rows),
     )
 
 
@@ -55,21 +86,17 @@ def residual_figure(operation: OperationCurve) -> Figure | None:
 
     The curve is fitted without the predicted point; the α–β line to all points.
     """
-    found = operation.found
-    if not isinstance(found, Measured):
+    basis, line = operation.basis, operation.line
+    if not isinstance(basis, Measured):
         return None
-    series = found.series
-    curve = left_out_errors(
-        sizes=series.sizes, seconds=series.medians, alpha_seconds=found.alpha_seconds
-    )
-    if not curve:
+    sizes, medians = basis.series.sizes, basis.series.medians
+    left_out = left_out_errors(sizes=sizes, seconds=medians, alpha_seconds=basis.alpha_seconds)
+    if not left_out:
         return None
-    line = {
-        at: operation.line.seconds(size) / seconds - 1
-        for at, (size, seconds) in enumerate(zip(series.sizes, series.medians, strict=True))
-        if operation.line
-    }
-    sized = series.sizes, operation.unit
+    curve = {sizes[at]: error for at, error in left_out.items()}
+    pairs = zip(sizes, medians, strict=True)
+    of_line = {size: line.seconds(size) / seconds - 1 for size, seconds in pairs} if line else {}
+    unit = operation.unit
     return Figure(
         name="residuals",
         is_low=True,
@@ -83,51 +110,27 @@ def residual_figure(operation: OperationCurve) -> Figure | None:
                 x=_sizes_axis(operation),
                 y=Axis(title="relative error", is_share=True),
                 marks=(
-                    _residuals("α–β line", line, *sized, color="muted", outline="x"),
-                    _residuals("curve, point left out", curve, *sized, color=SERIES[0]),
+                    _residuals("α–β line", of_line, unit, color="muted", outline="x"),
+                    _residuals("curve, point left out", curve, unit, color=SERIES[0]),
                 ),
             ),
         ),
-        header=(f"size_{operation.unit.lower()}", "curve_left_out", "alpha_beta_line"),
-        rows=tuple(
-            (size, curve.get(at), line.get(at)) for at, size in enumerate(series.sizes)
-        ),
-    )  # fmt: skip
+        header=(_sizes_column(operation), "curve_left_out", "alpha_beta_line"),
+        rows=tuple((size, curve.get(size), of_line.get(size)) for size in sizes),
+    )
 
 
 def _residuals(
-    name: str, errors: Mapping[int, float], all_sizes: Sequence[float], unit: str, *, color: str,
+    name: str, errors: Mapping[float, float], unit: str, *, color: str,
     outline: Outline | None = None,
 ) -> Points:  # fmt: skip
-    """Return relative errors by the index of their size."""
-    sizes = tuple(all_sizes[at] for at in errors)
-    words = [_size_text(size, unit) for size in sizes]
-    pairs = zip(words, errors.values(), strict=True)
+    """Return relative errors by their size."""
     return Points(
-        name=name, x=sizes, y=tuple(errors.values()), color=color, size=9, outline=outline,
-        hover=tuple(f"{name}: {size}: {error:+.1%}" for size, error in pairs),
-    )  # fmt: skip
-
-
-def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[str, str]) -> Figure:
-    """Return the same operation of two profiles in one figure."""
-    curves = tuple(zip(names, map(_Curve.of, (first, second)), SERIES, strict=False))
-    return Figure(
-        name=f"fit-{first.key}",
-        title=first.name,
-        words=f"Predicted times of {first.name} in both profiles, with their 5–95 % bands.",
-        panels=(
-            Panel(
-                x=_sizes_axis(first),
-                y=log_seconds("time of one"),
-                marks=tuple(
-                    mark for name, curve, color in curves for mark in curve.marks(name, color=color)
-                ),
-            ),
+        name=name, x=tuple(errors), y=tuple(errors.values()), color=color, size=9, outline=outline,
+        hover=tuple(
+            f"{name}: {_size_text(size, unit)}: {error:+.1%}" for size, error in errors.items()
         ),
-        header=("profile", f"size_{first.unit.lower()}", "seconds", "p05_seconds", "p95_seconds"),
-        rows=tuple(row for name, curve, _ in curves for row in curve.rows(name)),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +145,8 @@ class _Curve:
     @classmethod
     def of(cls, operation: OperationCurve) -> "_Curve":
         sizes = _grid(operation)
-        [seconds] = Curves().times(operation.found).seconds_at(np.array(sizes)).tolist()
-        drawn = drawn_seconds(operation.found, sizes, num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
+        [seconds] = Curves().times(operation.basis).seconds_at(np.array(sizes)).tolist()
+        drawn = drawn_seconds(operation.basis, sizes, num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
         low, high = np.percentile(drawn, _BAND_PERCENT, axis=0).tolist()
         return cls(sizes=tuple(sizes), seconds=tuple(seconds), low=tuple(low), high=tuple(high))
 
@@ -162,9 +165,9 @@ class _Curve:
 
 def _grid(operation: OperationCurve) -> list[float]:
     """Return sizes in even logarithmic steps, from half the smallest point to twice the largest."""
-    found, error = operation.found, operation.error
-    if isinstance(found, Measured):
-        low, high = found.series.sizes[0] / 2, found.series.sizes[-1] * 2
+    basis, error = operation.basis, operation.error
+    if isinstance(basis, Measured):
+        low, high = basis.series.sizes[0] / 2, basis.series.sizes[-1] * 2
     elif error is not None:
         low, high = error.low, error.high
     else:
@@ -173,22 +176,18 @@ def _grid(operation: OperationCurve) -> list[float]:
     return [low * (high / low) ** (step / steps) for step in range(steps + 1)]
 
 
-def _measured(operation: OperationCurve, sizes: tuple[float, ...]) -> Iterator[Mark]:
+def _measured(
+    operation: OperationCurve, series: Series, sizes: tuple[float, ...]
+) -> Iterator[Mark]:
     """Yield what was measured: the α–β line, single times, and their medians on top."""
-    if not isinstance(operation.found, Measured):
-        return
     if (line := operation.line) is not None:
         seconds = tuple(line.seconds(size) for size in sizes)
         yield Line(name="α–β line", x=sizes, y=seconds, color="muted", is_dotted=True, width=1.5)
-    series = operation.found.series
+    pairs = zip(series.sizes, series.times, strict=True)
+    single = [(size, seconds) for size, times in pairs for seconds in times]
     yield Points(
         name="single blocks", color="second/0.35", size=4,
-        x=tuple(
-            size
-            for size, times in zip(series.sizes, series.times, strict=True)
-            for _ in times
-        ),
-        y=tuple(seconds for times in series.times for seconds in times),
+        x=tuple(size for size, _ in single), y=tuple(seconds for _, seconds in single),
     )  # fmt: skip
     yield Points(
         name="medians", color=SERIES[0], size=8, x=tuple(series.sizes), y=tuple(series.medians),
@@ -199,10 +198,7 @@ def _measured(operation: OperationCurve, sizes: tuple[float, ...]) -> Iterator[M
     )  # fmt: skip
 
 
-def _measured_rows(operation: OperationCurve) -> list[tuple[Value, ...]]:
-    if not isinstance(operation.found, Measured):
-        return []
-    series = operation.found.series
+def _measured_rows(series: Series) -> list[tuple[Value, ...]]:
     rows: list[tuple[Value, ...]] = []
     for size, median, times in zip(series.sizes, series.medians, series.times, strict=True):
         rows.append(("median", size, median, None, None))
@@ -223,14 +219,5 @@ def _sizes_axis(operation: OperationCurve) -> Axis:
     return log_sizes(titles.get(operation.unit, operation.unit), unit=operation.unit)
 
 
-def _words(operation: OperationCurve) -> str:
-    if not isinstance(operation.found, Measured):
-        return (
-            f"{operation.name} has a line and no measured points: the band follows from assumed "
-            "errors of its start-up time and its rate."
-        )
-    return (
-        f"{operation.name} at {operation.num_points} sizes. The curve follows the medians and "
-        "never falls; 90 % of draws from the measurement's noise and the fit's error lie in the "
-        "band."
-    )
+def _sizes_column(operation: OperationCurve) -> str:
+    return f"size_{operation.unit.lower()}"

@@ -1,10 +1,11 @@
-"""Operations of a profile as curves over their size, and what they take from each other."""
+"""Operations of a profile as curves over their size."""
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 from moetune.domain.cluster import Machine, placement_name
 from moetune.domain.cost_keys import (
@@ -17,7 +18,6 @@ from moetune.domain.cost_keys import (
     unit_of,
 )
 from moetune.domain.costs import LinearCost
-from moetune.domain.interference import Interference
 from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.domain.samples import LAUNCHES, ResourceClass
 from moetune.fit.curve import Line
@@ -34,9 +34,9 @@ class OperationCurve:
         name: unique in the profile, such as "all_to_all, 8 ranks, 4 in flight".
         kind: "collective", "GEMM", "copy", "memory-bound operation" or "attention".
         unit: of the size: "bytes", "rows", "elements", "chunks", "sequences" or "MACs".
-        find: returns the measured points, or the line where nothing was measured; of a table's
+        read: returns the measured points, or the line where nothing was measured; of a table's
             GEMM it completes the curve, which takes milliseconds.
-        num_points: known sizes.
+        num_points: measured sizes.
         line: the α–β line over the same size, in seconds.
         error: of the line's fit; of a GEMM's shape, that of its dtype's line.
     """
@@ -44,8 +44,8 @@ class OperationCurve:
     name: str
     kind: str
     unit: str
-    find: Callable[[], Points | Line]
-    num_points: int
+    read: Callable[[], Points | Line | None]
+    num_points: int = 0
     line: LinearCost | None
     error: FitError | None
 
@@ -60,41 +60,40 @@ class OperationCurve:
         return self.kind == "attention" or (self.kind == "GEMM" and self.unit == "rows")
 
     @property
-    def found(self) -> Points | Line:
+    def basis(self) -> Points | Line:
         """The points or the line."""
-        return self.find()
+        basis = self.read()
+        assert basis is not None  # noqa: S101 - the index has what its keys name
+        return basis
 
 
 def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
     """Return all operations of the profile, collectives first."""
     index = index_of(profile)
-    others: tuple[CostKey, ...] = (
-        *index.keys(CopyKey),
-        *index.keys(RowsKey),
-        *index.keys(AttentionKey),
-    )
+    first: list[CostKey] = [*index.keys(CollectiveKey), *index.pool.of(GemmKey)]
+    last: list[CostKey] = [*index.keys(CopyKey), *index.keys(RowsKey)]
+    last += index.keys(AttentionKey)
     return (
-        *(_operation(index, key) for key in index.keys(CollectiveKey)),
-        *(_gemm(index, key) for key in index.pool.of(GemmKey)),
+        *(_curve(index, key) for key in first),
         *(gemm_line(line) for line in profile.gemm if index.gemm_line(line.dtype)),
-        *(_operation(index, key) for key in others),
+        *(_curve(index, key) for key in last),
     )
 
 
-def _operation(index: ProfileIndex, key: CostKey) -> OperationCurve:
-    """Return a known operation whose line, if any, is over its own size."""
-    known, line = index.basis(key), index.lines.get(key)
-    assert known is not None  # noqa: S101 - it is one of the keys
+def _curve(index: ProfileIndex, key: CostKey) -> OperationCurve:
+    """Return an operation; the line of a GEMM's shape is its dtype's, over rows."""
+    read: Callable[[], Points | Line | None] = partial(index.basis, key)
+    series, line = index.pool.series.get(key), index.lines.get(key)
+    cost = line.cost if line else None
+    if isinstance(key, GemmKey):
+        read, line = partial(index.gemm_points, key), index.lines.get(GemmKey(key.dtype))
+        scale = math.prod(key.shape)
+        cost = replace(line.cost, beta_seconds=line.cost.beta_seconds * scale) if line else None
     name, kind, unit = _words(key, index.profile.machine)
     return OperationCurve(
-        name=name,
-        kind=kind,
-        unit=unit,
-        find=lambda: known,
-        num_points=len(known.series.sizes) if isinstance(known, Points) else 0,
-        line=line.cost if line else None,
-        error=line.error if line else None,
-    )
+        name=name, kind=kind, unit=unit, read=read, num_points=len(series.sizes) if series else 0,
+        line=cost, error=line.error if line else None,
+    )  # fmt: skip
 
 
 def _words(key: CostKey, machine: Machine) -> tuple[str, str, str]:
@@ -120,56 +119,17 @@ def _words(key: CostKey, machine: Machine) -> tuple[str, str, str]:
             return f"gemm {key.dtype} {key.product}, {shape}", "GEMM", unit_of(key)
 
 
-def _gemm(index: ProfileIndex, key: GemmKey) -> OperationCurve:
-    """Return a measured shape; its line is the dtype's, over rows."""
-    name, kind, unit = _words(key, index.profile.machine)
-    line = index.lines.get(GemmKey(key.dtype))
-    cost = line.cost if line else None
-    return OperationCurve(
-        name=name,
-        kind=kind,
-        unit=unit,
-        find=partial(_points_of, index, key),
-        num_points=len(index.pool.series[key].sizes),
-        line=replace(cost, beta_seconds=cost.beta_seconds * math.prod(key.shape)) if cost else None,
-        error=line.error if line else None,
-    )
-
-
 def gemm_line(line: GemmLine) -> OperationCurve:
     """Return a dtype's line over all its GEMMs, over multiply-accumulates."""
     name = f"gemm {line.dtype}"
-    found = Line(cost=line.cost, label=name)
+    basis = Line(cost=line.cost, label=name)
     if line.error:
-        found = replace(found, relative_error=line.error.median)
+        basis = replace(basis, relative_error=line.error.median)
     return OperationCurve(
-        name=name,
-        kind="GEMM",
-        unit="MACs",
-        find=lambda: found,
-        num_points=0,
-        line=line.cost,
-        error=line.error,
+        name=name, kind="GEMM", unit="MACs", read=lambda: basis, line=line.cost, error=line.error
     )
 
 
-def _points_of(index: ProfileIndex, key: GemmKey) -> Points:
-    points = index.gemm_points(key)
-    assert points is not None  # noqa: S101 - the pool names what was measured
-    return points
-
-
-CLASSES: dict[ResourceClass, str] = {
-    "comp": "computation",
-    "comm": "communication",
-    "mem": "copies",
-}
-OVERLAPPED = (*CLASSES.values(), "both others")
-
-
-def overlapped_speeds(table: Interference, victim: ResourceClass) -> tuple[float | None, ...]:
-    """Return the victim's relative speed with each class (None: its own) and with both others."""
-    alone = (
-        None if other == victim else table.speed(victim, frozenset({other})) for other in CLASSES
-    )
-    return (*alone, table.speed(victim, frozenset(CLASSES)))
+CLASSES: Mapping[ResourceClass, str] = MappingProxyType({
+    "comp": "computation", "comm": "communication", "mem": "copies",
+})  # fmt: skip

@@ -150,7 +150,7 @@ def test_residuals_are_those_of_points_left_out() -> None:
     figure = residual_figure(shown)
     assert figure is not None
     left_out = [abs(float(row[1])) for row in figure.rows if row[1] is not None]
-    series = shown.found.series  # type: ignore[union-attr] # what has residuals has series
+    series = shown.basis.series  # type: ignore[union-attr] # what has residuals has series
     assert shown.line is not None
     expected = interpolation_errors(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=shown.line.alpha_seconds

@@ -11,19 +11,16 @@ from moetune.app.views.profile_operations import (
     operations_section,
 )
 from moetune.domain.cluster import DEVICE_MEMORY
+from moetune.domain.interference import Interference
 from moetune.domain.profile import Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
+from moetune.domain.samples import ResourceClass
 from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import index_of
 from moetune.fit.missing import group_name, launcher
-from moetune.report.operations import (
-    CLASSES,
-    OVERLAPPED,
-    operations_of,
-    overlapped_speeds,
-)
+from moetune.report.operations import CLASSES, operations_of
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, plural
 
 _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
@@ -202,15 +199,20 @@ def _interference(profile: Profile) -> Section:
         return Section(name="interference", paragraphs=losses or (nothing,))
     table = Table(
         name="interference",
-        header=("speed of", *(f"with {one}" for one in OVERLAPPED)),
+        header=("speed of", *(f"with {name}" for name in CLASSES.values()), "with both others"),
         rows=tuple(
-            (Cell.words(name), *map(_speed, overlapped_speeds(profile.interference, one)))
-            for one, name in CLASSES.items()
+            (Cell.words(name), *map(_speed, _speeds(profile.interference, victim)))
+            for victim, name in CLASSES.items()
         ),
     )
-    return Section(
-        name="interference", title="Interference", paragraphs=losses, tables=(table,)
-    )  # fmt: skip
+    return Section(name="interference", title="Interference", paragraphs=losses, tables=(table,))
+
+
+def _speeds(table: Interference, victim: ResourceClass) -> Iterator[float | None]:
+    """Yield the relative speed with each class, None for its own, and with both others."""
+    for resource in CLASSES:
+        yield None if resource == victim else table.speed(victim, frozenset({resource}))
+    yield table.speed(victim, frozenset(CLASSES))
 
 
 def _losses(profile: Profile) -> Iterator[str]:
