@@ -4,7 +4,6 @@ from moetune.app.memory import FittedLayout, MemoryAnswer
 from moetune.app.views.model_words import host_words
 from moetune.app.views.words import parts_table
 from moetune.domain.training import FoldedLayout
-from moetune.domain.training_document import layout_words
 from moetune.domain.units import format_bytes
 from moetune.report.plan_figures import memory_parts_figure
 from moetune.report.section import Cell, Highlight, Section, Table, plural
@@ -44,7 +43,7 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     words = (
         f"{what} into {limit}: the {device} that a process has of each, and its libraries. "
         f"The {'plainest' if answer.fits else 'smallest'} takes {peak}: "
-        f"{layout_words(first.layout)}, ZeRO-{first.layout.zero}{_host(first.layout)}."
+        f"{first.layout.words}, ZeRO-{first.layout.zero}{_host(first.layout)}."
     )
     highlights = (
         Highlight(name="GPUs", cell=Cell.count(job.world_size), note="the fewest")
@@ -56,7 +55,7 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     )
     figure = memory_parts_figure(
         first.memory.parts, limit_bytes=question.limit_bytes,
-        words=f"Of a device with {layout_words(first.layout)}:",
+        words=f"Of a device with {first.layout.words}:",
     )  # fmt: skip
     memory = first.memory
     parts = parts_table("parts", ("part", "memory"), memory.parts, whole=memory.peak_bytes)
@@ -86,9 +85,9 @@ def _layouts(answer: MemoryAnswer) -> Table:
         header=("layout", "zero", "recompute", "memory", "states", "activations"),
         rows=tuple(
             (
-                Cell.words(layout_words(one.layout) + _host(one.layout)),
+                Cell.words(one.layout.words + _host(one.layout)),
                 Cell.count(one.layout.zero),
-                Cell.words(", ".join(one.layout.recompute) or "none"),
+                Cell.words(one.layout.recompute_words),
                 Cell.size(round(one.memory.peak_bytes)),
                 Cell.size(round(sum(map(one.memory.parts.__getitem__, _STATES)))),
                 Cell.size(round(one.memory.parts["activations"])),

@@ -22,7 +22,8 @@ from moetune.app.views.words import (
     suspect_words,
 )
 from moetune.domain.chunks import Chunks
-from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
+from moetune.domain.pipeline import stage_words
+from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.plan_figures import (
     Option,
@@ -118,8 +119,8 @@ def _answer(subject: ModelSubject) -> Section:
 
 def _settings(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     best, layout, step = plan.best, plan.layout, plan.predicted
-    recompute = _recompute(layout)
-    if recompute == "none" and step.parts.get("recompute"):  # as a runtime does without a flag
+    recompute = layout.recompute_words
+    if not layout.recompute and step.parts.get("recompute"):  # as a runtime does without a flag
         recompute = "none; activations of experts are not kept, and computed again"
     yield "recompute", recompute
     yield "dispatcher", layout.dispatcher
@@ -138,7 +139,7 @@ def _settings(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
     if layout.pp > 1:
         yield "schedule", str(layout.schedule)
-        yield "stages", str(layout.stages)
+        yield "stages", stage_words(layout.stages or ())
     yield "runtime", plan.inputs.runtime
     yield "numbers", plan.trust
 
@@ -150,10 +151,6 @@ def _chunks(chunks: Chunks) -> str:
         f"chunks of {format_bytes(chunks.chunk_bytes)} {where}, {places} at a time in the cache: "
         "moetune.shard"
     )
-
-
-def _recompute(layout: TrainingLayout) -> str:
-    return ", ".join(layout.recompute)
 
 
 def _saves(best: TrainingAnswer, seconds: float) -> str:
@@ -213,7 +210,7 @@ def _front(plan: TrainingDocument) -> Table:
                 replace(Cell.size(peak), mark="" if peak <= limit else "suspect"),
                 Cell.seconds(step), more, saved,
                 Cell.words(f"{one.words}; on the host {on_host}" if on_host else one.words),
-                Cell.words(_recompute(one.layout)), Cell.words(one.layout.overlap),
+                Cell.words(one.layout.recompute_words), Cell.words(one.layout.overlap),
             )
         )  # fmt: skip
     return Table(
@@ -232,7 +229,7 @@ def _others(plan: TrainingDocument) -> Table:
         rows=tuple(
             (
                 Cell.words(one.words),
-                Cell.words(_recompute(one.layout)),
+                Cell.words(one.layout.recompute_words),
                 Cell.words(one.layout.overlap),
                 Cell.words(str(one.layout.schedule)),
                 Cell.seconds(one.predicted.step_seconds),

@@ -13,7 +13,6 @@ from moetune.domain.training_document import (
     Saving,
     TrainingAnswer,
     TrainingDocument,
-    TrainingLayout,
     TrainingStep,
 )
 from moetune.domain.units import format_bytes, format_seconds
@@ -154,7 +153,7 @@ def placement_words(plan: TrainingDocument) -> Iterator[str]:
         yield sentence(f"Experts {how}: {plan.placement.why}")
 
 
-def host_words(layout: TrainingLayout | FoldedLayout) -> str:
+def host_words(layout: FoldedLayout) -> str:
     """Return "activations of 25 % of the blocks and 50 % of the optimizer"; "" for nothing."""
     kept = (
         (layout.offload_activations, "activations of {} of the blocks"),
@@ -163,13 +162,13 @@ def host_words(layout: TrainingLayout | FoldedLayout) -> str:
     return " and ".join(words.format(percent(share, digits=0)) for share, words in kept if share)
 
 
-def decision_words(words: str, layout: TrainingLayout | FoldedLayout) -> str:
+def decision_words(words: str, layout: FoldedLayout) -> str:
     """Return what a layout does, in a sentence or two.
 
     Args:
         words: its sizes.
     """
-    again = ", ".join(one for one in layout.recompute if one != "none") or "nothing"
+    again = ", ".join(layout.recompute) or "nothing"
     overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
     kept = host_words(layout)
     on_host = f" Keep {kept} in host memory." if kept else ""

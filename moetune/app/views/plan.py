@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from moetune.app.compared import ComparedChoice, WhyNotAnswer, difference_of
 from moetune.app.subjects import ModelSubject, Subject
+from moetune.app.subjects.values import ComparedChoice, difference_of
 from moetune.app.views.layer import answer_section
 from moetune.app.views.layer_reasons import layer_reasons
 from moetune.app.views.model import model_reasons, model_sections
 from moetune.app.views.words import Reasons, plan_scope, speed_words, suspect_words, trust_words
+from moetune.app.why_not import WhyNotAnswer
 from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span, sentence
 
 _RANGE = "the range that nine of ten such steps should lie in"
