@@ -21,19 +21,14 @@ _MEANINGS = {
 """Of an operation's first word, where that alone does not say it."""
 
 
-def timeline_figure(
-    *,
-    forward: Timeline,
-    backward: Timeline,
-    title: str = "Timeline of one step",
-) -> Figure:
+def timeline_figure(*, forward: Timeline, backward: Timeline) -> Figure:
     """Return both phases of a layer's step, one lane per stream, on the same time scale."""
     phases = {"forward": forward, "backward": backward}
     longest = max(timeline.makespan_seconds for timeline in phases.values())
     second, unit = seconds_unit(longest)
     return Figure(
         name="timeline",
-        title=title,
+        title="Timeline of one step",
         words=(
             f"The simulated forward pass takes {format_seconds(forward.makespan_seconds)}, the "
             f"backward pass {format_seconds(backward.makespan_seconds)}. "

@@ -11,11 +11,9 @@ from moetune.app.views.profile_operations import (
     operations_section,
 )
 from moetune.domain.cluster import DEVICE_MEMORY
-from moetune.domain.interference import Interference
 from moetune.domain.profile import Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
-from moetune.domain.samples import ResourceClass
 from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import index_of
@@ -23,6 +21,8 @@ from moetune.fit.missing import group_name, launcher
 from moetune.report.operations import CLASSES, operations_of
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, plural
 
+_LIMITS = {"good": "at most 5 %", "usable": "at most 10 %", "suspect": "more than 10 %"}
+_MOST_NAMES = 3
 _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
 
 
@@ -75,48 +75,35 @@ def machine_scope(profile: Profile) -> str:
     )
 
 
-_LIMITS = {"good": "at most 5 %", "usable": "at most 10 %", "suspect": "more than 10 %"}
-_MOST_NAMES = 3
-
-
 def quality_words(profile: Profile) -> Iterator[str]:
     """Yield how good a profile is and why, and what to measure next."""
-    known = [(one.error, one.name) for one in operations_of(profile) if one.error is not None]
-    quality = quality_of(profile)
-    if quality is None or not known:
+    errors = [(curve.error, curve.name) for curve in operations_of(profile) if curve.error]
+    quality, machine = quality_of(profile), profile.machine
+    launch = launcher((machine.num_devices, 0), machine)
+    command = f"`{launch} --name {profile.name} --preset full`"
+    if quality is None or not errors:
         yield (
             f"Its quality is not known: it is {profile.provenance}, without left-out points to "
             "compare with, so that plans assume an error of 5 % in each number."
         )
         if profile.provenance != "measured":
-            yield f"Measure it where such a machine is: `{_command(profile)}`."
+            yield f"Measure it where such a machine is: {command}."
         return
-    error, name = max(known, key=lambda one: one[0].median)
+    worst, name = max(errors, key=lambda error: error[0].median)
     yield (
         f"{quality.label.capitalize()}: the worst fit, of {name}, misses left-out points by "
-        f"{percent(error.median)} in the median; {error.quality} is {_LIMITS[error.quality]}."
+        f"{percent(worst.median)} in the median; {worst.quality} is {_LIMITS[worst.quality]}."
     )
-    if profile.provenance == "measured":
-        yield from _next_words([one for each, one in known if each.quality != "good"], profile)
-
-
-def _next_words(names: Sequence[str], profile: Profile) -> Iterator[str]:
-    unique = list(dict.fromkeys(names))
-    some = ", ".join(unique[:_MOST_NAMES])
-    more = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
-    if unique:
-        yield f"Measure next, on an idle machine: {some}{more}, with `{_command(profile)}`."
-
-
-def _command(profile: Profile) -> str:
-    """Return the command that measures all of the profile's machine."""
-    machine = profile.machine
-    return f"{launcher((machine.num_devices, 0), machine)} --name {profile.name} --preset full"
+    names = [*dict.fromkeys(name for error, name in errors if error.quality != "good")]
+    if names and profile.provenance == "measured":
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        some = ", ".join(names[:_MOST_NAMES])
+        yield f"Measure next, on an idle machine: {some}{more}, with {command}."
 
 
 def host_words(profile: Profile) -> str:
     """Return what a host of the machine has: devices, memory, network cards, and of a device."""
-    site, facts = site_of(profile), profile.fingerprint.hardware
+    site = site_of(profile)
     memory = "memory that is not known"
     if site.host_memory_bytes is not None:
         memory = f"{format_bytes(site.host_memory_bytes)} of memory"
@@ -124,10 +111,10 @@ def host_words(profile: Profile) -> str:
     if site.num_nics is not None:
         nics = plural(site.num_nics, "network card")
     words = f"A host has {plural(site.devices_per_node, 'device')}, {memory} and {nics}"
-    reported = facts.get(DEVICE_MEMORY, "")
-    if not reported.isdigit() or site.vendor == "cpu":
-        return f"{words}."
-    return f"{words}; {format_bytes(int(reported))} of each device are reported."
+    reported = profile.fingerprint.hardware.get(DEVICE_MEMORY, "")
+    if reported.isdigit() and site.vendor != "cpu":
+        words += f"; {format_bytes(int(reported))} of each device are reported"
+    return f"{words}."
 
 
 def _head(found: FoundProfile) -> Section:
@@ -136,6 +123,10 @@ def _head(found: FoundProfile) -> Section:
     origin = f"{profile.provenance.capitalize()}{source}; it {_PLACES[found.source]}."
     samples = plural(len(profile.samples), "sample")
     suspects = sum(sample.quality == "suspect" for sample in profile.samples)
+    doubt = (
+        f"{suspects:,} of {samples} {'varies' if suspects == 1 else 'vary'} too much to be "
+        "trusted: measure again on an idle machine."
+    )
     return Section(
         name="profile",
         title=profile.name,
@@ -145,14 +136,7 @@ def _head(found: FoundProfile) -> Section:
             host_words(profile),
             *quality_words(profile),
         ),
-        notes=(*((_suspects(suspects, samples),) if suspects else ()),),
-    )
-
-
-def _suspects(count: int, samples: str) -> str:
-    verb = "varies" if count == 1 else "vary"
-    return (
-        f"{count:,} of {samples} {verb} too much to be trusted: measure again on an idle machine."
+        notes=(doubt,) if suspects else (),
     )
 
 
@@ -193,41 +177,43 @@ def _table_name(table: DataTable) -> str:
 
 def _interference(profile: Profile) -> Section:
     """Return the speeds of operations beside others, and losses by size."""
-    losses = tuple(_losses(profile))
-    if profile.interference.is_none:
+    losses, speeds = tuple(_losses(profile)), profile.interference
+    if speeds.is_none:
         nothing = "No interference is known: overlapped operations run at full speed."
         return Section(name="interference", paragraphs=losses or (nothing,))
     table = Table(
         name="interference",
         header=("speed of", *(f"with {name}" for name in CLASSES.values()), "with both others"),
         rows=tuple(
-            (Cell.words(name), *map(_speed, _speeds(profile.interference, victim)))
+            (
+                Cell.words(name),
+                *(
+                    Cell(text="–", unit="1")
+                    if resource == victim
+                    else _speed(speeds.speed(victim, frozenset({resource})))
+                    for resource in CLASSES
+                ),
+                _speed(speeds.speed(victim, frozenset(CLASSES))),
+            )
             for victim, name in CLASSES.items()
         ),
     )
     return Section(name="interference", title="Interference", paragraphs=losses, tables=(table,))
 
 
-def _speeds(table: Interference, victim: ResourceClass) -> Iterator[float | None]:
-    """Yield the relative speed with each class, None for its own, and with both others."""
-    for resource in CLASSES:
-        yield None if resource == victim else table.speed(victim, frozenset({resource}))
-    yield table.speed(victim, frozenset(CLASSES))
+def _speed(speed: float) -> Cell:
+    return Cell(text=f"{speed:.2f}", value=speed, unit="1")
 
 
 def _losses(profile: Profile) -> Iterator[str]:
     """Yield what an exchange takes from computation, where its sizes were measured."""
     lost = index_of(profile).comp_loss
     if lost is not None:
-        each = ", ".join(
+        sizes = ", ".join(
             f"{format_seconds(seconds)} at {format_bytes(round(size))}"
             for size, seconds in zip(lost.sizes, lost.seconds, strict=True)
         )
-        yield f"An exchange takes time from the computation beside it: {each}."
-
-
-def _speed(speed: float | None) -> Cell:
-    return Cell(text="–" if speed is None else f"{speed:.2f}", value=speed, unit="1")
+        yield f"An exchange takes time from the computation beside it: {sizes}."
 
 
 def _fingerprint(profile: Profile) -> Iterator[Section]:

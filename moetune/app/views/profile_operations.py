@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from moetune.app.views.words import layer_words
 from moetune.domain.document import shown as shortened
 from moetune.domain.profile import FitError, Profile
 from moetune.domain.records import prediction_error
@@ -130,21 +131,19 @@ def measured_steps(profile: Profile) -> Iterator[Section]:
     table = Table(
         name="steps",
         header=("layer", "ranks", "tokens", "chunks", "sum of operations", "measured", "error"),
-        rows=tuple(_step(one) for one in profile.steps),
+        rows=tuple(map(_step, profile.steps)),
     )
     yield Section(name="steps", title="Steps of layers", tables=(table,))
 
 
-def _step(one: StepRecord) -> tuple[Cell, ...]:
-    load, summed = one.workload, one.chunks_seconds + one.overhead_seconds
-    layer, error = load.layer, prediction_error(summed, one.measured_seconds)
-    name = f"{layer.d_model} × {layer.d_hidden}, {layer.num_experts} experts, {layer.activation}"
+def _step(step: StepRecord) -> tuple[Cell, ...]:
+    load, summed = step.workload, step.chunks_seconds + step.overhead_seconds
     return (
-        Cell.words(name),
+        Cell.words(layer_words(load.layer)),
         Cell.count(load.world_size),
         Cell.count(load.tokens_per_rank),
-        Cell.count(one.degree),
+        Cell.count(step.degree),
         Cell.seconds(summed),
-        Cell.seconds(one.measured_seconds),
-        Cell.share(error, sign=True),
+        Cell.seconds(step.measured_seconds),
+        Cell.share(prediction_error(summed, step.measured_seconds), sign=True),
     )
