@@ -13,7 +13,7 @@ from moetune.report.section import Figure, Value, percent, plural
 WINDOW = 21
 """Observations in the rolling median: enough that a few slow steps do not move it."""
 MOST_POINTS = 600
-HEADER = (
+_HEADER = (
     "id", "time_utc", "plan", "source", "tokens_per_rank", "forward_degree", "backward_degree",
     "predicted_seconds", "observed_seconds", "error", "median_error",
 )  # fmt: skip
@@ -40,6 +40,13 @@ def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
     shown = thinned(errors, MOST_POINTS)
     times = tuple(rows[at].created_at[:23] for at in shown)
     latest = rows[-1].value
+    thinning = f" {len(shown):,} points are drawn, with all extremes; the CSV file has all points."
+    single = Points(
+        name="single", color="second/0.55", size=5, x=times,
+        y=tuple(errors[at] for at in shown), hover=tuple(_words(rows[at]) for at in shown),
+    )  # fmt: skip
+    median = Line(name=f"median of {WINDOW}", x=times, y=tuple(drift[at] for at in shown))
+    axes = Axis(title="time, UTC", kind="date"), Axis(title="relative error", is_share=True)
     return Figure(
         name="drift",
         is_wide=True,
@@ -52,28 +59,15 @@ def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
             "Predicted over observed, minus 1: below 0 for slower steps. The line is the median "
             f"of the last {WINDOW} observations and ends at {percent(drift[-1], sign=True)}. If it "
             "stays away from 0, the machine's speed is "
-            f"no longer that of the profile.{_thinning(len(rows), len(shown))}"
+            f"no longer that of the profile.{thinning if len(shown) < len(rows) else ''}"
         ),
-        panels=(
-            Panel(
-                x=Axis(title="time, UTC", kind="date"),
-                y=Axis(title="relative error", is_share=True),
-                marks=(
-                    Points(
-                        name="single", color="second/0.55", size=5, x=times,
-                        y=tuple(errors[at] for at in shown),
-                        hover=tuple(_words(rows[at]) for at in shown),
-                    ),
-                    Line(name=f"median of {WINDOW}", x=times, y=tuple(drift[at] for at in shown)),
-                ),
-            ),
-        ),
-        header=HEADER,
+        panels=(Panel(x=axes[0], y=axes[1], marks=(single, median)),),
+        header=_HEADER,
         rows=tuple(
             (*_values(row), error, rolling)
             for row, error, rolling in zip(rows, errors, drift, strict=True)
         ),
-    )  # fmt: skip
+    )
 
 
 def rolling_median(values: Sequence[float], window: int) -> list[float]:
@@ -113,9 +107,3 @@ def _words(row: Stored[Observation]) -> str:
         f"{row.created_at[:23]}\n{format_seconds(step.median_seconds)}, predicted "
         f"{format_seconds(step.predicted_seconds)}\nplan {step.plan_id[:6]}, {step.source}"
     )
-
-
-def _thinning(count: int, shown: int) -> str:
-    if shown == count:
-        return ""
-    return f" {shown:,} points are drawn, with all extremes; the CSV file has all points."
