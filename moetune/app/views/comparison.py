@@ -15,8 +15,7 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.profile import Profile
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.fits import overlay_figure
-from moetune.report.operations import OperationCurve, operations_of
+from moetune.report.operations import OperationCurve, operations_of, overlay_figure
 from moetune.report.plan_figures import degree_figure, phases_figure
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural, sentence
 

@@ -10,9 +10,14 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
 from moetune.domain.units import format_seconds
 from moetune.fit.costs import costs_of
-from moetune.report.plan_figures import Option, degree_figure, pareto_figure, phases_figure
+from moetune.report.plan_figures import (
+    Option,
+    degree_figure,
+    pareto_figure,
+    phases_figure,
+    timeline_figure,
+)
 from moetune.report.section import Cell, Figure, Section, Table, sentence
-from moetune.report.timelines import timeline_figure
 from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
