@@ -6,14 +6,15 @@ Jinja, and `--json` prints their values.
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.report.marks import Panel
 
 Value: TypeAlias = str | int | float | None
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,27 @@ class Table:
     empty: str = "Nothing yet."
     is_narrow: bool = False
     num_more: int = 0
+
+    @classmethod
+    def of(
+        cls, name: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell | str]],
+        *, prose: tuple[str, ...] = (), wide: tuple[str, ...] = (), notes: tuple[str, ...] = (),
+        empty: str = "Nothing yet.", is_narrow: bool = False, num_more: int = 0,
+    ) -> "Table":  # fmt: skip
+        """Return the table with a row for each item.
+
+        Args:
+            columns: what returns an item's cell or its words, by the heading.
+        """
+        cells = [[column(item) for column in columns.values()] for item in items]
+        return cls(
+            name=name, header=tuple(columns), prose=prose, wide=wide, notes=notes, empty=empty,
+            is_narrow=is_narrow, num_more=num_more,
+            rows=tuple(
+                tuple(Cell.words(cell) if isinstance(cell, str) else cell for cell in row)
+                for row in cells
+            ),
+        )  # fmt: skip
 
     @property
     def is_stacked(self) -> bool:

@@ -79,22 +79,20 @@ def _host(layout: FoldedLayout) -> str:
 
 
 def _layouts(answer: MemoryAnswer) -> Table:
-    more = max(0, answer.num_fitting - len(answer.found))
-    return Table(
-        name="layouts",
-        header=("layout", "zero", "recompute", "memory", "states", "activations"),
-        rows=tuple(
-            (
-                Cell.words(one.layout.words + _host(one.layout)),
-                Cell.count(one.layout.zero),
-                Cell.words(one.layout.recompute_words),
-                Cell.size(round(one.memory.peak_bytes)),
-                Cell.size(round(sum(map(one.memory.parts.__getitem__, _STATES)))),
-                Cell.size(round(one.memory.parts["activations"])),
-            )
-            for one in answer.found
-        ),
-        num_more=more,
+    return Table.of(
+        "layouts",
+        answer.found,
+        {
+            "layout": lambda fitted: fitted.layout.words + _host(fitted.layout),
+            "zero": lambda fitted: Cell.count(fitted.layout.zero),
+            "recompute": lambda fitted: fitted.layout.recompute_words,
+            "memory": lambda fitted: Cell.size(round(fitted.memory.peak_bytes)),
+            "states": lambda fitted: Cell.size(
+                round(sum(map(fitted.memory.parts.__getitem__, _STATES)))
+            ),
+            "activations": lambda fitted: Cell.size(round(fitted.memory.parts["activations"])),
+        },
+        num_more=max(0, answer.num_fitting - len(answer.found)),
     )
 
 

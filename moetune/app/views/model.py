@@ -222,23 +222,21 @@ def _front(plan: TrainingDocument) -> Table:
 
 
 def _others(plan: TrainingDocument) -> Table:
-    best = plan.best.predicted.step_seconds
-    return Table(
-        name="alternatives",
-        header=("layout", "recompute", "overlap", "schedule", "step", "slower", "FLOP/s", "memory"),
-        rows=tuple(
-            (
-                Cell.words(one.words),
-                Cell.words(one.layout.recompute_words),
-                Cell.words(one.layout.overlap),
-                Cell.words(str(one.layout.schedule)),
-                Cell.seconds(one.predicted.step_seconds),
-                Cell.share(one.predicted.step_seconds / best - 1, sign=True),
-                speed_cell(one.predicted.throughput),
-                Cell.size(one.memory.peak_bytes),
-            )
-            for one in plan.alternatives
-        ),
+    return Table.of(
+        "alternatives",
+        plan.alternatives,
+        {
+            "layout": lambda answer: answer.words,
+            "recompute": lambda answer: answer.layout.recompute_words,
+            "overlap": lambda answer: answer.layout.overlap,
+            "schedule": lambda answer: str(answer.layout.schedule),
+            "step": lambda answer: Cell.seconds(answer.predicted.step_seconds),
+            "slower": lambda answer: Cell.share(
+                answer.predicted.step_seconds / plan.step_seconds - 1, sign=True
+            ),
+            "FLOP/s": lambda answer: speed_cell(answer.predicted.throughput),
+            "memory": lambda answer: Cell.size(answer.memory.peak_bytes),
+        },
         wide=("FLOP/s",),
     )
 
@@ -292,22 +290,22 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
     """Yield how full the fullest rank of each layer is."""
     if plan.placement is None:
         return
-    table = Table(
-        name="placement",
-        header=("layer of experts", "own order", "placed", "at least"),
-        rows=tuple(
-            (
-                Cell.count(number),
-                *(
-                    Cell(text=f"{skew:.3f}", value=skew)
-                    for skew in (layer.natural_skew, layer.placed_skew, layer.least_skew)
-                ),
-            )
-            for number, layer in enumerate(plan.placement.layers, start=1)
-        ),
+    table = Table.of(
+        "placement",
+        enumerate(plan.placement.layers, start=1),
+        {
+            "layer of experts": lambda row: Cell.count(row[0]),
+            "own order": lambda row: _skew(row[1].natural_skew),
+            "placed": lambda row: _skew(row[1].placed_skew),
+            "at least": lambda row: _skew(row[1].least_skew),
+        },
     )
     title = "Rows of the fullest rank over the mean"
     yield Section(name="placement", title=title, tables=(table,))
+
+
+def _skew(skew: float) -> Cell:
+    return Cell(text=f"{skew:.3f}", value=skew)
 
 
 def _hidden(best: TrainingAnswer) -> Iterator[str]:

@@ -27,36 +27,28 @@ _NOTE = (
 
 def models_section() -> Section:
     """Return every named layer with its sizes."""
-    table = Table(
-        name="models",
-        header=("name", "layer", "d_model", "d_hidden", "experts", "top_k", "tokens"),
-        rows=tuple(
-            (
-                Cell.words(model.name),
-                Cell.words(model.title),
-                *(Cell(text=str(size), value=size) for size in (model.d_model, model.d_hidden)),
-                _experts(model),
-                Cell(text=str(model.top_k), value=model.top_k),
-                Cell.count(model.tokens_per_rank),
-            )
-            for model in MODELS.values()
-        ),
+    table = Table.of(
+        "models",
+        MODELS.values(),
+        {
+            "name": lambda model: model.name,
+            "layer": lambda model: model.title,
+            "d_model": lambda model: Cell(text=str(model.d_model), value=model.d_model),
+            "d_hidden": lambda model: Cell(text=str(model.d_hidden), value=model.d_hidden),
+            "experts": _experts,
+            "top_k": lambda model: Cell.count(model.top_k),
+            "tokens": lambda model: Cell.count(model.tokens_per_rank),
+        },
     )
     return Section(name="models", tables=(table,))
 
 
 def registry_section(models: tuple[RegisteredModel, ...]) -> Section:
     """Return the named whole models, those of Hugging Face with the sizes that are published."""
-    table = Table(
-        name="registry",
-        header=("name", "published"),
-        rows=tuple(
-            (Cell.words(name), Cell.words(words))
-            for name, words in (
-                *((one.name, f"{one.title} ({one.source})") for one in WHOLE_MODELS.values()),
-                *((one.name, one.published) for one in models),
-            )
-        ),
+    published = [(model.name, f"{model.title} ({model.source})") for model in WHOLE_MODELS.values()]
+    published += [(model.name, model.published) for model in models]
+    table = Table.of(
+        "registry", published, {"name": lambda row: row[0], "published": lambda row: row[1]}
     )
     return Section(name="registry", title="Whole models", tables=(table,))
 

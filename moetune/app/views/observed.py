@@ -50,11 +50,20 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
         f"had {found.imbalance:.2f} × the mean rows, the plan assumes "
         f"{found.planned_imbalance:.2f}."
     )
-    table = Table(
-        name="steps",
-        header=("", "strategy", "forward", "backward", "predicted", "measured", "error", "FLOP/s"),
+    table = Table.of(
+        "steps",
+        found.steps,
+        {
+            "": lambda step: "plan" if step.is_planned else "",
+            "strategy": lambda step: step.strategy,
+            "forward": lambda step: Cell.count(step.forward_degree),
+            "backward": lambda step: Cell.count(step.backward_degree),
+            "predicted": lambda step: Cell.seconds(step.predicted_seconds),
+            "measured": lambda step: Cell.seconds(step.step_seconds),
+            "error": lambda step: Cell.share(step.error, sign=True),
+            "FLOP/s": lambda step: speed_cell(_speed(plan, step.step_seconds)),
+        },
         wide=("FLOP/s",),  # of the plan, they stand in the sentence above
-        rows=tuple(_step(step, _speed(plan, step.step_seconds)) for step in found.steps),
         notes=(equal,),
     )
     speed = _speed(plan, planned.step_seconds)
@@ -156,19 +165,6 @@ def _speed(plan: Plan, seconds: float) -> Throughput | None:
     """Return the throughput of the plan's layer in a step of so many seconds."""
     predicted = plan.throughput
     return predicted and predicted.over(seconds, plan.predicted.step_seconds)
-
-
-def _step(step: VerifiedStep, speed: Throughput | None) -> tuple[Cell, ...]:
-    return (
-        Cell.words("plan" if step.is_planned else ""),
-        Cell.words(step.strategy),
-        Cell.count(step.forward_degree),
-        Cell.count(step.backward_degree),
-        Cell.seconds(step.predicted_seconds),
-        Cell.seconds(step.step_seconds),
-        Cell.share(step.error, sign=True),
-        speed_cell(speed),
-    )
 
 
 def _expected(planned: VerifiedStep) -> str:

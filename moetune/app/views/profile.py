@@ -68,19 +68,16 @@ def profile_sections(
 
 def profiles_section(found: Sequence[ProfileInfo]) -> Section:
     """Return the profiles of the store and the reference machines."""
-    table = Table(
-        name="profiles",
-        header=("name", "provenance", "machine", "from", "date"),
-        rows=tuple(
-            (
-                Cell.words(one.name),
-                Cell.words(one.provenance),
-                Cell.words(f"{one.num_devices} × {one.device}"),
-                Cell.words(" ".join(filter(None, (one.source, one.status)))),
-                Cell(text=one.created_at[:10], value=one.created_at or None),
-            )
-            for one in found
-        ),
+    table = Table.of(
+        "profiles",
+        found,
+        {
+            "name": lambda info: info.name,
+            "provenance": lambda info: info.provenance,
+            "machine": lambda info: f"{info.num_devices} × {info.device}",
+            "from": lambda info: " ".join(filter(None, (info.source, info.status))),
+            "date": lambda info: Cell(text=info.created_at[:10], value=info.created_at or None),
+        },
     )
     return Section(name="profiles", tables=(table,))
 
@@ -355,22 +352,23 @@ def measured_steps(profile: Profile) -> Iterator[Section]:
     """Yield whole steps beside the sums of their operations, by which predictions are corrected."""
     if not profile.steps:
         return
-    table = Table(
-        name="steps",
-        header=("layer", "ranks", "tokens", "chunks", "sum of operations", "measured", "error"),
-        rows=tuple(map(_step, profile.steps)),
+    table = Table.of(
+        "steps",
+        profile.steps,
+        {
+            "layer": lambda step: layer_words(step.workload.layer),
+            "ranks": lambda step: Cell.count(step.workload.world_size),
+            "tokens": lambda step: Cell.count(step.workload.tokens_per_rank),
+            "chunks": lambda step: Cell.count(step.degree),
+            "sum of operations": lambda step: Cell.seconds(_summed(step)),
+            "measured": lambda step: Cell.seconds(step.measured_seconds),
+            "error": lambda step: Cell.share(
+                prediction_error(_summed(step), step.measured_seconds), sign=True
+            ),
+        },
     )
     yield Section(name="steps", title="Steps of layers", tables=(table,))
 
 
-def _step(step: StepRecord) -> tuple[Cell, ...]:
-    load, summed = step.workload, step.chunks_seconds + step.overhead_seconds
-    return (
-        Cell.words(layer_words(load.layer)),
-        Cell.count(load.world_size),
-        Cell.count(load.tokens_per_rank),
-        Cell.count(step.degree),
-        Cell.seconds(summed),
-        Cell.seconds(step.measured_seconds),
-        Cell.share(prediction_error(summed, step.measured_seconds), sign=True),
-    )
+def _summed(step: StepRecord) -> float:
+    return step.chunks_seconds + step.overhead_seconds

@@ -45,34 +45,28 @@ def _shortest(parts: Sequence[str]) -> Iterator[str]:
 
 
 def _parts(found: Sensitivity) -> Table:
-    return Table(
-        name="parts",
-        header=("part", "for 1 % more time", "of the step"),
-        rows=tuple(
-            (
-                Cell.words(part.name),
-                Cell.seconds(part.seconds_per_percent),
-                Cell.share(part.share_per_percent, digits=3),
-            )
-            for part in found.parts
-        ),
+    return Table.of(
+        "parts",
+        found.parts,
+        {
+            "part": lambda part: part.name,
+            "for 1 % more time": lambda part: Cell.seconds(part.seconds_per_percent),
+            "of the step": lambda part: Cell.share(part.share_per_percent, digits=3),
+        },
     )
 
 
 def _knobs(found: Sensitivity) -> Table:
-    return Table(
-        name="knobs",
-        header=("decision", "instead", "longer by", "of the step", "note"),
-        rows=tuple(
-            (
-                Cell.words(knob.knob),
-                Cell.words(knob.choice),
-                Cell.seconds(knob.seconds),
-                Cell.share(knob.share, sign=True),
-                Cell.words("cannot be had" if knob.seconds is None else knob.note),
-            )
-            for knob in found.knobs
-        ),
+    return Table.of(
+        "knobs",
+        found.knobs,
+        {
+            "decision": lambda knob: knob.knob,
+            "instead": lambda knob: knob.choice,
+            "longer by": lambda knob: Cell.seconds(knob.seconds),
+            "of the step": lambda knob: Cell.share(knob.share, sign=True),
+            "note": lambda knob: "cannot be had" if knob.seconds is None else knob.note,
+        },
         wide=("of the step",),
         empty="The plan has no decision to move.",
     )
