@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from moetune.app.subjects.model import ModelSubject, kinds_of
+from moetune.app.views.memory import memory_section
 from moetune.app.views.model_words import (
     binding_words,
     decision_words,
@@ -25,12 +26,7 @@ from moetune.domain.chunks import Chunks
 from moetune.domain.pipeline import stage_words
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.plan_figures import (
-    Option,
-    memory_parts_figure,
-    pareto_figure,
-    stacked_figure,
-)
+from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import (
     EMPTY,
     Cell,
@@ -168,31 +164,20 @@ def _time(subject: ModelSubject) -> Section:
     return Section(
         name="terms", title="Time of a step, on the slowest pipeline rank",
         paragraphs=(f"Of the step: {', '.join(kinds)}.",),
-        tables=(parts_table("time", ("part", "time"), parts, whole=step, cell=Cell.seconds),),
+        tables=(parts_table("time", ("part", "time"), parts, Cell.seconds),),
         figures=tuple(training_figures({"this plan": plan})),
     )  # fmt: skip
 
 
 def _memory(plan: TrainingDocument) -> Section:
     memory, limit = plan.memory, plan.inputs.memory_limit_bytes
-    parts, activations = memory.parts, memory.activations
-    figure = memory_parts_figure(
-        parts, limit_bytes=limit,
-        words=f"Predicted peak of a device of pipeline rank {memory.rank}, which needs most:",
-    )  # fmt: skip
     peak = format_bytes(memory.peak_bytes)
-    return Section(
-        name="memory",
+    return memory_section(
+        memory,
         title=f"Memory of pipeline rank {memory.rank}: {peak} of {format_bytes(limit)}",
-        tables=(
-            parts_table("memory", ("part", "memory"), parts, whole=memory.peak_bytes),
-            parts_table(
-                "activations", ("activations of", "memory"), activations,
-                whole=sum(activations.values()),
-            ),
-        ),
-        figures=(figure,),
-    )  # fmt: skip
+        limit_bytes=limit,
+        words=f"Predicted peak of a device of pipeline rank {memory.rank}, which needs most:",
+    )
 
 
 def _front(plan: TrainingDocument) -> Table:

@@ -86,16 +86,16 @@ def suspect_words(plan: AnyPlan, profile: str | None = None) -> tuple[str, ...]:
 
 
 def parts_table(
-    name: str, header: tuple[str, str], parts: Mapping[str, float], *, whole: float,
+    name: str, header: tuple[str, str], parts: Mapping[str, float],
     cell: Callable[[float], Cell] = lambda size: Cell.size(round(size)),
 ) -> Table:  # fmt: skip
-    """Return the parts that are there with their shares, the largest first.
+    """Return the parts that are there with their shares of all, the largest first.
 
     Args:
         header: of the parts and of their sizes.
         cell: returns that of a size; of bytes where it is omitted.
     """
-    rows = sorted(parts.items(), key=lambda part: -part[1])
+    rows, whole = sorted(parts.items(), key=lambda part: -part[1]), sum(parts.values())
     return Table(
         name=name,
         header=(*header, "share"),
