@@ -8,7 +8,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.report.marks import Panel
@@ -45,9 +45,9 @@ class Cell:
         return cls(text=words, value=words, href=href, mark=mark)
 
     @classmethod
-    def count(cls, number: int) -> "Cell":
-        """Return a cell with a whole number."""
-        return cls(text=f"{number:,}", value=number)
+    def count(cls, number: float) -> "Cell":
+        """Return a cell with a number, of which the text is whole."""
+        return cls(text=f"{number:,.0f}", value=number)
 
     @classmethod
     def seconds(cls, number: float | None) -> "Cell":
@@ -72,8 +72,7 @@ _MOST_ON_A_PHONE = 3
 """Columns that fit beside each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Highlight:
+class Highlight(NamedTuple):
     """One of the few numbers to read first, with a note to compare it with."""
 
     name: str

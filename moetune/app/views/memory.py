@@ -54,8 +54,8 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
             name="answer",
             paragraphs=(words, *job.decoder.uncounted_words),
             highlights=(
-                Highlight(name="GPUs", cell=Cell.count(job.world_size), note=fewest),
-                Highlight(name="Memory", cell=size, note=f"of {limit}"),
+                Highlight("GPUs", Cell.count(job.world_size), fewest),
+                Highlight("Memory", size, f"of {limit}"),
             ),
         ),
         Section(

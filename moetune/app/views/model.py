@@ -98,16 +98,11 @@ def _answer(subject: ModelSubject) -> Section:
         ),
         notes=tuple(map(sentence, plan.warnings)),
         highlights=(
+            Highlight("One step", Cell.seconds(plan.step_seconds), f"{low} to {high}"),
+            Highlight("Tokens a second", Cell.count(tokens), f"of each device, {speed}"),
             Highlight(
-                name="One step", cell=Cell.seconds(plan.step_seconds), note=f"{low} to {high}"
-            ),
-            Highlight(
-                name="Tokens a second", cell=Cell(text=f"{tokens:,.0f}", value=tokens),
-                note=f"of each device, {speed}",
-            ),
-            Highlight(
-                name="Memory of a device", cell=Cell.size(peak),
-                note=f"of {format_bytes(limit)}, {percent(peak / limit, digits=0)}",
+                "Memory of a device", Cell.size(peak),
+                f"of {format_bytes(limit)}, {percent(peak / limit, digits=0)}",
             ),
         ),
     )  # fmt: skip

@@ -208,10 +208,10 @@ def _highlights(drawn: Sequence[Stored[Observation]], *, is_all: bool) -> Iterat
     miss = Cell.share(statistics.median(map(abs, errors)))
     drift = Cell.share(rolling_median(errors[-WINDOW:], WINDOW)[-1], sign=True)
     count, which = Cell.count(len(drawn)), "in total" if is_all else "the newest ones"
-    yield Highlight(name="Observations", cell=count, note=which)
-    yield Highlight(name="Typical error", cell=miss, note="median of |predicted / observed − 1|")
-    yield Highlight(name="Drift", cell=drift, note=f"median of the last {WINDOW}")
-    yield Highlight(name="Latest", cell=Cell.words(_minute(drawn[-1])), note="UTC")
+    yield Highlight("Observations", count, which)
+    yield Highlight("Typical error", miss, "median of |predicted / observed − 1|")
+    yield Highlight("Drift", drift, f"median of the last {WINDOW}")
+    yield Highlight("Latest", Cell.words(_minute(drawn[-1])), "UTC")
 
 
 def _minute(row: Stored[Observation]) -> str:
