@@ -12,7 +12,7 @@ from starlette.responses import Response
 from moetune.app.plan import InputsDocument
 from moetune.app.requests import ServedQuestion, asks_for_model, served_question
 from moetune.app.subjects import WhyNot
-from moetune.app.whatif import WHATIF_SCHEMA, WhatIf, WhatIfAnswer, whatif
+from moetune.app.whatif import WHATIF_SCHEMA, WhatIf, whatif
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json, shown
 from moetune.domain.errors import InputError, NotFoundError
@@ -172,19 +172,28 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
     )
     async def changed(request: Request) -> Response:
         """Plan again with other inputs or speeds; nothing is stored."""
-        question = question_in(await read_document(request, pools, schema=WHATIF_SCHEMA))
-        return document((await _changed(pools, question)).document)
+        body = await read_document(request, pools, schema=WHATIF_SCHEMA)
+        question, before = question_in(body), await _before(pools, body)
+        answer = await pools.solve(whatif, pools.planner, before, question)
+        return document(answer.document)
 
 
-async def _changed(pools: WorkerPools, question: WhatIf) -> WhatIfAnswer:
-    planner, before = pools.planner, None
-    if question.plan_id is not None and not question.inputs:
-        await _require(pools, question.plan_id)
-    elif question.plan_id is None and asks_for_model(question.inputs):
-        with spelled(AS_ARGUMENTS):
-            asked = await pools.read(served_question, question.inputs)
-            before = (await pools.solve(planner.ask, *asked)).plan
-    return await pools.solve(whatif, planner, question, before)
+async def _before(pools: WorkerPools, body: Mapping[str, object]) -> AnyPlan:
+    """Return the plan to change: a stored one, else that of inputs, which is not stored."""
+    planner, plan_id, inputs = pools.planner, body.get("plan_id"), _table(body, "inputs")
+    if plan_id is not None and not isinstance(plan_id, str):
+        raise InputError(f"plan_id must be a string, got {shown(plan_id)}")
+    if (plan_id is None) == (not inputs):
+        raise InputError(
+            "the plan to change is not named", "give either the plan's id or its inputs"
+        )
+    if plan_id is not None:
+        return await _stored(pools, plan_id)
+    if not asks_for_model(inputs):
+        return await pools.solve(planner.drafted, inputs)
+    with spelled(AS_ARGUMENTS):
+        asked = await pools.read(served_question, inputs)
+        return (await pools.solve(planner.ask, *asked)).plan
 
 
 def _add_list(app: FastAPI, pools: WorkerPools) -> None:
@@ -207,12 +216,7 @@ def question_in(body: Mapping[str, object]) -> WhatIf:
             raise InputError(
                 f"the body has the unknown key {shown(key)}", f"known: {', '.join(known)}"
             )
-    plan_id = body.get("plan_id")
-    if plan_id is not None and not isinstance(plan_id, str):
-        raise InputError(f"plan_id must be a string, got {shown(plan_id)}")
     return WhatIf(
-        plan_id=plan_id,
-        inputs=_table(body, "inputs"),
         changes=_table(body, "changes"),
         speeds=cast("Mapping[str, float]", _table(body, "speeds")),  # the planner checks them
     )
