@@ -35,8 +35,7 @@ from moetune.domain.spelling import about, flag_of, read_flag
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.units import dtype_bytes, full_dtype
-from moetune.huggingface.pasted import configuration_of
-from moetune.huggingface.registry import resolve_name
+from moetune.huggingface.registry import configuration_of, resolve_name
 
 PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
 _LARGEST = {"world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22}

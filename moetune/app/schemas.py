@@ -32,7 +32,8 @@ from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.samples import Point
 from moetune.domain.spelling import nearest_or
-from moetune.domain.training_document import TrainingDocument, TrainingLayout
+from moetune.domain.training import FoldedLayout
+from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import RegisteredModel
 
 _Texts = tuple[str, ...]
@@ -114,7 +115,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
             "peak_bytes": int, "limit_bytes": int | None, "parts": Mapping[str, int],
         }),
         "alternatives": ListOf(Keys({
-            "layout": TrainingLayout, "step_seconds": float, "differences": _Parts,
+            "layout": FoldedLayout, "step_seconds": float, "differences": _Parts,
         })),
     }, optional={"placement": ModelPlacement}),
     "whatif/1": Keys({"before": AnyPlan, "after": AnyPlan, "words": _Texts}, optional=_SECTIONS),

@@ -63,7 +63,7 @@ def full_planner(file: Path, plans: tuple[Plan, Plan]) -> Iterator[ServicePlanne
 
 @pytest.fixture(scope="module")
 def full(full_planner: ServicePlanner) -> Iterator[Client]:
-    with client_of(create_app(full_planner, Access())) as made:
+    with client_of(create_app(full_planner, Access()), accept="text/html") as made:
         yield made
 
 

@@ -21,7 +21,7 @@ from moetune.app.subjects.values import (
     difference_of,
 )
 from moetune.app.training import plan_training, search_of
-from moetune.app.training_plan import TrainingRequest, folded_layout, plan_id, planned_job
+from moetune.app.training_plan import TrainingRequest, plan_id, planned_job
 from moetune.app.training_prices import step_prices
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
@@ -31,11 +31,9 @@ from moetune.domain.errors import (
     LayoutTooLargeError,
     ProfileError,
 )
-from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import (
     TrainingAnswer,
     TrainingDocument,
-    layout_words,
     training_from_document,
 )
 from moetune.domain.units import format_seconds, format_share
@@ -168,22 +166,22 @@ class ModelSubject(PricedPlan):
 
     def seconds(self, slowdown: Slowdown | None = None) -> float:
         """Return the step of the plan's own layout, of the machine or of a slower one."""
-        return self._slowed(slowdown).step(self._layout).seconds
+        return self._slowed(slowdown).step(self.plan.layout).seconds
 
     def neighbours(self) -> Iterator[Neighbour]:
         """Yield half and twice each size of the layout, and more memory."""
         for name in _MOVED:
-            size = getattr(self._layout, name)
+            size = getattr(self.plan.layout, name)
             moved = [2 * size] if size % 2 else [size // 2, 2 * size]
             yield from (self._moved(name, moved_size) for moved_size in moved)
         search = self._search(self.memory_limit_bytes + GIB)
         roomy = BestLayouts(search, self._priced.pins).best()
-        words = f"1 GiB more memory: {layout_words(roomy.layout)}"
+        words = f"1 GiB more memory: {roomy.layout.words}"
         yield Neighbour("memory-limit", words, roomy.step.seconds)
 
     def timelines(self) -> Timelines:
         """Return the passes of every pipeline rank, in the order of its schedule."""
-        layout, pipeline = self._layout, self._prices.pipeline(self._layout)
+        layout, pipeline = self.plan.layout, self._prices.pipeline(self.plan.layout)
         num, ranks = pipeline.num_micro_batches, range(layout.pp)
         shown = num_drawn(pipeline)
         by_rank = rank_spans(
@@ -204,7 +202,7 @@ class ModelSubject(PricedPlan):
     def _priced(self) -> TrainingRequest:
         """The request as the layouts are priced: with the plan's graphs and placed experts."""
         request = self._request
-        request = replace(request, pins=as_graphed(request.pins, self._layout))
+        request = replace(request, pins=as_graphed(request.pins, self.plan.layout))
         if not self.plan.is_placed:
             return request
         return replace(request, job=placed_job(request.job), target=placing(request.target))
@@ -216,10 +214,6 @@ class ModelSubject(PricedPlan):
     @cached_property
     def _prices(self) -> StepPrices:
         return step_prices(self._priced.job, self._priced.target, self.machine, self._costs)
-
-    @cached_property
-    def _layout(self) -> FoldedLayout:
-        return folded_layout(self.plan.layout)
 
     def _planned(self, asked: Asked, *, drop: Sequence[str] = ()) -> TrainingDocument:
         """Return the plan with what is asked pinned, and without some of its own pins."""
@@ -245,17 +239,17 @@ class ModelSubject(PricedPlan):
 
     def _in_chunks(self, asked: Asked) -> Instead:
         """Return the chosen layout with its exchanges in so many chunks."""
-        if self._layout.overlap != "chunks":
+        if self.plan.layout.overlap != "chunks":
             raise InputError(
-                f"the plan's layout hides exchanges by overlap {self._layout.overlap}, not in "
+                f"the plan's layout hides exchanges by overlap {self.plan.layout.overlap}, not in "
                 "chunks",
                 "ask with --layout, or plan with --target moetune --overlap chunks",
             )
-        layout = replace(self._layout, **asked.pins)
+        layout = replace(self.plan.layout, **asked.pins)
         forward, backward = asked.texts.values()
         choice = replace(
             _choice(self.plan.best),
-            name=f"{forward} and {backward} chunks, layout {layout_words(layout)}",
+            name=f"{forward} and {backward} chunks, layout {layout.words}",
             decision={**self.choice.decision, **asked.texts},
             step_seconds=self._prices.step(layout).seconds,
             parts=self._prices.mean_parts(layout),
@@ -269,7 +263,7 @@ class ModelSubject(PricedPlan):
 
     def _moved(self, name: str, size: int) -> Neighbour:
         knob = name.replace("_", "-")
-        sizes = {moved: getattr(self._layout, moved) for moved in (*_MOVED, "etp")}
+        sizes = {moved: getattr(self.plan.layout, moved) for moved in (*_MOVED, "etp")}
         sizes[name] = size
         sizes["etp"] = min(sizes["etp"], sizes["tp"])
         search = self._search(self.memory_limit_bytes)
@@ -277,7 +271,7 @@ class ModelSubject(PricedPlan):
             best = BestLayouts(search, replace(self._priced.pins, **sizes)).best()
         except (InputError, InfeasiblePlanError, ProfileError) as error:
             return Neighbour(knob, f"{knob} {size}", None, error.what)
-        words = f"{knob} {size}: {layout_words(best.layout)}"
+        words = f"{knob} {size}: {best.layout.words}"
         note = "" if search.fits(best.layout) else "does not fit"
         return Neighbour(knob, words, best.step.seconds, note)
 

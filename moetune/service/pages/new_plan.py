@@ -22,15 +22,20 @@ from moetune.domain.model import MODELS
 from moetune.domain.question import ASKS, read_texts
 from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.units import DTYPE_BYTES
-from moetune.huggingface.pasted import NAME, PastedConfig, pasted_config, unpacked_config
-from moetune.huggingface.registry import model_names
+from moetune.huggingface.registry import (
+    NAME,
+    PastedConfig,
+    model_names,
+    pasted_config,
+    unpacked_config,
+)
 from moetune.report.section import Section
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Page, PageRenderer, address
-from moetune.service.plans import kept_answer
+from moetune.service.plans import answer_and_store
 from moetune.service.problems import ForbiddenError, problem_of
 from moetune.service.workers import WorkerPools
 
@@ -147,11 +152,10 @@ def _flag(name: str, text: str) -> tuple[str, ...]:
     return (f"--no-{name}",) if text == "no" else (f"--{name}", text)
 
 
-def new_plan_router(
-    library: Library, renderer: PageRenderer, pools: WorkerPools, access: Access
-) -> APIRouter:
-    """Return the routes of the page."""
-    router = APIRouter(include_in_schema=False, route_class=renderer.route_class())
+def add_new_plan(
+    router: APIRouter, library: Library, renderer: PageRenderer, pools: WorkerPools, access: Access
+) -> None:
+    """Add the routes of the page."""
     pages = _Pages(library=library, renderer=renderer, pools=pools)
 
     @router.get("/new")
@@ -180,12 +184,10 @@ def new_plan_router(
             )
         form = _Form.of(fields)
         try:
-            plan = await kept_answer(request, pools, await pools.read(form.question))
+            plan = await answer_and_store(request, pools, await pools.read(form.question))
         except MoetuneError as error:
             return await pages.render(request, form, problem=error)
         return RedirectResponse(address("plans", plan.id), HTTPStatus.SEE_OTHER)
-
-    return router
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
