@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from moetune.app.library import PlanFilter, StoredPlan, list_plans, read_plans
+from moetune.app.library import StoredPlan, read_plans
 from moetune.app.models import whole_names
 from moetune.app.views.comparison import comparison_sections, machine_sections
+from moetune.app.views.observed import observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.stored_plans import stored_plans_table
 from moetune.app.views.words import KINDS
@@ -13,9 +14,7 @@ from moetune.app.whatif import arguments_of
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
-from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import TrainingDocument
-from moetune.report.observed import drift_figure, sound_rows
 from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Link, Page, Text, address
@@ -46,7 +45,9 @@ def plans_page(
     if library.is_empty:
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
     query = {"model": model, "profile": profile, "kind": kind}
-    seen_infos = _infos(library, model, profile, after)
+    seen_infos = library.store.plans(  # kinds stand in the documents, which are not looked at
+        model=model or None, profile=profile or None, after=after, limit=PAGE_SIZE
+    )
     found = read_plans(library.store, seen_infos)
     shown = [one for one in found if kind in {"", one.plan and one.plan.kind}]
     older = seen_infos[-1].id if len(seen_infos) == PAGE_SIZE else ""
@@ -76,21 +77,6 @@ def _filter_fields(library: Library) -> tuple[Field, ...]:
     )  # fmt: skip
 
 
-def _infos(library: Library, model: str, profile: str, after: str) -> tuple[PlanInfo, ...]:
-    """Return a page of list entries; kinds stand in the documents, and are not looked at."""
-    if not model and not profile:
-        return library.store.plan_page(after=after, limit=PAGE_SIZE)
-    chosen = PlanFilter(model=model or None, profile=profile or None)
-    found = list_plans(library.store, chosen)
-    ids = [one.id for one in found]
-    if after and after not in ids:
-        raise NotFoundError(
-            f"there is no plan {after[:12]!r} to go on after", "begin with the first page"
-        )
-    start = ids.index(after) + 1 if after else 0
-    return found[start : start + PAGE_SIZE]
-
-
 def plan_page(library: Library, plan_id: str) -> Page:
     """Return the page of one plan.
 
@@ -100,15 +86,13 @@ def plan_page(library: Library, plan_id: str) -> Page:
     plan = library.any_plan(plan_id)
     name = plan.id[:12]
     sections = plan_sections(library.planner.explain(plan), is_page=True)
-    found = sound_rows(library.store.observation_page(plan.id, limit=500))
-    figures = (drift_figure(found),) if found else ()
-    observed = Section(name="observed", title="Observed steps", figures=figures)
+    observed = observed_steps(library.store.observation_page(plan.id, limit=500))
     known = library.model_name(plan)
     return Page(
         template="plan.html",
         title=f"{sections[0].title}, plan {plan.id[:6]}",
         here="plans",
-        sections=(*sections, *((observed,) if found else ())),
+        sections=(*sections, *observed),
         csv=lambda figure: f"/plans/{plan.id}/{figure.name}.csv",
         context={
             "fields_of": whatif_fields(plan),
