@@ -103,11 +103,12 @@ class Savings:
         A pin has the value that is best with the other pins; CUDA graphs, each that the runtime
         has; and what memory alone forbids.
         """
-        savings = [*self._beyond_memory()]
+        savings = []
         for name, pins in self._questions():
             best = BestLayouts.of(self.search, pins).best_below(self._most)
             if best is not None:
                 savings.append(FoundSaving(change=self._change(best.layout, name), found=best))
+        savings += self._beyond_memory()
         return sorted(savings, key=lambda saving: saving.found.step.seconds)
 
     def _questions(self) -> Iterator[tuple[str, LayoutRequest]]:
