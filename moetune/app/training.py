@@ -38,12 +38,10 @@ from moetune.domain.training import (
 from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
-from moetune.solve.model.best import with_graphs
-from moetune.solve.model.front import memory_front
+from moetune.solve.model.alternatives import Savings, memory_front, with_graphs
 from moetune.solve.model.memory import MemoryModel, fillable_bytes
 from moetune.solve.model.model_chunks import chunks_of
 from moetune.solve.model.placement import solve_placed
-from moetune.solve.model.savings import Savings
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 from moetune.solve.model.stages import DecoderStages
 from moetune.solve.model.step import StepPrices

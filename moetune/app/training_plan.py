@@ -21,7 +21,7 @@ from moetune.domain.training_document import (
     TrainingMemory,
     TrainingStep,
 )
-from moetune.solve.model.savings import FoundSaving
+from moetune.solve.model.alternatives import FoundSaving
 from moetune.solve.model.search import PricedLayout
 
 

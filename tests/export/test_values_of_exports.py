@@ -182,25 +182,6 @@ def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> Non
     assert any("sequence parallelism" in one for one in beside.not_expressed)
 
 
-@pytest.mark.parametrize(
-    ("to", "change", "dtype", "words"),
-    [
-        ("transformers", {}, "bfloat16", "multi-token prediction"),
-        ("deepspeed", {}, "bfloat16", "multi-token prediction"),
-        ("torchtitan", {}, "bfloat16", "multi-token prediction"),
-        ("moetune", {"zero": 1, "dp": 128, "pp": 8}, "bfloat16", "pp 8"),
-    ],
-)
-def test_what_a_target_has_no_key_for_is_said(
-    tmp_path: Path, to: str, change: dict[str, Any], dtype: str, words: str
-) -> None:
-    document = plan_document(
-        {**LAYOUT, "dp": 1024, **change}, DEEPSEEK, dtype=dtype, profile="b200-x8"
-    )
-    found = exported(tmp_path, to, document).export
-    assert any(words in one for one in found.not_expressed)
-
-
 def test_mxfp8_of_torchtitan_is_its_converters(tmp_path: Path) -> None:
     layout = {**LAYOUT, "dp": 1024}
     document = plan_document(layout, DEEPSEEK, dtype="mxfp8", profile="b200-x8")
@@ -211,18 +192,6 @@ def test_mxfp8_of_torchtitan_is_its_converters(tmp_path: Path) -> None:
     assert {"MXFP8LinearConverter.Config", "MXFP8GroupedExpertsConverter.Config"} <= calls
     with pytest.raises(InfeasiblePlanError, match="the dtype mxfp8 on h100"):
         exported(tmp_path, "torchtitan", plan_document(layout, DEEPSEEK, dtype="mxfp8"))
-
-
-def test_deepspeeds_launcher_gets_the_nodes_and_the_data(tmp_path: Path) -> None:
-    found = exported(tmp_path, "deepspeed", plan_document(LAYOUT)).export
-    assert found.launch.startswith('deepspeed --hostfile "${HOSTFILE:?')
-    assert "--num_nodes 32 --num_gpus 8 deepspeed_layout.py --data" in found.launch
-    assert "ssh reaches all 32" in found.text
-    few = {"model": "olmoe", "world_size": 4, "global_batch": 64}
-    alone = exported(tmp_path, "deepspeed", plan_document({**LAYOUT, "dp": 4, "ep": 1}, few)).export
-    assert alone.launch.startswith("deepspeed --num_gpus 4 deepspeed_layout.py")
-    assert "Start it on one node of 4 GPUs" in alone.text
-    assert 'default="allenai/OLMoE' in alone.text
 
 
 @pytest.mark.parametrize(
@@ -279,19 +248,6 @@ def test_stages_by_hand_are_exported_block_by_block(tmp_path: Path) -> None:
     plain = {**layout, "recompute": ["full"], "overlap": "none", "zero": 2}
     with pytest.raises(InfeasiblePlanError, match="earlier stage than the head"):
         exported(tmp_path, "torchtitan", plan_document(plain, DEEPSEEK))
-
-
-def test_bridge_makes_the_language_model_of_a_configuration_with_towers(tmp_path: Path) -> None:
-    layout = {**LAYOUT, "dp": 64, "ep": 1, "edp": 64, "recompute": [], "dispatcher": "all_to_all"}
-    model = {"model": "qwen3.5-27b", "world_size": 64, "global_batch": 256}
-    text = exported(tmp_path, "bridge@0.6", plan_document(layout, model)).export.text
-    for line in (
-        "# It trains the language model alone, without its vision.",
-        "    text = AutoConfig.from_pretrained('Qwen/Qwen3.5-27B').text_config",
-        "    text.architectures = ['Qwen3_5ForCausalLM']",
-        "    bridge = AutoBridge.from_hf_config(text)",
-    ):
-        assert f"\n{line}\n" in text
 
 
 OFFLOADED = {**LAYOUT, "recompute": ["none"], "zero": 1, "offload_activations": 0.25}
@@ -395,6 +351,23 @@ ROWS: tuple[tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...], tuple[st
      ('"transformer.blocks.*": "free_full_weight",\n',), ()),
     # planned for another target
     ("megatron", LAYOUT, {"target": "torchtitan"}, ("Planned for torchtitan",), ()),
+    # the language model of a configuration with towers
+    ("bridge@0.6", {**ALONE, "edp": 64}, {**named("qwen3.5-27b"), "global_batch": 256},
+     ("\n# It trains the language model alone, without its vision.\n",
+      "\n    text = AutoConfig.from_pretrained('Qwen/Qwen3.5-27B').text_config\n",
+      "\n    text.architectures = ['Qwen3_5ForCausalLM']\n",
+      "\n    bridge = AutoBridge.from_hf_config(text)\n"), ()),
+    # DeepSpeed's launcher gets the nodes and the data
+    ("deepspeed", LAYOUT, {},
+     ('\ndeepspeed --hostfile "${HOSTFILE:?', "ssh reaches all 32",
+      "--num_nodes 32 --num_gpus 8 deepspeed_layout.py --data"), ()),
+    ("deepspeed", {**LAYOUT, "dp": 4, "ep": 1}, named("olmoe", 4),
+     ("\ndeepspeed --num_gpus 4 deepspeed_layout.py", "Start it on one node of 4 GPUs",
+      'default="allenai/OLMoE'), ()),
+    # what a target has no key for
+    *((to, {**LAYOUT, "dp": 1024}, DEEPSEEK, ("Not expressed: multi-token prediction",), ())
+      for to in ("transformers", "deepspeed", "torchtitan")),
+    ("moetune", {**LAYOUT, "zero": 1, "dp": 128, "pp": 8}, DEEPSEEK, ("Not expressed: pp 8",), ()),
 )  # fmt: skip
 
 
@@ -404,7 +377,8 @@ def test_an_export_has_what_the_runtime_needs_and_no_more(
     present: tuple[str, ...], absent: tuple[str, ...],
 ) -> None:  # fmt: skip
     narrow = {"profile": "b200-x8"} if "dtype" in inputs else {}
-    text = exported(tmp_path, to, plan_document(layout, QWEN | inputs | narrow)).export.text
+    export = exported(tmp_path, to, plan_document(layout, QWEN | inputs | narrow)).export
+    text = f"{export.text}\n{export.launch}"
     assert [word for word in present if word not in text] == []
     assert [word for word in absent if word in text] == []
 

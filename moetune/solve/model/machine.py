@@ -14,6 +14,7 @@ from moetune.domain.cluster import Machine
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust, seconds_if_known
 from moetune.domain.errors import ProfileError
+from moetune.domain.once import Tables, once
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 
 _ADAM_BYTES = 30
@@ -92,10 +93,11 @@ class Trusts:
     least: Trust = "measured"
     doubts: dict[Doubt, None] = field(default_factory=dict)
 
-    def note(self, estimate: Estimate) -> None:
-        """Lower the trust to the estimate's, and keep its doubts."""
+    def noted(self, estimate: Estimate) -> float:
+        """Return the estimate's seconds; the trust is lowered to its, and its doubts are added."""
         self.least = least_trust((self.least, estimate.trust))
         self.doubts |= dict.fromkeys(estimate.doubts)
+        return estimate.seconds
 
 
 class RankSpan(NamedTuple):
@@ -106,8 +108,8 @@ class RankSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePrices:
-    """One rank's operations, each time computed once. Not safe for several threads.
+class DevicePrices(Tables):
+    """One rank's operations, each time computed once.
 
     Args:
         sustained: share of its rate alone that a kernel reaches in a training step.
@@ -129,7 +131,6 @@ class DevicePrices:
     attention_factor: float = 1.0
     gemm_factor: float = 1.0
     trusts: Trusts = field(default_factory=Trusts)
-    _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def reached(self) -> float:
@@ -152,6 +153,11 @@ class DevicePrices:
         nodes = -(-ranks // self.per_node)
         return RankSpan(size=size, nodes=min(size, nodes))
 
+    @once(
+        lambda product, *, rows, d_in, d_out, num_experts=1, dtype="": (
+            product, rows, d_in, d_out, num_experts, dtype,
+        )
+    )  # fmt: skip
     def gemm(
         self, product: GemmForm, *, rows: float, d_in: int, d_out: int, num_experts: int = 1,
         dtype: str = "",
@@ -160,29 +166,19 @@ class DevicePrices:
 
         Its dtype is `element` unless another is named.
         """
-        dtype = dtype or self.element
         if rows <= 0:
             return 0.0
-        key = ("gemm", product, rows, d_in, d_out, num_experts, dtype)
-        found = self._known.get(key)
-        if found is None:
-            estimate = self.costs.seconds(GemmKey(dtype, product, num_experts, d_in, d_out), rows)
-            self.trusts.note(estimate)
-            found = self._known[key] = estimate.seconds / self.reached + self.gap_seconds
-        return found
+        key = GemmKey(dtype or self.element, product, num_experts, d_in, d_out)
+        seconds = self.trusts.noted(self.costs.seconds(key, rows))
+        return seconds / self.reached + self.gap_seconds
 
+    @once(lambda op, span, num_bytes: (op, span, num_bytes))
     def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
         """Return the seconds of a collective; 0 in a group of one."""
         if span.size == 1 or num_bytes <= 0:
             return 0.0
-        key = (op, span.size, span.nodes, num_bytes)
-        found = self._known.get(key)
-        if found is None:
-            group = CollectiveKey(op, span.size, span.nodes if span.nodes > 1 else 0)
-            estimate = self.costs.seconds(group, num_bytes)
-            self.trusts.note(estimate)
-            found = self._known[key] = estimate.seconds
-        return found
+        key = CollectiveKey(op, span.size, span.nodes if span.nodes > 1 else 0)
+        return self.trusts.noted(self.costs.seconds(key, num_bytes))
 
     def copied(self, direction: Direction, num_bytes: float) -> float:
         """Return the seconds of a copy between the device and pinned host memory.
@@ -190,19 +186,15 @@ class DevicePrices:
         Raises:
             ProfileError: no such copy is in the profile.
         """
-        estimate = self.costs.seconds(CopyKey(direction, pinned=True), num_bytes)
-        self.trusts.note(estimate)
-        return estimate.seconds
+        key = CopyKey(direction, pinned=True)
+        return self.trusts.noted(self.costs.seconds(key, num_bytes))
 
     @property
+    @once(lambda: ())
     def host_adam_seconds(self) -> float:
         """Seconds of the optimizer's step on one parameter in host memory."""
-        found = self._known.get(("host_adam",))
-        if found is None:
-            host = seconds_if_known(self.costs, RowsKey("host_adam", self.element), 1e9)
-            found = HOST_ADAM_SECONDS if host is None else host.seconds / 1e9
-            self._known["host_adam",] = found
-        return found
+        host = seconds_if_known(self.costs, RowsKey("host_adam", self.element), 1e9)
+        return HOST_ADAM_SECONDS if host is None else host.seconds / 1e9
 
     def moved(self, num_bytes: float, *, kernels: int = 1) -> float:
         """Return the seconds of memory-bound kernels that read and write so many bytes in all."""
@@ -210,6 +202,7 @@ class DevicePrices:
         return seconds / self.reached
 
     @property
+    @once(lambda: ())
     def memory_bytes_per_second(self) -> float:
         """Rate of memory-bound kernels.
 
@@ -217,14 +210,9 @@ class DevicePrices:
             ProfileError: the profile has no time of Adam, whose rate this is, and no data sheet
                 of the device is known.
         """
-        found = self._known.get(("memory",))
-        if found is None:
-            adam = seconds_if_known(self.costs, RowsKey("adam", self.element), 1e9)
-            adam = adam or self._adam_of_data_sheet()
-            self.trusts.note(adam)
-            found = _MEMORY_EFFICIENCY * _ADAM_BYTES * 1e9 / adam.seconds
-            self._known["memory",] = found
-        return found
+        adam = seconds_if_known(self.costs, RowsKey("adam", self.element), 1e9)
+        seconds = self.trusts.noted(adam or self._adam_of_data_sheet())
+        return _MEMORY_EFFICIENCY * _ADAM_BYTES * 1e9 / seconds
 
     def _adam_of_data_sheet(self) -> Estimate:
         rate = memory_bytes_per_second(self.machine.device)
@@ -246,11 +234,10 @@ class DevicePrices:
     ) -> float | None:
         """Return the seconds of causal attention as the profile has it; None where it has none."""
         key = AttentionKey(self.element, length, num_heads, head_dim, backward)
-        found = seconds_if_known(self.costs, key, num_sequences)
-        if found is None:
+        estimate = seconds_if_known(self.costs, key, num_sequences)
+        if estimate is None:
             return None
-        self.trusts.note(found)
-        return self.attention_factor * found.seconds / self.reached
+        return self.attention_factor * self.trusts.noted(estimate) / self.reached
 
     def attention_core(
         self, macs: float, *, head_dim: float, length: float, backward: bool,

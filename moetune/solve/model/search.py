@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from moetune.domain.once import Tables
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.model.fitting import Fitting
 from moetune.solve.model.memory import MemoryModel, RankMemory
 from moetune.solve.model.space import LayoutSpace
@@ -38,7 +38,7 @@ class PricedLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldedSearch:
+class FoldedSearch(Tables):
     """The layouts of a job.
 
     Where layers are told apart by their routing, bounds are those of their mean: `prices`, `memory`
@@ -53,7 +53,6 @@ class FoldedSearch:
         memory_of_wholes: of whole layouts.
         space: the layouts that the rules and the target allow.
         fitting: those that fit into memory.
-        answers: `BestLayouts` of pins that were asked for.
     """
 
     wholes: StepPrices
@@ -65,7 +64,6 @@ class FoldedSearch:
     memory_of_wholes: MemoryModel = field(init=False, repr=False)
     space: LayoutSpace = field(init=False)
     fitting: Fitting = field(init=False)
-    answers: dict[LayoutRequest, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         prices = self.wholes
@@ -118,21 +116,21 @@ class FoldedSearch:
             return layout
         return replace(layout, degree=self.prices.blocks.degree(layout))
 
-    def told(self, one: PricedLayout) -> PricedLayout:
+    def answer_of(self, priced: PricedLayout) -> PricedLayout:
         """Return an answer with its degrees, its parts on all ranks, and what it saves by what."""
-        if one.layout.cuda_graphs != "none":
-            launched = self._cut(one.layout.changed(cuda_graphs="none"))
-            saved = self.wholes.step(launched).seconds - one.step.seconds
-            one = replace(one, saved_by_graphs_seconds=saved)
-        if one.layout.pp > 1:
-            one = replace(one, mean_parts=self.wholes.mean_parts(self._cut(one.layout)))
-        if one.layout.overlap == "none":
-            return one
-        plain = replace(one.layout, overlap="none", degree=None)
+        if priced.layout.cuda_graphs != "none":
+            launched = self._cut(priced.layout.changed(cuda_graphs="none"))
+            saved = self.wholes.step(launched).seconds - priced.step.seconds
+            priced = replace(priced, saved_by_graphs_seconds=saved)
+        if priced.layout.pp > 1:
+            priced = replace(priced, mean_parts=self.wholes.mean_parts(self._cut(priced.layout)))
+        if priced.layout.overlap == "none":
+            return priced
+        plain = replace(priced.layout, overlap="none", degree=None)
         return replace(
-            one,
-            layout=replace(one.layout, degree=self.prices.blocks.degree(one.layout)),
-            saved_seconds=self.wholes.step(plain).seconds - one.step.seconds,
+            priced,
+            layout=replace(priced.layout, degree=self.prices.blocks.degree(priced.layout)),
+            saved_seconds=self.wholes.step(plain).seconds - priced.step.seconds,
         )
 
 

@@ -11,14 +11,14 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import CudaGraphs, LayoutRequest, TrainingDtype, TrainingJob
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
-from moetune.solve.model.best import (
+from moetune.solve.model.alternatives import (
     ROOM_FOR_GRAPHS,
     WORTH_GRAPHS,
-    BestLayouts,
     as_graphed,
+    memory_front,
     with_graphs,
 )
-from moetune.solve.model.front import memory_front
+from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.search import NOISE, FoldedSearch, PricedLayout
 from moetune.solve.model.stages import DecoderStages

@@ -10,8 +10,8 @@ from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.solve.model.alternatives import memory_front
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.front import memory_front
 from moetune.solve.model.placement import PlacedLayers, placing, solve_placed
 from moetune.solve.model.search import NOISE
 from moetune.solve.model.table import LayoutTable

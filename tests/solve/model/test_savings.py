@@ -7,8 +7,8 @@ import pytest
 
 from moetune.domain.pipeline import read_stages
 from moetune.domain.training import LayoutRequest, TrainingJob
+from moetune.solve.model.alternatives import LEAST_SAVED, Savings
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.savings import LEAST_SAVED, Savings
 from moetune.solve.model.search import FoldedSearch
 from tests.solve.model.test_search import OLMOE, search_of
 

@@ -19,8 +19,8 @@ from moetune.domain.training import (
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.model import best as best_module
+from moetune.solve.model.alternatives import memory_front
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.front import memory_front
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.search import NOISE, FoldedSearch
 from moetune.solve.model.stages import DecoderStages

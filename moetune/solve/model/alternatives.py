@@ -1,0 +1,270 @@
+"""What a question could have instead: CUDA graphs, other flags, other memory.
+
+Each is the answer of a search, so that whoever changes the flag gets the layout that is named. The
+front is the fastest step for every memory of a device: the table's rows are looked at in the order
+of their bytes, and those that may not beat the fastest step so far are left out.
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from moetune.domain.training import CudaGraphs, FoldedLayout, LayoutRequest
+from moetune.solve.model.best import BestLayouts
+from moetune.solve.model.pins import contradiction, pin_flag, pinned, without
+from moetune.solve.model.search import NOISE, FoldedSearch, PricedLayout
+from moetune.solve.model.table import LayoutTable, Node, wholes_in_order
+from moetune.solve.model.uncertainty import OWN_SPREAD
+
+WORTH_GRAPHS = OWN_SPREAD
+"""Of a step, what graphs save at least: less is within the error of either price."""
+ROOM_FOR_GRAPHS = 0.1
+"""Of the memory limit, what a layout with graphs leaves free. Runs with graphs of parts took 6 to
+20 % more than predicted, which has no pools of theirs (docs/results/public-runs.md)."""
+LEAST_SAVED = 0.02
+"""Of a step: less is not worth a word."""
+_WAITED = 0.1
+"""Of a step, from which on it is said what hides more of the replicas' collectives."""
+
+
+def with_graphs(
+    search: FoldedSearch, pins: LayoutRequest, plain: PricedLayout
+) -> BestLayouts | None:
+    """Return the layouts with the graphs that save most; None where none saves enough.
+
+    Args:
+        plain: the best layout without graphs.
+
+    Raises:
+        InputError: as of `BestLayouts.best`.
+    """
+    if pins.cuda_graphs is not None or search.site is None or not search.fits(plain.layout):
+        return None
+    most_bytes = search.limit_bytes * (1 - ROOM_FOR_GRAPHS)
+    found, step_seconds = None, plain.step.seconds
+    for graphs in search.target.tried_graphs(search.site, search.job.dtype):
+        graphed, most = replace(pins, cuda_graphs=graphs), step_seconds * (1 - WORTH_GRAPHS)
+        layouts = BestLayouts.of(search, graphed)
+        best = layouts.best_below(most)
+        if best is not None and best.memory.peak_bytes > most_bytes:
+            layouts = BestLayouts(replace(search, limit_bytes=most_bytes), graphed)
+            best = layouts.best_below(most)
+        if best is not None:
+            found, step_seconds = layouts, best.step.seconds
+    return found
+
+
+def as_graphed(pins: LayoutRequest, layout: FoldedLayout) -> LayoutRequest:
+    """Return pins with a layout's CUDA graphs, where they pin none."""
+    return pins if pins.cuda_graphs else replace(pins, cuda_graphs=layout.cuda_graphs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSaving:
+    """A faster layout, and the flag that leads to it.
+
+    Args:
+        change: the flag with its value; "" for the question without pins.
+    """
+
+    change: str
+    found: PricedLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """Faster layouts than a search's answer.
+
+    Args:
+        pins: that the answer obeys.
+        best: the answer, which fits.
+    """
+
+    search: FoldedSearch
+    pins: LayoutRequest
+    best: PricedLayout
+
+    def free(self) -> FoundSaving | None:
+        """Return the best layout without pins; None where it is not faster."""
+        if not pinned(self.pins):
+            return None
+        free = LayoutRequest()
+        plain = BestLayouts.of(self.search, free).best()
+        graphed = with_graphs(self.search, free, plain)
+        best = plain if graphed is None else graphed.best()
+        return FoundSaving(change="", found=best) if best.step.seconds < self._most else None
+
+    def of_flags(self) -> list[FoundSaving]:
+        """Return faster layouts with one flag changed, the fastest first.
+
+        A pin has the value that is best with the other pins; CUDA graphs, each that the runtime
+        has; and what memory alone forbids.
+        """
+        savings = []
+        for name, pins in self._questions():
+            best = BestLayouts.of(self.search, pins).best_below(self._most)
+            if best is not None:
+                savings.append(FoundSaving(change=self._change(best.layout, name), found=best))
+        savings += self._beyond_memory()
+        return sorted(savings, key=lambda saving: saving.found.step.seconds)
+
+    def _questions(self) -> Iterator[tuple[str, LayoutRequest]]:
+        """Yield fields with pins that leave them out, and CUDA graphs with each that there is."""
+        for name in pinned(self.pins):
+            if name != "cuda_graphs":
+                yield name, as_graphed(without(self.pins, [name]), self.best.layout)
+        for graphs in self.search.target.cuda_graphs:
+            if graphs != self.best.layout.cuda_graphs:
+                yield "cuda_graphs", replace(self.pins, cuda_graphs=graphs)
+
+    def _beyond_memory(self) -> Iterator[FoundSaving]:
+        """Yield faster layouts that differ in a single flag and do not fit.
+
+        Nothing is recomputed; and where collectives of gradients and parameters bind, fewer states
+        are sharded, or a micro-batch has more tokens to hide them behind.
+        """
+        layout = self.best.layout
+        changes: list[tuple[str, Any]] = [("recompute", ())] if layout.recompute else []
+        if self._waits_for_replicas:
+            fewer = [one for one in self.search.target.zero if 1 <= one < layout.zero]
+            changes += [("zero", one) for one in fewer[-1:]]
+            changes.append(("micro_batch", 2 * layout.micro_batch))
+        for name, value in changes:
+            if getattr(self.pins, name) is None:
+                values: dict[str, Any] = {name: value}
+                yield from self._if_only_memory_lacks(layout.changed(degree=None, **values), name)
+
+    @property
+    def _waits_for_replicas(self) -> bool:
+        step = self.best.step
+        waited = step.bound_by_replicas + step.parts["gradients"]
+        return waited >= _WAITED * step.seconds
+
+    def _if_only_memory_lacks(self, layout: FoldedLayout, name: str) -> Iterator[FoundSaving]:
+        if not self.search.space.is_allowed(layout):
+            return
+        priced = self.search.priced(layout)
+        if priced.step.seconds < self._most and not self.search.fits(layout):
+            yield FoundSaving(change=self._change(layout, name), found=priced)
+
+    def _change(self, layout: FoldedLayout, name: str) -> str:
+        """Return the flag with the value that a layout has; a pin that it has not is left out."""
+        value: dict[str, Any] = {name: getattr(layout, name)}
+        if value[name] is None:
+            return f"leaving out {pin_flag(self.pins, name)}"
+        return pin_flag(replace(self.pins, **value), name)
+
+    @property
+    def _most(self) -> float:
+        return self.best.step.seconds * (1 - LEAST_SAVED)
+
+
+def memory_front(
+    search: FoldedSearch, pins: LayoutRequest, graphs: CudaGraphs = "none"
+) -> tuple[PricedLayout, ...]:
+    """Return the layouts of which none is both as fast and as small as another one.
+
+    In order of memory, whose only limit is the hosts'; what is in host memory takes none of the
+    devices'.
+
+    Args:
+        graphs: CUDA graphs that layouts may have, too, where the pins name none.
+
+    Raises:
+        InputError: the pins break a rule, or no layout obeys the rules.
+    """
+    graphed = replace(pins, cuda_graphs=pins.cuda_graphs or graphs)
+    every = (pins, graphed) if graphed.cuda_graphs not in (pins.cuda_graphs, "none") else (pins,)
+    numbers = itertools.count()
+    tables = [LayoutTable(search=search, pins=one, numbers=numbers) for one in every]
+    front = [*_Sweep(tables).front()]
+    if not front:
+        raise contradiction(search.space, pins)
+    if search.prices is not search.wholes:
+        front = [*_falling(front)]
+    return tuple(map(search.answer_of, front))
+
+
+class _Sweep:
+    """The tables' rows in the order of their bytes, as far as they may be on the front."""
+
+    def __init__(self, tables: Sequence[LayoutTable]) -> None:
+        self._tables, self._search = tables, tables[0].search
+        self._worth = float("inf")  # seconds of a step that is on the front, as far as it is found
+
+    def front(self) -> Iterable[PricedLayout]:
+        """Return the front, least memory first."""
+        front: dict[float, PricedLayout] = {}
+        search = self._search
+        heap = [
+            node
+            for table in self._tables
+            for node in table.nodes(
+                lambda seconds, peak: (peak, seconds), partial(self._cuts, table),
+                most_bytes=float("inf"),
+            )
+        ]  # fmt: skip
+        heapq.heapify(heap)
+        for (peak, _), _, layout, _ in wholes_in_order(heap, lambda _: True, self._is_worth):
+            if search.prices.least(layout) > self._worth or not search.space.is_allowed(layout):
+                continue
+            priced = search.priced(layout)
+            if priced.step.seconds <= self._worth:
+                front[peak] = priced  # in place of a slower one of that memory
+                self._worth = priced.step.seconds * (1 - NOISE)
+        return front.values()
+
+    def _is_worth(self, node: Node) -> bool:
+        _, seconds = node.bounds
+        return seconds <= self._worth
+
+    def _cuts(self, table: LayoutTable, row: FoldedLayout) -> Iterator[Node]:
+        """Yield a row with each cut, ZeRO stage and dispatcher."""
+        prices, fitting, pins = self._search.prices, self._search.fitting, table.pins
+        rounds = prices.rounds_at_least(row)
+        for cut in table.cuts(row):
+            passes = prices.least_of_pipeline(cut)  # with the other dispatchers it is longer
+            if passes > self._worth:
+                continue
+            for sharded in table.sharded(cut):
+                least = passes + prices.update.least_of_gradients(sharded)
+                for seconds, dispatcher in table.ranked(row):
+                    layout = sharded.changed(dispatcher=dispatcher)
+                    bound, peak = (
+                        max(least, seconds * rounds),
+                        fitting.least_offloaded(layout, pins),
+                    )
+                    yield table.node((peak, bound), layout, partial(self._wholes, table, layout))
+
+    def _wholes(self, table: LayoutTable, layout: FoldedLayout) -> Iterator[Node]:
+        """Yield a cut with all that may be in host memory, which tells its memory."""
+        fitting, prices, pins = self._search.fitting, self._search.prices, table.pins
+        passes = prices.least_of_passes(layout)
+        for share in fitting.shares(layout, pins):
+            seconds = passes + prices.update.optimizer_seconds(layout, share)
+            if seconds > self._worth:
+                continue
+            for whole in fitting.waiting(layout, share, pins):
+                peak, host = self._search.memory.needs(whole)
+                if host <= fitting.host_bytes:
+                    yield table.node((peak, seconds), whole)
+
+
+def _falling(found: Sequence[PricedLayout]) -> Iterator[PricedLayout]:
+    """Yield layouts in the order of their own memory, each so much faster than the one before.
+
+    Args:
+        found: in the order of the memory that the mean of their layers needs.
+    """
+    worth = float("inf")
+    for one in sorted(found, key=_size):
+        if one.step.seconds <= worth:
+            yield one
+            worth = one.step.seconds * (1 - NOISE)
+
+
+def _size(one: PricedLayout) -> tuple[float, float]:
+    return one.memory.peak_bytes, one.step.seconds
