@@ -19,7 +19,7 @@ from moetune.domain.cost_keys import (
 from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, Trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
-from moetune.domain.layer import LayerKey, LayerShape, Workload
+from moetune.domain.layer import PHASES, LayerKey, LayerShape, Workload
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
@@ -41,7 +41,7 @@ def best_moe_step(*, workload: Workload, costs: Costs, bounds: Bounds) -> StepTi
     chooser = DegreeChooser(costs=layer, bounds=bounds)
     degrees = chooser.degrees(tokens)
     assert degrees is not None
-    forward, backward = chooser.times(tokens, degrees)
+    forward, backward = map(chooser.time, PHASES, [tokens, tokens], degrees)
     return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
 
 

@@ -19,7 +19,6 @@ from moetune.domain.costs import Estimate
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.once import once
-from moetune.domain.samples import GemmForm
 from moetune.domain.step_errors import StepErrors
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.operations import NOTHING, PHASE_GEMMS, LayerOperations, at_least, total
@@ -178,38 +177,36 @@ class LayerCosts(LayerOperations, ABC):
         """Return the experts' work up to T_M's last use, and after it.
 
         Strategies that reuse memory load or free T_M, the rows before the second product, in
-        between. Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂
-        after; backward the GEMMs with W₂ and the activation's gradient come before. Both together
-        are at least the time in which the host launches them.
+        between. Both together are at least the time in which the host launches them.
 
         Args:
             rows: or an array of them.
             recompute: backward, T_M is computed again, and that comes before.
         """
-        sorting, activation = self.sorting(rows), self.activation(phase, rows)
-        if phase == "forward":
-            before = total(sorting, *self._gemms(phase, rows, "forward"), activation)
-            behind = total(*self._gemms(phase, rows, "forward", is_second=True), sorting)
-        else:
-            forms = PHASE_GEMMS[phase]
-            recomputed = self._gemms(phase, rows, "forward") if recompute else []
-            second = self._gemms(phase, rows, *forms, is_second=True)
-            before = total(sorting, *recomputed, *second, activation)
-            behind = total(*self._gemms(phase, rows, *forms), sorting)
+        before, behind = self._halves(phase, rows, recompute=recompute)
         _, launches = self._least(phase)
         if launches is None:
             return before, behind
         left = launches._replace(seconds=launches.seconds - before.seconds)
         return before, at_least(behind, left)
 
-    def _gemms(
-        self, phase: Phase, rows: float, *forms: GemmForm, is_second: bool = False
-    ) -> list[Estimate]:
-        """Return the GEMMs of a phase's chunk with W₂, or with all other weights."""
-        count, parts = (1 if is_second else self.layer.num_gemms - 1), self.parts(phase)
-        return count * [
-            self.gemm(form, rows=rows, is_second=is_second, parts=parts) for form in forms
-        ]
+    def _halves(
+        self, phase: Phase, rows: float, *, recompute: bool = False
+    ) -> tuple[Estimate, Estimate]:
+        """Return `halves`, but for the host's launches.
+
+        Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂ after;
+        backward the GEMMs with W₂ and the activation's gradient come before.
+        """
+        forms, sorting = PHASE_GEMMS[phase], self.sorting(rows)
+        first = self.gemms(phase, rows, *forms)
+        second = self.gemms(phase, rows, *forms, is_second=True)
+        if phase == "backward":
+            first, second = second, first
+        again = recompute and phase == "backward"
+        recomputed = self.gemms(phase, rows, "forward") if again else []
+        activation = self.activation(phase, rows)
+        return total(sorting, *recomputed, *first, activation), total(*second, sorting)
 
     def sorting(self, rows: float) -> Estimate:
         """Return the time to sort a chunk's rows by expert; sorting them back takes the same."""

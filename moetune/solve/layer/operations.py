@@ -9,7 +9,7 @@ between even ones and those of the uneven forms take a part of these forms' extr
 by the most loaded expert's share: measured on an H100 (docs/decisions/gpus.md#0130).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -162,15 +162,14 @@ class LayerOperations(Tables):
         d_in, d_out = sizes[::-1] if is_second else sizes
         return self.costs.seconds(GemmKey(self.dtype, form, self.local_experts, d_in, d_out), rows)
 
-    def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
-        """Yield all GEMMs of the local experts; backward two for each of the forward pass."""
-        for product in PHASE_GEMMS[phase]:
-            yield from self.products(product, rows, parts=self.parts(phase))
-
-    def products(self, product: GemmForm, rows: float, *, parts: float = 1.0) -> Iterator[Estimate]:
-        """Yield the GEMMs of one form, with each of an expert's matrices."""
-        yield from (self.gemm(product, rows=rows, parts=parts),) * (self.layer.num_gemms - 1)
-        yield self.gemm(product, rows=rows, is_second=True, parts=parts)
+    def gemms(
+        self, phase: Phase, rows: float, *forms: GemmForm, is_second: bool = False
+    ) -> list[Estimate]:
+        """Return the GEMMs of a phase's chunk with W₂, or with all other weights."""
+        count, parts = (1 if is_second else self.layer.num_gemms - 1), self.parts(phase)
+        return count * [
+            self.gemm(form, rows=rows, is_second=is_second, parts=parts) for form in forms
+        ]
 
     def parts(self, phase: Phase) -> float:
         """Return into how many pieces the GEMMs of a phase's chunk are cut."""

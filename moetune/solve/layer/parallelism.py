@@ -59,8 +59,7 @@ class AllToAllCosts(LayerCosts):
 
         The backward pass evaluates the activation again: the layer saves pre-activations.
         """
-        sorting = self.sorting(rows)
-        return total(*self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
+        return total(*self._halves(phase, rows))
 
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return gate and permutation, forward two small exchanges; of a measured gate alone.
@@ -100,7 +99,7 @@ class TensorParallelCosts(LayerCosts):
         gather = self.rows_op("gather", mine, self.layer.d_model)
         add = self.rows_op("scatter_add", mine, self.layer.d_model)
         again = gather if phase == "backward" else None
-        return total(*self.gemms(phase, mine), self.activation(phase, mine), gather, again, add)
+        return total(*self._halves(phase, mine), gather, again, add)
 
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return the gate of the rank's own tokens, and collectives that share what it gives.

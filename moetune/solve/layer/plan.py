@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from moetune.domain.constraints import Bounds
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Bounds, Strategy
+from moetune.domain.cost_keys import CopyKey
 from moetune.domain.costs import Costs, Trust, least_trust
-from moetune.domain.layer import PHASES
+from moetune.domain.interference import Interference
+from moetune.domain.layer import PHASES, Phase
 from moetune.domain.layout import Layout
 from moetune.domain.placement import PlacementChoice
 from moetune.domain.plan import (
@@ -21,12 +23,13 @@ from moetune.domain.plan import (
 )
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.domain.units import pinned_bytes
-from moetune.solve.layer.choose import DegreeChooser
+from moetune.domain.samples import Direction
+from moetune.domain.units import dtype_bytes, pinned_bytes
+from moetune.solve.layer.choose import DegreeChooser, Ranking
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.doubts import PROFILE, plan_warnings
-from moetune.solve.layer.eq10 import paper_seconds
 from moetune.solve.layer.memory import Degrees
-from moetune.solve.layer.ranking import Ranking
+from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.strategies import RankedLayer, choose_safely, rank_layer
 from moetune.solve.layer.times import PhaseTime
 from moetune.solve.layer.uncertainty import judge_choice
@@ -131,7 +134,7 @@ def _pipeline(ranking: Ranking) -> Pipeline:
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         order=ranking.order,
-        ranges=solve_ranges(ranking.chooser, ranking.tokens, ranking.degrees),
+        ranges=solve_ranges(ranking.chooser, ranking.table.tokens, ranking.degrees),
     )
 
 
@@ -180,19 +183,20 @@ def _strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
     if best.budget.workload.expert_parallel == "tensor":
         return ()
     contenders = ranked.contenders
+    costs, tokens = best.chooser.costs, best.table.tokens
     paper = {
-        each.strategy: paper_seconds(costs=best.costs, strategy=each.strategy, tokens=best.tokens)
-        for each in contenders
+        contender.strategy: paper_seconds(costs=costs, strategy=contender.strategy, tokens=tokens)
+        for contender in contenders
     }
     reusing = [strategy for strategy in paper if strategy != "none"]
     paper_choice = min(reusing, key=lambda strategy: paper[strategy], default=None)
     return tuple(
         replace(
-            _row(ranked, each),
-            paper_seconds=paper[each.strategy],
-            is_paper_choice=each.strategy == paper_choice,
+            _row(ranked, contender),
+            paper_seconds=paper[contender.strategy],
+            is_paper_choice=contender.strategy == paper_choice,
         )
-        for each in contenders
+        for contender in contenders
     )
 
 
@@ -201,7 +205,7 @@ def _row(ranked: RankedLayer, one: Ranking) -> StrategyTerms:
     budget = ranked.best.budget
     forward_degree, backward_degree = one.degrees
     peak = budget.peak(strategy=one.strategy, degrees=one.degrees)
-    pins_host = ranked.best.costs.costs.copy_mode == "pinned"
+    pins_host = ranked.best.chooser.costs.costs.copy_mode == "pinned"
     is_chosen = one.strategy == ranked.best.strategy
     return StrategyTerms(
         strategy=one.strategy,
@@ -265,3 +269,51 @@ def _chosen(
             yield degrees
         else:
             yield table.best() or chooser.least(high)
+
+
+def paper_seconds(*, costs: LayerCosts, strategy: Strategy, tokens: int) -> float:
+    """Return the step of MPipeMoE's Eq. 10: shown next to the timeline, it decides nothing.
+
+        C = max(q₁·b·H·M/(σ·W_comp), q₂·b·M·s/(μ·W_comm), q₃·b·M·s/(η·W_mem)), both phases
+
+    b are the rows of one rank; q are those of Table II in general form: 2 GEMMs forward (3 for
+    swiglu), twice as many backward and those that recompute T_M; 2 transfers, and one more where
+    T_DI is sent again; copies of T_DI and T_M. The speeds W are those of the whole batch. The
+    equation omits start-up times and the filling of the pipeline.
+
+    Raises:
+        ProfileError: the strategy copies, and no copies were measured.
+    """
+    return sum(_paper_phase(costs, strategy, tokens, phase) for phase in PHASES)
+
+
+def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phase) -> float:
+    layer, rows = costs.layer, costs.rows(tokens)
+    copied = layer.d_model * (strategy in OFFLOADS_INPUT)
+    copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
+    comp_speed, comm_speed, mem_speed = _speeds(costs.costs.interference, copies=copied > 0)
+    transfers, gemms = costs.num_transfers, layer.num_gemms
+    if phase == "backward":
+        gemms *= 2
+        gemms += (layer.num_gemms - 1) * (strategy in {"S3", "S4"})
+        transfers += strategy in {"S2", "S4"}
+    one_gemm = costs.gemm("forward", rows=rows).seconds
+    one_transfer = costs.transfer(rows=rows, degree=1).seconds
+    copy_seconds = 0.0
+    if copied:
+        way: Direction = "d2h" if phase == "forward" else "h2d"
+        copy = CopyKey(way, costs.costs.copy_mode != "pageable")
+        num_bytes = rows * copied * dtype_bytes(costs.dtype)
+        copy_seconds = costs.costs.seconds(copy, num_bytes).seconds
+    return max(
+        gemms * one_gemm / comp_speed,
+        transfers * one_transfer / comm_speed,
+        copy_seconds / mem_speed,
+    )
+
+
+def _speeds(table: Interference, *, copies: bool) -> tuple[float, float, float]:
+    """Return σ, μ and η: with both others running where the strategy copies, else with one."""
+    if copies:
+        return table.comp.all, table.comm.all, table.mem.all
+    return table.comp.comm, table.comm.comp, 1.0

@@ -24,11 +24,10 @@ from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Confidence, Decision
 from moetune.domain.samples import StepRecord
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, at_degree
-from moetune.solve.layer.choose import HOPELESS
+from moetune.solve.layer.choose import HOPELESS, Ranking
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.times import StepTime, phase_time, step_time
 
 _SEED = 0
@@ -52,11 +51,14 @@ def judge_choice(
     limit_seconds = ranking.step.seconds * HOPELESS
     near = [_phases(one.degrees, one.strategy) for one in rivals if one.seconds <= limit_seconds]
     contenders: list[list[_Phase]] = [
-        [(phase, degree, ranking.chooser.strategy) for degree in degrees]
-        for phase, degrees in zip(PHASES, ranking.contenders, strict=True)
+        [
+            (phase, degree, ranking.chooser.strategy)
+            for degree in ranking.table.contenders(phase, ranking.degrees)
+        ]
+        for phase in PHASES
     ]
     around, seconds = _under_refits(
-        ranking.costs, resamples, chain(*contenders, *near), tokens=ranking.tokens,
+        ranking.chooser.costs, resamples, chain(*contenders, *near), tokens=ranking.table.tokens,
         order=ranking.order,
     )  # fmt: skip
     chosen = best = around
