@@ -54,9 +54,9 @@ def explain(
     uncertainty.
     With another choice: by how much it is slower, of what, and whether it fits and is allowed.
     """
-    from moetune.app.compared import WhyNot
     from moetune.app.files import find_plan
-    from moetune.app.open_planner import local_planner
+    from moetune.app.planner import local_planner
+    from moetune.app.subjects import WhyNot
     from moetune.app.views.plan import explanation_sections, why_not_sections
 
     session = session_of(context, all_rows=all_)

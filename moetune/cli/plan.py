@@ -12,7 +12,7 @@ from moetune.cli.session import Json, ProfileOption, Session, example, saved_or_
 from moetune.domain.question import ASKS
 
 if TYPE_CHECKING:
-    from moetune.app.plan import NewPlan
+    from moetune.app.planner import NewPlan
     from moetune.app.profiles import FoundProfile
 
 EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
@@ -38,7 +38,7 @@ def plan(
     of its training over the ranks. What one of them does not have is refused.
     """
     from moetune.app.files import write_text
-    from moetune.app.open_planner import plan_question
+    from moetune.app.planner import plan_question
     from moetune.app.requests import ask
     from moetune.domain.question import read_texts
 

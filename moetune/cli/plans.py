@@ -38,14 +38,13 @@ def list_(
     json: Json = False,
 ) -> None:
     """List the plans of the store, newest first."""
-    from moetune.app.library import PlanFilter, list_plans, read_plans, time_ago
+    from moetune.app.library import read_plans, time_ago
     from moetune.app.views.stored_plans import stored_plans_table
 
     session = session_of(context, all_rows=all_)
     since = "" if newer_than is None else time_ago(parse_age(newer_than))
-    wanted = PlanFilter(model=model, profile=profile, since=since)
     with session.find_store() as store:
-        found = list_plans(store, wanted)
+        found = store.plans(model=model, profile=profile, since=since) if store else ()
         shown = found if all_ or json else found[:MOST_ROWS]
         read = read_plans(store, shown)
     document = {"schema": "moetune.plans.list/1", "plans": found}
@@ -60,7 +59,7 @@ def show(
 ) -> None:
     """Show a plan as `moetune plan` printed it."""
     from moetune.app.files import find_plan
-    from moetune.app.open_planner import local_planner
+    from moetune.app.planner import local_planner
     from moetune.app.views.plan import plan_sections
 
     session = session_of(context)

@@ -28,7 +28,7 @@ def sensitivity(
     moved to its neighbours. Nothing is stored.
     """
     from moetune.app.files import find_plan
-    from moetune.app.open_planner import local_planner
+    from moetune.app.planner import local_planner
     from moetune.app.views.sensitivity import sensitivity_sections
 
     session = session_of(context)

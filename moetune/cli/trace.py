@@ -46,7 +46,7 @@ def trace(
     """
     from moetune import config
     from moetune.app.files import find_plan, write_text
-    from moetune.app.open_planner import local_planner
+    from moetune.app.planner import local_planner
     from moetune.app.trace import recorded_trace
 
     session = session_of(context)

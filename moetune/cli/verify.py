@@ -40,7 +40,7 @@ def verify(
     the step is outside of its range, or one chunk is faster.
     """
     from moetune import config
-    from moetune.app.open_planner import local_planner
+    from moetune.app.planner import local_planner
     from moetune.app.staleness import stale_note
     from moetune.app.verify import verify_plan
     from moetune.app.views.observed import verification_sections
@@ -48,8 +48,8 @@ def verify(
     session = session_of(context)
     environ = config.environment()
     with local_planner(session.settings, profile=profile) as planner:
-        made = planner.plan(plan)
-        known = planner.profile_if_known(made)
+        made = planner.sources.plan(plan).as_layer()
+        known = planner.explain(made).profile
     found = verify_plan(
         made, profile=known, num_ranks=nproc, launch=config.launch(environ), environ=environ,
         oversubscribe=oversubscribe,

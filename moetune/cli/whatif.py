@@ -63,10 +63,10 @@ def whatif(
     were not measured are estimated, and the plan warns of it. Nothing is stored. Another --profile
     is another machine.
     """
-    from moetune.app.changes import WhatIf
     from moetune.app.files import find_plan
-    from moetune.app.open_planner import local_planner
+    from moetune.app.planner import local_planner
     from moetune.app.views.comparison import whatif_sections
+    from moetune.app.whatif import WhatIf
     from moetune.app.whatif import whatif as answer_of
 
     session = session_of(context, all_rows=all_)
