@@ -25,7 +25,7 @@ from moetune.app.step_records import with_steps
 from moetune.domain.cluster import Cluster
 from moetune.domain.errors import CollectiveError
 from moetune.domain.samples import Point
-from moetune.fit.merged import check_base, merged
+from moetune.fit.based import check_base, merged
 from moetune.fit.profile import fit_profile
 from moetune.measure.points import PointChoice, choose_points, default_group_sizes
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeVar
 
+import numpy as np
+
+from moetune.domain.arrays import Floats
 from moetune.domain.cost_keys import (
     AttentionKey,
     CollectiveKey,
@@ -251,3 +254,22 @@ def _joined(measured: Series | None, table: Series) -> Series:
     ]
     sizes, times, medians = zip(*sorted(points), strict=True)
     return Series(sizes=sizes, times=times, medians=medians)
+
+
+def resampled_medians(
+    *, times: Sequence[Sequence[float]], num: int, rng: np.random.Generator
+) -> Floats:
+    """Return medians of raw times drawn with replacement, point by point.
+
+    Args:
+        times: raw block times of each point.
+
+    Returns:
+        Shape (num, points).
+    """
+    columns = []
+    for point in times:
+        raw = np.asarray(point, float)
+        drawn = np.sort(raw[rng.integers(0, raw.size, (num, raw.size))], axis=1)
+        columns.append((drawn[:, (raw.size - 1) // 2] + drawn[:, raw.size // 2]) / 2)
+    return np.stack(columns, axis=1)

@@ -16,9 +16,8 @@ from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Basis, Blend, Points, ProfileIndex, index_of
 from moetune.fit.interference import table_of
-from moetune.fit.line import resampled_medians
 from moetune.fit.operations import Curves, Predictor
-from moetune.fit.pool import InterferenceKey
+from moetune.fit.pool import InterferenceKey, resampled_medians
 
 # The largest standard deviation of a common factor's logarithm: two in three draws within a
 # factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900
@@ -52,10 +51,11 @@ def resample_costs(
     Args:
         num: how many.
     """
-    draws = _Draws(
-        index=index_of(profile), noise=_Noise(num=num, seed=seed), allow_modelled=allow_modelled
+    index, noise = index_of(profile), _Noise(num=num, seed=seed)
+    return tuple(
+        DrawnCosts(index=index, noise=noise, allow_modelled=allow_modelled, chosen=(draw,))
+        for draw in range(num)
     )
-    return tuple(draws.costs((draw,)) for draw in range(num))
 
 
 def drawn_seconds(basis: Basis, sizes: Sequence[float], *, num: int, seed: int) -> Floats:
@@ -69,9 +69,14 @@ def drawn_seconds(basis: Basis, sizes: Sequence[float], *, num: int, seed: int) 
 
 
 class _Noise:
-    """All draws of an operation at once, made when the first of them is wanted."""
+    """All draws of an operation at once, made when the first of them is wanted.
+
+    Attributes:
+        together: costs of several draws as one, by the draws.
+    """
 
     def __init__(self, *, num: int, seed: int) -> None:
+        self.together: dict[tuple[int, ...], DrawnCosts] = {}
         self._num = num
         self._seed = seed
         self._medians: dict[str, Floats] = {}
@@ -127,42 +132,30 @@ class _Noise:
         return np.random.default_rng([self._seed, zlib.crc32(label.encode())])
 
 
-class _Draws:
-    """All draws of a profile's costs."""
-
-    def __init__(self, *, index: ProfileIndex, noise: _Noise, allow_modelled: bool) -> None:
-        self._index, self._noise, self._allow_modelled = index, noise, allow_modelled
-        self._costs: dict[tuple[int, ...], DrawnCosts] = {}
-
-    def costs(self, chosen: tuple[int, ...]) -> "DrawnCosts":
-        """Return the costs of some draws as one, made once."""
-        if chosen not in self._costs:
-            curves = _DrawnCurves(self._noise, chosen)
-            self._costs[chosen] = DrawnCosts(
-                index=self._index, curves=curves, allow_modelled=self._allow_modelled,
-                draws=self, chosen=chosen,
-            )  # fmt: skip
-        return self._costs[chosen]
-
-
 class DrawnCosts(ProfileCosts):
     """Costs of one draw, or of some as one: with an array of seconds in each estimate."""
 
     def __init__(
-        self, *, index: ProfileIndex, curves: Curves, allow_modelled: bool, draws: _Draws,
-        chosen: tuple[int, ...],
-    ) -> None:  # fmt: skip
+        self, *, index: ProfileIndex, noise: _Noise, allow_modelled: bool, chosen: tuple[int, ...]
+    ) -> None:
+        curves = _DrawnCurves(noise, chosen)
         super().__init__(index=index, curves=curves, allow_modelled=allow_modelled)
-        self.draws, self.chosen = draws, chosen
+        self.noise, self.chosen, self._allow_modelled = noise, chosen, allow_modelled
 
     def together(self, refits: Sequence[Costs]) -> Costs | None:
         """Return the costs of some draws as one; None where they are not all of one profile's."""
         drawn = [
-            costs for costs in refits if isinstance(costs, DrawnCosts) and costs.draws is self.draws
+            costs for costs in refits if isinstance(costs, DrawnCosts) and costs.noise is self.noise
         ]
         if len(drawn) < len(refits):
             return None
-        return self.draws.costs(tuple(draw for costs in drawn for draw in costs.chosen))
+        chosen = tuple(draw for costs in drawn for draw in costs.chosen)
+        if chosen not in self.noise.together:
+            self.noise.together[chosen] = DrawnCosts(
+                index=self._index, noise=self.noise, allow_modelled=self._allow_modelled,
+                chosen=chosen,
+            )  # fmt: skip
+        return self.noise.together[chosen]
 
     def _estimate(self, predictor: Predictor, size: float) -> Estimate:
         seconds = predictor.seconds_at(np.array([size]))[:, 0]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from moetune.fit.line import fit_line, line_intervals
+from moetune.fit.profile import fit_line, line_intervals
 
 SIZES = tuple(float(2**at) for at in range(10, 31))
 

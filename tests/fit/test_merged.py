@@ -11,9 +11,9 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import CopyLine, Profile, RowsLine
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable, Network
 from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
+from moetune.fit.based import merged
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import curve_through
-from moetune.fit.merged import merged
 from moetune.fit.operations import Predictor
 from moetune.fit.pool import Origin
 from moetune.fit.profile import fit_profile

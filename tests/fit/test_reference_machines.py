@@ -15,7 +15,7 @@ from moetune.domain.reference import (
 )
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.fit.scaled import Speeds, scale_profile
+from moetune.fit.speeds import Speeds, scale_profile
 from tests import prices
 
 PROFILES = Path(__file__).parents[2] / "profiles"

@@ -12,7 +12,7 @@ from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile, RowsLine
 from moetune.fit.costs import costs_of
-from moetune.fit.scaled import Speeds, scale_profile
+from moetune.fit.speeds import Speeds, scale_profile
 from tests import prices
 from tests.fit.measured import measured_profile
 

@@ -13,8 +13,7 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.fit.scaled import Speeds, scale_profile
-from moetune.fit.slowed import PARTS, Slowdown, slowed
+from moetune.fit.speeds import PARTS, Slowdown, Speeds, scale_profile, slowed
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from tests import prices

@@ -33,7 +33,7 @@ from moetune.domain.plan import (
 from moetune.domain.spelling import AS_FLAGS, spelled
 from moetune.domain.units import format_share
 from moetune.fit.costs import costs_of
-from moetune.fit.slowed import PARTS, Slowdown, slowed
+from moetune.fit.speeds import PARTS, Slowdown, slowed
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.uncertainty import LayerChoice, chance_of_faster

@@ -9,7 +9,7 @@ from moetune.app.sensitivity import (
     Sensitivity,
     part_words,
 )
-from moetune.fit.slowed import BANDWIDTH, START
+from moetune.fit.speeds import BANDWIDTH, START
 from moetune.report.section import Cell, Section, Table
 
 
