@@ -7,6 +7,8 @@ from typing import get_args
 import numpy as np
 
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cost_keys import CostKey
+from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.profile import Profile
 from moetune.domain.samples import (
     CollectivePoint,
@@ -68,3 +70,10 @@ def _times() -> Iterator[tuple[Point, float]]:
     for size in (2**16, 2**20):
         yield InterferencePoint(victim="comp", others=("comm",), comm_bytes=size), 1.08e-3
         yield InterferencePoint(victim="comm", others=("comp",), comm_bytes=size), 6e-4
+
+
+def line_of(costs: Costs, key: CostKey) -> LinearCost:
+    """Return the α–β line of an operation that has one."""
+    alpha, large = costs.seconds(key, 0.0).seconds, 1e15
+    beta = (costs.seconds(key, large).seconds - alpha) / large
+    return LinearCost(alpha_seconds=alpha, beta_seconds=beta)

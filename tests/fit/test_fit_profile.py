@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile, profile_from_document
@@ -23,7 +24,6 @@ from moetune.domain.samples import (
 )
 from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
-from tests import prices
 
 MACHINE = Machine(
     kind="cuda", device="Lab GPU", num_devices=16, devices_per_node=8, memory_bytes=2**34
@@ -106,7 +106,7 @@ def test_later_samples_of_a_point_join_the_earlier_ones() -> None:
 
     assert apart.collective == joined.collective
     assert len(apart.samples) == 3
-    found = prices.collective(costs_of(apart), op="all_to_all", group_size=2, num_bytes=1000)
+    found = costs_of(apart).seconds(CollectiveKey("all_to_all", 2), 1000)
     assert found.seconds == 3.0
 
 
