@@ -41,7 +41,7 @@ def solve(
     layer: LayerShape | None = None,
 ) -> Plan:
     inputs = plan_inputs(memory_limit_bytes=limit_bytes, layer=layer)
-    return solution(inputs, costs, bounds, resamples=(costs,)).plan
+    return solution(inputs, costs, bounds, resamples=(costs,))
 
 
 def workload() -> Workload:

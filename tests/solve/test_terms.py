@@ -7,7 +7,6 @@ import pytest
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
-from moetune.solve.layer.plan import phase_terms
 from tests.solve.costs_by_hand import LinearCosts, solution
 
 COSTS = LinearCosts(
@@ -30,22 +29,24 @@ SMALL = Bounds(max_degree=8)
     ],
 )
 def test_the_chosen_row_is_the_plan_itself(bounds: Bounds) -> None:
-    solved = solution(bounds=bounds, costs=COSTS)
-    plan, (row,) = solved.plan, [one for one in solved.terms.strategies if one.is_chosen]
+    plan = solution(bounds=bounds, costs=COSTS)
+    assert plan.terms is not None
+    (row,) = (one for one in plan.terms.strategies if one.is_chosen)
     assert row.strategy == plan.memory.strategy
-    assert (row.forward_degree, row.backward_degree) == solved.ranked.step.degrees
-    assert row.step_seconds == plan.predicted.step_seconds == solved.ranked.step.seconds
+    degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
+    assert (row.forward_degree, row.backward_degree) == degrees
+    assert row.step_seconds == plan.predicted.step_seconds
     assert row.needed_bytes == plan.memory.formula_bytes
     assert (row.fits, row.lost_because) == (True, "")
 
 
 def test_phase_terms_add_up() -> None:
-    solved = solution(bounds=SMALL, costs=COSTS)
-    for phase, seconds in (
-        (solved.ranked.step.forward, solved.plan.predicted.forward_seconds),
-        (solved.ranked.step.backward, solved.plan.predicted.backward_seconds),
+    plan = solution(bounds=SMALL, costs=COSTS)
+    assert plan.terms is not None
+    for terms, seconds in (
+        (plan.terms.forward, plan.predicted.forward_seconds),
+        (plan.terms.backward, plan.predicted.backward_seconds),
     ):
-        terms = phase_terms(phase)
         assert terms.seconds == seconds
         assert terms.total_transfer_seconds == 2 * terms.degree * terms.transfer_seconds
         assert terms.total_compute_seconds == terms.degree * terms.compute_seconds

@@ -23,9 +23,10 @@ from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
 from moetune.domain.placement import LayerPlacement, PlacementChoice
+from moetune.domain.plan import Plan
 from moetune.domain.routing import LayerRouting
 from moetune.domain.units import format_share
-from moetune.solve.layer.plan import LayerProblem, SolvedPlan
+from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.strategies import RankedLayer
 
 WORTH_PLACING = 0.02
@@ -35,7 +36,7 @@ _LOWER = 1e-12
 """Share of the fullest group's load that a swap must take off, beyond rounding."""
 
 
-def solve_placed(layer: LayerProblem) -> SolvedPlan:
+def solve_placed(layer: LayerProblem) -> Plan:
     """Return the fastest plan, with experts placed where that saves `WORTH_PLACING` of the step.
 
     Without loads of the experts, on one rank, or with the natural order pinned, nothing is placed.
@@ -78,7 +79,7 @@ def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -
     )  # fmt: skip
 
 
-def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> SolvedPlan:
+def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> Plan:
     natural = _ranked_if_feasible(layer)
     found = place_experts(shares, workload.world_size, natural_skew=workload.skew.mean)
     placed = natural if natural is not None and not found.experts else layer.ranked(found.experts)

@@ -40,23 +40,6 @@ HEADROOM = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SolvedPlan:
-    """A plan with the strategies and degrees that it was chosen from."""
-
-    plan: Plan
-    ranked: RankedLayer
-
-    @property
-    def terms(self) -> LayerTerms:
-        """The terms of the chosen step, and of all memory strategies."""
-        return LayerTerms(
-            forward=phase_terms(self.ranked.step.forward),
-            backward=phase_terms(self.ranked.step.backward),
-            strategies=_strategy_terms(self.ranked),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProblem:
     """A layer to plan for: the fastest plan within the bounds and the memory.
 
@@ -77,14 +60,6 @@ class LayerProblem:
     provenance: Provenance
     launch: str = PROFILE
 
-    def solve(self) -> SolvedPlan:
-        """Return the plan with the experts in their natural order.
-
-        Raises:
-            InfeasiblePlanError, ProfileError: as `rank_layer`.
-        """
-        return self.solved(self.ranked())
-
     def ranked(self, placement: tuple[int, ...] = ()) -> RankedLayer:
         """Return the candidates with a placement of experts, the plan's choice first.
 
@@ -98,15 +73,18 @@ class LayerProblem:
         )  # fmt: skip
         return choose_safely(ranked, self.resamples)
 
-    def solved(self, ranked: RankedLayer, placement: PlacementChoice | None = None) -> SolvedPlan:
-        """Return the plan of candidates that were ranked with that placement."""
-        plan = replace(self._plan(ranked), placement=placement)
-        return SolvedPlan(plan=plan, ranked=ranked)
+    def solved(self, ranked: RankedLayer, placement: PlacementChoice | None = None) -> Plan:
+        """Return the plan of candidates that were ranked with that placement.
 
-    def _plan(self, ranked: RankedLayer) -> Plan:
+        Raises:
+            ProfileError: the profile lacks an operation of a strategy.
+        """
         inputs, ranking = self.inputs, ranked.best
         confidence = judge_choice(ranking, self.resamples, ranked.rivals)
         others = ranking.others()
+        warnings = plan_warnings(
+            ranked, inputs, self.provenance, has_refits=bool(self.resamples), launch=self.launch
+        )
         return Plan(
             id=inputs.plan_id,
             inputs=inputs,
@@ -116,14 +94,12 @@ class LayerProblem:
             predicted=_predicted(ranking, confidence, self.provenance),
             decision=verdict_of(ranked, confidence, others),
             alternatives=tuple(alternatives_of(ranked, others)),
-            warnings=tuple(
-                plan_warnings(
-                    ranked,
-                    inputs,
-                    self.provenance,
-                    has_refits=bool(self.resamples),
-                    launch=self.launch,
-                )
+            warnings=tuple(warnings),
+            placement=placement,
+            terms=LayerTerms(
+                forward=phase_terms(ranked.step.forward),
+                backward=phase_terms(ranked.step.backward),
+                strategies=_strategy_terms(ranked),
             ),
         )
 
