@@ -259,7 +259,7 @@ def merged(measured: Profile, base: Profile) -> Profile:
     check_base(base, measured.machine)
     tables = _tables_of(base)
     ratios = _ratios(measured, replace(base, tables=tables, samples=()))
-    index = ProfileIndex(measured)
+    index = ProfileIndex(profile=measured)
     return replace(
         measured,
         machine=replace(measured.machine, devices_per_node=base.machine.devices_per_node),
@@ -301,7 +301,7 @@ def _points(series: Series) -> Iterator[tuple[float, float]]:
 
 def _ratios(measured: Profile, base: Profile) -> Ratios:
     """Return measured over reference at every point that both have."""
-    index, costs = ProfileIndex(base), costs_of(base)
+    index, costs = ProfileIndex(profile=base), costs_of(base)
     found: Ratios = defaultdict(list)
     for key, series in pool(measured.samples).series.items():
         if not isinstance(key, GemmKey | CollectiveKey):

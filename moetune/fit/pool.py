@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -51,6 +52,35 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The table behind an operation's times.
+
+    Args:
+        low, high: sizes between which the times are the machine's own, as samples have them.
+    """
+
+    label: Label
+    source: str
+    spread: float
+    low: float = math.inf
+    high: float = -math.inf
+
+    @property
+    def words(self) -> str:
+        """The label and the source."""
+        return f"{self.label} ({self.source})"
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether some of the times are the machine's own."""
+        return self.low <= self.high
+
+    def covers(self, size: float) -> bool:
+        """Return whether the time at that size is from the table."""
+        return not self.low <= size <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """All that was measured without an error, by operation.
 
@@ -59,12 +89,14 @@ class Pool:
         interference: raw times by victim and the others that run.
         overlapped_comp: raw times of computation, by the exchanges that overlap it.
         overlapped_comm: raw times of exchanges that overlap computation.
+        origins: of each operation that has points from tables.
     """
 
     series: Mapping[CostKey, Series]
     interference: Mapping[InterferenceKey, tuple[float, ...]]
     overlapped_comp: Mapping[Overlapped, tuple[float, ...]]
     overlapped_comm: Mapping[Overlapped, tuple[float, ...]]
+    origins: Mapping[CostKey, Origin] = MappingProxyType({})
 
     def of(self, kind: type[Key]) -> dict[Key, Series]:
         """Return the operations of a kind."""
@@ -144,44 +176,7 @@ def _interference(
     return {key: _times(visits) for key, visits in table.items()}, comp, comm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """The table behind an operation's times.
-
-    Args:
-        low, high: sizes between which the times are the machine's own, as samples have them.
-    """
-
-    label: Label
-    source: str
-    spread: float
-    low: float = math.inf
-    high: float = -math.inf
-
-    @property
-    def words(self) -> str:
-        """The label and the source."""
-        return f"{self.label} ({self.source})"
-
-    @property
-    def has_samples(self) -> bool:
-        """Whether some of the times are the machine's own."""
-        return self.low <= self.high
-
-    def covers(self, size: float) -> bool:
-        """Return whether the time at that size is from the table."""
-        return not self.low <= size <= self.high
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
-    """A pool with the tables' points, and the origin of each operation that has some."""
-
-    pool: Pool
-    origins: Mapping[CostKey, Origin]
-
-
-def with_tables(measured: Pool, tables: Iterable[Table]) -> Tables:
+def with_tables(measured: Pool, tables: Iterable[Table]) -> Pool:
     """Return the samples' pool with the points of the tables.
 
     Of several tables of one operation, or one shape of a GEMM, the first one counts.
@@ -193,7 +188,7 @@ def with_tables(measured: Pool, tables: Iterable[Table]) -> Tables:
             if key not in origins:
                 origins[key] = _origin(table, measured.series.get(key))
                 joined[key] = _joined(measured.series.get(key), series)
-    return Tables(pool=replace(measured, series=in_order(joined)), origins=origins)
+    return replace(measured, series=in_order(joined), origins=origins)
 
 
 def _series_by_key(table: Table) -> Mapping[CostKey, Series]:
