@@ -107,9 +107,10 @@ class Predictor:
         return np.where(is_sample, seconds, self.table_factors * seconds)
 
     def trust(self, size: float) -> Trust:
-        """Return the trust in the time at a size."""
-        if self.origin is not None and self.origin.covers(size):
-            return least_trust(("modelled", self.cap))
+        """Return the trust in the time at a size; a line or a rule is a model."""
+        is_table = self.origin is not None and self.origin.covers(size)
+        if is_table or not isinstance(self.times, Curve):
+            return "modelled"
         return least_trust((self.times.trust(self.stretch * size), self.cap))
 
     def estimate(self, size: float) -> Estimate:

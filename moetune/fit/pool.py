@@ -9,9 +9,8 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -96,7 +95,7 @@ class Pool:
     interference: Mapping[InterferenceKey, tuple[float, ...]]
     overlapped_comp: Mapping[Overlapped, tuple[float, ...]]
     overlapped_comm: Mapping[Overlapped, tuple[float, ...]]
-    origins: Mapping[CostKey, Origin] = MappingProxyType({})
+    origins: Mapping[CostKey, Origin] = field(default_factory=dict)
 
     def of(self, kind: type[Key]) -> dict[Key, Series]:
         """Return the operations of a kind."""

@@ -200,17 +200,14 @@ def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -
     Beyond its measured sizes an operation is drawn from a wide range, and most of that cannot be
     where steps that consist of it were measured.
 
-    The nominal costs keep those that were asked of them first: a plan asks for them twice.
-
     Args:
         tokens: of a step on one rank.
     """
-
-    def made() -> tuple[Sequence[Costs], Refits]:
-        return resamples, _refits(nominal, resamples, tokens)
-
-    of, refits = nominal.remembered(("refits", tokens), made)
-    return refits if of is resamples else made()[1]
+    # The resamples are remembered, too: no others get their id.
+    _, refits = nominal.remembered(
+        ("refits", tokens, id(resamples)), lambda: (resamples, _refits(nominal, resamples, tokens))
+    )
+    return refits
 
 
 def _refits(nominal: LayerCosts, resamples: Sequence[Costs], tokens: int) -> Refits:
