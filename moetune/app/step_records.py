@@ -12,7 +12,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample, StepPoint, StepRecord, undisturbed
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cluster import Machine
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, RowsKey
 from moetune.domain.costs import Costs, costs_of_all, seconds_if_known
 from moetune.domain.samples import (
@@ -22,11 +22,9 @@ from moetune.domain.samples import (
 )
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import curve_through
-from moetune.fit.extrapolation import (
-    SPREAD_OF_FLIGHT,
-)
-from moetune.fit.profile import fit_profile
+from moetune.fit.extrapolation import SPREAD_OF_FLIGHT
 from moetune.fit.variants import resample_costs
+from tests.fit.measured import fitted
 
 MACHINE = Machine(
     kind="cpu", device="Lab CPU", num_devices=4, devices_per_node=4, memory_bytes=2**34
@@ -44,7 +42,7 @@ def costs_from(
         Sample(point=point, seconds=tuple(seconds * np.exp(noise * rng.normal(size=9))))
         for point, seconds in points.items()
     ]
-    made = fit_profile(name="lab", machine=MACHINE, fingerprint=Fingerprint(), samples=samples)
+    made = fitted(samples, MACHINE)
     draws = resample_costs(made, num=NUM_DRAWS, seed=1, allow_modelled=True)
     return costs_of(made, allow_modelled=True), draws
 

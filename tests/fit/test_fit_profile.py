@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import ProfileError
-from moetune.domain.profile import Profile, profile_from_document
+from moetune.domain.profile import profile_from_document
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
@@ -23,18 +22,7 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.fit.costs import costs_of
-from moetune.fit.profile import fit_profile
-
-MACHINE = Machine(
-    kind="cuda", device="Lab GPU", num_devices=16, devices_per_node=8, memory_bytes=2**34
-)
-FINGERPRINT = Fingerprint(hardware={"device": "Lab GPU"}, software={"torch": "2.13"})
-
-
-def fit(samples: Sequence[Sample], seed: int = 0) -> Profile:
-    return fit_profile(
-        name="lab", machine=MACHINE, fingerprint=FINGERPRINT, samples=samples, seed=seed
-    )
+from tests.fit.measured import FINGERPRINT, MACHINE, fitted
 
 
 def all_to_all(num_bytes: int, *seconds: float, in_flight: int = 1, ranks: int = 2) -> Sample:
@@ -80,7 +68,7 @@ def test_profile_has_a_line_for_every_operation_that_was_measured() -> None:
         at(RowsPoint(op="gelu", dtype="float32", rows=8, width=64), 1e-6),
     ]
 
-    profile = fit(samples)
+    profile = fitted(samples)
 
     assert [line.dtype for line in profile.gemm] == ["bfloat16", "float32"]
     assert [(line.op, line.group_size, line.in_flight) for line in profile.collective] == [
@@ -101,8 +89,8 @@ def test_profile_has_a_line_for_every_operation_that_was_measured() -> None:
 
 
 def test_later_samples_of_a_point_join_the_earlier_ones() -> None:
-    apart = fit([all_to_all(1000, 1.0, 5.0), all_to_all(2000, 8.0), all_to_all(1000, 3.0)])
-    joined = fit([all_to_all(1000, 1.0, 5.0, 3.0), all_to_all(2000, 8.0)])
+    apart = fitted([all_to_all(1000, 1.0, 5.0), all_to_all(2000, 8.0), all_to_all(1000, 3.0)])
+    joined = fitted([all_to_all(1000, 1.0, 5.0, 3.0), all_to_all(2000, 8.0)])
 
     assert apart.collective == joined.collective
     assert len(apart.samples) == 3
@@ -114,7 +102,7 @@ def test_a_profile_without_any_time_is_refused_with_the_next_step() -> None:
     point = CollectivePoint(op="all_to_all", group_size=2, num_bytes=4000)
 
     with pytest.raises(ProfileError, match=r'"lab" has no sample with a time \(1 failed\)') as seen:
-        fit([Sample(point=point, seconds=(), error="rank 1 died")])
+        fitted([Sample(point=point, seconds=(), error="rank 1 died")])
 
     assert "moetune profile --name lab" in seen.value.hint
 
@@ -124,7 +112,7 @@ def test_interference_is_the_time_alone_over_the_time_with_the_others() -> None:
         point = InterferencePoint(victim=victim, others=others)  # type: ignore[arg-type]  # texts of the table below
         return Sample(point=point, seconds=seconds)
 
-    profile = fit(
+    profile = fitted(
         [
             sample("comm", (), 1.0, 1.0, 9.0),
             sample("comm", ("comp",), 1.25),
@@ -145,11 +133,11 @@ def test_interference_is_the_time_alone_over_the_time_with_the_others() -> None:
 def test_same_samples_and_seed_give_the_same_profile_and_order_does_not_matter() -> None:
     samples = noisy(lambda size: 2e-5 + size * 1e-9, [2**at for at in range(10, 20)])
 
-    first = fit(samples, seed=4)
+    first = fitted(samples, seed=4)
 
-    assert fit(samples, seed=4) == first
-    assert fit(samples[::-1], seed=4).collective == first.collective
-    assert fit(samples, seed=5).collective != first.collective
+    assert fitted(samples, seed=4) == first
+    assert fitted(samples[::-1], seed=4).collective == first.collective
+    assert fitted(samples, seed=5).collective != first.collective
 
 
 @given(
@@ -162,7 +150,7 @@ def test_same_samples_and_seed_give_the_same_profile_and_order_does_not_matter()
 def test_whatever_was_measured_makes_a_valid_profile(
     points: list[tuple[int, list[float]]],
 ) -> None:
-    profile = fit([all_to_all(size, *seconds) for size, seconds in points])
+    profile = fitted([all_to_all(size, *seconds) for size, seconds in points])
 
     for line in profile.collective:
         assert line.alpha_seconds >= 0

@@ -1,27 +1,20 @@
 """Reference machines that are short files on others: published rates, and nothing foreign."""
 
-import functools
-
 import pytest
 
-from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.files import bundled_profiles
 from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey, RowsKey
 from moetune.domain.costs import seconds_if_known
-from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.site import Site, site_of
 from moetune.fit.costs import costs_of
+from tests.fit.measured import read
 
 GIB = 2**30
 ON_OTHERS = (
     "a800-x8", "gh200-x1", "gh200-x4", "h100-96gb-x8", "h20-x8", "l40s-x8", "mi300x-x8",
     "mi355x-x8", "rtx4090-x8",
 )  # fmt: skip
-
-
-@functools.cache
-def read(name: str) -> Profile:
-    return load_profile_file(bundled_profiles()[name])
 
 
 def site(name: str) -> Site:

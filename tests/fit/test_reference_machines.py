@@ -1,31 +1,19 @@
 """The machines people train on say what was published, and scale by their stated rules."""
 
-import functools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from moetune.app.files import load_profile_file
 from moetune.domain.cost_keys import CollectiveKey, GemmKey
-from moetune.domain.profile import Profile
-from moetune.domain.reference import (
-    CollectiveTable,
-    GemmTable,
-)
+from moetune.domain.reference import CollectiveTable, GemmTable
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.fit.speeds import Speeds, scale_profile
+from tests.fit.measured import read
 
-PROFILES = Path(__file__).parents[2] / "profiles"
 MIB = 2**20
 KEPT = 0.031
 """Points that are left out lie within 3 % of the curve; and figures are rounded."""
-
-
-@functools.cache
-def read(name: str) -> Profile:
-    return load_profile_file(PROFILES / f"{name}.toml")
 
 
 def seconds(name: str, op: CollectiveOp, ranks: int, num_bytes: float, *, nodes: int = 0) -> float:

@@ -1,6 +1,5 @@
 """The shipped profiles say what the papers say."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,18 +7,13 @@ import pytest
 from moetune.app.files import load_profile_file
 from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey, RowsKey
 from moetune.domain.costs import seconds_if_known
-from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.site import site_of
 from moetune.fit.costs import costs_of
-from tests.fit.measured import line_of
+from tests.fit.measured import line_of, read
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 FIG_6B = {16: (1.72e-5, 2.96e-10), 32: (2.09e-4, 3.54e-10), 64: (7.83e-4, 3.84e-10)}
-
-
-def read(name: str) -> Profile:
-    return profile_from_document(tomllib.loads((PROFILES / f"{name}.toml").read_text()))
 
 
 @pytest.mark.parametrize("num_gpus", FIG_6B)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cluster import Machine
 from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.costs import Costs
 from moetune.domain.interference import CommSpeed, Interference
@@ -21,9 +21,8 @@ from moetune.domain.samples import (
 )
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import SPACING_SHARE
-from moetune.fit.profile import fit_profile
 from moetune.fit.variants import resample_costs
-from tests.fit.measured import line_of
+from tests.fit.measured import fitted, line_of
 
 MACHINE = Machine(
     kind="cpu", device="Lab CPU", num_devices=2, devices_per_node=2, memory_bytes=2**34
@@ -82,7 +81,7 @@ def profile(*, noise: float, bumps: float = 0.0) -> Profile:
             for rows in (8, 32, 128, 512)
         ),
     ]
-    return fit_profile(name="lab", machine=MACHINE, fingerprint=Fingerprint(), samples=samples)
+    return fitted(samples, MACHINE)
 
 
 def all_to_all(
@@ -155,7 +154,7 @@ def disturbed(alone: tuple[float, ...], beside: tuple[float, ...]) -> Profile:
         Sample(point=InterferencePoint(victim="comm"), seconds=alone),
         Sample(point=InterferencePoint(victim="comm", others=("comp",)), seconds=beside),
     ]
-    return fit_profile(name="lab", machine=MACHINE, fingerprint=Fingerprint(), samples=samples)
+    return fitted(samples, MACHINE)
 
 
 def test_interference_is_drawn_from_its_raw_times() -> None:

@@ -15,7 +15,7 @@ from moetune.domain.plan import Decision
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.fit.speeds import PARTS, Slowdown, Speeds, scale_profile, slowed
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts
 

@@ -43,7 +43,7 @@ from moetune.report.plan_figures import (
 )
 from moetune.report.section import Figure, all_figures
 from moetune.report.timelines import timeline_figure
-from moetune.solve.predict import plan_timelines
+from moetune.solve.trace import plan_timelines
 from tests.report.lab import lab_plan, lab_profile, observations
 
 

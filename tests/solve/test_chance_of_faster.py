@@ -5,8 +5,7 @@ from dataclasses import replace
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
-from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import LayerChoice, chance_of_faster
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs

@@ -10,8 +10,7 @@ from moetune.domain.cost_keys import CostKey, RowsKey
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.samples import HOST_CHUNKS, LAUNCHES
-from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from tests.solve.costs_by_hand import LinearCosts
 
 WORKLOAD = Workload(

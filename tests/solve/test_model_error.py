@@ -9,7 +9,7 @@ from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.plan import Confidence
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.step_errors import DRIFT, MachineErrors
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import error_factors, judge_choice
 from tests.solve.costs_by_hand import LinearCosts

@@ -4,8 +4,7 @@ import pytest
 
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.layer import Activation, LayerShape, Phase, Workload
-from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from tests.solve.costs_by_hand import LinearCosts
 
 ALPHA, BETA = 1e-3, 1e-9

@@ -5,7 +5,7 @@ import pytest
 from moetune.domain.costs import LinearCost
 from moetune.domain.samples import StepRecord
 from moetune.fit.step_errors import MachineErrors
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import Refits, of_each, refits_of
 from tests.solve.costs_by_hand import GEMM, LinearCosts

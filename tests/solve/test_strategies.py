@@ -14,7 +14,7 @@ from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemS
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.solve.layer.choose import WORTH
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.strategies import choose_strategy
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution

@@ -18,11 +18,11 @@ from moetune.domain.layout import Layout
 from moetune.domain.plan import Plan
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.degree import tensor_parallel_makespan
 from moetune.solve.layer.memory import layer_memory
-from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.timeline import simulate, tensor_parallel_tasks
-from moetune.solve.predict import plan_timelines
+from moetune.solve.trace import plan_timelines
 from tests.solve.costs_by_hand import (
     GEMM,
     LinearCosts,

@@ -11,9 +11,8 @@ from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Confidence
 from moetune.solve.layer.choose import DegreeChooser, Ranking, rank_degrees
-from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import phase_time, step_time
 from moetune.solve.layer.uncertainty import judge_choice
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts

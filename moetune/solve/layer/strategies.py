@@ -19,10 +19,9 @@ from moetune.domain.layout import Layout, divisors
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser, Ranking, rank_degrees
-from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import Degrees, MemoryBudget, limit_of
-from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import Peak
 from moetune.solve.layer.times import StepTime, step_time
 from moetune.solve.layer.uncertainty import refits_of

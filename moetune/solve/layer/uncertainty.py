@@ -25,9 +25,8 @@ from moetune.domain.plan import Confidence, Decision
 from moetune.domain.samples import StepRecord
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, at_degree
 from moetune.solve.layer.choose import HOPELESS, Ranking
-from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import StepTime, phase_time, step_time
 
 _SEED = 0
