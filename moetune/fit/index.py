@@ -95,7 +95,7 @@ class ProfileIndex(Tables):
     def step_errors(self) -> MachineErrors:
         """Errors of layers' steps on this machine."""
         return MachineErrors(
-            self.profile.steps, own=RECORDED_SPREAD, drift=drift_of(self.profile.samples)
+            records=self.profile.steps, own=RECORDED_SPREAD, drift=drift_of(self.profile.samples)
         )
 
     @cached_property

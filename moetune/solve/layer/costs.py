@@ -16,7 +16,7 @@ from typing import cast
 
 import numpy as np
 
-from moetune.domain.arrays import array_of, floats_of, is_many
+from moetune.domain.arrays import as_number, floats_of, is_many
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, Phase, Workload
@@ -156,16 +156,14 @@ class LayerCosts(LayerOperations, ABC):
         Args:
             rows, degree: or arrays of them.
         """
-        if not is_many(rows):
-            tokens = round(rows * degree / self.rows(1))
-            return self.step_errors(tokens=tokens).factor(degree)
         sizes = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
-        degrees, factors = np.broadcast_to(degree, sizes.shape), np.empty(sizes.shape)
-        for tokens in set(sizes.tolist()):
+        sizes, degrees = np.broadcast_arrays(sizes, degree)
+        factors = np.empty(sizes.shape)
+        for tokens in set(sizes.ravel().tolist()):
             of_step = sizes == tokens
             errors = self.step_errors(tokens=tokens)
             factors[of_step] = errors.factor(cast("int", degrees[of_step]))
-        return array_of(factors)
+        return as_number(factors)
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
@@ -194,7 +192,7 @@ class LayerCosts(LayerOperations, ABC):
             rows: or an array of them.
             recompute: backward, T_M is computed again, and that comes before.
         """
-        before, behind = self._halves(phase, rows, recompute=recompute)
+        before, behind = (total(*parts) for parts in self._halves(phase, rows, recompute=recompute))
         _, launches = self._least(phase)
         if launches is None:
             return before, behind
@@ -203,8 +201,8 @@ class LayerCosts(LayerOperations, ABC):
 
     def _halves(
         self, phase: Phase, rows: float, *, recompute: bool = False
-    ) -> tuple[Estimate, Estimate]:
-        """Return `halves`, but for the host's launches.
+    ) -> tuple[list[Estimate | None], list[Estimate | None]]:
+        """Return the operations of both `halves`, but for the host's launches.
 
         Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂ after;
         backward the GEMMs with W₂ and the activation's gradient come before.
@@ -217,7 +215,7 @@ class LayerCosts(LayerOperations, ABC):
         again = recompute and phase == "backward"
         recomputed = self.gemms(phase, rows, "forward") if again else []
         activation = self.activation(phase, rows)
-        return total(sorting, *recomputed, *first, activation), total(*second, sorting)
+        return [sorting, *recomputed, *first, activation], [*second, sorting]
 
     def sorting(self, rows: float) -> Estimate:
         """Return the time to sort a chunk's rows by expert; sorting them back takes the same."""
@@ -254,20 +252,16 @@ class AllToAllCosts(LayerCosts):
         A phase's chunks are in flight together, and a collective in a queue of several is not
         as long as one alone: the profile has both.
         """
-        num_bytes = rows * self.bytes_per_row
-        if is_many(degree):
-            numbers = np.asarray(degree)
-            each = np.where(numbers <= ALONE_CHUNKS, 1, numbers)
-            return self.collectives("all_to_all", num_bytes, array_of(each))
-        in_flight = 1 if degree <= ALONE_CHUNKS else degree
-        return self.collective("all_to_all", num_bytes, in_flight=in_flight)
+        in_flight = np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree)
+        return self.collectives("all_to_all", rows * self.bytes_per_row, in_flight)
 
     def _compute(self, phase: Phase, rows: float) -> Estimate:
         """Return one chunk's GEMMs, activation, and the sorting of its rows by expert.
 
         The backward pass evaluates the activation again: the layer saves pre-activations.
         """
-        return total(*self._halves(phase, rows))
+        before, behind = self._halves(phase, rows)
+        return total(*before, *behind)
 
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return gate and permutation, forward two small exchanges; of a measured gate alone.
@@ -307,7 +301,8 @@ class TensorParallelCosts(LayerCosts):
         gather = self.rows_op("gather", mine, self.layer.d_model)
         add = self.rows_op("scatter_add", mine, self.layer.d_model)
         again = gather if phase == "backward" else None
-        return total(*self._halves(phase, mine), gather, again, add)
+        before, behind = self._halves(phase, mine)
+        return total(*before, *behind, gather, again, add)
 
     def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return the gate of the rank's own tokens, and collectives that share what it gives.

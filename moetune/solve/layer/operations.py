@@ -16,6 +16,7 @@ from operator import attrgetter
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats, array_of, floats_of, is_many, longer
 from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
@@ -219,8 +220,12 @@ class LayerOperations(Tables):
         key = CollectiveKey(op, self.world_size, in_flight=in_flight)
         return self.costs.seconds(key, num_bytes)
 
-    def collectives(self, op: CollectiveOp, num_bytes: float, in_flight: float) -> Estimate:
-        """Return `collective` of an array of sizes, each with its own number in flight."""
+    def collectives(
+        self, op: CollectiveOp, num_bytes: float, in_flight: NDArray[np.int64]
+    ) -> Estimate:
+        """Return `collective` of sizes, each with a number in flight, or one number for all."""
+        if not in_flight.ndim:
+            return self.collective(op, num_bytes, in_flight=in_flight.item())
         sizes, numbers = np.broadcast_arrays(num_bytes, in_flight)
         seconds = np.empty(sizes.shape)
         for number in set(numbers.ravel().tolist()):
