@@ -3,13 +3,14 @@
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from moetune.domain.arrays import Floats, array_of
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.interference import Interference
+from moetune.domain.once import Tables, once
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
@@ -68,29 +69,19 @@ def drawn_seconds(basis: Basis, sizes: Sequence[float], *, num: int, seed: int) 
     return curves.times(basis).seconds_at(np.array(sizes))
 
 
-class _Noise:
-    """All draws of an operation at once, made when the first of them is wanted.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Noise(Tables):
+    """All draws of an operation at once, made when the first of them is wanted."""
 
-    Attributes:
-        together: costs of several draws as one, by the draws.
-    """
+    num: int
+    seed: int
 
-    def __init__(self, *, num: int, seed: int) -> None:
-        self.together: dict[tuple[int, ...], DrawnCosts] = {}
-        self._num = num
-        self._seed = seed
-        self._medians: dict[str, Floats] = {}
-        self._deviates: dict[str, Floats] = {}
-        self._times_beside: Floats | None = None
-        self._tables: dict[tuple[int, ...], Interference] = {}
-
+    @once(lambda points: points.label)
     def medians(self, points: Points) -> Floats:
         """Return the points' medians, shape (draws, points)."""
-        if points.label not in self._medians:
-            self._medians[points.label] = resampled_medians(
-                times=points.series.times, num=self._num, rng=self._rng(points.label)
-            )
-        return self._medians[points.label]
+        return resampled_medians(
+            times=points.series.times, num=self.num, rng=self._rng(points.label)
+        )
 
     def factors(self, family: str, *, relative_error: float) -> Floats:
         """Return two independent log-normal factors with that median absolute error, of each draw.
@@ -101,35 +92,30 @@ class _Noise:
         spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
         return np.exp(spread * self.deviates(f"{family}: factors"))
 
+    @once(lambda label: label)
     def deviates(self, label: str) -> Floats:
         """Return two independent standard normal numbers of each draw, shape (2, draws)."""
-        if label not in self._deviates:
-            self._deviates[label] = self._rng(label).normal(size=(self._num, 2)).T
-        return self._deviates[label]
+        return self._rng(label).normal(size=(self.num, 2)).T
 
+    @once(lambda index, *, draws: draws)  # noqa: ARG005 - of one profile
     def interference(self, index: ProfileIndex, *, draws: tuple[int, ...]) -> Interference:
         """Return the factors from raw times drawn again: of several draws, arrays of speeds."""
         times = index.pool.interference
         if not times or not index.has_own_interference:
             return index.profile.interference
-        if draws not in self._tables:
-            self._tables[draws] = self._drawn_table(times, draws)
-        return self._tables[draws]
-
-    def _drawn_table(
-        self, times: Mapping[InterferenceKey, tuple[float, ...]], draws: tuple[int, ...]
-    ) -> Interference:
-        if self._times_beside is None:
-            self._times_beside = resampled_medians(
-                times=list(times.values()), num=self._num, rng=self._rng("interference")
-            ).T
-        each = self._times_beside[:, list(draws)]
+        each = self._times_beside(times)[:, list(draws)]
         medians = each[:, 0].tolist() if len(draws) == 1 else map(array_of, each)
         return table_of(dict(zip(times, medians, strict=True)))
 
+    @once(lambda times: "interference")  # noqa: ARG005 - of one profile
+    def _times_beside(self, times: Mapping[InterferenceKey, tuple[float, ...]]) -> Floats:
+        return resampled_medians(
+            times=list(times.values()), num=self.num, rng=self._rng("interference")
+        ).T
+
     def _rng(self, label: str) -> np.random.Generator:
         # Not hash(): it differs between processes.
-        return np.random.default_rng([self._seed, zlib.crc32(label.encode())])
+        return np.random.default_rng([self.seed, zlib.crc32(label.encode())])
 
 
 class DrawnCosts(ProfileCosts):
@@ -150,12 +136,13 @@ class DrawnCosts(ProfileCosts):
         if len(drawn) < len(refits):
             return None
         chosen = tuple(draw for costs in drawn for draw in costs.chosen)
-        if chosen not in self.noise.together:
-            self.noise.together[chosen] = DrawnCosts(
+        return self.noise.remembered(
+            ("together", chosen),
+            lambda: DrawnCosts(
                 index=self._index, noise=self.noise, allow_modelled=self._allow_modelled,
                 chosen=chosen,
-            )  # fmt: skip
-        return self.noise.together[chosen]
+            ),
+        )  # fmt: skip
 
     def _estimate(self, predictor: Predictor, size: float) -> Estimate:
         seconds = predictor.seconds_at(np.array([size]))[:, 0]
