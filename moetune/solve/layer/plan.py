@@ -1,13 +1,12 @@
 """Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Bounds, Strategy
 from moetune.domain.cost_keys import CopyKey
 from moetune.domain.costs import Costs, Trust, least_trust
-from moetune.domain.interference import Interference
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.layout import Layout
 from moetune.domain.placement import PlacementChoice
@@ -167,36 +166,35 @@ def _strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
     reusing = [strategy for strategy in paper if strategy != "none"]
     paper_choice = min(reusing, key=lambda strategy: paper[strategy], default=None)
     return tuple(
-        replace(
-            _row(ranked, contender),
-            paper_seconds=paper[contender.strategy],
+        _row(
+            ranked, contender, paper_seconds=paper[contender.strategy],
             is_paper_choice=contender.strategy == paper_choice,
         )
         for contender in contenders
-    )
+    )  # fmt: skip
 
 
-def _row(ranked: RankedLayer, one: Ranking) -> StrategyTerms:
-    """Return the terms of one strategy, without those of Eq. 10."""
-    budget = ranked.best.budget
-    forward_degree, backward_degree = one.degrees
-    peak = budget.peak(strategy=one.strategy, degrees=one.degrees)
-    pins_host = ranked.best.chooser.costs.costs.copy_mode == "pinned"
-    is_chosen = one.strategy == ranked.best.strategy
+def _row(
+    ranked: RankedLayer, row: Ranking, *, paper_seconds: float, is_paper_choice: bool
+) -> StrategyTerms:
+    forward_degree, backward_degree = row.degrees
+    peak = row.budget.peak(strategy=row.strategy, degrees=row.degrees)
+    pins_host = row.chooser.costs.costs.copy_mode == "pinned"
+    is_chosen = row.strategy == ranked.best.strategy
     return StrategyTerms(
-        strategy=one.strategy,
+        strategy=row.strategy,
         forward_degree=forward_degree,
         backward_degree=backward_degree,
-        step_seconds=one.step.seconds,
-        needed_bytes=one.memory.formula_bytes,
+        step_seconds=row.step.seconds,
+        needed_bytes=row.memory.formula_bytes,
         peak_bytes=peak.device_bytes,
         host_bytes=pinned_bytes(peak.host_bytes) if pins_host else peak.host_bytes,
-        saving_ratio=one.memory.saving_ratio,
-        fits=one.fits,
+        saving_ratio=row.memory.saving_ratio,
+        fits=row.fits,
         is_chosen=is_chosen,
-        paper_seconds=0.0,
-        is_paper_choice=False,
-        lost_because="" if is_chosen else explain_strategy_loss(ranked, one),
+        paper_seconds=paper_seconds,
+        is_paper_choice=is_paper_choice,
+        lost_because="" if is_chosen else explain_strategy_loss(ranked, row),
     )
 
 
@@ -267,7 +265,10 @@ def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phas
     layer, rows = costs.layer, costs.rows(tokens)
     copied = layer.d_model * (strategy in OFFLOADS_INPUT)
     copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
-    comp_speed, comm_speed, mem_speed = _speeds(costs.costs.interference, copies=copied > 0)
+    table = costs.costs.interference  # of both others where the strategy copies, else of one
+    comp_speed, comm_speed, mem_speed = table.comp.comm, table.comm.comp, 1.0
+    if copied:
+        comp_speed, comm_speed, mem_speed = table.comp.all, table.comm.all, table.mem.all
     transfers, gemms = costs.num_transfers, layer.num_gemms
     if phase == "backward":
         gemms *= 2
@@ -286,10 +287,3 @@ def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phas
         transfers * one_transfer / comm_speed,
         copy_seconds / mem_speed,
     )
-
-
-def _speeds(table: Interference, *, copies: bool) -> tuple[float, float, float]:
-    """Return σ, μ and η: with both others running where the strategy copies, else with one."""
-    if copies:
-        return table.comp.all, table.comm.all, table.mem.all
-    return table.comp.comm, table.comm.comp, 1.0

@@ -66,22 +66,23 @@ def judge_choice(
         best = best + np.minimum.reduce([seconds[phase] for phase in phases])
     steps = (around + (seconds[forward] + seconds[backward]) for forward, backward in near)
     best = np.minimum.reduce([best, *steps])
-    return confidence_of(list(zip(chosen.tolist(), best.tolist(), strict=True)))
+    return confidence_of(chosen, best)
 
 
-def confidence_of(found: Sequence[tuple[float, float]]) -> Confidence:
+def confidence_of(chosen: Floats, best: Floats) -> Confidence:
     """Return the confidence in a choice.
 
     Args:
-        found: seconds of the chosen step and of the best one under each refit; at least one.
+        chosen, best: seconds of the chosen step and of the best one, shape (refits,).
     """
-    steps = sorted(chosen for chosen, _ in found)
-    regrets = [chosen / best - 1 if best else 0.0 for chosen, best in found]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        regrets = np.where(best > 0, chosen / best - 1, 0.0)
+    low, high = np.quantile(chosen, (0.05, 0.95)).tolist()
     return Confidence(
-        probability_best=sum(regret <= TIE for regret in regrets) / len(regrets),
-        expected_regret=sum(regrets) / len(regrets),
-        p05_step_seconds=_quantile(steps, 0.05),
-        p95_step_seconds=_quantile(steps, 0.95),
+        probability_best=float((regrets <= TIE).mean()),
+        expected_regret=float(regrets.mean()),
+        p05_step_seconds=low,
+        p95_step_seconds=high,
     )
 
 
@@ -161,14 +162,6 @@ def _phases(degrees: tuple[int, int], strategy: Strategy) -> tuple[_Phase, _Phas
     """Return the phases of a step; one chunk each way reuses nothing."""
     reused: Strategy = "none" if max(degrees) == 1 else strategy
     return ("forward", degrees[0], reused), ("backward", degrees[1], reused)
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the quantile, linear between neighbours."""
-    position = share * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 IMPLAUSIBLE = 0.2
