@@ -174,7 +174,7 @@ def without_foreign(
     if "tables" not in own:
         profile = replace(profile, tables=tuple(filter(holds, profile.tables)))
     if "collective" not in own:
-        of_both = (one for one in profile.collective if _holds(one.key.group, profile, base))
+        of_both = (line for line in profile.collective if _holds(line.key.group, profile, base))
         profile = replace(profile, collective=tuple(of_both))
     return profile
 
@@ -266,8 +266,8 @@ def merged(measured: Profile, base: Profile) -> Profile:
         citation=f"{base.name} for the rest",
         tables=tuple(_by_ratio(table, base.name, ratios) for table in tables),
         network=base.network,
-        rows=(*measured.rows, *(one for one in base.rows if index.basis(one.key) is None)),
-        copy=(*measured.copy, *(one for one in base.copy if index.basis(one.key) is None)),
+        rows=(*measured.rows, *(line for line in base.rows if index.basis(line.key) is None)),
+        copy=(*measured.copy, *(line for line in base.copy if index.basis(line.key) is None)),
     )
 
 
@@ -348,7 +348,7 @@ def _by_ratio(table: Table, base: str, ratios: Ratios) -> Table:
     if not common:
         return replace(table, source=f"{base}: {table.source}")
     ratio = statistics.median(common)
-    logs = [math.log(one) for one in common]
+    logs = list(map(math.log, common))
     own = statistics.pstdev(logs) if len(logs) >= _FEW else _SPREAD_OF_FEW
     return replace(
         table,

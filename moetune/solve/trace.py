@@ -129,7 +129,7 @@ def layer_spans(
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=costs)
     rows_of_all = layer.rows(workload.tokens_per_rank)
-    found = []
+    spans = []
     start_seconds = 0.0
     phases: tuple[tuple[Phase, int, Timeline], ...] = (
         ("forward", pipeline.forward_degree, forward),
@@ -143,7 +143,7 @@ def layer_spans(
                 start_seconds=start_seconds + span.start_seconds,
                 end_seconds=start_seconds + span.end_seconds,
             )
-            found.append(
+            spans.append(
                 chunk_span(
                     own, phase=phase, chunk=chunk or 0, tokens=workload.tokens_per_rank,
                     degree=degree,
@@ -153,7 +153,7 @@ def layer_spans(
                 )
             )  # fmt: skip
         start_seconds += timeline.makespan_seconds
-    return found
+    return spans
 
 
 def _moved_bytes(
@@ -291,14 +291,14 @@ def watched_seconds(
     time = phase_time(costs=costs, phase=operation.phase, tokens=tokens, degree=degree, order=order)
     tasks = phase_tasks(replace(time, gathering=NOTHING), order)
     table = costs.interference(rows=costs.rows(tokens, degree=degree), degree=degree)
-    found = simulate(tasks, interference=table)
+    timeline = simulate(tasks, interference=table)
     compute_seconds = fmean(
-        span.end_seconds - span.start_seconds for span in found.spans if span.stream == COMPUTE
+        span.end_seconds - span.start_seconds for span in timeline.spans if span.stream == COMPUTE
     )
     if operation.name == "experts":
         return compute_seconds
     return transfer_seconds(
-        workload, degree=degree, phase_seconds=found.makespan_seconds,
+        workload, degree=degree, phase_seconds=timeline.makespan_seconds,
         compute_seconds=compute_seconds,
     )  # fmt: skip
 
@@ -322,7 +322,7 @@ def _busy(spans: Sequence[Span], resource: ResourceClass) -> list[tuple[float, f
     """Return the disjoint intervals in which the class runs."""
     merged: list[tuple[float, float]] = []
     wanted = [span for span in spans if span.resource == resource]
-    for span in sorted(wanted, key=lambda one: one.start_seconds):
+    for span in sorted(wanted, key=lambda span: span.start_seconds):
         if merged and span.start_seconds <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(merged[-1][1], span.end_seconds)
         else:

@@ -145,13 +145,13 @@ class LayerOperations(Tables):
         Raises:
             ProfileError: nothing is known about the dtype.
         """
-        each = rows / self.local_experts / parts
-        found = self._gemm_of(product, rows=each, is_second=is_second)
+        expert_rows = rows / self.local_experts / parts
+        estimate = self._gemm_of(product, rows=expert_rows, is_second=is_second)
         if len(self.expert_shares) > 1:
-            share = unevenness(product, self.expert_shares, rows=each * self.local_experts)
-            uneven = self._gemm_of(uneven_form(product), rows=each, is_second=is_second)
-            found = total(found.scaled(1 - share), uneven.scaled(share))
-        return found if parts == 1 else found.scaled(parts)
+            share = unevenness(product, self.expert_shares, rows=expert_rows * self.local_experts)
+            uneven = self._gemm_of(uneven_form(product), rows=expert_rows, is_second=is_second)
+            estimate = total(estimate.scaled(1 - share), uneven.scaled(share))
+        return estimate if parts == 1 else estimate.scaled(parts)
 
     def _gemm_of(self, form: GemmForm, *, rows: float, is_second: bool) -> Estimate:
         """Return the GEMM of all local experts in an even or an uneven form.
@@ -230,8 +230,8 @@ class LayerOperations(Tables):
         seconds = np.empty(sizes.shape)
         for number in set(numbers.ravel().tolist()):
             same = numbers == number
-            found = self.collective(op, array_of(sizes[same]), in_flight=number)
-            seconds[same] = found.seconds
+            estimate = self.collective(op, array_of(sizes[same]), in_flight=number)
+            seconds[same] = estimate.seconds
         return Estimate(seconds=array_of(seconds), trust="measured")
 
 

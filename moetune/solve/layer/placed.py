@@ -69,27 +69,27 @@ def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -
     )
     if natural_skew <= least * (1 + _SAME):
         return natural
-    found = group_experts(shares, ranks)
-    placed_skew = found.fullest * ranks
+    grouped = group_experts(shares, ranks)
+    placed_skew = grouped.fullest * ranks
     if placed_skew >= natural_skew * (1 - _SAME):
         return natural
     return replace(
-        natural, experts=tuple(expert for group in found.groups for expert in group),
+        natural, experts=tuple(expert for group in grouped.groups for expert in group),
         placed_skew=placed_skew, least_skew=min(placed_skew, least),
     )  # fmt: skip
 
 
 def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> Plan:
     natural = _ranked_if_feasible(layer)
-    found = place_experts(shares, workload.world_size, natural_skew=workload.skew.mean)
-    placed = natural if natural is not None and not found.experts else layer.ranked(found.experts)
+    best = place_experts(shares, workload.world_size, natural_skew=workload.skew.mean)
+    placed = natural if natural is not None and not best.experts else layer.ranked(best.experts)
     choice = PlacementChoice(
-        **{item.name: getattr(found, item.name) for item in fields(found)},
+        **{item.name: getattr(best, item.name) for item in fields(best)},
         natural_step_seconds=None if natural is None else natural.step.seconds,
         placed_step_seconds=placed.step.seconds, why="",
     )  # fmt: skip
     is_worth_it = natural is None or (choice.gain or 0.0) > WORTH_PLACING
-    experts = found.experts if is_worth_it else ()
+    experts = best.experts if is_worth_it else ()
     choice = replace(choice, experts=experts, why=_reason(choice))
     chosen = placed if natural is None or is_worth_it else natural
     return layer.solved(chosen, choice)

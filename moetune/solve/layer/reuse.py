@@ -296,7 +296,7 @@ def _chunks(pattern: ReusedChunk, phase: Phase, numbers: tuple[int, ...]) -> _Ch
     numbers_of = (number for number, tasks in zip(numbers, phases, strict=True)
                   for _ in range(len(tasks) + len(STREAMS)))  # fmt: skip
     ends_chunk = [place in inner for place in zip(program.names, numbers_of, strict=True)]
-    step = [sum(task.stream == one for task in tasks) // numbers[0] for one in STREAMS]
+    step = [sum(task.stream == stream for task in tasks) // numbers[0] for stream in STREAMS]
     return _Chunks(program, np.array(ends_chunk), np.array(step))
 
 

@@ -98,19 +98,20 @@ class RankedLayer:
         if self.best.memory_forced:
             return True
         limit = self.step.seconds * (1 - TIE)
-        return any(not one.fits and one.step.seconds < limit for one in self.losers)
+        return any(not loser.fits and loser.step.seconds < limit for loser in self.losers)
 
     @property
     def rivals(self) -> tuple[StepTime, ...]:
         """The best steps of the other strategies that fit."""
-        return tuple(one.step for one in self.losers if one.fits)
+        return tuple(loser.step for loser in self.losers if loser.fits)
 
     @property
     def losers(self) -> tuple[Ranking, ...]:
         """All but the chosen one; none where the caller pinned the strategy."""
         if self.best.chooser.bounds.strategy is not None:
             return ()
-        return tuple(one for one in self.contenders if one.strategy != self.best.strategy)
+        chosen = self.best.strategy
+        return tuple(ranking for ranking in self.contenders if ranking.strategy != chosen)
 
 
 def rank_layer(
@@ -191,7 +192,10 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
     if declined is None:
         return ranked
     best = ranked.best.in_one_chunk()
-    contenders = (best if one.strategy == best.strategy else one for one in ranked.contenders)
+    contenders = (
+        best if contender.strategy == best.strategy else contender
+        for contender in ranked.contenders
+    )  # fmt: skip
     return replace(ranked, best=best, contenders=tuple(contenders), declined=declined)
 
 
@@ -210,7 +214,7 @@ def _allowed(budget: MemoryBudget, costs: LayerCosts, bounds: Bounds) -> Sequenc
         return ["none"]
     if bounds.strategy is None:
         has_copies = costs.costs.copy_mode is not None
-        return [one for one in STRATEGIES if has_copies or one not in copies]
+        return [name for name in STRATEGIES if has_copies or name not in copies]
     if bounds.strategy in copies and costs.costs.copy_mode is None:
         raise ProfileError(
             f"strategy {bounds.strategy} copies to the host, and the profile has no copies "

@@ -48,7 +48,9 @@ def judge_choice(
         rivals: the best step of each other strategy that fits.
     """
     limit_seconds = ranking.step.seconds * HOPELESS
-    near = [_phases(one.degrees, one.strategy) for one in rivals if one.seconds <= limit_seconds]
+    near = [
+        _phases(step.degrees, step.strategy) for step in rivals if step.seconds <= limit_seconds
+    ]
     contenders: list[list[_Phase]] = [
         [
             (phase, degree, ranking.chooser.strategy)
@@ -99,8 +101,8 @@ def chance_of_faster(
         costs, decision = choice
         degrees = decision.forward_degree, decision.backward_degree
         phases = _phases(degrees, decision.strategy)
-        around, found = _under_refits(costs, resamples, phases, tokens=tokens, order=decision.order)
-        return sum(found.values(), around)
+        around, times = _under_refits(costs, resamples, phases, tokens=tokens, order=decision.order)
+        return sum(times.values(), around)
 
     return float(np.mean(seconds(other) < seconds(chosen) * (1 - TIE)))
 

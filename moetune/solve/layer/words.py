@@ -75,7 +75,7 @@ def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[Ste
 def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
     ranking, step = ranked.best, ranked.best.step
     limit = format_bytes(ranking.budget.limit_bytes)
-    without = next((one for one in ranked.losers if one.strategy == "none"), None)
+    without = next((loser for loser in ranked.losers if loser.strategy == "none"), None)
     if without is not None and _reuses(step) and not without.fits:
         return (
             f"Memory binds: keeping everything peaks at "
