@@ -1,6 +1,7 @@
 """Predictions from measured and from published profiles."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -64,6 +65,10 @@ def gemm(
     return Sample(point=point, seconds=(seconds,))
 
 
+def measured(samples: Sequence[Sample], machine: Machine = MACHINE) -> Profile:
+    return fitted(samples, machine)
+
+
 PUBLISHED = Profile(
     name="paper",
     provenance="published",
@@ -96,7 +101,7 @@ def test_published_profile_predicts_its_lines_and_calls_them_modelled() -> None:
 
 
 def test_collective_labels_say_measured_interpolated_and_extrapolated() -> None:
-    costs = costs_of(fitted([comm(size, 1e-4 + size * 1e-9) for size in SIZES]))
+    costs = costs_of(measured([comm(size, 1e-4 + size * 1e-9) for size in SIZES]))
 
     def ask(num_bytes: float) -> tuple[float, str]:
         found = costs.seconds(CollectiveKey("all_to_all", 2), num_bytes)
@@ -111,7 +116,7 @@ def test_collective_labels_say_measured_interpolated_and_extrapolated() -> None:
 
 def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
     costs = costs_of(
-        fitted(
+        measured(
             [
                 *(comm(size, 4e-9 * size) for size in SIZES),
                 *(comm(size, 2e-9 * size, in_flight=4) for size in SIZES),
@@ -155,7 +160,7 @@ def test_a_group_of_one_talks_to_nobody() -> None:
 
 
 def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
-    profile = fitted([comm(size, size * 1e-9, ranks=ranks) for size in SIZES for ranks in (2, 4)])
+    profile = measured([comm(size, size * 1e-9, ranks=ranks) for size in SIZES for ranks in (2, 4)])
 
     with pytest.raises(ProfileError) as seen:
         costs_of(profile).seconds(CollectiveKey("all_to_all", 16), 1e6)
@@ -171,7 +176,7 @@ def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
 
 def test_a_groups_place_has_times_of_its_own() -> None:
     costs = costs_of(
-        fitted(
+        measured(
             [
                 *(comm(size, 1e-9 * size) for size in SIZES),
                 *(comm(size, 1e-7 * size, nodes=2) for size in SIZES),
@@ -213,7 +218,7 @@ WIRES: tuple[tuple[CollectiveOp, int, int, int, int, float], ...] = (
 def test_another_group_is_estimated_by_the_bytes_on_its_slowest_wire(
     op: CollectiveOp, ranks: int, nodes: int, known: int, known_nodes: int, factor: float
 ) -> None:
-    profile = fitted(
+    profile = measured(
         [comm(size, 1e-9 * size, ranks=known, nodes=known_nodes, op=op) for size in SIZES]
     )
     costs = costs_of(profile, allow_modelled=True)
@@ -231,7 +236,7 @@ def test_the_nearest_group_on_the_same_kind_of_wire_stands_in(
     wanted: tuple[int, int], place: int
 ) -> None:
     known = ((2, 0), (4, 0), (8, 0), (16, 0), (16, 4))
-    profile = fitted(
+    profile = measured(
         [
             comm(size, 1e-9 * size * 100**at, ranks=ranks, nodes=nodes, op="send")
             for at, (ranks, nodes) in enumerate(known)
@@ -247,7 +252,7 @@ def test_the_nearest_group_on_the_same_kind_of_wire_stands_in(
 
 def test_a_missing_narrow_format_names_a_profile_that_has_some() -> None:
     with pytest.raises(ProfileError, match="no GEMM measured in mxfp8") as seen:
-        costs_of(fitted([gemm(64, 1e-3)])).seconds(GemmKey("mxfp8", "forward", 1, 8, 8), 8)
+        costs_of(measured([gemm(64, 1e-3)])).seconds(GemmKey("mxfp8", "forward", 1, 8, 8), 8)
     assert "narrow formats are not measured here" in seen.value.hint
 
 
@@ -289,7 +294,7 @@ def expert_products() -> list[Sample]:
 )
 def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trust: str) -> None:
     num_experts, d_in, d_out = shape
-    costs = costs_of(fitted(expert_products()))
+    costs = costs_of(measured(expert_products()))
 
     found = costs.seconds(GemmKey("float32", "forward", num_experts, d_in, d_out), rows)
 
@@ -298,7 +303,7 @@ def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trus
 
 
 def test_a_form_that_was_not_measured_takes_the_forward_time_as_modelled() -> None:
-    costs = costs_of(fitted(expert_products()))
+    costs = costs_of(measured(expert_products()))
 
     def ask(product: GemmForm, rows: float, d_in: int) -> tuple[float, str]:
         found = costs.seconds(GemmKey("float32", product, 1, d_in, 2048), rows)
@@ -313,7 +318,7 @@ def test_each_form_of_the_product_has_its_own_times() -> None:
         gemm(rows, 2 * gemm_seconds(rows, SHAPES[0]), product="grad_weight")
         for rows in (8, 32, 128, 512, 2048)
     ]
-    costs = costs_of(fitted(samples))
+    costs = costs_of(measured(samples))
 
     found = costs.seconds(GemmKey("float32", "grad_weight", 1, 512, 2048), 128)
 
@@ -346,7 +351,7 @@ def attention_of(
 
 
 def test_attention_is_interpolated_over_sequences() -> None:
-    costs = costs_of(fitted([attend(count, 1e-4 * count) for count in (1, 4, 16)]))
+    costs = costs_of(measured([attend(count, 1e-4 * count) for count in (1, 4, 16)]))
     for sequences, trust in ((4, "measured"), (2.5, "interpolated"), (32, "extrapolated")):
         found = attention_of(costs, sequences)
         assert found is not None
@@ -361,7 +366,7 @@ def test_attention_is_interpolated_over_sequences() -> None:
 def test_attention_of_another_shape_takes_as_long_as_as_much_work(
     length: int, num_heads: int, head_dim: int, work: float
 ) -> None:
-    costs = costs_of(fitted([attend(count, 1e-4 * count) for count in (1, 4, 16)]))
+    costs = costs_of(measured([attend(count, 1e-4 * count) for count in (1, 4, 16)]))
     found = attention_of(costs, 4, length=length, num_heads=num_heads, head_dim=head_dim)
     assert found is not None
     assert found.seconds == pytest.approx(4e-4 * work)
@@ -378,26 +383,26 @@ def test_activations_are_offloaded_by_an_engine_a_pageable_copy_or_in_place_on_a
     pinned = [copied(way, pinned=True) for way in ways]
     pageable = [copied(way, pinned=False) for way in ways]
     cpu = replace(MACHINE, kind="cpu")
-    assert costs_of(fitted([*pinned, *pageable])).copy_mode == "pinned"
-    assert costs_of(fitted([pinned[0], *pageable])).copy_mode == "pageable"
-    assert costs_of(fitted([pinned[0], pageable[1]])).copy_mode is None
-    assert costs_of(fitted(pageable, cpu)).copy_mode == "inline"
-    assert costs_of(fitted(pinned, cpu)).copy_mode == "inline"
-    assert costs_of(fitted(pageable[:1], cpu)).copy_mode is None
+    assert costs_of(measured([*pinned, *pageable])).copy_mode == "pinned"
+    assert costs_of(measured([pinned[0], *pageable])).copy_mode == "pageable"
+    assert costs_of(measured([pinned[0], pageable[1]])).copy_mode is None
+    assert costs_of(measured(pageable, cpu)).copy_mode == "inline"
+    assert costs_of(measured(pinned, cpu)).copy_mode == "inline"
+    assert costs_of(measured(pageable[:1], cpu)).copy_mode is None
 
 
 def test_pinned_and_pageable_memory_are_the_same_on_a_cpu_alone() -> None:
     samples = [copied("h2d", pinned=False, seconds=2e-3)]
-    found = costs_of(fitted(samples, replace(MACHINE, kind="cpu")))
+    found = costs_of(measured(samples, replace(MACHINE, kind="cpu")))
     assert found.seconds(CopyKey("h2d", pinned=True), 2**20).seconds == pytest.approx(2e-3)
     with pytest.raises(ProfileError, match=r"no pinned h2d copy measured .*pageable h2d"):
-        costs_of(fitted(samples)).seconds(CopyKey("h2d", pinned=True), 2**20)
+        costs_of(measured(samples)).seconds(CopyKey("h2d", pinned=True), 2**20)
 
 
 def test_a_missing_spread_names_where_as_many_ranks_were_measured() -> None:
     samples = [comm(size, 1e-3, ranks=4) for size in SIZES]
     samples += [comm(size, 1e-3, ranks=8, nodes=2) for size in SIZES]
-    costs = costs_of(fitted(samples))
+    costs = costs_of(measured(samples))
     with pytest.raises(ProfileError, match=r"4 ranks on 2 nodes .*has 4\)"):
         costs.seconds(CollectiveKey("all_to_all", 4, 2), 1)
     with pytest.raises(ProfileError, match=r"for 8 ranks .*has 8 on 2 nodes\)"):
@@ -405,6 +410,6 @@ def test_a_missing_spread_names_where_as_many_ranks_were_measured() -> None:
 
 
 def test_an_operation_that_was_not_measured_is_named() -> None:
-    costs = costs_of(fitted([attend(1, 1e-4)]))
+    costs = costs_of(measured([attend(1, 1e-4)]))
     with pytest.raises(ProfileError, match=r"no .* measured"):
         costs.seconds(CopyKey("d2h", pinned=True), 1e6)
