@@ -16,7 +16,7 @@ from typing import cast
 
 import numpy as np
 
-from moetune.domain.arrays import as_number, floats_of, is_many
+from moetune.domain.arrays import array_of, floats_of, is_many
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.interference import Interference, OverlapSpeeds
 from moetune.domain.layer import PHASES, Phase, Workload
@@ -156,14 +156,16 @@ class LayerCosts(LayerOperations, ABC):
         Args:
             rows, degree: or arrays of them.
         """
+        if not is_many(rows):
+            tokens = round(rows * degree / self.rows(1))
+            return self.step_errors(tokens=tokens).factor(degree)
         sizes = np.rint(floats_of(rows * degree) / self.rows(1)).astype(int)
-        sizes, degrees = np.broadcast_arrays(sizes, degree)
-        factors = np.empty(sizes.shape)
-        for tokens in set(sizes.ravel().tolist()):
+        degrees, factors = np.broadcast_to(degree, sizes.shape), np.empty(sizes.shape)
+        for tokens in set(sizes.tolist()):
             of_step = sizes == tokens
             errors = self.step_errors(tokens=tokens)
             factors[of_step] = errors.factor(cast("int", degrees[of_step]))
-        return as_number(factors)
+        return array_of(factors)
 
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
