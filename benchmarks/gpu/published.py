@@ -20,7 +20,7 @@ from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.runtime.moe.layer import MoELayer
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
 
 _ROUNDS, _WARM_UP = 7, 3

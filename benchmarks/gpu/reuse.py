@@ -17,8 +17,8 @@ from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
 from moetune.measure.steps import LayerSteps, measure_steps, random_steps
-from moetune.solve.layer.eq10 import paper_seconds
 from moetune.solve.layer.memory import layer_memory
+from moetune.solve.layer.plan import paper_seconds
 from moetune.solve.layer.times import step_time
 
 

@@ -9,8 +9,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint
 from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
-from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.parallelism import AllToAllCosts
+from moetune.solve.layer.costs import AllToAllCosts, LayerCosts
 from moetune.solve.layer.times import step_time
 
 # A loopback has one rank; the same expert as one of two ranks is what a plan can be asked for.

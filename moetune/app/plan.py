@@ -149,16 +149,14 @@ def plan_for(inputs: PlanInputs, profile: Profile) -> Plan:
     Raises:
         InputError, InfeasiblePlanError, ProfileError: as of `make_plan`.
     """
-    solved = solve_placed(_problem(inputs, profile))
-    plan, predicted = solved.plan, solved.plan.predicted
+    plan = solve_placed(_problem(inputs, profile))
+    predicted = plan.predicted
     peak = peak_flops(profile.machine.device, plan.workload.dtype)
     if (speed := rate(layer_flops(plan.workload), predicted.step_seconds, peak)) is not None:
         predicted = replace(
             predicted, model_flops_per_second_per_device=speed.flops_per_second, mfu=speed.mfu
         )
-    return replace(
-        plan, predicted=predicted, terms=solved.terms, profile_quality=quality_of(profile)
-    )
+    return replace(plan, predicted=predicted, profile_quality=quality_of(profile))
 
 
 def changed_request(

@@ -21,11 +21,11 @@ from moetune.domain.cluster import Cluster
 from moetune.domain.errors import CollectiveError, ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Point, Sample, StepPoint, StepRecord, undisturbed
+from moetune.fit.based import check_base, merged
 from moetune.fit.costs import costs_of
-from moetune.fit.merged import check_base, merged
 from moetune.fit.profile import fit_profile
 from moetune.measure.points import PointScope, default_group_sizes
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
 
 if TYPE_CHECKING:

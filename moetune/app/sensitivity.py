@@ -14,7 +14,7 @@ from moetune.app.subjects.values import Neighbour, is_same_step
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.units import format_seconds
-from moetune.fit.slowed import BANDWIDTH, INTERFERENCE, START, Slowdown
+from moetune.fit.speeds import BANDWIDTH, INTERFERENCE, START, Slowdown
 
 SENSITIVITY_SCHEMA = "moetune.sensitivity/1"
 PERCENT = 0.01

@@ -12,8 +12,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span
-from moetune.solve.predict import overlap_share
-from moetune.solve.trace import PREDICTED, chunk_span, process_events
+from moetune.solve.trace import PREDICTED, chunk_span, overlap_share, process_events
 
 if TYPE_CHECKING:
     from moetune.runtime.trace import RecordedSpan

@@ -17,8 +17,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.records import Observation, prediction_error
 from moetune.fit.costs import costs_of
 from moetune.measure.sizes import expert_shares
-from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.predict import plan_step, watched_seconds
+from moetune.solve.layer.costs import layer_costs
+from moetune.solve.trace import plan_step, watched_seconds
 
 if TYPE_CHECKING:
     from moetune.measure.steps import MeasuredSteps

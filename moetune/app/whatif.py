@@ -19,7 +19,7 @@ from moetune.domain.request import PlanInputs, PlanRequest, check_sizes
 from moetune.domain.spelling import Spelling, nearest_or, spelled
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import full_dtype
-from moetune.fit.scaled import Speeds, scale_profile
+from moetune.fit.speeds import Speeds, scale_profile
 from moetune.report.section import sentence
 from moetune.solve.model.pins import pinned
 

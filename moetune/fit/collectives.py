@@ -179,10 +179,6 @@ class Ruled:
             seconds = np.maximum(seconds, self.inside.seconds_at(self.inside_share * sizes))
         return self.startup_seconds + seconds
 
-    def trust(self, size: float) -> Trust:  # noqa: ARG002 - the same of all
-        """Return "modelled"."""
-        return "modelled"
-
 
 def rule_of(
     key: CollectiveKey,

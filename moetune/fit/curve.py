@@ -109,10 +109,6 @@ class Times(Protocol):
         """Return the times at some sizes, shape (curves, sizes)."""
         ...
 
-    def trust(self, size: float) -> Trust:
-        """Return the trust in the time at a size."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
@@ -278,10 +274,6 @@ class Line:
         """Return the times at some sizes of at least 0, shape (draws, sizes)."""
         alphas = self.alpha_factors * self.cost.alpha_seconds
         return alphas + self.beta_factors * self.cost.beta_seconds * np.atleast_2d(sizes)
-
-    def trust(self, size: float) -> Trust:  # noqa: ARG002 - the same of all
-        """Return "modelled"."""
-        return "modelled"
 
 
 def curve_through(

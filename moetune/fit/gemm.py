@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats
 from moetune.domain.cost_keys import Shape
+from moetune.domain.once import Tables, once
 from moetune.fit.curve import (
     ASSUMED_RELATIVE_ERROR,
     Curve,
@@ -24,7 +25,7 @@ from moetune.fit.curve import (
     interpolation_errors,
     never_falling,
 )
-from moetune.fit.pool import Series
+from moetune.fit.pool import Series, series_of
 
 Bools = NDArray[np.bool_]
 
@@ -117,18 +118,18 @@ def work_of(shapes: Floats, rows: Floats) -> tuple[Floats, Floats]:
     )
 
 
-def rooflines_of(table: Table, uses: Bools) -> list[Roofline]:
+def roofline_of(table: Table, use: Bools) -> Roofline:
     """Return start, compute and traffic, none negative, with the least relative error.
 
     seconds = start + MACs · compute + elements moved · traffic
 
     Args:
-        uses: which shapes each roofline is fitted to, shape (rooflines, shapes).
+        use: which shapes it is fitted to, shape (shapes,).
     """
-    seconds = table.seconds[table.measured]
-    work = [np.ones_like(seconds), table.macs[table.measured], table.elements[table.measured]]
-    features, shapes = np.stack(work, axis=1) / seconds[:, None], np.nonzero(table.measured)[0]
-    return [Roofline(*_non_negative_fit(features[use[shapes]])) for use in uses]
+    measured = table.measured & use[:, None]
+    seconds = table.seconds[measured]
+    work = [np.ones_like(seconds), table.macs[measured], table.elements[measured]]
+    return Roofline(*_non_negative_fit(np.stack(work, axis=1) / seconds[:, None]))
 
 
 def _non_negative_fit(features: Floats) -> list[float]:
@@ -171,12 +172,11 @@ FADE = 0.5
 
 MOST_LEFT_OUT = 32
 """Shapes of which errors are found by leaving them out; tables have hundreds."""
-_AT_ONCE = 8
-"""Blends in one array: one of all would be in memory that is not in any cache."""
-_One = TypeVar("_One")
+_Value = TypeVar("_Value")
 
 
-class Surface:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Surface(Tables):
     """The measured GEMMs of one dtype and one form, over (num_experts, d_in, d_out) and rows.
 
     A measured shape has its own curve over rows. Any other shape takes the roofline fitted to
@@ -187,30 +187,19 @@ class Surface:
         shapes: times over rows of each measured shape; at least one.
         family: name of the shapes together, which share one systematic error.
         alpha_seconds: start-up time of the dtype's line.
-        relative_error: typical error of a measured shape's curve; None to take it from them.
+        measured_error: typical error of a measured shape's curve; None to take it from them.
     """
 
-    def __init__(
-        self,
-        *,
-        shapes: Mapping[Shape, Series],
-        family: str,
-        alpha_seconds: float,
-        relative_error: float | None = None,
-    ) -> None:
-        self._shapes = shapes
-        self.family = family
-        self.alpha_seconds = alpha_seconds
-        self._relative_error = relative_error
-        self._blends: dict[Shape, Curve] = {}
-        self._completed: dict[Shape, Series] = {}
-        self._rooflines: dict[bytes, Roofline] = {}
+    shapes: Mapping[Shape, Series]
+    family: str
+    alpha_seconds: float
+    measured_error: float | None = None
 
     @cached_property
     def relative_error(self) -> float:
         """The typical error of a measured shape between its measured rows."""
-        if self._relative_error is not None:
-            return self._relative_error
+        if self.measured_error is not None:
+            return self.measured_error
         errors = self.row_errors()
         return statistics.median(errors) if errors else ASSUMED_RELATIVE_ERROR
 
@@ -223,60 +212,51 @@ class Surface:
 
     def series(self, shape: Shape) -> Series | None:
         """Return the shape's times over rows; None where it was not measured."""
-        return self._shapes.get(shape)
+        return self.shapes.get(shape)
 
+    @once(lambda shape: shape)
     def completed(self, shape: Shape) -> Series:
         """Return a known shape's times, and between and beyond them those at other shapes' rows.
 
         They are the blend of the others, times the shape's own ratio to it: straight in logarithms
         between its rows, and halfway back to 1 with each octave beyond them.
         """
-        own = self._shapes[shape]
-        if len(self._shapes) == 1:
-            return own
-        if shape not in self._completed:
-            use = np.array([one != shape for one in self._shapes])
-            blend = self._blend(shape, use, 0.0)
-            rows, every = np.log2(own.sizes), np.log2(self._table.rows)
-            [blended] = blend.seconds_at(np.array(own.sizes))
-            beyond = np.maximum(np.maximum(rows[0] - every, every - rows[-1]), 0.0)
-            ratios = np.interp(every, rows, np.log(own.medians / blended)) * FADE**beyond
-            [seconds] = blend.seconds_at(self._table.rows) * np.exp(ratios)
-            points = dict(zip(self._table.rows.tolist(), seconds.tolist(), strict=True))
-            points.update(zip(own.sizes, own.medians, strict=True))
-            sizes = tuple(sorted(points))
-            self._completed[shape] = Series(
-                sizes=sizes,
-                times=tuple((points[size],) for size in sizes),
-                medians=tuple(points[size] for size in sizes),
-            )
-        return self._completed[shape]
+        measured, table = self.shapes[shape], self._table
+        if len(self.shapes) == 1:
+            return measured
+        blend = self._blend(shape, self._all_but(shape), 0.0)
+        rows, all_rows = np.log2(measured.sizes), np.log2(table.rows)
+        [blended] = blend.seconds_at(np.array(measured.sizes))
+        beyond = np.maximum(np.maximum(rows[0] - all_rows, all_rows - rows[-1]), 0.0)
+        ratios = np.interp(all_rows, rows, np.log(measured.medians / blended)) * FADE**beyond
+        [seconds] = blend.seconds_at(table.rows) * np.exp(ratios)
+        points = dict(zip(table.rows.tolist(), seconds.tolist(), strict=True))
+        points.update(zip(measured.sizes, measured.medians, strict=True))
+        return series_of(points.items())
 
+    @once(lambda shape: shape)
     def blend(self, shape: Shape) -> Curve:
         """Return the curve over rows of a shape that was not measured."""
-        if shape not in self._blends:
-            everyone = np.ones(len(self._shapes), bool)
-            self._blends[shape] = self._blend(shape, everyone, self.shape_error)
-        return self._blends[shape]
+        return self._blend(shape, np.ones(len(self.shapes), bool), self.shape_error)
 
     def octaves_outside(self, shape: Shape) -> float:
         """Return how far the shape lies outside the box of the measured ones; 0 inside."""
         return sum(
             abs(math.log2(size / min(max(size, min(sizes)), max(sizes))))
-            for size, sizes in zip(shape, zip(*self._shapes, strict=True), strict=True)
+            for size, sizes in zip(shape, zip(*self.shapes, strict=True), strict=True)
         )
 
     @property
     def rows_range(self) -> tuple[float, float]:
         """The fewest and the most measured rows of any shape."""
-        sizes = [size for series in self._shapes.values() for size in series.sizes]
+        sizes = [size for series in self.shapes.values() for size in series.sizes]
         return min(sizes), max(sizes)
 
     def row_errors(self) -> list[float]:
         """Return leave-one-out errors of the rows of some measured shapes, `MOST_LEFT_OUT`."""
         return [
             error
-            for series in _some([*self._shapes.values()])
+            for series in _some([*self.shapes.values()])
             for error in interpolation_errors(
                 sizes=series.sizes, seconds=series.medians, alpha_seconds=self.alpha_seconds
             )
@@ -287,31 +267,26 @@ class Surface:
 
         Of `MOST_LEFT_OUT` shapes at most.
         """
-        if len(self._shapes) == 1:
+        if len(self.shapes) == 1:
             return []
         errors = []
-        rows = self._table.rows.tolist()
-        others, everyone = ~np.eye(len(self._shapes), dtype=bool), np.ones(len(self._shapes), bool)
-        left_out = _some([*zip(others, self._shapes.items(), strict=True)])
-        uses = np.array([use for use, _ in left_out])
-        self._fit(np.vstack([uses, everyone]))  # `blend` asks for that of all shapes next
-        blends = []
-        for first in range(0, len(left_out), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
-            seconds, _ = self._blended([shape for _, (shape, _) in left_out[some]], uses[some])
-            blends.append(seconds)
-        rising, _ = never_falling(np.vstack(blends))
-        for (_, (_, series)), times in zip(left_out, rising.tolist(), strict=True):
-            blend = dict(zip(rows, times, strict=True))
+        for shape in _some(list(self.shapes)):
+            blended, _ = self._blended(shape, self._all_but(shape))
+            [rising], _ = never_falling(blended[None])
+            predicted = dict(zip(self._table.rows.tolist(), rising.tolist(), strict=True))
+            series = self.shapes[shape]
             errors += [
-                abs(blend[size] / measured - 1)
-                for size, measured in zip(series.sizes, series.medians, strict=True)
+                abs(predicted[size] / seconds - 1)
+                for size, seconds in zip(series.sizes, series.medians, strict=True)
             ]
         return errors
 
+    def _all_but(self, shape: Shape) -> Bools:
+        return np.array([measured != shape for measured in self.shapes])
+
     @cached_property
     def _table(self) -> Table:
-        return table_of(self._shapes, self.alpha_seconds)
+        return table_of(self.shapes, self.alpha_seconds)
 
     def _blend(self, shape: Shape, use: Bools, relative_error: float) -> Curve:
         """Return the curve blended from the shapes in `use`.
@@ -319,9 +294,9 @@ class Surface:
         With more rows than any shape was measured with, it grows as the roofline does: the last
         time may be all start-up, which more rows do not repeat.
         """
-        [seconds], [best_rate] = self._blended([shape], use[None])
-        least, rows = math.prod(shape) / float(best_rate), self._table.rows[-1]
-        modelled, twice = self._rooflines[use.tobytes()].seconds(shape, np.array([rows, 2 * rows]))
+        seconds, best_rate = self._blended(shape, use)
+        least, rows = math.prod(shape) / best_rate, self._table.rows[-1]
+        modelled, twice = self._roofline(use).seconds(shape, np.array([rows, 2 * rows]))
         growth = float((twice / modelled - 1) * seconds[-1] / rows)
         return curve_through(
             sizes=self._table.rows.tolist(),
@@ -332,44 +307,36 @@ class Surface:
             growth_seconds=max(growth, least),
         )
 
-    def _fit(self, uses: Bools) -> None:
-        """Fit the rooflines of the shapes in each of `uses`, shape (rooflines, shapes)."""
-        for use, roofline in zip(uses, rooflines_of(self._table, uses), strict=True):
-            self._rooflines[use.tobytes()] = roofline
-
-    def _blended(self, shapes: Sequence[Shape], uses: Bools) -> tuple[Floats, Floats]:
-        """Return the times at the table's rows of some shapes, each blended from others.
+    def _blended(self, shape: Shape, use: Bools) -> tuple[Floats, float]:
+        """Return the times at the table's rows of a shape, blended from others.
 
         Args:
-            uses: which shapes each is blended from, shape (blends, shapes).
+            use: which shapes it is blended from, shape (shapes,).
 
         Returns:
-            Shape (blends, rows); and the highest rate of those shapes, in MACs per second.
+            Shape (rows,); and the highest rate of those shapes, in MACs per second.
         """
-        table, sizes = self._table, np.asarray(shapes, float)
-        start, compute, traffic = np.array([self._roofline(use) for use in uses]).T[..., None]
-        macs, elements = work_of(sizes, table.rows)
+        table, roofline, sizes = self._table, self._roofline(use), np.asarray(shape, float)
+        [macs], _ = work_of(sizes[None], table.rows)
         modelled = (
-            start[..., None] + compute[..., None] * table.macs + traffic[..., None] * table.elements
+            roofline.start + roofline.compute * table.macs + roofline.traffic * table.elements
         )
         correction = np.log(table.seconds / modelled)
-        octaves = (np.log2(table.shapes / sizes[:, None]) ** 2).sum(axis=2)
+        octaves = (np.log2(table.shapes / sizes) ** 2).sum(axis=1)
         with np.errstate(divide="ignore"):  # of a shape itself, which is left out
-            near = 1 / np.square(octaves[..., None] + table.octaves_outside)
-        weights = np.where(uses[..., None], near, 0.0)
-        mean = (weights * correction).sum(axis=1) / weights.sum(axis=1)
-        seconds = (start + compute * macs + traffic * elements) * np.exp(mean)
-        best_rates = np.where(uses, table.best_rates, 0.0).max(axis=1)
-        return np.maximum(seconds, macs / best_rates[:, None]), best_rates
+            near = 1 / np.square(octaves[:, None] + table.octaves_outside)
+        weights = np.where(use[:, None], near, 0.0)
+        mean = (weights * correction).sum(axis=0) / weights.sum(axis=0)
+        seconds = roofline.seconds(shape, table.rows) * np.exp(mean)
+        best_rate = float(table.best_rates[use].max())
+        return np.maximum(seconds, macs / best_rate), best_rate
 
+    @once(lambda use: use.tobytes())
     def _roofline(self, use: Bools) -> Roofline:
-        if use.tobytes() not in self._rooflines:
-            self._fit(use[None])
-        return self._rooflines[use.tobytes()]
+        return roofline_of(self._table, use)
 
 
-def _some(every: Sequence[_One]) -> Sequence[_One]:
+def _some(values: Sequence[_Value]) -> Sequence[_Value]:
     """Return `MOST_LEFT_OUT` of many, evenly spaced."""
-    if len(every) <= MOST_LEFT_OUT:
-        return every
-    return [every[at * len(every) // MOST_LEFT_OUT] for at in range(MOST_LEFT_OUT)]
+    num = min(MOST_LEFT_OUT, len(values))
+    return [values[place * len(values) // num] for place in range(num)]

@@ -9,12 +9,13 @@ from functools import cached_property, lru_cache
 from moetune.domain.cluster import Group
 from moetune.domain.cost_keys import CollectiveKey, CostKey, GemmKey, label_of
 from moetune.domain.costs import Trust
+from moetune.domain.once import Tables, once
 from moetune.domain.profile import FitError, OperationLine, Profile
 from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line, interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of
-from moetune.fit.pool import Key, Origin, Pool, Series, Tables, pool, with_tables
+from moetune.fit.pool import Key, Origin, Pool, Series, pool, with_tables
 from moetune.fit.step_errors import RECORDED_SPREAD, MachineErrors, drift_of
 
 
@@ -70,38 +71,31 @@ class Source:
     stand_in: str = ""
 
 
-class ProfileIndex:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProfileIndex(Tables):
     """A profile's samples and lines by operation, worked out when they are first read."""
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
+    profile: Profile
+
+    @cached_property
+    def lines(self) -> Mapping[CostKey, OperationLine]:
+        """The profile's lines by operation."""
+        profile = self.profile
         lines: tuple[OperationLine, ...] = (
-            *profile.gemm,
-            *profile.collective,
-            *profile.copy,
-            *profile.rows,
-        )
-        self.lines: Mapping[CostKey, OperationLine] = {line.key: line for line in lines}
-        self._surfaces: dict[tuple[str, GemmForm], Surface] = {}
-        self._bases: dict[CostKey, Points | Line | None] = {}
-        self._groups: dict[CollectiveOp, tuple[Group, ...]] = {}
-        self._in_flight: dict[tuple[CollectiveOp, Group], tuple[int, ...]] = {}
+            *profile.gemm, *profile.collective, *profile.copy, *profile.rows
+        )  # fmt: skip
+        return {line.key: line for line in lines}
 
     @cached_property
     def pool(self) -> Pool:
         """The profile's samples and tables by operation."""
-        return self.tables.pool
-
-    @cached_property
-    def tables(self) -> Tables:
-        """The same, with the origins of what is from tables."""
         return with_tables(pool(self.profile.samples), self.profile.tables)
 
     @cached_property
     def step_errors(self) -> MachineErrors:
         """Errors of layers' steps on this machine."""
         return MachineErrors(
-            self.profile.steps, own=RECORDED_SPREAD, drift=drift_of(self.profile.samples)
+            records=self.profile.steps, own=RECORDED_SPREAD, drift=drift_of(self.profile.samples)
         )
 
     @cached_property
@@ -129,22 +123,20 @@ class ProfileIndex:
         """The measured forms of the GEMM, of each dtype."""
         return tuple(sorted({(key.dtype, key.product) for key in self.pool.of(GemmKey)}))
 
+    @once(lambda dtype, product: (dtype, product))
     def surface(self, dtype: str, product: GemmForm) -> Surface:
         """Return the measured shapes of one of `gemm_forms`."""
-        form = (dtype, product)
-        if form not in self._surfaces:
-            line = self.lines.get(GemmKey(dtype))
-            self._surfaces[form] = Surface(
-                shapes={
-                    key.shape: series
-                    for key, series in self.pool.of(GemmKey).items()
-                    if (key.dtype, key.product) == form
-                },
-                family=f"gemm {dtype} {product}",
-                alpha_seconds=line.alpha_seconds if line else 0.0,
-                relative_error=line.error.median if line and line.error else None,
-            )
-        return self._surfaces[form]
+        line = self.lines.get(GemmKey(dtype))
+        return Surface(
+            shapes={
+                key.shape: series
+                for key, series in self.pool.of(GemmKey).items()
+                if (key.dtype, key.product) == (dtype, product)
+            },
+            family=f"gemm {dtype} {product}",
+            alpha_seconds=line.alpha_seconds if line else 0.0,
+            measured_error=line.error.median if line and line.error else None,
+        )
 
     def gemm_points(self, key: GemmKey) -> Points | None:
         """Return the points over rows; None where the shape was not measured.
@@ -156,7 +148,7 @@ class ProfileIndex:
         series = surface.series(key.shape)
         if series is None:
             return None
-        origin = self.tables.origins.get(key)
+        origin = self.pool.origins.get(key)
         if origin is not None and not origin.has_samples:
             series = surface.completed(key.shape)
         return Points(
@@ -176,7 +168,7 @@ class ProfileIndex:
         surface = self.surface(key.dtype, key.product)
         origins = (
             replace(origin, low=math.inf, high=-math.inf)
-            for of, origin in self.tables.origins.items()
+            for of, origin in self.pool.origins.items()
             if isinstance(of, GemmKey) and of[:2] == key[:2]
         )
         return Blend(
@@ -189,39 +181,32 @@ class ProfileIndex:
         basis = None if is_measured else self.basis(GemmKey(dtype))
         return basis if isinstance(basis, Line) else None
 
+    @once(lambda op: op)
     def groups(self, op: CollectiveOp) -> tuple[Group, ...]:
         """Return the groups the collective is known for, ascending."""
-        if op not in self._groups:
-            groups = {key.group for key in self.keys(CollectiveKey) if key.op == op}
-            self._groups[op] = tuple(sorted(groups))
-        return self._groups[op]
+        return tuple(sorted({key.group for key in self.keys(CollectiveKey) if key.op == op}))
 
+    @once(lambda op, group: (op, group))
     def in_flight(self, op: CollectiveOp, group: Group) -> tuple[int, ...]:
         """Return the numbers in flight that it is known for: of samples, else of lines."""
-        found = self._in_flight.get((op, group), ())
-        for keys in (self.pool.series, self.lines):
-            found = found or tuple(
-                sorted(
-                    key.in_flight
-                    for key in keys
-                    if isinstance(key, CollectiveKey) and (key.op, key.group) == (op, group)
-                )
+        numbers = (
+            sorted(
+                key.in_flight
+                for key in keys
+                if isinstance(key, CollectiveKey) and (key.op, key.group) == (op, group)
             )
-        self._in_flight[op, group] = found
-        return found
+            for keys in (self.pool.series, self.lines)
+        )
+        return tuple(next(filter(None, numbers), ()))
 
     def keys(self, kind: type[Key]) -> tuple[Key, ...]:
         """Return the operations of a kind that have points or a line, ascending."""
         keys = self.pool.series.keys() | self.lines.keys()
         return tuple(sorted(key for key in keys if isinstance(key, kind)))
 
+    @once(lambda key: key)
     def basis(self, key: CostKey) -> Points | Line | None:
         """Return the points, else the line, of an operation; None where neither is known."""
-        if key not in self._bases:
-            self._bases[key] = self._made(key)
-        return self._bases[key]
-
-    def _made(self, key: CostKey) -> Points | Line | None:
         series, line = self.pool.series.get(key), self.lines.get(key)
         error = None if line is None else line.error
         if series is not None:
@@ -232,7 +217,7 @@ class ProfileIndex:
                 series=series,
                 alpha_seconds=alpha_seconds,
                 relative_error=_typical_error(series, alpha_seconds, error),
-                origin=self.tables.origins.get(key),
+                origin=self.pool.origins.get(key),
             )
         if line is None:
             return None
@@ -243,7 +228,7 @@ class ProfileIndex:
 @lru_cache(maxsize=8)
 def index_of(profile: Profile) -> ProfileIndex:
     """Return the profile's index, made once: one plan after the other asks the same one."""
-    return ProfileIndex(profile)
+    return ProfileIndex(profile=profile)
 
 
 def _typical_error(series: Series, alpha_seconds: float, error: FitError | None) -> float:

@@ -23,6 +23,7 @@ from moetune.domain.cost_keys import (
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
 from moetune.domain.interference import Interference
 from moetune.domain.layer import ACTIVATIONS
+from moetune.domain.once import Tables, once
 from moetune.domain.samples import GemmForm, even_form
 from moetune.fit.collectives import nearest_collective, rule_of
 from moetune.fit.curve import Curve, Line, Times, curve_through
@@ -106,9 +107,10 @@ class Predictor:
         return np.where(is_sample, seconds, self.table_factors * seconds)
 
     def trust(self, size: float) -> Trust:
-        """Return the trust in the time at a size."""
-        if self.origin is not None and self.origin.covers(size):
-            return least_trust(("modelled", self.cap))
+        """Return the trust in the time at a size; a line or a rule is a model."""
+        is_table = self.origin is not None and self.origin.covers(size)
+        if is_table or not isinstance(self.times, Curve):
+            return "modelled"
         return least_trust((self.times.trust(self.stretch * size), self.cap))
 
     def estimate(self, size: float) -> Estimate:
@@ -130,7 +132,8 @@ class Predictor:
 _BACKWARD = "_backward"
 
 
-class Operations:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Operations(Tables):
     """Operations of a profile.
 
     Args:
@@ -138,26 +141,19 @@ class Operations:
         allow_modelled: estimate a group that was not measured from the nearest one.
     """
 
-    def __init__(self, *, index: ProfileIndex, curves: Curves, allow_modelled: bool) -> None:
-        self._index = index
-        self._curves = curves
-        self._allow_modelled = allow_modelled
-        self._times: dict[str, Curve | Line] = {}
-        self._predictors: dict[CostKey, Predictor | None] = {}
+    index: ProfileIndex
+    curves: Curves
+    allow_modelled: bool
 
+    @once(lambda key: key)
     def predictor(self, key: CostKey) -> Predictor | None:
         """Return the operation's times; None of memory-bound ones and attention not measured.
 
         Raises:
             ProfileError: another operation was not measured; the text names the command that does.
         """
-        if key not in self._predictors:
-            self._predictors[key] = self._made(key)
-        return self._predictors[key]
-
-    def _made(self, key: CostKey) -> Predictor | None:
         if isinstance(key, CollectiveKey):
-            key = key._replace(num_nodes=canonical(key.group, self._index.profile.machine)[1])
+            key = key._replace(num_nodes=canonical(key.group, self.index.profile.machine)[1])
         source = self.source(key)
         if source is not None:
             return self._predictor(key, source)
@@ -188,28 +184,28 @@ class Operations:
         ones (`fit.gemm.Surface`). A form that was not measured takes the time of the forward form,
         labelled "modelled".
         """
-        if (key.dtype, key.product) not in self._index.gemm_forms:
+        if (key.dtype, key.product) not in self.index.gemm_forms:
             key = key._replace(product=even_form(key.product))
         form = self._form(key)
         if form is None:
-            line = self._index.gemm_line(key.dtype)
+            line = self.index.gemm_line(key.dtype)
             if line is None:
-                dtypes = self._index.dtypes
-                raise missing_gemm(self._index.profile, dtype=key.dtype, known=dtypes)
+                dtypes = self.index.dtypes
+                raise missing_gemm(self.index.profile, dtype=key.dtype, known=dtypes)
             return Source(key=key, basis=line, stretch=math.prod(key.shape))
         near, is_other = key._replace(product=form), form != key.product
         cap: Trust = "modelled" if is_other else "measured"
         spread = SPREAD_OF_FORM if is_other else 0.0
         stand_in = near.words if is_other else ""
-        points = self._index.gemm_points(near)
+        points = self.index.gemm_points(near)
         if points is not None:
             return Source(key=key, basis=points, cap=cap, spread=spread, stand_in=stand_in)
-        surface = self._index.surface(key.dtype, form)
+        surface = self.index.surface(key.dtype, form)
         octaves = surface.octaves_outside(key.shape)
         outside = spread_of_shape(typical_error=surface.shape_error, octaves=octaves)
         return Source(
             key=key,
-            basis=self._index.gemm_blend(near),
+            basis=self.index.gemm_blend(near),
             cap=least_trust((cap, "extrapolated" if octaves else "interpolated")),
             spread=math.hypot(spread, outside),
             stand_in=stand_in or ("a blend of smaller and larger ones" if octaves else ""),
@@ -217,7 +213,7 @@ class Operations:
 
     def _form(self, key: GemmKey) -> GemmForm | None:
         """Return the measured form to predict with: the same one, forward, or any even one."""
-        forms = [form for dtype, form in self._index.gemm_forms if dtype == key.dtype]
+        forms = [form for dtype, form in self.index.gemm_forms if dtype == key.dtype]
         even = (form for form in forms if form == even_form(form))
         return next((form for form in (key.product, "forward", *even) if form in forms), None)
 
@@ -226,14 +222,14 @@ class Operations:
 
         An activation that was not measured is not nothing: another in the same direction stands in.
         """
-        basis, name = self._index.basis(key), key.op.removesuffix(_BACKWARD)
+        basis, name = self.index.basis(key), key.op.removesuffix(_BACKWARD)
         if basis is not None:
             return Source(key=key, basis=basis)
         if name not in ACTIVATIONS:
             return None
         for activation in reversed(ACTIVATIONS):
             near = key._replace(op=f"{activation}{key.op.removeprefix(name)}")
-            basis = self._index.basis(near)
+            basis = self.index.basis(near)
             if basis is not None:
                 return Source(
                     key=near, basis=basis, cap="extrapolated", spread=SPREAD_OF_ACTIVATION,
@@ -247,16 +243,16 @@ class Operations:
         A number in flight that was not measured takes the nearest one: "interpolated" at best
         where both are above 1, else "extrapolated" at best.
         """
-        groups = self._index.groups(key.op)
-        if self._index.profile.network is not None and key.group not in groups:
+        groups = self.index.groups(key.op)
+        if self.index.profile.network is not None and key.group not in groups:
             return None
-        return nearest_collective(self._index, key, allow_modelled=self._allow_modelled)
+        return nearest_collective(self.index, key, allow_modelled=self.allow_modelled)
 
     def _attention(self, key: AttentionKey) -> Source | None:
         """Return attention of that shape, else of the nearest one at as much work."""
-        shapes = self._index.keys(AttentionKey)
+        shapes = self.index.keys(AttentionKey)
         near = key if key in shapes else nearest_attention(key, shapes)
-        basis = None if near is None else self._index.basis(near)
+        basis = None if near is None else self.index.basis(near)
         if near is None or basis is None:
             return None
         if near == key:
@@ -269,12 +265,12 @@ class Operations:
 
     def _copy(self, key: CopyKey) -> Source:
         """Return the copy; on a CPU pinned and other memory are the same."""
-        near, profile = key, self._index.profile
-        if self._index.basis(near) is None and profile.machine.kind == "cpu":
+        near, profile = key, self.index.profile
+        if self.index.basis(near) is None and profile.machine.kind == "cpu":
             near = key._replace(pinned=not key.pinned)
-        basis = self._index.basis(near)
+        basis = self.index.basis(near)
         if basis is None:
-            alone = [copy.name for copy in self._index.keys(CopyKey) if not copy.both_ways]
+            alone = [copy.name for copy in self.index.keys(CopyKey) if not copy.both_ways]
             raise missing_copy(profile, copy=key, known=alone)
         return Source(key=near, basis=basis)
 
@@ -284,16 +280,16 @@ class Operations:
         Raises:
             ProfileError: the profile has no such rule, or knows no group of this operation.
         """
-        profile, alone = self._index.profile, key._replace(in_flight=1)
-        rule = rule_of(alone, index=self._index, predictor=self._of_group)
+        profile, alone = self.index.profile, key._replace(in_flight=1)
+        rule = rule_of(alone, index=self.index, predictor=self._of_group)
         if rule is None or profile.network is None:
-            groups = self._index.groups(key.op)
+            groups = self.index.groups(key.op)
             raise missing_collective(profile, op=key.op, group=key.group, known=groups)
         label = f"rule {key.op} {key.group}"
         return Predictor(
             key=alone,
             times=rule,
-            factors=self._curves.factors(label, profile.network.spread),
+            factors=self.curves.factors(label, profile.network.spread),
             cap="modelled",
             stand_in=f"the {profile.network.label} rule for more ranks",
         )
@@ -319,7 +315,7 @@ class Operations:
             low, high = float(sizes[0] / source.stretch), float(sizes[-1] / source.stretch)
         if origin is not None and not stand_in:
             stand_in = origin.words
-            published = origin.label, self._index.profile.provenance
+            published = origin.label, self.index.profile.provenance
             is_told = published != ("published", "published")
         named = key if source.stand_in else source.key
         spread_label = f"{source.stand_in} stands in"
@@ -327,7 +323,7 @@ class Operations:
             key=named if is_told else None,
             times=self._times_of(basis),
             stretch=source.stretch,
-            factors=self._curves.factors(spread_label, source.spread),
+            factors=self.curves.factors(spread_label, source.spread),
             cap=source.cap,
             stand_in=stand_in,
             low=low,
@@ -335,16 +331,14 @@ class Operations:
         )
         if origin is None or isinstance(basis, Line):
             return made
-        factors = self._curves.factors(f"{basis.family}: table", origin.spread)
+        factors = self.curves.factors(f"{basis.family}: table", origin.spread)
         return replace(made, origin=origin, table_factors=factors)
 
     def _times_of(self, basis: Points | Blend | Line) -> Curve | Line:
         """Return the curves of points, made once: many numbers in flight share the nearest one."""
         if not isinstance(basis, Points):
-            return self._curves.times(basis)
-        if basis.label not in self._times:
-            self._times[basis.label] = self._curves.times(basis)
-        return self._times[basis.label]
+            return self.curves.times(basis)
+        return self.remembered(basis.label, lambda: self.curves.times(basis))
 
 
 def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> AttentionKey | None:

@@ -9,10 +9,13 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
 
+import numpy as np
+
+from moetune.domain.arrays import Floats
 from moetune.domain.cost_keys import (
     AttentionKey,
     CollectiveKey,
@@ -48,6 +51,35 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The table behind an operation's times.
+
+    Args:
+        low, high: sizes between which the times are the machine's own, as samples have them.
+    """
+
+    label: Label
+    source: str
+    spread: float
+    low: float = math.inf
+    high: float = -math.inf
+
+    @property
+    def words(self) -> str:
+        """The label and the source."""
+        return f"{self.label} ({self.source})"
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether some of the times are the machine's own."""
+        return self.low <= self.high
+
+    def covers(self, size: float) -> bool:
+        """Return whether the time at that size is from the table."""
+        return not self.low <= size <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """All that was measured without an error, by operation.
 
@@ -56,12 +88,14 @@ class Pool:
         interference: raw times by victim and the others that run.
         overlapped_comp: raw times of computation, by the exchanges that overlap it.
         overlapped_comm: raw times of exchanges that overlap computation.
+        origins: of each operation that has points from tables.
     """
 
     series: Mapping[CostKey, Series]
     interference: Mapping[InterferenceKey, tuple[float, ...]]
     overlapped_comp: Mapping[Overlapped, tuple[float, ...]]
     overlapped_comm: Mapping[Overlapped, tuple[float, ...]]
+    origins: Mapping[CostKey, Origin] = field(default_factory=dict)
 
     def of(self, kind: type[Key]) -> dict[Key, Series]:
         """Return the operations of a kind."""
@@ -141,44 +175,7 @@ def _interference(
     return {key: _times(visits) for key, visits in table.items()}, comp, comm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """The table behind an operation's times.
-
-    Args:
-        low, high: sizes between which the times are the machine's own, as samples have them.
-    """
-
-    label: Label
-    source: str
-    spread: float
-    low: float = math.inf
-    high: float = -math.inf
-
-    @property
-    def words(self) -> str:
-        """The label and the source."""
-        return f"{self.label} ({self.source})"
-
-    @property
-    def has_samples(self) -> bool:
-        """Whether some of the times are the machine's own."""
-        return self.low <= self.high
-
-    def covers(self, size: float) -> bool:
-        """Return whether the time at that size is from the table."""
-        return not self.low <= size <= self.high
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
-    """A pool with the tables' points, and the origin of each operation that has some."""
-
-    pool: Pool
-    origins: Mapping[CostKey, Origin]
-
-
-def with_tables(measured: Pool, tables: Iterable[Table]) -> Tables:
+def with_tables(measured: Pool, tables: Iterable[Table]) -> Pool:
     """Return the samples' pool with the points of the tables.
 
     Of several tables of one operation, or one shape of a GEMM, the first one counts.
@@ -190,7 +187,7 @@ def with_tables(measured: Pool, tables: Iterable[Table]) -> Tables:
             if key not in origins:
                 origins[key] = _origin(table, measured.series.get(key))
                 joined[key] = _joined(measured.series.get(key), series)
-    return Tables(pool=replace(measured, series=in_order(joined)), origins=origins)
+    return replace(measured, series=in_order(joined), origins=origins)
 
 
 def _series_by_key(table: Table) -> Mapping[CostKey, Series]:
@@ -251,3 +248,22 @@ def _joined(measured: Series | None, table: Series) -> Series:
     ]
     sizes, times, medians = zip(*sorted(points), strict=True)
     return Series(sizes=sizes, times=times, medians=medians)
+
+
+def resampled_medians(
+    *, times: Sequence[Sequence[float]], num: int, rng: np.random.Generator
+) -> Floats:
+    """Return medians of raw times drawn with replacement, point by point.
+
+    Args:
+        times: raw block times of each point.
+
+    Returns:
+        Shape (num, points).
+    """
+    columns = []
+    for point in times:
+        raw = np.asarray(point, float)
+        drawn = np.sort(raw[rng.integers(0, raw.size, (num, raw.size))], axis=1)
+        columns.append((drawn[:, (raw.size - 1) // 2] + drawn[:, raw.size // 2]) / 2)
+    return np.stack(columns, axis=1)

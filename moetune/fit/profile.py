@@ -1,4 +1,4 @@
-"""Fit of a profile: samples to α–β lines with their errors."""
+"""Fit of a profile: samples to α–β lines by relative least squares, with their errors."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,20 +6,27 @@ from typing import TypedDict
 
 import numpy as np
 
+from moetune.domain.arrays import Floats
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey
+from moetune.domain.costs import LinearCost
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import Quality, Sample, even_form
 from moetune.fit.curve import interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import interference_of
-from moetune.fit.line import fit_line, line_intervals
-from moetune.fit.pool import Pool, Series, pool
+from moetune.fit.pool import Pool, Series, pool, resampled_medians
 
 # Largest median and 95th percentile of the relative error that each label allows.
 _GOOD = (0.05, 0.15)
 _USABLE = (0.10, 0.30)
+# A flat curve still gets a slope above 0: it adds this share of α at the largest size.
+_LEAST_SLOPE = 1e-6
+# Below this share of its largest possible value a determinant is rounding: a single size.
+_SINGULAR = 1e-12
+_NUM_BOOTSTRAPS = 200
+_INTERVAL_PERCENT = (5.0, 95.0)
 
 
 def label(*, median: float, p95: float) -> Quality:
@@ -178,3 +185,63 @@ def _line(series: Series, seed: int) -> _ByteLine:
         "beta_seconds_per_byte": cost.beta_seconds,
         "error": fit_error(errors=errors, sizes=series.sizes, times=series.times, seed=seed),
     }
+
+
+def fit_line(*, sizes: Sequence[float], seconds: Sequence[float]) -> LinearCost:
+    """Return the line with the least sum of squared relative errors, α ≥ 0 and β > 0.
+
+        minimise Σ ((α + β·size) / seconds − 1)²
+
+    A single size cannot tell a start-up time from a rate: the line goes through the origin.
+
+    Args:
+        sizes: positive, in any order.
+        seconds: positive, one for each size.
+    """
+    alphas, betas = fit_lines(sizes=np.asarray(sizes, float), seconds=np.asarray([seconds], float))
+    return LinearCost(alpha_seconds=float(alphas[0]), beta_seconds=float(betas[0]))
+
+
+def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """Return α ≥ 0 and β > 0 of many lines over the same sizes at once.
+
+    The closed form of the normal equations; where a bound binds, the optimum lies on it.
+
+    Args:
+        sizes: shape (points,).
+        seconds: shape (lines, points).
+
+    Returns:
+        α and β, each of shape (lines,).
+    """
+    largest = sizes.max()
+    starts, rates = 1 / seconds, (sizes / largest) / seconds
+    uu, uv, vv = ((one * other).sum(1) for one, other in (
+        (starts, starts), (starts, rates), (rates, rates)
+    ))  # fmt: skip
+    u, v = starts.sum(1), rates.sum(1)
+    determinant = uu * vv - uv * uv
+    solvable = determinant > _SINGULAR * uu * vv
+    divisor = np.where(solvable, determinant, 1.0)
+    alpha = np.where(solvable, (u * vv - v * uv) / divisor, 0.0)
+    beta = np.where(solvable, (v * uu - u * uv) / divisor, v / vv)
+    beta = np.where(alpha < 0, v / vv, beta)
+    alpha = np.maximum(alpha, 0.0)
+    flat = beta <= _LEAST_SLOPE * alpha
+    alpha = np.where(flat, u / uu, alpha)
+    return alpha, np.where(flat, _LEAST_SLOPE * alpha, beta) / largest
+
+
+def line_intervals(
+    *, sizes: Sequence[float], times: Sequence[Sequence[float]], rng: np.random.Generator
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the bootstrap 90 % intervals of α and β.
+
+    Raw block times are drawn again at every size, so the intervals cover the noise of the
+    measurement; the curvature that a line misses is in the leave-one-out error.
+    """
+    medians = resampled_medians(times=times, num=_NUM_BOOTSTRAPS, rng=rng)
+    alphas, betas = fit_lines(sizes=np.asarray(sizes, float), seconds=medians)
+    alpha_low, alpha_high = np.percentile(alphas, _INTERVAL_PERCENT)
+    beta_low, beta_high = np.percentile(betas, _INTERVAL_PERCENT)
+    return (float(alpha_low), float(alpha_high)), (float(beta_low), float(beta_high))

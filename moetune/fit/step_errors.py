@@ -8,12 +8,14 @@ itself move and narrow it, most for the same layer, tokens and number of chunks.
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from moetune.domain.arrays import Floats
 from moetune.domain.layer import LayerKey
+from moetune.domain.once import Tables, once
 from moetune.domain.samples import GemmPoint, Point, Sample, StepRecord, undisturbed
 from moetune.domain.step_errors import SHARED_OCTAVES, StepErrors
 
@@ -47,7 +49,8 @@ _MOST, _NINE_OF_TEN = 0.9, 1.645
 _OCTAVES: Floats = np.arange(NUM_OCTAVES, dtype=float)
 
 
-class MachineErrors:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MachineErrors(Tables):
     """Errors of any layer's steps on one machine.
 
     Args:
@@ -56,42 +59,34 @@ class MachineErrors:
         drift: of what the machine is slower or faster by in a later job, as `drift_of` has it.
     """
 
-    def __init__(self, records: Sequence[StepRecord], *, own: float, drift: float = DRIFT) -> None:
-        self._records, self._own, self._drift = records, own, drift
-        self._near: dict[LayerKey, tuple[StepRecord, ...]] = {}
-        self._found: dict[tuple[LayerKey, int], StepErrors] = {}
+    records: Sequence[StepRecord]
+    own: float
+    drift: float = DRIFT
 
+    @once(lambda key, tokens: (key, tokens))
     def of(self, key: LayerKey, tokens: int) -> StepErrors:
         """Return the error by number of chunks, of a step with so many tokens on each rank."""
-        near = self._near.get(key)
-        if near is None:
-            alike = (one for one in self._records if _likeness(one.workload.key, key))
-            near = self._near[key] = tuple(alike)
-        if not near:
-            return self._unmeasured
-        found = self._found.get((key, tokens))
-        if found is None:
-            found = self._found[key, tokens] = self._posterior(key, tokens, near)
-        return found
+        near = tuple(record for record in self.records if _likeness(record.workload.key, key))
+        return self._posterior(key, tokens, near) if near else self._unmeasured
 
     @cached_property
     def _unmeasured(self) -> StepErrors:
         """Of a layer that no measured step is like, with any number of tokens."""
-        roots = _roots(self._prior + self._drift**2)
+        roots = _roots(self._prior + self.drift**2)
         return StepErrors(mean=np.zeros(NUM_OCTAVES), roots=roots)
 
     @cached_property
     def _prior(self) -> Floats:
-        prior: Floats = self._own**2 * _shared(_OCTAVES, _OCTAVES)
+        prior: Floats = self.own**2 * _shared(_OCTAVES, _OCTAVES)
         return prior
 
     def _posterior(self, key: LayerKey, tokens: int, near: tuple[StepRecord, ...]) -> StepErrors:
         sizes = np.log2([one.workload.tokens_per_rank for one in near])
         degrees = np.log2([one.degree for one in near])
         keys = [one.workload.key for one in near]
-        among = self._own**2 * _shared(degrees, degrees) * _near(sizes, sizes)
+        among = self.own**2 * _shared(degrees, degrees) * _near(sizes, sizes)
         among *= [[_likeness(one, other) for other in keys] for one in keys]
-        across = self._own**2 * _shared(_OCTAVES, degrees)
+        across = self.own**2 * _shared(_OCTAVES, degrees)
         across *= _near(np.log2([tokens]), sizes) * [_likeness(key, one) for one in keys]
         residuals = np.array([one.residual for one in near])
         usual = statistics.median(residuals.tolist()) if len(near) >= _FEWEST_ALIKE else 0.0
@@ -102,7 +97,7 @@ class MachineErrors:
         )
         return StepErrors(
             mean=gain @ residuals,
-            roots=_roots(self._prior - gain @ across.T + self._drift**2),
+            roots=_roots(self._prior - gain @ across.T + self.drift**2),
             records=near,
             gain=np.asarray(exact, float),
         )

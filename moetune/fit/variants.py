@@ -3,22 +3,22 @@
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from moetune.domain.arrays import Floats, array_of
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.interference import Interference
+from moetune.domain.once import Tables, once
 from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Basis, Blend, Points, ProfileIndex, index_of
 from moetune.fit.interference import table_of
-from moetune.fit.line import resampled_medians
 from moetune.fit.operations import Curves, Predictor
-from moetune.fit.pool import InterferenceKey
+from moetune.fit.pool import InterferenceKey, resampled_medians
 
 # The largest standard deviation of a common factor's logarithm: two in three draws within a
 # factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900
@@ -52,10 +52,11 @@ def resample_costs(
     Args:
         num: how many.
     """
-    draws = _Draws(
-        index=index_of(profile), noise=_Noise(num=num, seed=seed), allow_modelled=allow_modelled
+    index, noise = index_of(profile), _Noise(num=num, seed=seed)
+    return tuple(
+        DrawnCosts(index=index, noise=noise, allow_modelled=allow_modelled, chosen=(draw,))
+        for draw in range(num)
     )
-    return tuple(draws.costs((draw,)) for draw in range(num))
 
 
 def drawn_seconds(basis: Basis, sizes: Sequence[float], *, num: int, seed: int) -> Floats:
@@ -68,24 +69,19 @@ def drawn_seconds(basis: Basis, sizes: Sequence[float], *, num: int, seed: int) 
     return curves.times(basis).seconds_at(np.array(sizes))
 
 
-class _Noise:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Noise(Tables):
     """All draws of an operation at once, made when the first of them is wanted."""
 
-    def __init__(self, *, num: int, seed: int) -> None:
-        self._num = num
-        self._seed = seed
-        self._medians: dict[str, Floats] = {}
-        self._deviates: dict[str, Floats] = {}
-        self._times_beside: Floats | None = None
-        self._tables: dict[tuple[int, ...], Interference] = {}
+    num: int
+    seed: int
 
+    @once(lambda points: points.label)
     def medians(self, points: Points) -> Floats:
         """Return the points' medians, shape (draws, points)."""
-        if points.label not in self._medians:
-            self._medians[points.label] = resampled_medians(
-                times=points.series.times, num=self._num, rng=self._rng(points.label)
-            )
-        return self._medians[points.label]
+        return resampled_medians(
+            times=points.series.times, num=self.num, rng=self._rng(points.label)
+        )
 
     def factors(self, family: str, *, relative_error: float) -> Floats:
         """Return two independent log-normal factors with that median absolute error, of each draw.
@@ -96,73 +92,57 @@ class _Noise:
         spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
         return np.exp(spread * self.deviates(f"{family}: factors"))
 
+    @once(lambda label: label)
     def deviates(self, label: str) -> Floats:
         """Return two independent standard normal numbers of each draw, shape (2, draws)."""
-        if label not in self._deviates:
-            self._deviates[label] = self._rng(label).normal(size=(self._num, 2)).T
-        return self._deviates[label]
+        return self._rng(label).normal(size=(self.num, 2)).T
 
+    @once(lambda index, *, draws: draws)  # noqa: ARG005 - of one profile
     def interference(self, index: ProfileIndex, *, draws: tuple[int, ...]) -> Interference:
         """Return the factors from raw times drawn again: of several draws, arrays of speeds."""
         times = index.pool.interference
         if not times or not index.has_own_interference:
             return index.profile.interference
-        if draws not in self._tables:
-            self._tables[draws] = self._drawn_table(times, draws)
-        return self._tables[draws]
-
-    def _drawn_table(
-        self, times: Mapping[InterferenceKey, tuple[float, ...]], draws: tuple[int, ...]
-    ) -> Interference:
-        if self._times_beside is None:
-            self._times_beside = resampled_medians(
-                times=list(times.values()), num=self._num, rng=self._rng("interference")
-            ).T
-        each = self._times_beside[:, list(draws)]
+        each = self._times_beside(times)[:, list(draws)]
         medians = each[:, 0].tolist() if len(draws) == 1 else map(array_of, each)
         return table_of(dict(zip(times, medians, strict=True)))
 
+    @once(lambda times: "interference")  # noqa: ARG005 - of one profile
+    def _times_beside(self, times: Mapping[InterferenceKey, tuple[float, ...]]) -> Floats:
+        return resampled_medians(
+            times=list(times.values()), num=self.num, rng=self._rng("interference")
+        ).T
+
     def _rng(self, label: str) -> np.random.Generator:
         # Not hash(): it differs between processes.
-        return np.random.default_rng([self._seed, zlib.crc32(label.encode())])
-
-
-class _Draws:
-    """All draws of a profile's costs."""
-
-    def __init__(self, *, index: ProfileIndex, noise: _Noise, allow_modelled: bool) -> None:
-        self._index, self._noise, self._allow_modelled = index, noise, allow_modelled
-        self._costs: dict[tuple[int, ...], DrawnCosts] = {}
-
-    def costs(self, chosen: tuple[int, ...]) -> "DrawnCosts":
-        """Return the costs of some draws as one, made once."""
-        if chosen not in self._costs:
-            curves = _DrawnCurves(self._noise, chosen)
-            self._costs[chosen] = DrawnCosts(
-                index=self._index, curves=curves, allow_modelled=self._allow_modelled,
-                draws=self, chosen=chosen,
-            )  # fmt: skip
-        return self._costs[chosen]
+        return np.random.default_rng([self.seed, zlib.crc32(label.encode())])
 
 
 class DrawnCosts(ProfileCosts):
     """Costs of one draw, or of some as one: with an array of seconds in each estimate."""
 
     def __init__(
-        self, *, index: ProfileIndex, curves: Curves, allow_modelled: bool, draws: _Draws,
-        chosen: tuple[int, ...],
-    ) -> None:  # fmt: skip
+        self, *, index: ProfileIndex, noise: _Noise, allow_modelled: bool, chosen: tuple[int, ...]
+    ) -> None:
+        curves = _DrawnCurves(noise, chosen)
         super().__init__(index=index, curves=curves, allow_modelled=allow_modelled)
-        self.draws, self.chosen = draws, chosen
+        self.noise, self.chosen, self._allow_modelled = noise, chosen, allow_modelled
 
     def together(self, refits: Sequence[Costs]) -> Costs | None:
         """Return the costs of some draws as one; None where they are not all of one profile's."""
         drawn = [
-            costs for costs in refits if isinstance(costs, DrawnCosts) and costs.draws is self.draws
+            costs for costs in refits if isinstance(costs, DrawnCosts) and costs.noise is self.noise
         ]
         if len(drawn) < len(refits):
             return None
-        return self.draws.costs(tuple(draw for costs in drawn for draw in costs.chosen))
+        chosen = tuple(draw for costs in drawn for draw in costs.chosen)
+        return self.noise.remembered(
+            ("together", chosen),
+            lambda: DrawnCosts(
+                index=self._index, noise=self.noise, allow_modelled=self._allow_modelled,
+                chosen=chosen,
+            ),
+        )  # fmt: skip
 
     def _estimate(self, predictor: Predictor, size: float) -> Estimate:
         seconds = predictor.seconds_at(np.array([size]))[:, 0]

@@ -1,22 +1,37 @@
-"""Timelines as events of the Chrome trace format, for Perfetto and chrome://tracing.
+"""The steps and timelines that an existing plan predicts, and as events of the Chrome trace format.
 
-A prediction or a rank is a process of the trace, its streams are the process's threads. Both have
-numbers, which viewers sort them by, and names. Chunks, stages and micro-batches count from 1.
+Perfetto and chrome://tracing show the events. A prediction or a rank is a process of the trace, its
+streams are the process's threads. Both have numbers, which viewers sort them by, and names. Chunks,
+stages and micro-batches count from 1.
 
 Source: "Trace Event Format", complete events ("X") and metadata ("M").
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import NamedTuple
 
+from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs
 from moetune.domain.layer import Phase, Workload
-from moetune.domain.plan import Plan
+from moetune.domain.operations import Operation, transfer_seconds
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import LayerCosts, layer_costs
+from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.peak import middle_elements
-from moetune.solve.layer.timeline import COMPUTE, LINK, Span, Timeline, operation_and_chunk
+from moetune.solve.layer.reuse import chunk_of, reuse_tasks
+from moetune.solve.layer.timeline import (
+    COMPUTE,
+    LINK,
+    Span,
+    Timeline,
+    operation_and_chunk,
+    simulate,
+)
+from moetune.solve.layer.times import StepTime, phase_tasks, phase_time, step_time
 from moetune.solve.model.pipeline import StagePipeline, pass_spans
 from moetune.solve.model.schedule import PASS_WORDS
 
@@ -114,7 +129,7 @@ def layer_spans(
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=costs)
     rows_of_all = layer.rows(workload.tokens_per_rank)
-    found = []
+    spans = []
     start_seconds = 0.0
     phases: tuple[tuple[Phase, int, Timeline], ...] = (
         ("forward", pipeline.forward_degree, forward),
@@ -128,7 +143,7 @@ def layer_spans(
                 start_seconds=start_seconds + span.start_seconds,
                 end_seconds=start_seconds + span.end_seconds,
             )
-            found.append(
+            spans.append(
                 chunk_span(
                     own, phase=phase, chunk=chunk or 0, tokens=workload.tokens_per_rank,
                     degree=degree,
@@ -138,7 +153,7 @@ def layer_spans(
                 )
             )  # fmt: skip
         start_seconds += timeline.makespan_seconds
-    return found
+    return spans
 
 
 def _moved_bytes(
@@ -200,3 +215,116 @@ def rank_spans(
         rank.append(TraceSpan("gradients", "comm", LINK, last, reduced, {}))
         rank.append(TraceSpan("optimizer", "comp", COMPUTE, reduced, end, {}))
     return spans
+
+
+def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> StepTime:
+    """Return the predicted step of the plan's layer.
+
+    These are the plan's own times where the costs are those it was solved with.
+
+    Args:
+        costs: of the machine.
+        decision: other degrees, order and strategy than the plan's own.
+
+    Raises:
+        ProfileError: an operation was not measured.
+    """
+    workload = plan.workload
+    own = decision or plan.decide(workload.tokens_per_rank)
+    return step_time(
+        costs=layer_costs(workload=workload, costs=costs),
+        tokens=workload.tokens_per_rank,
+        forward_degree=own.forward_degree,
+        backward_degree=own.backward_degree,
+        order=own.order,
+        strategy=own.strategy,
+    )
+
+
+def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
+    """Return the simulated forward and backward pass of the plan's layer.
+
+    Args:
+        plan: any plan for the machine that the costs describe.
+        costs: the ones it was solved with, for the times it predicted.
+    """
+    pipeline = plan.pipeline
+    layer = layer_costs(workload=plan.workload, costs=costs).in_chunks(
+        pipeline.forward_degree, pipeline.backward_degree
+    )
+    return (
+        _timeline(plan, layer, "forward", pipeline.forward_degree),
+        _timeline(plan, layer, "backward", pipeline.backward_degree),
+    )
+
+
+def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timeline:
+    tokens, order = plan.workload.tokens_per_rank, plan.pipeline.order
+    rows = layer.rows(tokens, degree=degree)
+    strategy = plan.memory.strategy
+    if strategy != "none" and max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) > 1:
+        chunk = chunk_of(costs=layer, phase=phase, strategy=strategy, rows=rows, degree=degree)
+        tasks = reuse_tasks(chunk=chunk, phase=phase, degree=degree)
+    else:
+        time = phase_time(costs=layer, phase=phase, tokens=tokens, degree=degree, order=order)
+        tasks = phase_tasks(time, order)
+    return simulate(tasks, interference=layer.interference(rows=rows, degree=degree))
+
+
+def watched_seconds(
+    operation: Operation,
+    *,
+    workload: Workload,
+    costs: LayerCosts,
+    order: Order,
+) -> float:
+    """Return the time that a watched call shows of one of its operations; none is reused memory.
+
+    A watched call times its experts while transfers run beside them, and solves its phase's
+    makespan for the transfer. The same is done to a simulated phase here, so that a difference is
+    one of the costs, not of the method.
+
+    Raises:
+        ProfileError: an operation was not measured.
+    """
+    degree, tokens = operation.degree, workload.tokens_per_rank
+    time = phase_time(costs=costs, phase=operation.phase, tokens=tokens, degree=degree, order=order)
+    tasks = phase_tasks(replace(time, gathering=NOTHING), order)
+    table = costs.interference(rows=costs.rows(tokens, degree=degree), degree=degree)
+    timeline = simulate(tasks, interference=table)
+    compute_seconds = fmean(
+        span.end_seconds - span.start_seconds for span in timeline.spans if span.stream == COMPUTE
+    )
+    if operation.name == "experts":
+        return compute_seconds
+    return transfer_seconds(
+        workload, degree=degree, phase_seconds=timeline.makespan_seconds,
+        compute_seconds=compute_seconds,
+    )  # fmt: skip
+
+
+def overlap_share(spans: Sequence[Span]) -> float:
+    """Return the share of the communication time in which computation runs; 0 without any.
+
+    Source: HTA's definition, time computing while communicating over time communicating.
+    """
+    comm, comp = _busy(spans, "comm"), _busy(spans, "comp")
+    total = sum(end - start for start, end in comm)
+    both = sum(
+        max(0.0, min(end, other_end) - max(start, other_start))
+        for start, end in comm
+        for other_start, other_end in comp
+    )
+    return both / total if total else 0.0
+
+
+def _busy(spans: Sequence[Span], resource: ResourceClass) -> list[tuple[float, float]]:
+    """Return the disjoint intervals in which the class runs."""
+    merged: list[tuple[float, float]] = []
+    wanted = [span for span in spans if span.resource == resource]
+    for span in sorted(wanted, key=lambda span: span.start_seconds):
+        if merged and span.start_seconds <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], span.end_seconds)
+        else:
+            merged.append((span.start_seconds, span.end_seconds))
+    return merged

@@ -10,8 +10,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.predict import watched_seconds
+from moetune.solve.layer.costs import layer_costs
+from moetune.solve.trace import watched_seconds
 from tests.fit.measured import FINGERPRINT, measured_profile
 
 LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=8, top_k=1, activation="gelu")

@@ -13,7 +13,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import Sample, StepPoint
-from moetune.fit.scaled import Speeds, scale_profile
+from moetune.fit.speeds import Speeds, scale_profile
 from tests.report.lab import lab_profile
 
 LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=8, top_k=2)

@@ -14,7 +14,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
-from moetune.fit.scaled import Speeds, scale_profile
+from moetune.fit.speeds import Speeds, scale_profile
 from tests.fit.measured import measured_profile
 from tests.solve.clusters import GB, cluster_profile
 

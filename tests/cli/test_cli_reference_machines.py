@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from moetune.app.files import load_profile_file, profile_to_toml
+from moetune.domain.cost_keys import CollectiveKey
 from moetune.fit.costs import costs_of
 from moetune.hardware.detect import detect
-from tests import prices
 from tests.cli.running import Cli
 
 NODE = ("plan", "--model", "gpt-xl", "--profile", "h100-x8", "--json", "--no-save")
@@ -97,9 +97,7 @@ nic_bytes_per_second = 1e9
         assert plan["predicted"]["trust"] == "modelled"
         assert plan["warnings"]  # they name the first five operations; this one may come later
         words = "published (four: a paper)" if ranks == "4" else "the modelled rule for more ranks"
-        found = prices.collective(
-            costs_of(profile), op="all_to_all", group_size=int(ranks), num_bytes=65536
-        )
+        found = costs_of(profile).seconds(CollectiveKey("all_to_all", int(ranks)), 65536)
         assert [one.stand_in for one in found.doubts] == [words]
     # A later measurement keeps what came from the base.
     assert cli(*arguments[:-2], "--budget", "1s", "--resume").code == 0

@@ -21,7 +21,7 @@ from moetune.domain.throughput import (
     layer_flops,
     rate,
 )
-from moetune.fit.scaled import Speeds, scale_profile
+from moetune.fit.speeds import Speeds, scale_profile
 
 GPT_XL = MODELS["gpt-xl"].layer(8)
 GPT_XL_FLOPS = 6 * 8192 * 2 * 2048 * 8192

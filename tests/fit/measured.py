@@ -1,12 +1,17 @@
 """A profile as measured on a machine whose times are known: lines with a little noise."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import get_args
 
 import numpy as np
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cost_keys import CostKey
+from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.profile import Profile
 from moetune.domain.samples import (
     CollectivePoint,
@@ -36,7 +41,7 @@ def measured_profile(*, name: str = "lab", noise: float = 0.02) -> Profile:
         Sample(point=point, seconds=tuple((seconds * np.exp(noise * rng.normal(size=5))).tolist()))
         for point, seconds in _times()
     ]
-    return fit_profile(name=name, machine=MACHINE, fingerprint=FINGERPRINT, samples=samples)
+    return replace(fitted(samples), name=name)
 
 
 def _times() -> Iterator[tuple[Point, float]]:
@@ -68,3 +73,23 @@ def _times() -> Iterator[tuple[Point, float]]:
     for size in (2**16, 2**20):
         yield InterferencePoint(victim="comp", others=("comm",), comm_bytes=size), 1.08e-3
         yield InterferencePoint(victim="comm", others=("comp",), comm_bytes=size), 6e-4
+
+
+def fitted(samples: Iterable[Sample], machine: Machine = MACHINE, *, seed: int = 0) -> Profile:
+    """Return the profile of samples."""
+    return fit_profile(
+        name="lab", machine=machine, fingerprint=FINGERPRINT, samples=samples, seed=seed
+    )
+
+
+@cache
+def read(name: str) -> Profile:
+    """Return a shipped profile."""
+    return load_profile_file(bundled_profiles()[name])
+
+
+def line_of(costs: Costs, key: CostKey) -> LinearCost:
+    """Return the α–β line of an operation that has one."""
+    alpha, large = costs.seconds(key, 0.0).seconds, 1e15
+    beta = (costs.seconds(key, large).seconds - alpha) / large
+    return LinearCost(alpha_seconds=alpha, beta_seconds=beta)

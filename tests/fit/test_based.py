@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.fit.based import BaseScaling, Peaks, scaled_base, without_foreign
 from moetune.fit.costs import costs_of
-from tests import prices
 
 
 def reference(name: str) -> Profile:
@@ -41,7 +41,7 @@ def test_a_group_that_does_not_fit_into_a_node_has_not_the_time_of_one() -> None
     assert groups(small, CollectiveTable) == {2, 4}
     assert groups(small, DispatcherTable) == set()
     exchange = [
-        prices.collective(costs_of(one), op="all_to_all", group_size=8, num_bytes=2**26).seconds
+        costs_of(one).seconds(CollectiveKey("all_to_all", 8), 2**26).seconds
         for one in (H100, small)
     ]
     # Half of every rank's bytes cross its share of the cards, 50 GB/s at most.
@@ -72,14 +72,12 @@ def test_own_lines_count_instead_of_the_bases_tables() -> None:
     )
     profile = replace(H100, gemm=(gemm,), collective=(line,))
     found = costs_of(without_foreign(profile, H100, own=("gemm", "collective")))
-    time = prices.collective(found, op="all_to_all", group_size=8, num_bytes=10**6).seconds
+    time = found.seconds(CollectiveKey("all_to_all", 8), 10**6).seconds
     assert time == pytest.approx(1.1e-2)
-    product = prices.gemm(
-        found, dtype="bfloat16", product="forward", num_experts=1, rows=1000, d_in=1000, d_out=1000
-    )
+    product = found.seconds(GemmKey("bfloat16", "forward", 1, 1000, 1000), 1000)
     assert product.seconds == pytest.approx(1e-3 + 1e-5)
-    other = prices.collective(found, op="all_reduce", group_size=8, num_bytes=10**6)
-    before = prices.collective(costs_of(H100), op="all_reduce", group_size=8, num_bytes=10**6)
+    other = found.seconds(CollectiveKey("all_reduce", 8), 10**6)
+    before = costs_of(H100).seconds(CollectiveKey("all_reduce", 8), 10**6)
     assert other.seconds == before.seconds
 
 

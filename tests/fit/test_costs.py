@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from moetune.domain.arrays import array_of
-from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey
-from moetune.domain.costs import Costs, Estimate
+from moetune.domain.cluster import Machine
+from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmKey, RowsKey
+from moetune.domain.costs import Costs, Estimate, seconds_if_known
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile
@@ -25,9 +25,8 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.fit.costs import costs_of
-from moetune.fit.profile import fit_profile
-from moetune.solve.layer.parallelism import layer_costs
-from tests import prices
+from moetune.solve.layer.costs import layer_costs
+from tests.fit.measured import fitted, line_of
 from tests.report.lab import lab_profile
 
 MACHINE = Machine(
@@ -67,7 +66,7 @@ def gemm(
 
 
 def measured(samples: Sequence[Sample], machine: Machine = MACHINE) -> Profile:
-    return fit_profile(name="lab", machine=machine, fingerprint=Fingerprint(), samples=samples)
+    return fitted(samples, machine)
 
 
 PUBLISHED = Profile(
@@ -87,35 +86,25 @@ PUBLISHED = Profile(
 def test_published_profile_predicts_its_lines_and_calls_them_modelled() -> None:
     costs: Costs = costs_of(PUBLISHED)
 
-    comm_line = prices.line_of(costs, CollectiveKey("all_to_all", 16))
-    found = prices.gemm(
-        costs,
-        dtype="float32",
-        product="grad_weight",
-        num_experts=2,
-        rows=100.5,
-        d_in=512,
-        d_out=2048,
-    )
+    comm_line = line_of(costs, CollectiveKey("all_to_all", 16))
+    found = costs.seconds(GemmKey("float32", "grad_weight", 2, 512, 2048), 100.5)
 
     assert not costs.is_measured("float32")
     assert (comm_line.alpha_seconds, comm_line.beta_seconds) == pytest.approx((1e-4, 3e-10))
     assert found.seconds == pytest.approx(6e-5 + 4e-14 * 2 * 100.5 * 512 * 2048)
     assert found.trust == "modelled"
-    several = prices.collective(costs, op="all_to_all", group_size=16, num_bytes=1e6, in_flight=4)
+    several = costs.seconds(CollectiveKey("all_to_all", 16, in_flight=4), 1e6)
     assert several.seconds == pytest.approx(4e-4)
     assert several.trust == "modelled"
-    assert prices.copy(costs, direction="h2d", pinned=True, num_bytes=1e6).seconds == pytest.approx(
-        9e-5
-    )
-    assert prices.rows_op(costs, op="gelu", dtype="float32", rows=10, width=10) is None
+    assert costs.seconds(CopyKey("h2d", pinned=True), 1e6).seconds == pytest.approx(9e-5)
+    assert seconds_if_known(costs, RowsKey("gelu", "float32"), 10 * 10) is None
 
 
 def test_collective_labels_say_measured_interpolated_and_extrapolated() -> None:
     costs = costs_of(measured([comm(size, 1e-4 + size * 1e-9) for size in SIZES]))
 
     def ask(num_bytes: float) -> tuple[float, str]:
-        found = prices.collective(costs, op="all_to_all", group_size=2, num_bytes=num_bytes)
+        found = costs.seconds(CollectiveKey("all_to_all", 2), num_bytes)
         return found.seconds, found.trust
 
     assert ask(2**14) == (1e-4 + 2**14 * 1e-9, "measured")
@@ -143,9 +132,7 @@ def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
         (10, 1e-9, "interpolated"),
         (64, 1e-9, "interpolated"),
     ):
-        found = prices.collective(
-            costs, op="all_to_all", group_size=2, num_bytes=2**14, in_flight=in_flight
-        )
+        found = costs.seconds(CollectiveKey("all_to_all", 2, in_flight=in_flight), 2**14)
         assert found.seconds == pytest.approx(rate * 2**14)
         assert found.trust == trust
 
@@ -156,18 +143,18 @@ def test_arrays_of_bytes_and_numbers_in_flight_are_those_of_each() -> None:
     costs = layer_costs(workload=workload, costs=costs_of(lab_profile()))
     sizes, numbers = [2.0**8, 3e5, 2.0**20, 2.0**20, 7e8, 1e5], [1, 4, 2, 9, 1, 64]
 
-    found = costs.collectives("all_to_all", array_of(sizes), array_of(numbers)).seconds
+    found = costs.collectives("all_to_all", array_of(sizes), np.array(numbers)).seconds
 
     assert np.asarray(found).tolist() == pytest.approx([
         costs.collective("all_to_all", size, in_flight=number).seconds
         for size, number in zip(sizes, numbers, strict=True)
     ])  # fmt: skip
-    none = costs.collectives("all_to_all", array_of([]), array_of(np.array([], int)))
+    none = costs.collectives("all_to_all", array_of([]), np.array([], int))
     assert np.asarray(none.seconds).tolist() == []
 
 
 def test_a_group_of_one_talks_to_nobody() -> None:
-    found = prices.collective(costs_of(PUBLISHED), op="all_reduce", group_size=1, num_bytes=1e9)
+    found = costs_of(PUBLISHED).seconds(CollectiveKey("all_reduce", 1), 1e9)
 
     assert (found.seconds, found.trust) == (0.0, "measured")
 
@@ -176,7 +163,7 @@ def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
     profile = measured([comm(size, size * 1e-9, ranks=ranks) for size in SIZES for ranks in (2, 4)])
 
     with pytest.raises(ProfileError) as seen:
-        prices.collective(costs_of(profile), op="all_to_all", group_size=16, num_bytes=1e6)
+        costs_of(profile).seconds(CollectiveKey("all_to_all", 16), 1e6)
 
     assert str(seen.value) == (
         'no all_to_all measured for 16 ranks (profile "lab" has 2, 4)\n'
@@ -199,9 +186,7 @@ def test_a_groups_place_has_times_of_its_own() -> None:
     )
 
     def seconds(group_size: int, num_nodes: int) -> float:
-        found = prices.collective(
-            costs, op="all_to_all", group_size=group_size, num_nodes=num_nodes, num_bytes=2**14
-        )
+        found = costs.seconds(CollectiveKey("all_to_all", group_size, num_nodes), 2**14)
         assert found.trust == "measured"
         return found.seconds
 
@@ -238,7 +223,7 @@ def test_another_group_is_estimated_by_the_bytes_on_its_slowest_wire(
     )
     costs = costs_of(profile, allow_modelled=True)
 
-    found = prices.collective(costs, op=op, group_size=ranks, num_nodes=nodes, num_bytes=2**16)
+    found = costs.seconds(CollectiveKey(op, ranks, nodes), 2**16)
 
     assert found.seconds == pytest.approx(2**16 * 1e-9 * factor)
     assert found.trust == "modelled"
@@ -258,12 +243,8 @@ def test_the_nearest_group_on_the_same_kind_of_wire_stands_in(
             for size in SIZES
         ]
     )
-    found = prices.collective(
-        costs_of(profile, allow_modelled=True),
-        op="send",
-        group_size=wanted[0],
-        num_nodes=wanted[1],
-        num_bytes=2**14,
+    found = costs_of(profile, allow_modelled=True).seconds(
+        CollectiveKey("send", wanted[0], wanted[1]), 2**14
     )
     # Times are a hundredfold from one to the next, far more than the wires' shares differ.
     assert round(math.log(found.seconds / (1e-9 * 2**14), 100)) == place
@@ -277,7 +258,7 @@ def test_a_missing_narrow_format_names_a_profile_that_has_some() -> None:
 
 def test_missing_copy_names_those_there() -> None:
     with pytest.raises(ProfileError) as seen:
-        prices.copy(costs_of(PUBLISHED), direction="d2h", pinned=False, num_bytes=10)
+        costs_of(PUBLISHED).seconds(CopyKey("d2h", pinned=False), 10)
 
     assert seen.value.what == 'no pageable d2h copy measured (profile "paper" has pinned h2d)'
     assert seen.value.hint == "measure it:  moetune profile --name NAME"
@@ -315,15 +296,7 @@ def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trus
     num_experts, d_in, d_out = shape
     costs = costs_of(measured(expert_products()))
 
-    found = prices.gemm(
-        costs,
-        dtype="float32",
-        product="forward",
-        num_experts=num_experts,
-        rows=rows,
-        d_in=d_in,
-        d_out=d_out,
-    )
+    found = costs.seconds(GemmKey("float32", "forward", num_experts, d_in, d_out), rows)
 
     assert found.trust == trust
     assert found.seconds == pytest.approx(gemm_seconds(rows, shape), rel=0.12)
@@ -333,9 +306,7 @@ def test_a_form_that_was_not_measured_takes_the_forward_time_as_modelled() -> No
     costs = costs_of(measured(expert_products()))
 
     def ask(product: GemmForm, rows: float, d_in: int) -> tuple[float, str]:
-        found = prices.gemm(
-            costs, dtype="float32", product=product, num_experts=1, rows=rows, d_in=d_in, d_out=2048
-        )
+        found = costs.seconds(GemmKey("float32", product, 1, d_in, 2048), rows)
         return found.seconds, found.trust
 
     for rows, d_in in ((128, 512), (77.7, 512), (128, 700)):
@@ -349,9 +320,7 @@ def test_each_form_of_the_product_has_its_own_times() -> None:
     ]
     costs = costs_of(measured(samples))
 
-    found = prices.gemm(
-        costs, dtype="float32", product="grad_weight", num_experts=1, rows=128, d_in=512, d_out=2048
-    )
+    found = costs.seconds(GemmKey("float32", "grad_weight", 1, 512, 2048), 128)
 
     assert found.seconds == 2 * gemm_seconds(128, SHAPES[0])
     assert found.trust == "measured"
@@ -376,10 +345,9 @@ def attention_of(
     head_dim: int = 64,
     backward: bool = False,
 ) -> Estimate | None:
-    return prices.attention(
-        costs, dtype="float32", num_sequences=sequences, length=length, num_heads=num_heads,
-        head_dim=head_dim, backward=backward,
-    )  # fmt: skip
+    return seconds_if_known(
+        costs, AttentionKey("float32", length, num_heads, head_dim, backward=backward), sequences
+    )
 
 
 def test_attention_is_interpolated_over_sequences() -> None:
@@ -426,11 +394,9 @@ def test_activations_are_offloaded_by_an_engine_a_pageable_copy_or_in_place_on_a
 def test_pinned_and_pageable_memory_are_the_same_on_a_cpu_alone() -> None:
     samples = [copied("h2d", pinned=False, seconds=2e-3)]
     found = costs_of(measured(samples, replace(MACHINE, kind="cpu")))
-    assert prices.copy(
-        found, direction="h2d", pinned=True, num_bytes=2**20
-    ).seconds == pytest.approx(2e-3)
+    assert found.seconds(CopyKey("h2d", pinned=True), 2**20).seconds == pytest.approx(2e-3)
     with pytest.raises(ProfileError, match=r"no pinned h2d copy measured .*pageable h2d"):
-        prices.copy(costs_of(measured(samples)), direction="h2d", pinned=True, num_bytes=2**20)
+        costs_of(measured(samples)).seconds(CopyKey("h2d", pinned=True), 2**20)
 
 
 def test_a_missing_spread_names_where_as_many_ranks_were_measured() -> None:
@@ -438,9 +404,9 @@ def test_a_missing_spread_names_where_as_many_ranks_were_measured() -> None:
     samples += [comm(size, 1e-3, ranks=8, nodes=2) for size in SIZES]
     costs = costs_of(measured(samples))
     with pytest.raises(ProfileError, match=r"4 ranks on 2 nodes .*has 4\)"):
-        prices.collective(costs, op="all_to_all", group_size=4, num_bytes=1, num_nodes=2)
+        costs.seconds(CollectiveKey("all_to_all", 4, 2), 1)
     with pytest.raises(ProfileError, match=r"for 8 ranks .*has 8 on 2 nodes\)"):
-        prices.collective(costs, op="all_to_all", group_size=8, num_bytes=1)
+        costs.seconds(CollectiveKey("all_to_all", 8), 1)
 
 
 def test_an_operation_that_was_not_measured_is_named() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cluster import Machine
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.profile import Profile
 from moetune.domain.samples import (
@@ -16,10 +16,10 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.fit.costs import costs_of
-from moetune.fit.profile import fit_profile
 from moetune.measure.points import PointScope
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
+from tests.fit.measured import fitted
 
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=4, activation="gelu")
 MACHINE = Machine(kind="cpu", device="test", num_devices=2, devices_per_node=2, memory_bytes=2**34)
@@ -59,7 +59,7 @@ def visits(point: Point, generator: random.Random, *, slowed: float) -> list[Sam
 def profile(seed: int, *, slowed: float) -> Profile:
     generator = random.Random(seed)
     samples = [visit for point in POINTS for visit in visits(point, generator, slowed=slowed)]
-    return fit_profile(name="test", machine=MACHINE, fingerprint=Fingerprint(), samples=samples)
+    return fitted(samples, MACHINE)
 
 
 def step_seconds(found: Profile, tokens: int, degree: int) -> float:

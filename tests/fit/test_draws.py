@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.domain.costs import Costs, Estimate, costs_of_all
+from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmKey, RowsKey
+from moetune.domain.costs import Costs, Estimate, costs_of_all, seconds_if_known
 from moetune.domain.profile import Profile
 from moetune.domain.samples import GemmForm
 from moetune.fit.variants import resample_costs
-from tests import prices
 from tests.report.lab import lab_profile
 
 NUM = 7
@@ -27,35 +27,21 @@ def predicted(costs: Costs, profile: Profile, size: float) -> list[Estimate | No
     dtype = "bfloat16" if profile.tables or profile is PROFILES["tables"] else "float32"
     group = {id(PROFILES["tables"]): 4, id(PROFILES["rules"]): 64}.get(id(profile), 8)
     found: list[Estimate | None] = [
-        prices.gemm(
-            costs, dtype=dtype, product=form, num_experts=2, rows=size, d_in=d_in, d_out=2048
-        )
+        costs.seconds(GemmKey(dtype, form, 2, d_in, 2048), size)
         for form in FORMS
         for d_in in (512, 8, 700)
     ]
     found += [
-        prices.collective(
-            costs, op="all_to_all", group_size=group, num_bytes=size, in_flight=in_flight
-        )
+        costs.seconds(CollectiveKey("all_to_all", group, in_flight=in_flight), size)
         for in_flight in (1, 2, 7)
     ]
     found += [
-        prices.rows_op(costs, op=op, dtype=dtype, rows=size, width=512)
+        seconds_if_known(costs, RowsKey(op, dtype), size * 512)
         for op in ("gelu", "gelu_backward", "silu", "gather", "gate")
     ]
     if costs.copy_mode is not None:
-        found.append(prices.copy(costs, direction="d2h", pinned=True, num_bytes=size))
-    found.append(
-        prices.attention(
-            costs,
-            dtype=dtype,
-            num_sequences=size,
-            length=512,
-            num_heads=8,
-            head_dim=64,
-            backward=False,
-        )
-    )
+        found.append(costs.seconds(CopyKey("d2h", pinned=True), size))
+    found.append(seconds_if_known(costs, AttentionKey(dtype, 512, 8, 64), size))
     return found
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.costs import Costs, costs_of_all
+from moetune.domain.cluster import Machine
+from moetune.domain.cost_keys import AttentionKey, CollectiveKey, RowsKey
+from moetune.domain.costs import Costs, costs_of_all, seconds_if_known
 from moetune.domain.samples import (
     AttentionPoint,
     CollectivePoint,
@@ -21,12 +22,9 @@ from moetune.domain.samples import (
 )
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import curve_through
-from moetune.fit.extrapolation import (
-    SPREAD_OF_FLIGHT,
-)
-from moetune.fit.profile import fit_profile
+from moetune.fit.extrapolation import SPREAD_OF_FLIGHT
 from moetune.fit.variants import resample_costs
-from tests import prices
+from tests.fit.measured import fitted
 
 MACHINE = Machine(
     kind="cpu", device="Lab CPU", num_devices=4, devices_per_node=4, memory_bytes=2**34
@@ -44,7 +42,7 @@ def costs_from(
         Sample(point=point, seconds=tuple(seconds * np.exp(noise * rng.normal(size=9))))
         for point, seconds in points.items()
     ]
-    made = fit_profile(name="lab", machine=MACHINE, fingerprint=Fingerprint(), samples=samples)
+    made = fitted(samples, MACHINE)
     draws = resample_costs(made, num=NUM_DRAWS, seed=1, allow_modelled=True)
     return costs_of(made, allow_modelled=True), draws
 
@@ -56,8 +54,8 @@ def exchange(num_bytes: float, *, group_size: int = 2, in_flight: int = 1) -> Co
 
 
 def seconds_of(costs: Costs, num_bytes: float, *, group_size: int = 2, in_flight: int = 1) -> float:
-    return prices.collective(
-        costs, op="all_to_all", group_size=group_size, num_bytes=num_bytes, in_flight=in_flight
+    return costs.seconds(
+        CollectiveKey("all_to_all", group_size, in_flight=in_flight), num_bytes
     ).seconds
 
 
@@ -145,8 +143,8 @@ def test_one_in_flight_stands_in_for_several_with_an_error_of_its_own() -> None:
     many = [seconds_of(one, 2**16, in_flight=16) for one in draws]
     assert several == many
     assert spread_between(several, alone) == pytest.approx(SPREAD_OF_FLIGHT, rel=0.2)
-    known = prices.collective(exact, op="all_to_all", group_size=2, num_bytes=2**16)
-    other = prices.collective(exact, op="all_to_all", group_size=2, num_bytes=2**16, in_flight=4)
+    known = exact.seconds(CollectiveKey("all_to_all", 2), 2**16)
+    other = exact.seconds(CollectiveKey("all_to_all", 2, in_flight=4), 2**16)
     assert known.doubts == ()
     (doubt,) = other.doubts
     assert doubt.operation == "all_to_all of 2 ranks, 4 in flight"
@@ -163,7 +161,7 @@ def test_another_group_stands_in_with_an_error_for_each_octave() -> None:
         other = [seconds_of(one, 2**15, group_size=group_size) for one in draws]
         spreads.append(spread_between(other, own))
     assert spreads == pytest.approx([0.3, 0.3], rel=0.2)
-    found = prices.collective(exact, op="all_to_all", group_size=4, num_bytes=2**15)
+    found = exact.seconds(CollectiveKey("all_to_all", 4), 2**15)
     assert found.trust == "modelled"
     assert [one.stand_in for one in found.doubts] == ["all_to_all of 2 ranks"]
 
@@ -192,17 +190,15 @@ def test_a_doubt_names_the_operation_the_size_and_what_was_measured() -> None:
     }  # fmt: skip
     exact, draws = costs_from(points | products())
     for rows, expected in ((4, 1), (8, 0), (64, 0), (256, 1)):
-        found = prices.rows_op(exact, op="gelu", dtype="float32", rows=rows, width=512)
+        found = seconds_if_known(exact, RowsKey("gelu", "float32"), rows * 512)
         assert found is not None
         assert len(found.doubts) == expected
         for doubt in found.doubts:
             assert (doubt.operation, doubt.unit) == ("gelu in float32", "elements")
             assert (doubt.size, doubt.low, doubt.high) == (512 * rows, 512 * 8, 512 * 128)
-    longer = prices.attention(
-        exact, dtype="float32", num_sequences=1, length=128, num_heads=2, head_dim=8, backward=False
-    )
+    longer = seconds_if_known(exact, AttentionKey("float32", 128, 2, 8), 1)
     assert longer is not None
     assert longer.doubts[0].stand_in == "attention of 2 heads over 64 tokens in float32"
-    drawn = prices.rows_op(draws[0], op="gelu", dtype="float32", rows=4, width=512)
+    drawn = seconds_if_known(draws[0], RowsKey("gelu", "float32"), 4 * 512)
     assert drawn is not None
     assert drawn.doubts == ()

@@ -1,16 +1,14 @@
 """Reference machines that are short files on others: published rates, and nothing foreign."""
 
-import functools
-
 import pytest
 
-from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.domain.cost_keys import GemmKey
-from moetune.domain.profile import Profile
+from moetune.app.files import bundled_profiles
+from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey, RowsKey
+from moetune.domain.costs import seconds_if_known
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.site import Site, site_of
 from moetune.fit.costs import costs_of
-from tests import prices
+from tests.fit.measured import read
 
 GIB = 2**30
 ON_OTHERS = (
@@ -19,19 +17,12 @@ ON_OTHERS = (
 )  # fmt: skip
 
 
-@functools.cache
-def read(name: str) -> Profile:
-    return load_profile_file(bundled_profiles()[name])
-
-
 def site(name: str) -> Site:
     return site_of(read(name))
 
 
 def collective(name: str, op: CollectiveOp, ranks: int, num_bytes: float) -> float:
-    return prices.collective(
-        costs_of(read(name)), op=op, group_size=ranks, num_bytes=num_bytes
-    ).seconds
+    return costs_of(read(name)).seconds(CollectiveKey(op, ranks), num_bytes).seconds
 
 
 def gemm(name: str, dtype: str = "bfloat16") -> float:
@@ -108,14 +99,12 @@ def test_hosts_of_one_device_send_over_the_network_alone() -> None:
 
 def test_slower_memory_and_host_links_scale_what_goes_by_them() -> None:
     def adam(name: str) -> float:
-        found = prices.rows_op(costs_of(read(name)), op="adam", dtype="bfloat16", rows=1e9, width=1)
+        found = seconds_if_known(costs_of(read(name)), RowsKey("adam", "bfloat16"), 1e9)
         assert found is not None
         return found.seconds
 
     def copied(name: str) -> float:
-        return prices.copy(
-            costs_of(read(name)), direction="h2d", pinned=True, num_bytes=GIB
-        ).seconds
+        return costs_of(read(name)).seconds(CopyKey("h2d", pinned=True), GIB).seconds
 
     assert adam("h100-96gb-x8") / adam("h100-x8") == pytest.approx(3.35 / 2.4, rel=0.01)
     assert adam("mi300x-x8") / adam("h100-x8") == pytest.approx(3.35 / 5.3, rel=0.01)

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CopyLine, Profile, RowsLine
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable, Network
 from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
+from moetune.fit.based import merged
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import curve_through
-from moetune.fit.merged import merged
 from moetune.fit.operations import Predictor
 from moetune.fit.pool import Origin
 from moetune.fit.profile import fit_profile
-from tests import prices
 from tests.fit.measured import measured_profile
 
 KIB, MIB = 2**10, 2**20
@@ -93,36 +93,30 @@ def both(base: Profile) -> Profile:
 
 def test_measured_points_win_where_they_cover(both: Profile) -> None:
     costs = costs_of(both)
-    exact = prices.collective(costs, op="all_to_all", group_size=2, num_bytes=MIB)
+    exact = costs.seconds(CollectiveKey("all_to_all", 2), MIB)
     assert exact.seconds == pytest.approx(2 * exchange(2, MIB))
     assert exact.trust == "measured"
-    between = prices.collective(costs, op="all_to_all", group_size=2, num_bytes=4 * MIB)
+    between = costs.seconds(CollectiveKey("all_to_all", 2), 4 * MIB)
     assert (between.trust, between.doubts) == ("interpolated", ())
     # The line between three points, 16 times apart, not the reference's own 4 MiB.
     assert between.seconds == pytest.approx(2 * exchange(2, 4 * MIB), rel=0.07)
-    exact = prices.gemm(
-        costs, dtype="bfloat16", product="forward", num_experts=1, rows=1024, d_in=512, d_out=512
-    )
+    exact = costs.seconds(GemmKey("bfloat16", "forward", 1, 512, 512), 1024)
     assert exact.trust == "measured"
     # The reference knows 2,048 rows, but measured ones are on both sides.
-    between = prices.gemm(
-        costs, dtype="bfloat16", product="forward", num_experts=1, rows=2048, d_in=512, d_out=512
-    )
+    between = costs.seconds(GemmKey("bfloat16", "forward", 1, 512, 512), 2048)
     assert between.trust == "interpolated"
 
 
 def test_the_rest_is_the_reference_at_this_machines_speed(both: Profile) -> None:
     costs = costs_of(both)
     for ranks, size in ((2, 256 * MIB), (2, 4 * KIB), (4, MIB), (8, MIB)):
-        found = prices.collective(costs, op="all_to_all", group_size=ranks, num_bytes=size)
+        found = costs.seconds(CollectiveKey("all_to_all", ranks), size)
         assert found.seconds == pytest.approx(2 * exchange(ranks, size), rel=1e-6)
         assert found.trust == "modelled"
         assert [one.stand_in for one in found.doubts] == [
             "modelled (base × 2, over 3 common points: paper)"
         ]
-    other = prices.gemm(
-        costs, dtype="bfloat16", product="forward", num_experts=1, rows=4096, d_in=512, d_out=2048
-    )
+    other = costs.seconds(GemmKey("bfloat16", "forward", 1, 512, 2048), 4096)
     assert other.seconds == pytest.approx(1.2 * product(4096, 512, 2048), rel=1e-6)
     assert other.trust == "modelled"
     assert "base × 1.2" in other.doubts[0].stand_in
@@ -132,7 +126,7 @@ def test_groups_of_more_nodes_follow_the_base(both: Profile) -> None:
     # Sixteen ranks are two nodes of the base's eight: half of a rank's bytes cross its 1 GB/s.
     assert (both.machine.num_devices, both.machine.devices_per_node) == (2, 8)
     assert both.machine.memory_bytes == NODE.memory_bytes
-    found = prices.collective(costs_of(both), op="all_to_all", group_size=16, num_bytes=10**9)
+    found = costs_of(both).seconds(CollectiveKey("all_to_all", 16), 10**9)
     assert found.seconds == pytest.approx(0.5)
 
 
@@ -149,16 +143,14 @@ def test_a_measured_base_stands_in_with_its_samples() -> None:
     labels = {(one.label, one.source) for one in both.tables if isinstance(one, GemmTable)}
     assert labels == {("measured", "whole: samples of whole")}
     costs = costs_of(both)
-    exchanged = prices.collective(costs, op="all_to_all", group_size=4, num_bytes=2**22)
+    exchanged = costs.seconds(CollectiveKey("all_to_all", 4), 2**22)
     assert exchanged.seconds == pytest.approx(5e-5 + 2**22 * 4e-10, rel=1e-3)
-    multiplied = prices.gemm(
-        costs, dtype="float32", product="grad_weight", num_experts=4, rows=512, d_in=512, d_out=2048
-    )
+    multiplied = costs.seconds(GemmKey("float32", "grad_weight", 4, 512, 2048), 512)
     assert multiplied.seconds == pytest.approx(2e-5 + 4 * 512 * 512 * 2048 * 2e-13, rel=1e-3)
     assert multiplied.trust == "modelled"
     # What was measured again, with the merged profile as its base, is not scaled twice.
     again = merged(mine, replace(both, samples=()))
-    found = prices.collective(costs_of(again), op="all_to_all", group_size=4, num_bytes=2**22)
+    found = costs_of(again).seconds(CollectiveKey("all_to_all", 4), 2**22)
     assert found.seconds == pytest.approx(exchanged.seconds, rel=1e-3)
 
 

@@ -1,39 +1,24 @@
 """The machines people train on say what was published, and scale by their stated rules."""
 
-import functools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from moetune.app.files import load_profile_file
-from moetune.domain.cost_keys import GemmKey
-from moetune.domain.profile import Profile
-from moetune.domain.reference import (
-    CollectiveTable,
-    GemmTable,
-)
+from moetune.domain.cost_keys import CollectiveKey, GemmKey
+from moetune.domain.reference import CollectiveTable, GemmTable
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.fit.scaled import Speeds, scale_profile
-from tests import prices
+from moetune.fit.speeds import Speeds, scale_profile
+from tests.fit.measured import read
 
-PROFILES = Path(__file__).parents[2] / "profiles"
 MIB = 2**20
 KEPT = 0.031
 """Points that are left out lie within 3 % of the curve; and figures are rounded."""
 
 
-@functools.cache
-def read(name: str) -> Profile:
-    return load_profile_file(PROFILES / f"{name}.toml")
-
-
 def seconds(name: str, op: CollectiveOp, ranks: int, num_bytes: float, *, nodes: int = 0) -> float:
     costs = costs_of(read(name))
-    return prices.collective(
-        costs, op=op, group_size=ranks, num_nodes=nodes, num_bytes=num_bytes
-    ).seconds
+    return costs.seconds(CollectiveKey(op, ranks, nodes), num_bytes).seconds
 
 
 def gemm(name: str, rows: int, d_out: int, d_in: int, dtype: str = "bfloat16") -> float:
@@ -196,7 +181,7 @@ def test_the_rule_inside_a_node_predicts_eight_ranks_from_four(op: CollectiveOp)
     )
     ruled = costs_of(replace(profile, tables=fewer))
     for num_bytes in (64 * 1024, 8 * MIB, 64 * MIB, 512 * MIB):
-        found = prices.collective(ruled, op=op, group_size=8, num_bytes=num_bytes)
+        found = ruled.seconds(CollectiveKey(op, 8), num_bytes)
         assert found.trust == "modelled"
         assert found.seconds == pytest.approx(seconds("h100-x8", op, 8, num_bytes), rel=0.3)
 
@@ -211,16 +196,14 @@ def test_an_h800_is_an_h100_with_less_nvlink() -> None:
 
 def test_predictions_from_tables_are_modelled_and_rules_are_named() -> None:
     costs = costs_of(read("h100-x8"))
-    published = prices.collective(costs, op="all_to_all", group_size=8, num_bytes=64 * MIB)
+    published = costs.seconds(CollectiveKey("all_to_all", 8), 64 * MIB)
     assert (published.trust, published.doubts) == ("modelled", ())
-    ruled = prices.collective(costs, op="all_to_all", group_size=64, num_bytes=64 * MIB)
+    ruled = costs.seconds(CollectiveKey("all_to_all", 64), 64 * MIB)
     assert ruled.trust == "modelled"
     assert [(one.operation, one.stand_in) for one in ruled.doubts] == [
         ("all_to_all of 64 ranks", "the modelled rule for more ranks")
     ]
-    copied = prices.collective(
-        costs_of(read("h800-x8")), op="all_to_all", group_size=8, num_bytes=MIB
-    )
+    copied = costs_of(read("h800-x8")).seconds(CollectiveKey("all_to_all", 8), MIB)
     assert "× 900/400" in copied.doubts[0].stand_in
 
 
@@ -228,11 +211,9 @@ def test_whatif_speeds_scale_tables_and_the_rule() -> None:
     profile = read("h100-x8")
     fast = costs_of(scale_profile(profile, Speeds(communication=2.0, computation=4.0)))
     for ranks in (8, 64):
-        found = prices.collective(fast, op="all_to_all", group_size=ranks, num_bytes=64 * MIB)
+        found = fast.seconds(CollectiveKey("all_to_all", ranks), 64 * MIB)
         assert found.seconds == pytest.approx(seconds("h100-x8", "all_to_all", ranks, 64 * MIB) / 2)
-    found = prices.gemm(
-        fast, dtype="bfloat16", product="forward", num_experts=1, rows=4096, d_in=4096, d_out=4096
-    )
+    found = fast.seconds(GemmKey("bfloat16", "forward", 1, 4096, 4096), 4096)
     assert found.seconds == pytest.approx(gemm("h100-x8", 4096, 4096, 4096) / 4)
     assert profile.network is not None
     plain = scale_profile(replace(profile, network=None), Speeds(computation=2.0))
@@ -243,7 +224,5 @@ def test_a_table_of_one_shape_holds_its_rate_beyond_its_rows() -> None:
     points = tuple((rows, 512.0, 512.0, rows * 1e-8) for rows in (256.0, 1024.0, 4096.0))
     table = GemmTable(label="published", source="x", dtype="bfloat16", points=points)
     costs = costs_of(replace(read("h100-x8"), tables=(table,)))
-    found = prices.gemm(
-        costs, dtype="bfloat16", product="forward", num_experts=1, rows=8192, d_in=512, d_out=512
-    )
+    found = costs.seconds(GemmKey("bfloat16", "forward", 1, 512, 512), 8192)
     assert found.seconds == pytest.approx(8192e-8)

@@ -1,24 +1,19 @@
 """The shipped profiles say what the papers say."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from moetune.app.files import load_profile_file
-from moetune.domain.cost_keys import CollectiveKey, GemmKey
-from moetune.domain.profile import Profile, profile_from_document
+from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey, RowsKey
+from moetune.domain.costs import seconds_if_known
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.site import site_of
 from moetune.fit.costs import costs_of
-from tests import prices
+from tests.fit.measured import line_of, read
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 FIG_6B = {16: (1.72e-5, 2.96e-10), 32: (2.09e-4, 3.54e-10), 64: (7.83e-4, 3.84e-10)}
-
-
-def read(name: str) -> Profile:
-    return profile_from_document(tomllib.loads((PROFILES / f"{name}.toml").read_text()))
 
 
 @pytest.mark.parametrize("num_gpus", FIG_6B)
@@ -31,8 +26,8 @@ def test_pipemoe_profile_has_the_constants_of_figure_6(num_gpus: int) -> None:
     assert (profile.machine.num_devices, profile.machine.devices_per_node) == (num_gpus, 4)
     assert profile.machine.memory_bytes == 11 * 2**30
     costs = costs_of(profile)
-    gemm = prices.line_of(costs, GemmKey("float32"))
-    all_to_all = prices.line_of(costs, CollectiveKey("all_to_all", num_gpus))
+    gemm = line_of(costs, GemmKey("float32"))
+    all_to_all = line_of(costs, CollectiveKey("all_to_all", num_gpus))
     assert not costs.is_measured("float32")
     assert (gemm.alpha_seconds, gemm.beta_seconds) == pytest.approx((6.19e-5, 4.1e-14))
     found = all_to_all.alpha_seconds, all_to_all.beta_seconds
@@ -48,12 +43,11 @@ def test_the_a100_profile_has_the_wires_and_the_memory_of_the_data_sheets() -> N
     profile = read("a100-x4")
     costs = costs_of(profile)
     # PCIe 4.0 moves 31.5 GB/s; of 4 ranks' shares 3 arrive; Adam moves 30 bytes a parameter.
-    copied = prices.copy(costs, direction="h2d", pinned=True, num_bytes=31.5e9)
-    gathered = prices.collective(costs, op="all_gather", group_size=4, num_bytes=31.5e9 / 3)
+    copied = costs.seconds(CopyKey("h2d", pinned=True), 31.5e9)
+    gathered = costs.seconds(CollectiveKey("all_gather", 4), 31.5e9 / 3)
     assert [one.seconds for one in (copied, gathered)] == pytest.approx([1, 1], rel=1e-3)
     stepped = [
-        prices.rows_op(costs, op=op, dtype="bfloat16", rows=1e9, width=1)
-        for op in ("adam", "host_adam")
+        seconds_if_known(costs, RowsKey(op, "bfloat16"), 1e9) for op in ("adam", "host_adam")
     ]
     assert [one.seconds for one in stepped if one] == pytest.approx(
         [30 / 1935, 30 / 409.6], rel=0.01
@@ -80,11 +74,5 @@ def test_the_a100_profile_has_the_wires_and_the_memory_of_the_data_sheets() -> N
 def test_the_v100_profile_has_the_wires_of_the_paper(
     op: CollectiveOp, group_size: int, num_nodes: int, num_bytes: float, seconds: float
 ) -> None:
-    found = prices.collective(
-        costs_of(read("v100-x256")),
-        op=op,
-        group_size=group_size,
-        num_nodes=num_nodes,
-        num_bytes=num_bytes,
-    )
+    found = costs_of(read("v100-x256")).seconds(CollectiveKey(op, group_size, num_nodes), num_bytes)
     assert found.seconds == pytest.approx(seconds + 6.19e-5, rel=1e-5)

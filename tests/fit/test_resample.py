@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.cluster import Machine
 from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.costs import Costs
 from moetune.domain.interference import CommSpeed, Interference
@@ -21,9 +21,8 @@ from moetune.domain.samples import (
 )
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import SPACING_SHARE
-from moetune.fit.profile import fit_profile
 from moetune.fit.variants import resample_costs
-from tests import prices
+from tests.fit.measured import fitted, line_of
 
 MACHINE = Machine(
     kind="cpu", device="Lab CPU", num_devices=2, devices_per_node=2, memory_bytes=2**34
@@ -82,24 +81,19 @@ def profile(*, noise: float, bumps: float = 0.0) -> Profile:
             for rows in (8, 32, 128, 512)
         ),
     ]
-    return fit_profile(name="lab", machine=MACHINE, fingerprint=Fingerprint(), samples=samples)
+    return fitted(samples, MACHINE)
 
 
 def all_to_all(
     costs: Sequence[Costs], num_bytes: float
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array(
-        [
-            prices.collective(one, op="all_to_all", group_size=2, num_bytes=num_bytes).seconds
-            for one in costs
-        ]
+        [one.seconds(CollectiveKey("all_to_all", 2), num_bytes).seconds for one in costs]
     )
 
 
 def gemm(costs: Costs, *, d_in: int, rows: float = 100) -> float:
-    return prices.gemm(
-        costs, dtype="float32", product="forward", num_experts=1, rows=rows, d_in=d_in, d_out=512
-    ).seconds
+    return costs.seconds(GemmKey("float32", "forward", 1, d_in, 512), rows).seconds
 
 
 def test_draws_lie_around_the_costs_with_the_noise_of_a_median() -> None:
@@ -132,8 +126,8 @@ def test_systematic_error_moves_a_whole_curve_together() -> None:
 
 def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
     drawn = resample_costs(PUBLISHED, num=400, seed=3)
-    lines = [prices.line_of(one, CollectiveKey("all_to_all", 2)) for one in drawn]
-    products = [prices.line_of(one, GemmKey("float32")) for one in drawn]
+    lines = [line_of(one, CollectiveKey("all_to_all", 2)) for one in drawn]
+    products = [line_of(one, GemmKey("float32")) for one in drawn]
 
     for found, truth in ((lines, (1e-4, 3e-10)), (products, (6e-5, 4e-14))):
         pairs = np.array([(one.alpha_seconds, one.beta_seconds) for one in found])
@@ -160,7 +154,7 @@ def disturbed(alone: tuple[float, ...], beside: tuple[float, ...]) -> Profile:
         Sample(point=InterferencePoint(victim="comm"), seconds=alone),
         Sample(point=InterferencePoint(victim="comm", others=("comp",)), seconds=beside),
     ]
-    return fit_profile(name="lab", machine=MACHINE, fingerprint=Fingerprint(), samples=samples)
+    return fitted(samples, MACHINE)
 
 
 def test_interference_is_drawn_from_its_raw_times() -> None:

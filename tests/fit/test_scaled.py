@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.domain.costs import Costs
+from moetune.domain.cost_keys import CollectiveKey, CopyKey, GemmKey, RowsKey
+from moetune.domain.costs import Costs, seconds_if_known
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile, RowsLine
 from moetune.fit.costs import costs_of
-from moetune.fit.scaled import Speeds, scale_profile
-from tests import prices
+from moetune.fit.speeds import Speeds, scale_profile
 from tests.fit.measured import measured_profile
 
 MEASURED = measured_profile()
@@ -26,26 +26,21 @@ def times(profile: Profile) -> dict[str, tuple[float, ...]]:
     costs: Costs = costs_of(profile)
     ranks = 4 if profile.samples else 64
     computation = [
-        prices.gemm(costs, dtype="float32", product=form, num_experts=experts, rows=rows, d_in=d_in,
-                   d_out=2048)
+        costs.seconds(GemmKey("float32", form, experts, d_in, 2048), rows)
         for form in ("forward", "grad_weight")
         for experts, rows, d_in in ((1, 128, 512), (2, 300, 512), (4, 77, 1024))
     ]  # fmt: skip
     if profile.samples:
-        gelu = prices.rows_op(costs, op="gelu", dtype="float32", rows=100, width=512)
+        gelu = seconds_if_known(costs, RowsKey("gelu", "float32"), 100 * 512)
         assert gelu is not None
         computation.append(gelu)
     communication = [
-        prices.collective(
-            costs, op="all_to_all", group_size=ranks, num_bytes=size, in_flight=several
-        )
+        costs.seconds(CollectiveKey("all_to_all", ranks, in_flight=several), size)
         for size in (2**14, 1e6, 1e9)
         for several in (1, 4)
     ]
     copies = [
-        prices.copy(costs, direction="h2d", pinned=True, num_bytes=size)
-        for size in (2**14, 1e6)
-        if profile.samples
+        costs.seconds(CopyKey("h2d", pinned=True), size) for size in (2**14, 1e6) if profile.samples
     ]
     return {
         "computation": tuple(one.seconds for one in computation),
@@ -109,8 +104,8 @@ def test_published_lines_of_memory_bound_operations_are_computation() -> None:
     line = RowsLine(op="gelu", dtype="float32", alpha_seconds=6e-6, beta_seconds_per_element=9e-12)
     published = replace(PUBLISHED, rows=(line,))
     speeds = Speeds(computation=3.0, communication=5.0, copies=7.0)
-    found = prices.rows_op(
-        costs_of(scale_profile(published, speeds)), op="gelu", dtype="float32", rows=1000, width=50
+    found = seconds_if_known(
+        costs_of(scale_profile(published, speeds)), RowsKey("gelu", "float32"), 1000 * 50
     )
     assert found is not None
     assert found.seconds == pytest.approx((6e-6 + 9e-12 * 50_000) / 3)

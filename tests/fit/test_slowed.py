@@ -7,17 +7,16 @@ import pytest
 
 from moetune.app.files import load_profile_file
 from moetune.domain.constraints import Strategy
-from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.cost_keys import AttentionKey, CollectiveKey, GemmKey
+from moetune.domain.costs import Costs, LinearCost, seconds_if_known
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.fit.scaled import Speeds, scale_profile
-from moetune.fit.slowed import PARTS, Slowdown, slowed
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.fit.speeds import PARTS, Slowdown, Speeds, scale_profile, slowed
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
-from tests import prices
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts
 
 LAB = Path(__file__).parents[1] / "golden" / "lab.toml"
@@ -91,23 +90,13 @@ def test_stronger_interference_lengthens_what_others_lengthen() -> None:
 def test_parts_leave_each_other_alone() -> None:
     for part in PARTS:
         found = slowed(BASE, Slowdown(part=part, factor=3.0))
-        gemm = prices.gemm(
-            found, dtype="bfloat16", product="forward", num_experts=2, rows=8, d_in=16, d_out=32
-        )
+        gemm = found.seconds(GemmKey("bfloat16", "forward", 2, 16, 32), 8)
         wanted = {
             "gemm rate": GEMM.alpha_seconds + 3 * GEMM.beta_seconds * 8192,
             "gemm start-up": 3 * GEMM.alpha_seconds + GEMM.beta_seconds * 8192,
         }.get(part, GEMM.seconds(8192))
         assert gemm.seconds == pytest.approx(wanted, rel=1e-12)
-        attention = prices.attention(
-            found,
-            dtype="bfloat16",
-            num_sequences=1,
-            length=10,
-            num_heads=1,
-            head_dim=10,
-            backward=False,
-        )
+        attention = seconds_if_known(found, AttentionKey("bfloat16", 10, 1, 10), 1)
         assert attention is not None
         assert attention.seconds == pytest.approx(3e-10 if part == "attention" else 1e-10)
 
@@ -118,16 +107,16 @@ def test_measured_parts_together_are_a_machine_of_another_speed() -> None:
     op: CollectiveOp = "all_to_all"
     for num_bytes in (2e3, 1e5, 3e6):
         whole = costs_of(scale_profile(profile, Speeds(communication=0.5)))
-        wanted = prices.collective(whole, op=op, group_size=2, num_bytes=num_bytes).seconds
+        wanted = whole.seconds(CollectiveKey(op, 2), num_bytes).seconds
         both = slowed(
             slowed(own, Slowdown(part=f"{op} bandwidth", factor=2.0)),
             Slowdown(part=f"{op} start-up", factor=2.0),
         )
-        found = prices.collective(both, op=op, group_size=2, num_bytes=num_bytes).seconds
+        found = both.seconds(CollectiveKey(op, 2), num_bytes).seconds
         assert found == pytest.approx(wanted, rel=1e-6)
         start = slowed(own, Slowdown(part=f"{op} start-up", factor=2.0))
-        least = prices.collective(own, op=op, group_size=2, num_bytes=0.0).seconds
-        more = prices.collective(start, op=op, group_size=2, num_bytes=num_bytes).seconds
-        plain = prices.collective(own, op=op, group_size=2, num_bytes=num_bytes).seconds
+        least = own.seconds(CollectiveKey(op, 2), 0.0).seconds
+        more = start.seconds(CollectiveKey(op, 2), num_bytes).seconds
+        plain = own.seconds(CollectiveKey(op, 2), num_bytes).seconds
         assert more - plain == pytest.approx(least, rel=1e-9)
     assert slowed(own, Slowdown(part="gemm rate", factor=2.0)).is_measured("float32")

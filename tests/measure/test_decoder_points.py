@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.cluster import Machine
-from moetune.domain.costs import Costs, Estimate
+from moetune.domain.cost_keys import AttentionKey, CollectiveKey, GemmKey
+from moetune.domain.costs import Costs, Estimate, seconds_if_known
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer, paper_decoder
 from moetune.domain.profile import Profile
@@ -16,7 +17,6 @@ from moetune.huggingface.registry import named_model
 from moetune.measure.decoder_points import MeasuredModel
 from moetune.measure.grid import Preset
 from moetune.measure.points import PointScope
-from tests import prices
 
 MACHINE = Machine(kind="cpu", device="lab", num_devices=4, devices_per_node=2, memory_bytes=2**34)
 MODEL = Transformer(
@@ -68,15 +68,15 @@ def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estima
     for (name, (d_in, d_out)), form in ((pair, one) for pair in shapes.items() for one in PRODUCTS):
         yield (
             f"{name} {form}",
-            prices.gemm(
-                costs, dtype=DTYPE, product=form, num_experts=1, rows=rows, d_in=d_in, d_out=d_out
-            ),
+            costs.seconds(GemmKey(DTYPE, form, 1, d_in, d_out), rows),
         )
     for backward in (False, True):
-        yield "attention", prices.attention(
-            costs, dtype=DTYPE, num_sequences=rows / 128, length=128, num_heads=4 // width,
-            head_dim=64, backward=backward,
-        )  # fmt: skip
+        yield (
+            "attention",
+            seconds_if_known(
+                costs, AttentionKey(DTYPE, 128, 4 // width, 64, backward=backward), rows / 128
+            ),
+        )
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -95,10 +95,7 @@ def test_the_experts_of_every_layout_are_covered(local_experts: int) -> None:
     costs = costs_by(points_of())
     for rows in (TOKENS // local_experts, TOKENS // local_experts // 8):
         for form in PRODUCTS:
-            found = prices.gemm(
-                costs, dtype=DTYPE, product=form, num_experts=local_experts, rows=rows, d_in=256,
-                d_out=1024,
-            )  # fmt: skip
+            found = costs.seconds(GemmKey(DTYPE, form, local_experts, 256, 1024), rows)  # fmt: skip
             assert found.trust in ("measured", "interpolated")
 
 
@@ -107,14 +104,10 @@ def test_collectives_of_all_gradients_and_parameters_are_covered(group: tuple[in
     attention, network = 4 * 256**2, 2 * 256 * 1024
     parameters = 4 * attention + (2 + 2 * 4) * network + 2 * 250 * 256
     costs = costs_by(points_of())
-    reduced = prices.collective(
-        costs, op="reduce_scatter", group_size=group[0], num_nodes=group[1],
-        num_bytes=4 * parameters,
-    )  # fmt: skip
-    gathered = prices.collective(
-        costs, op="all_gather", group_size=group[0], num_nodes=group[1],
-        num_bytes=4 * parameters / group[0],
-    )  # fmt: skip
+    reduced = costs.seconds(CollectiveKey("reduce_scatter", group[0], group[1]), 4 * parameters)
+    gathered = costs.seconds(
+        CollectiveKey("all_gather", group[0], group[1]), 4 * parameters / group[0]
+    )
     assert {reduced.trust, gathered.trust} <= {"measured", "interpolated"}
 
 

@@ -16,6 +16,7 @@ from moetune.app.subjects import LayerSubject
 from moetune.app.views.layer_reasons import options_of
 from moetune.app.views.observed import drift_figure, rolling_median, sound_rows, thinned
 from moetune.app.views.plan import plan_sections
+from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.plan import Plan
 from moetune.domain.records import Stored
 from moetune.fit.costs import costs_of
@@ -33,8 +34,7 @@ from moetune.report.plan_figures import (
     timeline_figure,
 )
 from moetune.report.section import Figure, all_figures
-from moetune.solve.predict import plan_timelines
-from tests import prices
+from moetune.solve.trace import plan_timelines
 from tests.report.lab import lab_plan, lab_profile, observations
 
 
@@ -115,7 +115,7 @@ def test_the_fit_shows_the_measured_medians_and_a_curve_through_them() -> None:
     costs = costs_of(lab_profile())
     for size, seconds in zip(predicted.x, predicted.y, strict=True):
         assert isinstance(size, float)
-        found = prices.collective(costs, op="all_to_all", group_size=8, num_bytes=size)
+        found = costs.seconds(CollectiveKey("all_to_all", 8), size)
         assert seconds == pytest.approx(found.seconds, rel=1e-12)
 
 
@@ -126,10 +126,7 @@ def test_the_band_is_that_of_the_draws_a_plan_is_judged_by() -> None:
     for _, size, seconds, low, high in rows:
         assert isinstance(size, float)
         assert isinstance(seconds, float)
-        found = [
-            prices.collective(one, op="all_to_all", group_size=8, num_bytes=size).seconds
-            for one in draws
-        ]
+        found = [one.seconds(CollectiveKey("all_to_all", 8), size).seconds for one in draws]
         assert (low, high) == pytest.approx(tuple(np.percentile(found, (5, 95))))
         assert isinstance(low, float)
         assert isinstance(high, float)

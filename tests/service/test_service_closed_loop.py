@@ -6,7 +6,7 @@ from moetune.app.planner import ServicePlanner
 from moetune.domain.document import encode
 from moetune.domain.records import Observation
 from moetune.fit.drift import NUM_FIRST, NUM_SKIPPED
-from moetune.fit.scaled import Speeds, scale_profile
+from moetune.fit.speeds import Speeds, scale_profile
 from tests.app.observed import PLAN, PROFILE, observed
 from tests.service.asking import Client
 

@@ -19,14 +19,15 @@ from moetune.domain.cost_keys import (
 from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, Trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
-from moetune.domain.layer import LayerKey, LayerShape, Workload
+from moetune.domain.layer import PHASES, LayerKey, LayerShape, Workload
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
 from moetune.solve.layer.choose import DegreeChooser
-from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import LayerProblem, SolvedPlan
+from moetune.solve.layer.costs import layer_costs
+from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.times import StepTime
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
@@ -41,7 +42,7 @@ def best_moe_step(*, workload: Workload, costs: Costs, bounds: Bounds) -> StepTi
     chooser = DegreeChooser(costs=layer, bounds=bounds)
     degrees = chooser.degrees(tokens)
     assert degrees is not None
-    forward, backward = chooser.times(tokens, degrees)
+    forward, backward = map(chooser.time, PHASES, [tokens, tokens], degrees)
     return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
 
 
@@ -200,12 +201,13 @@ def solution(
     resamples: Sequence[Costs] = (),
     device_memory_bytes: int = 2**40,
     provenance: Provenance = "measured",
-) -> SolvedPlan:
-    """Return the solution of a layer: the middle-sized one, with lines for costs."""
-    return LayerProblem(
+) -> Plan:
+    """Return the plan of a layer: the middle-sized one, with lines for costs."""
+    problem = LayerProblem(
         inputs=inputs or plan_inputs(), costs=costs or LinearCosts(), resamples=resamples,
         bounds=bounds or Bounds(), device_memory_bytes=device_memory_bytes, provenance=provenance,
-    ).solve()  # fmt: skip
+    )  # fmt: skip
+    return problem.solved(problem.ranked())
 
 
 def event_by_event(

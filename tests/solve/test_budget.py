@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.layer.choose import DegreeChooser
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.parallelism import layer_costs
 from tests.solve.costs_by_hand import LinearCosts
 
 DEGREES = range(1, 10)

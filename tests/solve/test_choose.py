@@ -17,8 +17,8 @@ from moetune.solve.layer.choose import (
     DegreeChooser,
     DegreeTable,
 )
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.memory import Degrees
-from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import phase_time
 from tests.report.lab import LAYER
 from tests.solve.costs_by_hand import LinearCosts

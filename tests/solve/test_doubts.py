@@ -7,9 +7,9 @@ import pytest
 
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Doubt
+from moetune.domain.plan import Plan
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.doubts import doubt_warnings
-from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import SolvedPlan
 from moetune.solve.layer.times import step_time
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts, plan_inputs, solution
 
@@ -29,17 +29,17 @@ def with_start_up(*factors: float) -> tuple[Costs, ...]:
     )
 
 
-def solve(costs: Costs, resamples: Sequence[Costs], bounds: Bounds | None = None) -> SolvedPlan:
+def solve(costs: Costs, resamples: Sequence[Costs], bounds: Bounds | None = None) -> Plan:
     return solution(costs=costs, resamples=resamples, bounds=bounds)
 
 
-def degrees_of(solved: SolvedPlan) -> tuple[int, int]:
-    return solved.plan.pipeline.forward_degree, solved.plan.pipeline.backward_degree
+def degrees_of(plan: Plan) -> tuple[int, int]:
+    return plan.pipeline.forward_degree, plan.pipeline.backward_degree
 
 
 def expected_losses(resamples: Sequence[Costs], degrees: tuple[int, int]) -> tuple[float, float]:
     """Expected relative loss of several chunks against one, and of one against several."""
-    workload = plan_inputs().workload(solve(DOUBTED, ()).plan.layout)
+    workload = plan_inputs().workload(solve(DOUBTED, ()).layout)
 
     def seconds(costs: Costs, forward_degree: int, backward_degree: int) -> float:
         return step_time(
@@ -64,23 +64,23 @@ def test_doubtful_chunks_are_taken_only_where_they_are_expected_to_gain(
     assert min(several) > 1
     resamples = with_start_up(*factors)
     loss, loss_of_one = expected_losses(resamples, several)
-    solved = solve(DOUBTED, resamples)
-    assert (solved.ranked.declined is not None) == (loss >= loss_of_one)
-    assert degrees_of(solved) == ((1, 1) if loss >= loss_of_one else several)
+    plan = solve(DOUBTED, resamples)
+    assert ("One chunk is the safe answer" in plan.decision.why) == (loss >= loss_of_one)
+    assert degrees_of(plan) == ((1, 1) if loss >= loss_of_one else several)
 
 
 def test_one_chunk_as_the_safe_answer_holds_everywhere_in_the_plan() -> None:
     several = solve(DOUBTED, ())
-    solved = solve(DOUBTED, with_start_up(*LOSING))
-    plan, terms = solved.plan, solved.terms
+    plan = solve(DOUBTED, with_start_up(*LOSING))
     assert {(forward, backward) for _, _, forward, backward in plan.pipeline.ranges} == {(1, 1)}
     assert plan.predicted.step_seconds == plan.predicted.sequential_step_seconds
-    chosen = next(one for one in terms.strategies if one.is_chosen)
+    assert plan.terms is not None
+    chosen = next(one for one in plan.terms.strategies if one.is_chosen)
     assert (chosen.forward_degree, chosen.backward_degree) == (1, 1)
     assert chosen.step_seconds == plan.predicted.step_seconds
     promised = [one for one in plan.alternatives if one.step_seconds < plan.predicted.step_seconds]
     assert degrees_of(several) in {(one.forward_degree, one.backward_degree) for one in promised}
-    assert plan.decision.why != several.plan.decision.why
+    assert plan.decision.why != several.decision.why
 
 
 def test_warnings_name_each_operation_with_all_its_sizes_and_what_measures_them() -> None:
@@ -101,7 +101,7 @@ def test_warnings_name_each_operation_with_all_its_sizes_and_what_measures_them(
 
 
 def test_a_plan_names_what_its_times_and_those_of_one_chunk_rest_on() -> None:
-    plan = solve(DOUBTED, ()).plan
+    plan = solve(DOUBTED, ())
     assert sum(FAR.operation in warning for warning in plan.warnings) == 1
     assert any("--d-model 1024 --d-hidden 4096" in warning for warning in plan.warnings)
-    assert solve(replace(DOUBTED, doubts=(), trust="measured"), ()).plan.warnings == ()
+    assert solve(replace(DOUBTED, doubts=(), trust="measured"), ()).warnings == ()

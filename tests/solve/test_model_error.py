@@ -9,7 +9,7 @@ from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.plan import Confidence
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.step_errors import DRIFT, MachineErrors
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import error_factors, judge_choice
 from tests.solve.costs_by_hand import LinearCosts
@@ -21,7 +21,7 @@ TOKENS = WORKLOAD.tokens_per_rank
 
 
 def errors_of(own: float) -> StepErrors:
-    return MachineErrors((), own=own).of(COSTS.key, TOKENS)
+    return MachineErrors(records=(), own=own).of(COSTS.key, TOKENS)
 
 
 def judge(*, own: float = 0.0, num: int = NUM, bounds: Bounds | None = None) -> Confidence:

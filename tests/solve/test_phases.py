@@ -1,11 +1,16 @@
-"""What a chunk computes and sends in each phase of a layer."""
+"""What a chunk computes, sends and launches in each phase of a layer."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from moetune.domain.costs import Costs, LinearCost
-from moetune.domain.layer import Activation, LayerShape, Phase, Workload
-from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.domain.arrays import array_of
+from moetune.domain.cost_keys import CostKey, RowsKey
+from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.layer import PHASES, Activation, LayerShape, Phase, Workload
+from moetune.domain.samples import HOST_CHUNKS, LAUNCHES
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from tests.solve.costs_by_hand import LinearCosts
 
 ALPHA, BETA = 1e-3, 1e-9
@@ -90,3 +95,52 @@ def test_overhead_is_gate_and_permutation_there_and_back() -> None:
     gate = 3 * (ALPHA + BETA * tokens * D_MODEL * experts) + (2.0 + 3.0) * tokens * experts
     permutation = 2 * (5.0 + 7.0) * tokens * top_k * D_MODEL
     assert _layer(costs).overhead(tokens=tokens).seconds == pytest.approx(gate + permutation)
+
+
+WORKLOAD = Workload(
+    layer=LayerShape(d_model=64, d_hidden=128, num_experts=8, top_k=2), world_size=2,
+    tokens_per_rank=64,
+)  # fmt: skip
+ONCE: dict[Phase, float] = {"forward": 2e-3, "backward": 3e-3}
+EACH: dict[Phase, float] = {"forward": 4e-4, "backward": 8e-4}
+
+
+class LaunchingCosts(LinearCosts):
+    """A layer's launches: the phase's start and each chunk."""
+
+    def knows(self, key: CostKey) -> bool:
+        return key[0] in LAUNCHES or super().knows(key)
+
+    def seconds(self, key: CostKey, size: float) -> Estimate:
+        if not isinstance(key, RowsKey) or key.op not in LAUNCHES:
+            return super().seconds(key, size)
+        assert size in HOST_CHUNKS
+        phases = PHASES if key.op.endswith("_step") else PHASES[:1]
+        seconds = sum(ONCE[phase] + EACH[phase] * size for phase in phases)
+        return Estimate(seconds=seconds, trust="measured")
+
+
+def costs_of(costs: LinearCosts, **changes: object) -> LayerCosts:
+    return layer_costs(workload=replace(WORKLOAD, **changes), costs=costs)  # type: ignore[arg-type]  # its fields
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", ["all_to_all", "tensor"])
+def test_small_chunks_take_the_time_of_their_launches(phase: Phase, kind: str) -> None:
+    costs = costs_of(LaunchingCosts(), expert_parallel=kind)
+    assert costs.compute(phase=phase, rows=1.0).seconds == pytest.approx(EACH[phase])
+    assert costs.phase_overhead(phase, tokens=8).seconds == pytest.approx(ONCE[phase])
+    halves = costs.halves(phase, 1.0, recompute=True)
+    assert sum(half.seconds for half in halves) == pytest.approx(EACH[phase])
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_large_chunks_take_their_own(phase: Phase) -> None:
+    costs, rows = costs_of(LaunchingCosts()), 1e7
+    alone = costs_of(LinearCosts())
+    assert costs.compute(phase=phase, rows=rows) == alone.compute(phase=phase, rows=rows)
+    assert costs.halves(phase, rows, recompute=False) == alone.halves(phase, rows, recompute=False)
+    many = costs.compute(phase=phase, rows=array_of([1.0, rows])).seconds
+    assert np.asarray(many).tolist() == pytest.approx(
+        [EACH[phase], alone.compute(phase=phase, rows=rows).seconds]
+    )

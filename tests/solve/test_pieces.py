@@ -8,8 +8,7 @@ from moetune import MoELayer
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.times import step_time
 from tests.solve.costs_by_hand import LinearCosts
 

@@ -18,7 +18,7 @@ from moetune.domain.placement import PlacementChoice, places_of
 from moetune.domain.plan import Plan
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
-from moetune.solve.predict import plan_step
+from moetune.solve.trace import plan_step
 
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
 LAYER = LayerShape(d_model=1024, d_hidden=4096, num_experts=64, top_k=2)

@@ -14,8 +14,13 @@ from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.timeline import Span
-from moetune.solve.predict import overlap_share, plan_timelines
-from moetune.solve.trace import TraceSpan, layer_spans, process_events
+from moetune.solve.trace import (
+    TraceSpan,
+    layer_spans,
+    overlap_share,
+    plan_timelines,
+    process_events,
+)
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution
 
 COSTS = LinearCosts(interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.9)))
@@ -26,7 +31,7 @@ WITH_COPIES = replace(
 
 def _plan(degree: int | None = None, order: Order | None = None) -> Plan:
     bounds = Bounds(forward_degree=degree, backward_degree=degree, order=order)
-    return solution(costs=COSTS, bounds=bounds).plan
+    return solution(costs=COSTS, bounds=bounds)
 
 
 def _span(resource: ResourceClass, start: float, end: float) -> Span:
@@ -48,7 +53,7 @@ def test_timelines_of_reused_memory_last_as_long_as_predicted(
     strategy: Strategy, degree: int
 ) -> None:
     bounds = Bounds(forward_degree=degree, backward_degree=degree, strategy=strategy)
-    plan = solution(costs=WITH_COPIES, bounds=bounds).plan
+    plan = solution(costs=WITH_COPIES, bounds=bounds)
     forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
     assert forward.makespan_seconds == pytest.approx(plan.predicted.forward_seconds, rel=1e-9)
     assert backward.makespan_seconds == pytest.approx(plan.predicted.backward_seconds, rel=1e-9)
@@ -94,7 +99,7 @@ def test_chunks_have_their_tokens_and_transfers_their_bytes() -> None:
 
 def test_copies_to_the_host_and_back_have_their_bytes() -> None:
     bounds = Bounds(forward_degree=2, backward_degree=2, strategy="S1")
-    plan = solution(costs=WITH_COPIES, bounds=bounds).plan
+    plan = solution(costs=WITH_COPIES, bounds=bounds)
     forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
     spans = layer_spans(plan=plan, costs=WITH_COPIES, forward=forward, backward=backward)
     workload = plan.workload
@@ -142,6 +147,6 @@ def test_gathering_sends_a_ranks_own_tokens() -> None:
     inputs = plan_inputs(
         world_size=4, constraints={"expert-parallel": "tensor", "sequence-parallel": "true"}
     )
-    plan = solution(inputs, COSTS).plan
+    plan = solution(inputs, COSTS)
     sent = {event["args"]["bytes"] for event in _events(plan) if "gather" in event["name"]}
     assert sent == {4096 // 4 * 1024 * 2}

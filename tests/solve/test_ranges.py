@@ -14,8 +14,8 @@ from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Range
 from moetune.solve.layer.choose import WORTH, DegreeChooser
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.plan import solve_ranges
 from moetune.solve.layer.times import phase_time

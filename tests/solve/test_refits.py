@@ -5,7 +5,7 @@ import pytest
 from moetune.domain.costs import LinearCost
 from moetune.domain.samples import StepRecord
 from moetune.fit.step_errors import MachineErrors
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import Refits, of_each, refits_of
 from tests.solve.costs_by_hand import GEMM, LinearCosts
@@ -27,7 +27,7 @@ def measured(factor: float) -> LinearCosts:
         workload=WORKLOAD, degree=16, chunks_seconds=seconds(LinearCosts()), overhead_seconds=0.0,
         measured_seconds=factor * seconds(LinearCosts()),
     )  # fmt: skip
-    errors = MachineErrors([record], own=0.1).of(WORKLOAD.key, TOKENS)
+    errors = MachineErrors(records=[record], own=0.1).of(WORKLOAD.key, TOKENS)
     return LinearCosts(errors=errors)
 
 

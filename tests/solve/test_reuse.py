@@ -11,9 +11,8 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.costs import CopyMode, Estimate, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import LayerShape, Phase, Workload
-from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.eq10 import paper_seconds
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import LayerCosts, layer_costs
+from moetune.solve.layer.plan import paper_seconds
 from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
 from moetune.solve.layer.timeline import simulate
 from moetune.solve.layer.times import phase_time

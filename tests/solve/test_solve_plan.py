@@ -51,7 +51,7 @@ class _FarGate(LinearCosts):
 
 
 def _solve(*inputs: Any, **options: Any) -> Plan:
-    return solution(*inputs, **options).plan
+    return solution(*inputs, **options)
 
 
 @pytest.mark.parametrize("costs", [LinearCosts(), MEASURED])

@@ -1,4 +1,4 @@
-"""The choice of a strategy, against brute force over every strategy and degree."""
+"""The choice of a strategy and its terms, against brute force over every strategy and degree."""
 
 import itertools
 from dataclasses import replace
@@ -14,7 +14,7 @@ from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemS
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.solve.layer.choose import WORTH
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.strategies import choose_strategy
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution
@@ -41,7 +41,7 @@ def solve(
     layer: LayerShape | None = None,
 ) -> Plan:
     inputs = plan_inputs(memory_limit_bytes=limit_bytes, layer=layer)
-    return solution(inputs, costs, bounds, resamples=(costs,)).plan
+    return solution(inputs, costs, bounds, resamples=(costs,))
 
 
 def workload() -> Workload:
@@ -211,3 +211,47 @@ def test_of_measured_strategies_that_noise_cannot_tell_apart_the_first_is_taken(
         assert found.best.strategy == near[0]
         surprises += times[near[0]] > min(times.values()) * (1 + 1e-6)
     assert surprises
+
+
+DISTURBED = LinearCosts(
+    interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.9)),
+    copy_mode="pinned",
+    copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=1e-10),
+)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        SMALL,
+        replace(SMALL, order="interleaved"),
+        replace(SMALL, forward_degree=3, order="interleaved"),
+        replace(SMALL, strategy="S2"),
+        replace(SMALL, strategy="S4", backward_degree=5),
+        Bounds(strategy="none", max_degree=1),
+    ],
+)
+def test_the_chosen_row_is_the_plan_itself(bounds: Bounds) -> None:
+    plan = solution(bounds=bounds, costs=DISTURBED)
+    assert plan.terms is not None
+    (row,) = (one for one in plan.terms.strategies if one.is_chosen)
+    assert row.strategy == plan.memory.strategy
+    degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
+    assert (row.forward_degree, row.backward_degree) == degrees
+    assert row.step_seconds == plan.predicted.step_seconds
+    assert row.needed_bytes == plan.memory.formula_bytes
+    assert (row.fits, row.lost_because) == (True, "")
+
+
+def test_phase_terms_add_up() -> None:
+    plan = solution(bounds=SMALL, costs=DISTURBED)
+    assert plan.terms is not None
+    for terms, seconds in (
+        (plan.terms.forward, plan.predicted.forward_seconds),
+        (plan.terms.backward, plan.predicted.backward_seconds),
+    ):
+        assert terms.seconds == seconds
+        assert terms.total_transfer_seconds == 2 * terms.degree * terms.transfer_seconds
+        assert terms.total_compute_seconds == terms.degree * terms.compute_seconds
+        work = terms.total_transfer_seconds + terms.total_compute_seconds
+        assert terms.hidden_seconds == pytest.approx(work - terms.seconds)

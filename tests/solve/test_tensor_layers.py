@@ -15,14 +15,14 @@ from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.layout import Layout
+from moetune.domain.plan import Plan
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.degree import tensor_parallel_makespan
 from moetune.solve.layer.memory import layer_memory
-from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.plan import SolvedPlan
 from moetune.solve.layer.timeline import simulate, tensor_parallel_tasks
-from moetune.solve.predict import plan_timelines
+from moetune.solve.trace import plan_timelines
 from tests.solve.costs_by_hand import (
     GEMM,
     LinearCosts,
@@ -206,7 +206,7 @@ def test_only_a_tensor_parallel_group_has_shards() -> None:
         replace(SHARDED, expert_parallel="all_to_all")
 
 
-def solved(workload: Workload, costs: LinearCosts, *, memory_bytes: int = 80 * 2**30) -> SolvedPlan:
+def solved(workload: Workload, costs: LinearCosts, *, memory_bytes: int = 80 * 2**30) -> Plan:
     constraints = {"expert-parallel": "tensor"}
     if workload.sequence_parallel:
         constraints["sequence-parallel"] = "true"
@@ -221,7 +221,7 @@ def solved(workload: Workload, costs: LinearCosts, *, memory_bytes: int = 80 * 2
 def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(
     workload: Workload, costs: TensorLines
 ) -> None:
-    plan = solved(workload, costs).plan
+    plan = solved(workload, costs)
     assert plan.workload == workload
     assert plan.layout == Layout(expert_parallel="tensor", dp=1, ep=1, tp=RANKS, pp=1)
     assert plan_from_json(canonical_json(plan), "plan.json") == plan
@@ -242,14 +242,15 @@ def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(
 
 def test_plans_without_shards_do_not_speak_of_them_and_none_reuses_memory() -> None:
     found = solved(SUMMED, TensorLines())
-    assert found.plan.id == TENSOR_PLAN_ID != solved(SHARDED, TensorLines()).plan.id
-    assert "sequence" not in canonical_json(found.plan)
+    assert found.id == TENSOR_PLAN_ID != solved(SHARDED, TensorLines()).id
+    assert "sequence" not in canonical_json(found)
+    assert found.terms is not None
     assert found.terms.strategies == ()
-    assert found.terms.forward.seconds == found.plan.predicted.forward_seconds
+    assert found.terms.forward.seconds == found.predicted.forward_seconds
 
 
 def test_ranges_of_lines_hold_the_best_degrees_of_other_sizes() -> None:
-    plan = solved(SUMMED, LinearCosts()).plan
+    plan = solved(SUMMED, LinearCosts())
     for tokens in (1, 16, 700, 4095, 9000, 2**19):
         workload = replace(SUMMED, tokens_per_rank=tokens)
         best = best_moe_step(workload=workload, costs=LinearCosts(), bounds=Bounds())
@@ -265,12 +266,12 @@ def test_more_chunks_than_are_best_are_taken_where_memory_binds_and_it_says_so()
     """In float32: narrower gradients are summed in float32 where there are several chunks."""
     slow_gemms = LinearCosts(gemm_cost=LinearCost(alpha_seconds=1.0, beta_seconds=1e-15))
     wide = replace(SUMMED, dtype="float32")
-    roomy = solved(wide, slow_gemms).plan
+    roomy = solved(wide, slow_gemms)
     needed = roomy.memory.peak_bytes
     assert needed is not None
     assert roomy.pipeline.backward_degree == 1
     assert format_seconds(roomy.predicted.step_seconds) in roomy.decision.why
-    tight = solved(wide, slow_gemms, memory_bytes=round(0.97 * needed)).plan
+    tight = solved(wide, slow_gemms, memory_bytes=round(0.97 * needed))
     assert tight.pipeline.backward_degree > 1
     assert tight.decision.binding == "memory"
     assert format_bytes(needed) in tight.decision.why

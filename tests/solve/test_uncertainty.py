@@ -9,15 +9,13 @@ from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import PHASES, LayerShape, Workload
-from moetune.domain.plan import Confidence
-from moetune.solve.layer.choose import DegreeChooser
-from moetune.solve.layer.costs import LayerCosts
+from moetune.domain.plan import Confidence, Decision
+from moetune.solve.layer.choose import DegreeChooser, Ranking, rank_degrees
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import phase_time, step_time
-from moetune.solve.layer.uncertainty import judge_choice
-from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts
+from moetune.solve.layer.uncertainty import chance_of_faster, judge_choice
+from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts
 from tests.solve.reuse_by_hand import LayerByHand
 
 WORKLOAD = Workload(
@@ -172,3 +170,18 @@ def _seconds(costs: Costs, strategy: Strategy, degrees: tuple[int, int]) -> tupl
         for phase, degree in zip(PHASES, degrees, strict=True)
     )
     return forward, backward
+
+
+def test_a_chance_is_the_share_of_refits_in_which_the_other_one_is_shorter() -> None:
+    costs = layer_costs(workload=WORKLOAD, costs=NOMINAL)
+    own, other = ((costs, Decision(forward_degree=one, backward_degree=one)) for one in (1, 16))
+    # A start-up of 2 ms costs 16 chunks 15 times 4 ms more in each pass, and hides less than that.
+    dear = replace(ALL_TO_ALL, alpha_seconds=2e-3)
+    free = replace(ALL_TO_ALL, alpha_seconds=0.0)
+    base = LinearCosts(gemm_cost=replace(GEMM, alpha_seconds=0.0))
+    refits = [replace(base, transfer_cost=one) for one in (free, dear, free, free)]
+    assert chance_of_faster(own, other, resamples=refits, tokens=4096) == 0.75
+    assert chance_of_faster(other, own, resamples=refits, tokens=4096) == 0.25
+    assert chance_of_faster(own, own, resamples=refits, tokens=4096) == 0.0
+    alone = chance_of_faster(own, other, resamples=(), tokens=4096)
+    assert alone == float(_step_seconds(NOMINAL, (16, 16)) < _step_seconds(NOMINAL, (1, 1)))

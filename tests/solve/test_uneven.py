@@ -15,8 +15,8 @@ from moetune.domain.cost_keys import CostKey, GemmKey
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.samples import GemmForm, GemmPoint, even_form, hottest_share, uneven_form
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.operations import unevenness
-from moetune.solve.layer.parallelism import layer_costs
 from tests.solve.costs_by_hand import LinearCosts
 
 FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")

@@ -33,12 +33,11 @@ from moetune.domain.plan import (
 from moetune.domain.spelling import AS_FLAGS, spelled
 from moetune.domain.units import format_share
 from moetune.fit.costs import costs_of
-from moetune.fit.slowed import PARTS, Slowdown, slowed
+from moetune.fit.speeds import PARTS, Slowdown, slowed
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.uncertainty import LayerChoice, chance_of_faster
-from moetune.solve.predict import overlap_share, plan_step, plan_timelines
-from moetune.solve.trace import layer_spans
+from moetune.solve.trace import layer_spans, overlap_share, plan_step, plan_timelines
 
 EXPLANATION_SCHEMA = "moetune.explanation/1"
 _OF_BOTH = replace(

@@ -38,7 +38,7 @@ from moetune.domain.training_document import (
 )
 from moetune.domain.units import format_seconds, format_share
 from moetune.fit.costs import costs_of
-from moetune.fit.slowed import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
+from moetune.fit.speeds import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
 from moetune.solve.model.alternatives import as_graphed
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.machine import DevicePrices

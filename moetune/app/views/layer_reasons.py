@@ -19,11 +19,11 @@ from moetune.report.plan_figures import (
     timeline_figure,
 )
 from moetune.report.section import Cell, Figure, Section, Table, sentence
+from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.words import STRATEGY_WORDS
-from moetune.solve.predict import plan_timelines
+from moetune.solve.trace import plan_timelines
 
 _PHASES = (
     "experts: one chunk's; exposed: communication that the experts do not hide; hidden: what the "

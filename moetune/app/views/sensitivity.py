@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from moetune.app.sensitivity import OP_WORDS, Sensitivity, part_words
-from moetune.fit.slowed import BANDWIDTH, START
+from moetune.fit.speeds import BANDWIDTH, START
 from moetune.report.section import Cell, Section, Table
 
 

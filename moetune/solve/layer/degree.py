@@ -112,11 +112,8 @@ def tensor_parallel_makespan(
     Source: PPMoE Eq. 5 in chunks, each of them as in PipeMoE Eq. 9–12.
 
     Args:
-        degree: r, at least 1.
+        degree, compute_seconds, comm_speed, comp_speed: as of `makespan`.
         transfer_seconds: t_s of one chunk's all-reduce or reduce-scatter.
-        compute_seconds: t_e of one chunk.
-        comm_speed: μ, above 0 and at most 1.
-        comp_speed: σ, above 0 and at most 1.
     """
     overlap = shorter(transfer_seconds / comm_speed, compute_seconds / comp_speed)
     work = degree * (compute_seconds + transfer_seconds)

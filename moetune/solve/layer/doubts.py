@@ -9,7 +9,7 @@ from moetune.domain.layer import PHASES, LayerShape
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes, format_share
-from moetune.solve.layer.ranking import Ranking
+from moetune.solve.layer.choose import Ranking
 from moetune.solve.layer.strategies import RankedLayer
 
 PROFILE = "moetune profile"
@@ -60,7 +60,7 @@ def plan_warnings(
             "and are extrapolated: run `moetune profile --preset full`"
         )
     offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
-    if offloads and ranking.costs.costs.copy_mode == "pageable":
+    if offloads and ranking.chooser.costs.costs.copy_mode == "pageable":
         yield _PAGEABLE
     yield from _pin_warnings(ranking)
 
@@ -68,13 +68,13 @@ def plan_warnings(
 def _pin_warnings(ranking: Ranking) -> Iterator[str]:
     """Yield a warning for each pin whose phase is slower than the best by 0.1 % or more."""
     bounds = replace(ranking.chooser.bounds, forward_degree=None, backward_degree=None)
-    free = replace(ranking.chooser, costs=ranking.costs, bounds=bounds, budget=None)
+    free = replace(ranking.chooser, bounds=bounds, budget=None)
     chosen_phases = ranking.step.forward, ranking.step.backward
     for phase, chosen in zip(PHASES, chosen_phases, strict=True):
-        if ranking.bounds.pinned(phase) is None:
+        if ranking.chooser.bounds.pinned(phase) is None:
             continue
-        degrees = free.degrees(ranking.tokens) or ranking.degrees
-        best = free.time(phase, ranking.tokens, degrees[PHASES.index(phase)])
+        degrees = free.degrees(ranking.table.tokens) or ranking.degrees
+        best = free.time(phase, ranking.table.tokens, degrees[PHASES.index(phase)])
         slower = chosen.seconds / best.seconds - 1
         if slower > WORTH_A_WARNING:
             yield (

@@ -54,17 +54,16 @@ def layer_memory(
     """
     if workload.expert_parallel == "tensor":
         return _tensor_parallel_memory(workload, forward_degree, backward_degree)
-    element = dtype_bytes(workload.dtype)
-    layer, tokens = workload.layer, workload.tokens_per_rank
-    state_bytes = _state_bytes(workload)
-    activations = tokens * _activation_elements(layer) * element
-    pipelined = max(forward_degree, backward_degree) > 1
-    buffers = tokens * _buffer_elements(layer, pipelined=pipelined) * element
-    everything = state_bytes + activations + buffers
+    layer, element = workload.layer, dtype_bytes(workload.dtype)
+    is_cut = max(forward_degree, backward_degree) > 1
+    state_bytes, middle = _state_bytes(workload), middle_elements(layer)
+    activations = 2 * workload.tokens_per_rank * layer.d_model * element
+    activations += workload.rows * (2 * layer.d_model + middle) * element
+    buffers = activations if is_cut else workload.rows * (layer.d_model + middle) * element
     saved = [0, 0]
-    if strategy != "none" and pipelined:
+    if strategy != "none" and is_cut:
         saved = [
-            tokens * element * _saved_elements(layer, degree)
+            workload.tokens_per_rank * element * _saved_elements(layer, degree)
             for degree in (forward_degree, backward_degree)
         ]
     return Memory(
@@ -73,7 +72,7 @@ def layer_memory(
         activation_bytes=activations - saved[0],
         buffer_bytes=buffers - saved[1],
         saved_bytes=sum(saved),
-        saving_ratio=sum(saved) / everything,
+        saving_ratio=sum(saved) / (state_bytes + activations + buffers),
     )
 
 
@@ -97,16 +96,6 @@ def _state_bytes(workload: Workload) -> int:
     gate = layer.num_experts * layer.d_model
     experts = layer.num_gemms * layer.d_hidden * layer.d_model * workload.local_experts
     return (gate + experts) * StateBytes.of_layer(workload.dtype).total
-
-
-def _activation_elements(layer: LayerShape) -> int:
-    return 2 * layer.d_model + layer.top_k * (2 * layer.d_model + middle_elements(layer))
-
-
-def _buffer_elements(layer: LayerShape, *, pipelined: bool) -> int:
-    if pipelined:
-        return _activation_elements(layer)
-    return layer.top_k * (layer.d_model + middle_elements(layer))
 
 
 def _saved_elements(layer: LayerShape, degree: int) -> int:

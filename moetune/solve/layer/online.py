@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from moetune.domain.constraints import STRATEGIES, Strategy
-from moetune.domain.layer import Phase, Workload
+from moetune.domain.layer import PHASES, Phase, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.solve.layer.choose import HOPELESS
 from moetune.solve.layer.memory import MemoryBudget
@@ -83,73 +83,57 @@ def search_space(
     Args:
         memory_reuse: the strategy that the layer is pinned to, None to choose it.
     """
-    bounds = plan.inputs.pinned.bounds
+    bounds, answer = plan.inputs.pinned.bounds, plan.decide(tokens_per_rank)
     largest = bounds.largest(tokens_per_rank)
     forward, backward = (
-        _degrees(gap, phase, largest, bounds.pinned(phase)) for phase in ("forward", "backward")
-    )
-    answer = plan.decide(tokens_per_rank)
-    seed = replace(
-        answer,
-        forward_degree=_clip(answer.forward_degree, forward),
-        backward_degree=_clip(answer.backward_degree, backward),
-        strategy=memory_reuse or answer.strategy,
+        gap.degrees(phase, largest) if pinned is None else (pinned, pinned)
+        for phase, pinned in zip(PHASES, map(bounds.pinned, PHASES), strict=True)
     )
     reached = math.floor(tokens_per_rank * (1 + REACH))
-    workload = replace(plan.workload, tokens_per_rank=reached)
-    limit_bytes = limit_of(plan)
-    return Space(
-        seed=seed,
+    space = Space(
+        seed=replace(
+            answer,
+            forward_degree=_clip(answer.forward_degree, forward),
+            backward_degree=_clip(answer.backward_degree, backward),
+            strategy=memory_reuse or answer.strategy,
+        ),
         forward=forward,
         backward=backward,
-        strategies=_strategies(plan, seed, gap, memory_reuse, workload, limit_bytes),
-        workload=workload,
-        limit_bytes=limit_bytes,
+        strategies=(),
+        workload=replace(plan.workload, tokens_per_rank=reached),
+        limit_bytes=limit_of(plan),
     )
-
-
-def _degrees(gap: Gap, phase: Phase, largest: int, pinned: int | None) -> Degrees:
-    if pinned is not None:
-        return pinned, pinned
-    return gap.degrees(phase, largest)
+    is_pinned = memory_reuse is not None or "strategy" in plan.inputs.constraints
+    return replace(space, strategies=_strategies(plan, space, gap, is_pinned=is_pinned))
 
 
 def _clip(degree: int, degrees: Degrees) -> int:
     return min(max(degree, degrees[0]), degrees[1])
 
 
-def _strategies(
-    plan: Plan,
-    seed: Decision,
-    gap: Gap,
-    memory_reuse: Strategy | None,
-    workload: Workload,
-    limit_bytes: int | None,
-) -> tuple[Strategy, ...]:
-    if workload.expert_parallel == "tensor":
-        return ("none",)
-    if memory_reuse is not None or "strategy" in plan.inputs.constraints:
-        return (seed.strategy,)
-    pipelined = replace(seed, forward_degree=2, backward_degree=2, strategy="none")
-    if fits(workload, limit_bytes, pipelined):
-        return ("none",)
-    among = STRATEGIES
-    if gap.below is not None and gap.above is not None:
-        near = {seed.strategy, gap.below.strategy, gap.above.strategy}
-        among = tuple(one for one in STRATEGIES if one in near)
-    return _promising(plan, among)
-
-
-def _promising(plan: Plan, among: Sequence[Strategy]) -> tuple[Strategy, ...]:
+def _strategies(plan: Plan, space: Space, gap: Gap, *, is_pinned: bool) -> tuple[Strategy, ...]:
     """Return the strategies that are not hopeless by what the plan predicts, the fastest first.
 
     What it does not predict counts as being as fast as its own.
     """
+    seed, workload = space.seed, space.workload
+    if workload.expert_parallel == "tensor":
+        return ("none",)
+    if is_pinned:
+        return (seed.strategy,)
+    pipelined = replace(seed, forward_degree=2, backward_degree=2, strategy="none")
+    if fits(workload, space.limit_bytes, pipelined):
+        return ("none",)
+    among = STRATEGIES
+    if gap.below is not None and gap.above is not None:
+        near = {seed.strategy, gap.below.strategy, gap.above.strategy}
+        among = tuple(strategy for strategy in STRATEGIES if strategy in near)
     step_seconds = plan.predicted.step_seconds
     ratios = dict.fromkeys(among, 1.0)
     for row in plan.terms.strategies if plan.terms and step_seconds else ():
         ratios[row.strategy] = row.step_seconds / step_seconds
-    return tuple(sorted((one for one in among if ratios[one] <= HOPELESS), key=ratios.__getitem__))
+    promising = (strategy for strategy in among if ratios[strategy] <= HOPELESS)
+    return tuple(sorted(promising, key=ratios.__getitem__))
 
 
 def limit_of(plan: Plan) -> int | None:

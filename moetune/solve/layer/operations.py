@@ -9,13 +9,14 @@ between even ones and those of the uneven forms take a part of these forms' extr
 by the most loaded expert's share: measured on an H100 (docs/decisions/gpus.md#0130).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moetune.domain.arrays import Floats, array_of, floats_of, is_many, longer
 from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
@@ -144,13 +145,13 @@ class LayerOperations(Tables):
         Raises:
             ProfileError: nothing is known about the dtype.
         """
-        each = rows / self.local_experts / parts
-        found = self._gemm_of(product, rows=each, is_second=is_second)
+        expert_rows = rows / self.local_experts / parts
+        estimate = self._gemm_of(product, rows=expert_rows, is_second=is_second)
         if len(self.expert_shares) > 1:
-            share = unevenness(product, self.expert_shares, rows=each * self.local_experts)
-            uneven = self._gemm_of(uneven_form(product), rows=each, is_second=is_second)
-            found = total(found.scaled(1 - share), uneven.scaled(share))
-        return found if parts == 1 else found.scaled(parts)
+            share = unevenness(product, self.expert_shares, rows=expert_rows * self.local_experts)
+            uneven = self._gemm_of(uneven_form(product), rows=expert_rows, is_second=is_second)
+            estimate = total(estimate.scaled(1 - share), uneven.scaled(share))
+        return estimate if parts == 1 else estimate.scaled(parts)
 
     def _gemm_of(self, form: GemmForm, *, rows: float, is_second: bool) -> Estimate:
         """Return the GEMM of all local experts in an even or an uneven form.
@@ -162,15 +163,14 @@ class LayerOperations(Tables):
         d_in, d_out = sizes[::-1] if is_second else sizes
         return self.costs.seconds(GemmKey(self.dtype, form, self.local_experts, d_in, d_out), rows)
 
-    def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
-        """Yield all GEMMs of the local experts; backward two for each of the forward pass."""
-        for product in PHASE_GEMMS[phase]:
-            yield from self.products(product, rows, parts=self.parts(phase))
-
-    def products(self, product: GemmForm, rows: float, *, parts: float = 1.0) -> Iterator[Estimate]:
-        """Yield the GEMMs of one form, with each of an expert's matrices."""
-        yield from (self.gemm(product, rows=rows, parts=parts),) * (self.layer.num_gemms - 1)
-        yield self.gemm(product, rows=rows, is_second=True, parts=parts)
+    def gemms(
+        self, phase: Phase, rows: float, *forms: GemmForm, is_second: bool = False
+    ) -> list[Estimate]:
+        """Return the GEMMs of a phase's chunk with W₂, or with all other weights."""
+        count, parts = (1 if is_second else self.layer.num_gemms - 1), self.parts(phase)
+        return count * [
+            self.gemm(form, rows=rows, is_second=is_second, parts=parts) for form in forms
+        ]
 
     def parts(self, phase: Phase) -> float:
         """Return into how many pieces the GEMMs of a phase's chunk are cut."""
@@ -220,14 +220,18 @@ class LayerOperations(Tables):
         key = CollectiveKey(op, self.world_size, in_flight=in_flight)
         return self.costs.seconds(key, num_bytes)
 
-    def collectives(self, op: CollectiveOp, num_bytes: float, in_flight: float) -> Estimate:
-        """Return `collective` of an array of sizes, each with its own number in flight."""
+    def collectives(
+        self, op: CollectiveOp, num_bytes: float, in_flight: NDArray[np.int64]
+    ) -> Estimate:
+        """Return `collective` of sizes, each with a number in flight, or one number for all."""
+        if not in_flight.ndim:
+            return self.collective(op, num_bytes, in_flight=in_flight.item())
         sizes, numbers = np.broadcast_arrays(num_bytes, in_flight)
         seconds = np.empty(sizes.shape)
         for number in set(numbers.ravel().tolist()):
             same = numbers == number
-            found = self.collective(op, array_of(sizes[same]), in_flight=number)
-            seconds[same] = found.seconds
+            estimate = self.collective(op, array_of(sizes[same]), in_flight=number)
+            seconds[same] = estimate.seconds
         return Estimate(seconds=array_of(seconds), trust="measured")
 
 

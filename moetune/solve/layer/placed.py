@@ -23,9 +23,10 @@ from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
 from moetune.domain.placement import LayerPlacement, PlacementChoice
+from moetune.domain.plan import Plan
 from moetune.domain.routing import LayerRouting
 from moetune.domain.units import format_share
-from moetune.solve.layer.plan import LayerProblem, SolvedPlan
+from moetune.solve.layer.plan import LayerProblem
 from moetune.solve.layer.strategies import RankedLayer
 
 WORTH_PLACING = 0.02
@@ -35,7 +36,7 @@ _LOWER = 1e-12
 """Share of the fullest group's load that a swap must take off, beyond rounding."""
 
 
-def solve_placed(layer: LayerProblem) -> SolvedPlan:
+def solve_placed(layer: LayerProblem) -> Plan:
     """Return the fastest plan, with experts placed where that saves `WORTH_PLACING` of the step.
 
     Without loads of the experts, on one rank, or with the natural order pinned, nothing is placed.
@@ -68,27 +69,27 @@ def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -
     )
     if natural_skew <= least * (1 + _SAME):
         return natural
-    found = group_experts(shares, ranks)
-    placed_skew = found.fullest * ranks
+    grouped = group_experts(shares, ranks)
+    placed_skew = grouped.fullest * ranks
     if placed_skew >= natural_skew * (1 - _SAME):
         return natural
     return replace(
-        natural, experts=tuple(expert for group in found.groups for expert in group),
+        natural, experts=tuple(expert for group in grouped.groups for expert in group),
         placed_skew=placed_skew, least_skew=min(placed_skew, least),
     )  # fmt: skip
 
 
-def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> SolvedPlan:
+def _better(layer: LayerProblem, workload: Workload, shares: tuple[float, ...]) -> Plan:
     natural = _ranked_if_feasible(layer)
-    found = place_experts(shares, workload.world_size, natural_skew=workload.skew.mean)
-    placed = natural if natural is not None and not found.experts else layer.ranked(found.experts)
+    best = place_experts(shares, workload.world_size, natural_skew=workload.skew.mean)
+    placed = natural if natural is not None and not best.experts else layer.ranked(best.experts)
     choice = PlacementChoice(
-        **{item.name: getattr(found, item.name) for item in fields(found)},
+        **{item.name: getattr(best, item.name) for item in fields(best)},
         natural_step_seconds=None if natural is None else natural.step.seconds,
         placed_step_seconds=placed.step.seconds, why="",
     )  # fmt: skip
     is_worth_it = natural is None or (choice.gain or 0.0) > WORTH_PLACING
-    experts = found.experts if is_worth_it else ()
+    experts = best.experts if is_worth_it else ()
     choice = replace(choice, experts=experts, why=_reason(choice))
     chosen = placed if natural is None or is_worth_it else natural
     return layer.solved(chosen, choice)

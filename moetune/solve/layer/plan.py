@@ -1,12 +1,13 @@
 """Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
-from moetune.domain.constraints import Bounds
+from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Bounds, Strategy
+from moetune.domain.cost_keys import CopyKey
 from moetune.domain.costs import Costs, Trust, least_trust
-from moetune.domain.layer import PHASES
+from moetune.domain.layer import PHASES, Phase
 from moetune.domain.layout import Layout
 from moetune.domain.placement import PlacementChoice
 from moetune.domain.plan import (
@@ -21,12 +22,13 @@ from moetune.domain.plan import (
 )
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.domain.units import pinned_bytes
-from moetune.solve.layer.choose import DegreeChooser
+from moetune.domain.samples import Direction
+from moetune.domain.units import dtype_bytes, pinned_bytes
+from moetune.solve.layer.choose import DegreeChooser, Ranking
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.doubts import PROFILE, plan_warnings
-from moetune.solve.layer.eq10 import paper_seconds
 from moetune.solve.layer.memory import Degrees
-from moetune.solve.layer.ranking import Ranking
+from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.strategies import RankedLayer, choose_safely, rank_layer
 from moetune.solve.layer.times import PhaseTime
 from moetune.solve.layer.uncertainty import judge_choice
@@ -34,23 +36,6 @@ from moetune.solve.layer.words import alternatives_of, explain_strategy_loss, ve
 
 MIN_TOP = 2**20
 HEADROOM = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SolvedPlan:
-    """A plan with the strategies and degrees that it was chosen from."""
-
-    plan: Plan
-    ranked: RankedLayer
-
-    @property
-    def terms(self) -> LayerTerms:
-        """The terms of the chosen step, and of all memory strategies."""
-        return LayerTerms(
-            forward=phase_terms(self.ranked.step.forward),
-            backward=phase_terms(self.ranked.step.backward),
-            strategies=_strategy_terms(self.ranked),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +59,6 @@ class LayerProblem:
     provenance: Provenance
     launch: str = PROFILE
 
-    def solve(self) -> SolvedPlan:
-        """Return the plan with the experts in their natural order.
-
-        Raises:
-            InfeasiblePlanError, ProfileError: as `rank_layer`.
-        """
-        return self.solved(self.ranked())
-
     def ranked(self, placement: tuple[int, ...] = ()) -> RankedLayer:
         """Return the candidates with a placement of experts, the plan's choice first.
 
@@ -95,15 +72,18 @@ class LayerProblem:
         )  # fmt: skip
         return choose_safely(ranked, self.resamples)
 
-    def solved(self, ranked: RankedLayer, placement: PlacementChoice | None = None) -> SolvedPlan:
-        """Return the plan of candidates that were ranked with that placement."""
-        plan = replace(self._plan(ranked), placement=placement)
-        return SolvedPlan(plan=plan, ranked=ranked)
+    def solved(self, ranked: RankedLayer, placement: PlacementChoice | None = None) -> Plan:
+        """Return the plan of candidates that were ranked with that placement.
 
-    def _plan(self, ranked: RankedLayer) -> Plan:
+        Raises:
+            ProfileError: the profile lacks an operation of a strategy.
+        """
         inputs, ranking = self.inputs, ranked.best
         confidence = judge_choice(ranking, self.resamples, ranked.rivals)
         others = ranking.others()
+        warnings = plan_warnings(
+            ranked, inputs, self.provenance, has_refits=bool(self.resamples), launch=self.launch
+        )
         return Plan(
             id=inputs.plan_id,
             inputs=inputs,
@@ -113,14 +93,12 @@ class LayerProblem:
             predicted=_predicted(ranking, confidence, self.provenance),
             decision=verdict_of(ranked, confidence, others),
             alternatives=tuple(alternatives_of(ranked, others)),
-            warnings=tuple(
-                plan_warnings(
-                    ranked,
-                    inputs,
-                    self.provenance,
-                    has_refits=bool(self.resamples),
-                    launch=self.launch,
-                )
+            warnings=tuple(warnings),
+            placement=placement,
+            terms=LayerTerms(
+                forward=phase_terms(ranked.step.forward),
+                backward=phase_terms(ranked.step.backward),
+                strategies=_strategy_terms(ranked),
             ),
         )
 
@@ -131,7 +109,7 @@ def _pipeline(ranking: Ranking) -> Pipeline:
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         order=ranking.order,
-        ranges=solve_ranges(ranking.chooser, ranking.tokens, ranking.degrees),
+        ranges=solve_ranges(ranking.chooser, ranking.table.tokens, ranking.degrees),
     )
 
 
@@ -180,43 +158,43 @@ def _strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
     if best.budget.workload.expert_parallel == "tensor":
         return ()
     contenders = ranked.contenders
+    costs, tokens = best.chooser.costs, best.table.tokens
     paper = {
-        each.strategy: paper_seconds(costs=best.costs, strategy=each.strategy, tokens=best.tokens)
-        for each in contenders
+        contender.strategy: paper_seconds(costs=costs, strategy=contender.strategy, tokens=tokens)
+        for contender in contenders
     }
     reusing = [strategy for strategy in paper if strategy != "none"]
     paper_choice = min(reusing, key=lambda strategy: paper[strategy], default=None)
     return tuple(
-        replace(
-            _row(ranked, each),
-            paper_seconds=paper[each.strategy],
-            is_paper_choice=each.strategy == paper_choice,
+        _row(
+            ranked, contender, paper_seconds=paper[contender.strategy],
+            is_paper_choice=contender.strategy == paper_choice,
         )
-        for each in contenders
-    )
+        for contender in contenders
+    )  # fmt: skip
 
 
-def _row(ranked: RankedLayer, one: Ranking) -> StrategyTerms:
-    """Return the terms of one strategy, without those of Eq. 10."""
-    budget = ranked.best.budget
-    forward_degree, backward_degree = one.degrees
-    peak = budget.peak(strategy=one.strategy, degrees=one.degrees)
-    pins_host = ranked.best.costs.costs.copy_mode == "pinned"
-    is_chosen = one.strategy == ranked.best.strategy
+def _row(
+    ranked: RankedLayer, row: Ranking, *, paper_seconds: float, is_paper_choice: bool
+) -> StrategyTerms:
+    forward_degree, backward_degree = row.degrees
+    peak = row.budget.peak(strategy=row.strategy, degrees=row.degrees)
+    pins_host = row.chooser.costs.costs.copy_mode == "pinned"
+    is_chosen = row.strategy == ranked.best.strategy
     return StrategyTerms(
-        strategy=one.strategy,
+        strategy=row.strategy,
         forward_degree=forward_degree,
         backward_degree=backward_degree,
-        step_seconds=one.step.seconds,
-        needed_bytes=one.memory.formula_bytes,
+        step_seconds=row.step.seconds,
+        needed_bytes=row.memory.formula_bytes,
         peak_bytes=peak.device_bytes,
         host_bytes=pinned_bytes(peak.host_bytes) if pins_host else peak.host_bytes,
-        saving_ratio=one.memory.saving_ratio,
-        fits=one.fits,
+        saving_ratio=row.memory.saving_ratio,
+        fits=row.fits,
         is_chosen=is_chosen,
-        paper_seconds=0.0,
-        is_paper_choice=False,
-        lost_because="" if is_chosen else explain_strategy_loss(ranked, one),
+        paper_seconds=paper_seconds,
+        is_paper_choice=is_paper_choice,
+        lost_because="" if is_chosen else explain_strategy_loss(ranked, row),
     )
 
 
@@ -265,3 +243,47 @@ def _chosen(
             yield degrees
         else:
             yield table.best() or chooser.least(high)
+
+
+def paper_seconds(*, costs: LayerCosts, strategy: Strategy, tokens: int) -> float:
+    """Return the step of MPipeMoE's Eq. 10: shown next to the timeline, it decides nothing.
+
+        C = max(q₁·b·H·M/(σ·W_comp), q₂·b·M·s/(μ·W_comm), q₃·b·M·s/(η·W_mem)), both phases
+
+    b are the rows of one rank; q are those of Table II in general form: 2 GEMMs forward (3 for
+    swiglu), twice as many backward and those that recompute T_M; 2 transfers, and one more where
+    T_DI is sent again; copies of T_DI and T_M. The speeds W are those of the whole batch. The
+    equation omits start-up times and the filling of the pipeline.
+
+    Raises:
+        ProfileError: the strategy copies, and no copies were measured.
+    """
+    return sum(_paper_phase(costs, strategy, tokens, phase) for phase in PHASES)
+
+
+def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phase) -> float:
+    layer, rows = costs.layer, costs.rows(tokens)
+    copied = layer.d_model * (strategy in OFFLOADS_INPUT)
+    copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
+    table = costs.costs.interference  # of both others where the strategy copies, else of one
+    comp_speed, comm_speed, mem_speed = table.comp.comm, table.comm.comp, 1.0
+    if copied:
+        comp_speed, comm_speed, mem_speed = table.comp.all, table.comm.all, table.mem.all
+    transfers, gemms = costs.num_transfers, layer.num_gemms
+    if phase == "backward":
+        gemms *= 2
+        gemms += (layer.num_gemms - 1) * (strategy in {"S3", "S4"})
+        transfers += strategy in {"S2", "S4"}
+    one_gemm = costs.gemm("forward", rows=rows).seconds
+    one_transfer = costs.transfer(rows=rows, degree=1).seconds
+    copy_seconds = 0.0
+    if copied:
+        way: Direction = "d2h" if phase == "forward" else "h2d"
+        copy = CopyKey(way, costs.costs.copy_mode != "pageable")
+        num_bytes = rows * copied * dtype_bytes(costs.dtype)
+        copy_seconds = costs.costs.seconds(copy, num_bytes).seconds
+    return max(
+        gemms * one_gemm / comp_speed,
+        transfers * one_transfer / comm_speed,
+        copy_seconds / mem_speed,
+    )

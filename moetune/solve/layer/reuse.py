@@ -33,7 +33,6 @@ from moetune.solve.layer.timeline import (
     Program,
     Task,
     events,
-    joined,
     program_of,
     speeds_of,
 )
@@ -268,15 +267,15 @@ def reused_seconds(
         if len(left):
             simulated = np.minimum(degrees[left], most)
             numbers, numbers_of = np.unique(simulated, return_inverse=True)
-            programs = [_program(chunk.pattern, phase, number) for number in numbers.tolist()]
-            makespans, settled = _run(programs, numbers_of, durations[:, left], speeds[..., left])
+            chunks = _chunks(chunk.pattern, phase, tuple(numbers.tolist()))
+            makespans, settled = _run(chunks, numbers_of, durations[:, left], speeds[..., left])
             more = degrees[left] - simulated
             seconds[left] = makespans + np.where(more > 0, more * settled, 0.0)
     return seconds
 
 
 class _Chunks(NamedTuple):
-    """The program of some chunks.
+    """The program of a phase in some numbers of chunks.
 
     Args:
         ends_chunk: whether a task is the experts' last one of a chunk between the edges.
@@ -289,37 +288,36 @@ class _Chunks(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _program(pattern: ReusedChunk, phase: Phase, num_chunks: int) -> _Chunks:
-    """Return the program of `reuse_tasks`; of a pattern of chunks, in so many of them."""
-    tasks = reuse_tasks(chunk=pattern, phase=phase, degree=num_chunks)
-    program = program_of(tasks)
-    experts = {f"after {i}" for i in range(_EDGE, num_chunks - _EDGE)}
-    return _Chunks(
-        program=program,
-        ends_chunk=np.array([name in experts for name in program.names]),
-        step=np.array([sum(task.stream == one for task in tasks) // num_chunks for one in STREAMS]),
-    )
+def _chunks(pattern: ReusedChunk, phase: Phase, numbers: tuple[int, ...]) -> _Chunks:
+    """Return the program of `reuse_tasks` in so many chunks, by the pattern of each."""
+    phases = [reuse_tasks(chunk=pattern, phase=phase, degree=number) for number in numbers]
+    program, tasks = program_of(phases), phases[0]
+    inner = {(f"after {i}", number) for number in numbers for i in range(_EDGE, number - _EDGE)}
+    numbers_of = (number for number, tasks in zip(numbers, phases, strict=True)
+                  for _ in range(len(tasks) + len(STREAMS)))  # fmt: skip
+    ends_chunk = [place in inner for place in zip(program.names, numbers_of, strict=True)]
+    step = [sum(task.stream == stream for task in tasks) // numbers[0] for stream in STREAMS]
+    return _Chunks(program, np.array(ends_chunk), np.array(step))
 
 
 def _run(
-    programs: Sequence[_Chunks], program_of_phase: Ints, durations: Floats, speeds: Floats
+    chunks: _Chunks, numbers_of: Ints, durations: Floats, speeds: Floats
 ) -> tuple[Floats, Floats]:
-    """Run phases, each of which has one of the programs.
+    """Run phases in numbers of chunks, of which each has one.
 
     Returns:
         When the last task of each phase ends, and the seconds of a chunk once its streams have
         settled, NaN where they have not; both of shape (n,).
     """
-    program, first = joined([one.program for one in programs])
-    ends_chunk = np.concatenate([one.ends_chunk for one in programs])
-    step = np.array([one.step for one in programs]).T[:, program_of_phase]
+    program, step = chunks.program, chunks.step[:, None]
+    head = program.first[:, numbers_of]
     compute = STREAMS.index(COMPUTE)
-    now = then = np.zeros(len(program_of_phase))
+    now = then = np.zeros(len(numbers_of))
     settled = np.full_like(now, np.nan)
-    heads, lefts = np.full_like(step, -1), np.zeros(step.shape)
-    for event in events(program, first[:, program_of_phase], durations, speeds):
+    heads, lefts = np.full_like(head, -1), np.zeros(head.shape)
+    for event in events(program, head, durations, speeds):
         now = event.now
-        is_compared = ends_chunk[event.head[compute]] & event.is_ended[compute]
+        is_compared = chunks.ends_chunk[event.head[compute]] & event.is_ended[compute]
         if is_compared.any():
             head, chunk = event.head + event.is_ended, now - then
             apart = np.abs(event.left - lefts).max(axis=0)

@@ -18,13 +18,11 @@ from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout, divisors
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes
-from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
-from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser, Ranking, rank_degrees
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import Degrees, MemoryBudget, limit_of
-from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import Peak
-from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import StepTime, step_time
 from moetune.solve.layer.uncertainty import refits_of
 
@@ -60,10 +58,10 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
         return None
     if not resamples or not (best.doubts or one_chunk.doubts):
         return None
-    refits = refits_of(ranking.costs, resamples, tokens=ranking.tokens)
+    refits = refits_of(ranking.chooser.costs, resamples, tokens=ranking.table.tokens)
     several, single = (
         step_time(
-            costs=refits.stack, tokens=ranking.tokens, forward_degree=step.forward.degree,
+            costs=refits.stack, tokens=ranking.table.tokens, forward_degree=step.forward.degree,
             backward_degree=step.backward.degree, order=ranking.order,
         ).seconds
         for step in (best, one_chunk)
@@ -100,19 +98,20 @@ class RankedLayer:
         if self.best.memory_forced:
             return True
         limit = self.step.seconds * (1 - TIE)
-        return any(not one.fits and one.step.seconds < limit for one in self.losers)
+        return any(not loser.fits and loser.step.seconds < limit for loser in self.losers)
 
     @property
     def rivals(self) -> tuple[StepTime, ...]:
         """The best steps of the other strategies that fit."""
-        return tuple(one.step for one in self.losers if one.fits)
+        return tuple(loser.step for loser in self.losers if loser.fits)
 
     @property
     def losers(self) -> tuple[Ranking, ...]:
         """All but the chosen one; none where the caller pinned the strategy."""
-        if self.best.bounds.strategy is not None:
+        if self.best.chooser.bounds.strategy is not None:
             return ()
-        return tuple(one for one in self.contenders if one.strategy != self.best.strategy)
+        chosen = self.best.strategy
+        return tuple(ranking for ranking in self.contenders if ranking.strategy != chosen)
 
 
 def rank_layer(
@@ -171,7 +170,15 @@ def choose_strategy(
     if not fitting:
         raise _too_large(budget, allowed, DegreeChooser(costs=costs, bounds=bounds))
     best = _fastest(fitting)
-    contenders = (rankings[name] or _without_limit(replace(best, strategy=name)) for name in every)
+    roomy = replace(budget, limit_bytes=UNLIMITED)
+    for name in every:
+        if rankings[name] is None:
+            ranking = rank_degrees(
+                costs=costs, bounds=replace(bounds, strategy=name), budget=roomy, strategy=name
+            )
+            assert ranking is not None  # noqa: S101 - everything fits without a limit
+            rankings[name] = replace(ranking, budget=budget, fits=False)
+    contenders = (ranking for name in every if (ranking := rankings[name]) is not None)
     return RankedLayer(best=best, contenders=tuple(contenders))
 
 
@@ -185,7 +192,10 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
     if declined is None:
         return ranked
     best = ranked.best.in_one_chunk()
-    contenders = (best if one.strategy == best.strategy else one for one in ranked.contenders)
+    contenders = (
+        best if contender.strategy == best.strategy else contender
+        for contender in ranked.contenders
+    )  # fmt: skip
     return replace(ranked, best=best, contenders=tuple(contenders), declined=declined)
 
 
@@ -204,7 +214,7 @@ def _allowed(budget: MemoryBudget, costs: LayerCosts, bounds: Bounds) -> Sequenc
         return ["none"]
     if bounds.strategy is None:
         has_copies = costs.costs.copy_mode is not None
-        return [one for one in STRATEGIES if has_copies or one not in copies]
+        return [name for name in STRATEGIES if has_copies or name not in copies]
     if bounds.strategy in copies and costs.costs.copy_mode is None:
         raise ProfileError(
             f"strategy {bounds.strategy} copies to the host, and the profile has no copies "
@@ -222,18 +232,6 @@ def _fastest(rankings: Sequence[Ranking]) -> Ranking:
         return first
     limit = least * (1 + (NOISE if is_measured else TIE))
     return next(ranking for ranking in rankings if ranking.step.seconds <= limit)
-
-
-def _without_limit(layer: Ranking) -> Ranking:
-    """Return the best degrees of a strategy that fits in no number of chunks."""
-    ranking = rank_degrees(
-        costs=layer.costs,
-        bounds=replace(layer.bounds, strategy=layer.strategy),
-        budget=replace(layer.budget, limit_bytes=UNLIMITED),
-        strategy=layer.strategy,
-    )
-    assert ranking is not None  # noqa: S101 - everything fits without a limit
-    return replace(ranking, budget=layer.budget, fits=False)
 
 
 class _Choice(NamedTuple):

@@ -6,7 +6,7 @@ the next end of one of its tasks.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -142,10 +142,10 @@ def simulate(tasks: Sequence[Task], *, interference: Interference) -> Timeline:
     Raises:
         ValueError: tasks wait for each other.
     """
-    program = program_of([task._replace(seconds=index) for index, task in enumerate(tasks)])
+    program = program_of([[task._replace(seconds=index) for index, task in enumerate(tasks)]])
     durations = np.array([[task.seconds] for task in tasks])
     ends: dict[str, float] = {}
-    for event in events(program, program.first[:, None], durations, speeds_of(interference, 1)):
+    for event in events(program, program.first, durations, speeds_of(interference, 1)):
         for ended in event.head[event.is_ended].tolist():
             ends[tasks[program.duration[ended]].name] = float(event.now[0])
     if len(ends) < len(tasks):
@@ -170,10 +170,10 @@ def _deadlock(waiting: Sequence[Task]) -> str:
 
 
 class Program(NamedTuple):
-    """Tasks of a phase, stream by stream; behind the last of each stream one that never runs.
+    """Tasks of some phases, stream by stream; behind the last of a stream one that never runs.
 
     Args:
-        first: index of each stream's first task, shape (streams,).
+        first: index of each stream's first task, shape (streams, phases).
         duration: row of each task's seconds in a table of durations, shape (tasks,).
         place: of its class in the number of a set of classes, shape (tasks,).
         needs: task of each stream that has to be at its head, or behind, shape (streams, tasks).
@@ -187,41 +187,31 @@ class Program(NamedTuple):
     names: tuple[str, ...]
 
 
-def program_of(tasks: Sequence[Task]) -> Program:
-    """Return the program of tasks whose seconds are rows of a table of durations."""
-    rows = [[task for task in tasks if task.stream == stream] for stream in STREAMS]
-    first = np.cumsum([0, *(len(row) + 1 for row in rows[:-1])])
-    index = {task.name: (stream, int(start) + at)
-             for stream, (start, row) in enumerate(zip(first, rows, strict=True))
-             for at, task in enumerate(row)}  # fmt: skip
-    duration, place, needs = [], [], []
-    for stream, row in enumerate(rows):
-        for task in row:
-            duration.append(int(task.seconds))
-            place.append(_WEIGHTS[stream] * _CLASSES[stream].index(task.resource))
-            ends = [0] * len(STREAMS)
-            for at, before in map(index.__getitem__, task.after):
-                ends[at] = max(ends[at], before + 1)
-            needs.append(ends)
-        duration, place, needs = [*duration, 0], [*place, 0], [*needs, [_NEVER] * len(STREAMS)]
+def program_of(phases: Sequence[Sequence[Task]]) -> Program:
+    """Return the program of phases whose tasks' seconds are rows of a table of durations."""
+    names: list[str] = []
+    firsts, duration, place, needs = [], [], [], []
+    for tasks in phases:
+        rows = [[task for task in tasks if task.stream == stream] for stream in STREAMS]
+        lengths = np.array([0, *(len(row) + 1 for row in rows[:-1])])
+        firsts.append(len(names) + np.cumsum(lengths))
+        index = {task.name: (stream, int(start) + at)
+                 for stream, (start, row) in enumerate(zip(firsts[-1], rows, strict=True))
+                 for at, task in enumerate(row)}  # fmt: skip
+        for stream, row in enumerate(rows):
+            for task in row:
+                duration.append(int(task.seconds))
+                place.append(_WEIGHTS[stream] * _CLASSES[stream].index(task.resource))
+                ends = [0] * len(STREAMS)
+                for at, before in map(index.__getitem__, task.after):
+                    ends[at] = max(ends[at], before + 1)
+                needs.append(ends)
+            names += [*(task.name for task in row), ""]
+            duration, place, needs = [*duration, 0], [*place, 0], [*needs, [_NEVER] * len(STREAMS)]
     return Program(
-        first=first, duration=np.array(duration), place=np.array(place), needs=np.array(needs).T,
-        names=tuple(name for row in rows for name in (*(task.name for task in row), "")),
+        first=np.array(firsts).T, duration=np.array(duration), place=np.array(place),
+        needs=np.array(needs).T, names=tuple(names),
     )  # fmt: skip
-
-
-def joined(programs: Sequence[Program]) -> tuple[Program, Ints]:
-    """Return the tasks of all programs as one, and the first tasks of each, (streams, programs)."""
-    starts = np.cumsum([0, *(len(program.duration) for program in programs[:-1])])
-    first = np.array([program.first for program in programs]) + starts[:, None]
-    needs = [program.needs + at for program, at in zip(programs, starts, strict=True)]
-    return Program(
-        first=first,
-        duration=np.concatenate([program.duration for program in programs]),
-        place=np.concatenate([program.place for program in programs]),
-        needs=np.hstack(needs),
-        names=tuple(chain.from_iterable(program.names for program in programs)),
-    ), first.T
 
 
 def speeds_of(interference: Interference, num: int) -> Floats:

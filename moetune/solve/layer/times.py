@@ -14,7 +14,7 @@ from moetune.domain.arrays import Floats, array_of, as_number, floats_of
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
-from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.costs import LayerCosts, key_of
 from moetune.solve.layer.degree import makespan, tensor_parallel_makespan
 from moetune.solve.layer.operations import NOTHING, doubts_of
 from moetune.solve.layer.reuse import chunk_of, reused_seconds
@@ -138,7 +138,7 @@ def phase_time(
     *,
     costs: LayerCosts,
     phase: Phase,
-    tokens: int,
+    tokens: float,
     degree: int,
     order: Order = "dispatch_first",
     strategy: Strategy = "none",
@@ -150,18 +150,18 @@ def phase_time(
     the link then always interleaves, whatever `order` is.
 
     Args:
-        degree: r, the number of chunks.
+        tokens, degree: r chunks; or arrays of both.
         seconds: of a phase that reuses memory, where it was simulated before.
 
     Raises:
         ProfileError: an operation was not measured.
     """
-    if strategy == "none":
-        return costs.remembered(
-            (phase, tokens, degree, order),
-            lambda: _closed_time(costs, phase, tokens, degree, order),
-        )
-    return _reused_time(costs, phase, tokens, degree, strategy, seconds)
+    if strategy != "none":
+        return _reused_time(costs, phase, tokens, degree, strategy, seconds)
+    return costs.remembered(
+        (phase, key_of(tokens), key_of(degree), order),
+        lambda: _closed_time(costs, phase, tokens, degree, order),
+    )
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -178,11 +178,10 @@ def phase_seconds(
     Raises:
         ArithmeticError: the costs are absurd, and a time is no finite number.
     """
-    size, degree = array_of(tokens), cast("int", degrees)
-    if strategy == "none":
-        time = _closed_time(costs, phase, size, degree, order)
-    else:
-        time = _reused_time(costs, phase, size, degree, strategy)
+    time = phase_time(
+        costs=costs, phase=phase, tokens=array_of(tokens), degree=cast("int", degrees),
+        order=order, strategy=strategy,
+    )  # fmt: skip
     seconds = floats_of(time.seconds)
     if not np.isfinite(seconds).all():
         raise ArithmeticError("the times of a phase are no finite numbers")
@@ -218,7 +217,7 @@ def _closed_time(
 
 def _reused_time(
     costs: LayerCosts, phase: Phase, tokens: float, degree: int, strategy: Strategy,
-    seconds: float | None = None,
+    seconds: float | None,
 ) -> PhaseTime:  # fmt: skip
     rows = costs.rows(tokens, degree=degree)
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)

@@ -24,11 +24,9 @@ from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Confidence, Decision
 from moetune.domain.samples import StepRecord
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, at_degree
-from moetune.solve.layer.choose import HOPELESS
-from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.choose import HOPELESS, Ranking
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.times import StepTime, phase_time, step_time
 
 _SEED = 0
@@ -50,13 +48,18 @@ def judge_choice(
         rivals: the best step of each other strategy that fits.
     """
     limit_seconds = ranking.step.seconds * HOPELESS
-    near = [_phases(one.degrees, one.strategy) for one in rivals if one.seconds <= limit_seconds]
+    near = [
+        _phases(step.degrees, step.strategy) for step in rivals if step.seconds <= limit_seconds
+    ]
     contenders: list[list[_Phase]] = [
-        [(phase, degree, ranking.chooser.strategy) for degree in degrees]
-        for phase, degrees in zip(PHASES, ranking.contenders, strict=True)
+        [
+            (phase, degree, ranking.chooser.strategy)
+            for degree in ranking.table.contenders(phase, ranking.degrees)
+        ]
+        for phase in PHASES
     ]
     around, seconds = _under_refits(
-        ranking.costs, resamples, chain(*contenders, *near), tokens=ranking.tokens,
+        ranking.chooser.costs, resamples, chain(*contenders, *near), tokens=ranking.table.tokens,
         order=ranking.order,
     )  # fmt: skip
     chosen = best = around
@@ -65,22 +68,23 @@ def judge_choice(
         best = best + np.minimum.reduce([seconds[phase] for phase in phases])
     steps = (around + (seconds[forward] + seconds[backward]) for forward, backward in near)
     best = np.minimum.reduce([best, *steps])
-    return confidence_of(list(zip(chosen.tolist(), best.tolist(), strict=True)))
+    return confidence_of(chosen, best)
 
 
-def confidence_of(found: Sequence[tuple[float, float]]) -> Confidence:
+def confidence_of(chosen: Floats, best: Floats) -> Confidence:
     """Return the confidence in a choice.
 
     Args:
-        found: seconds of the chosen step and of the best one under each refit; at least one.
+        chosen, best: seconds of the chosen step and of the best one, shape (refits,).
     """
-    steps = sorted(chosen for chosen, _ in found)
-    regrets = [chosen / best - 1 if best else 0.0 for chosen, best in found]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        regrets = np.where(best > 0, chosen / best - 1, 0.0)
+    low, high = np.quantile(chosen, (0.05, 0.95)).tolist()
     return Confidence(
-        probability_best=sum(regret <= TIE for regret in regrets) / len(regrets),
-        expected_regret=sum(regrets) / len(regrets),
-        p05_step_seconds=_quantile(steps, 0.05),
-        p95_step_seconds=_quantile(steps, 0.95),
+        probability_best=float((regrets <= TIE).mean()),
+        expected_regret=float(regrets.mean()),
+        p05_step_seconds=low,
+        p95_step_seconds=high,
     )
 
 
@@ -97,8 +101,8 @@ def chance_of_faster(
         costs, decision = choice
         degrees = decision.forward_degree, decision.backward_degree
         phases = _phases(degrees, decision.strategy)
-        around, found = _under_refits(costs, resamples, phases, tokens=tokens, order=decision.order)
-        return sum(found.values(), around)
+        around, times = _under_refits(costs, resamples, phases, tokens=tokens, order=decision.order)
+        return sum(times.values(), around)
 
     return float(np.mean(seconds(other) < seconds(chosen) * (1 - TIE)))
 
@@ -162,14 +166,6 @@ def _phases(degrees: tuple[int, int], strategy: Strategy) -> tuple[_Phase, _Phas
     return ("forward", degrees[0], reused), ("backward", degrees[1], reused)
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the quantile, linear between neighbours."""
-    position = share * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
-
-
 IMPLAUSIBLE = 0.2
 """A residual that no refit may have: three standard deviations of those in the network lab's
 record (`fit.step_errors.RECORDED_SPREAD`)."""
@@ -198,17 +194,14 @@ def refits_of(nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int) -
     Beyond its measured sizes an operation is drawn from a wide range, and most of that cannot be
     where steps that consist of it were measured.
 
-    The nominal costs keep those that were asked of them first: a plan asks for them twice.
-
     Args:
         tokens: of a step on one rank.
     """
-
-    def made() -> tuple[Sequence[Costs], Refits]:
-        return resamples, _refits(nominal, resamples, tokens)
-
-    of, refits = nominal.remembered(("refits", tokens), made)
-    return refits if of is resamples else made()[1]
+    # The resamples are remembered, too: no others get their id.
+    _, refits = nominal.remembered(
+        ("refits", tokens, id(resamples)), lambda: (resamples, _refits(nominal, resamples, tokens))
+    )
+    return refits
 
 
 def _refits(nominal: LayerCosts, resamples: Sequence[Costs], tokens: int) -> Refits:

@@ -7,8 +7,8 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.interference import Interference
 from moetune.domain.plan import Alternative, Binding, Choice, Confidence, Verdict
 from moetune.domain.units import format_bytes, format_seconds, format_share
+from moetune.solve.layer.choose import Ranking
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import RankedLayer
 from moetune.solve.layer.times import StepTime
 
@@ -48,7 +48,7 @@ def _choice(ranking: Ranking, step: StepTime) -> Choice:
     return Choice(
         forward_degree=step.forward.degree,
         backward_degree=step.backward.degree,
-        order="interleaved" if is_reused else ranking.bounds.chosen_order,
+        order="interleaved" if is_reused else ranking.chooser.bounds.chosen_order,
         strategy=step.strategy,
         step_seconds=step.seconds,
     )
@@ -75,7 +75,7 @@ def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[Ste
 def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
     ranking, step = ranked.best, ranked.best.step
     limit = format_bytes(ranking.budget.limit_bytes)
-    without = next((one for one in ranked.losers if one.strategy == "none"), None)
+    without = next((loser for loser in ranked.losers if loser.strategy == "none"), None)
     if without is not None and _reuses(step) and not without.fits:
         return (
             f"Memory binds: keeping everything peaks at "
@@ -99,13 +99,13 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
             "but that rests on times that were not measured; as far as these may be wrong, more is "
             f"lost by cutting ({format_share(declined.regret)} on average) than gained."
         )
-    if ranking.costs.world_size == 1 and max(ranking.degrees) == 1:
+    if ranking.chooser.costs.world_size == 1 and max(ranking.degrees) == 1:
         return _ONE_RANK
     return explain_choice(
         step=step,
         sequential=ranking.sequential,
         runner_up=runner_up,
-        interference=ranking.costs.costs.interference,
+        interference=ranking.chooser.costs.costs.interference,
     )
 
 
@@ -195,7 +195,7 @@ def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
         )
     slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
     if slower < -TIE:
-        is_pinned = ranked.best.bounds.strategy is not None
+        is_pinned = ranked.best.chooser.bounds.strategy is not None
         lost = "but the strategy is pinned" if is_pinned else "within what predictions miss"
         return f"{format_share(slower)}, {lost}"
     if slower <= TIE:

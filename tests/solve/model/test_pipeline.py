@@ -11,7 +11,6 @@ from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.solve.model.passes import Passes
 from moetune.solve.model.pipeline import StagePipeline, least_seconds, play
 from tests.solve.model.test_schedule import torchs_orders
-from tests.solve.stage_events import event_by_event
 
 Node = tuple[object, ...]
 STAGES: dict[Schedule, int] = {
@@ -119,17 +118,3 @@ def test_equal_stages_of_1f1b_take_what_no_order_beats(pp: int, vpp: int, num: i
     pipeline = equal("interleaved" if vpp > 1 else "1f1b", pp, num, vpp=vpp)
     assert play(pipeline) == pytest.approx(3 * vpp * num + 3 * (pp - 1))
     assert least_seconds(pipeline) == pytest.approx(play(pipeline))
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.3])
-def test_1f1b_with_sends_takes_as_long_as_torchs_stages_that_meet(spread: float) -> None:
-    rng = random.Random(3)
-    for pp, rounds, send in itertools.product((2, 4, 8), (1, 3), (0.02, 0.2)):
-        forward = [rng.uniform(1 - spread, 1 + spread) for _ in range(pp)]
-        stages = tuple(Passes(forward=one, grad_input=one, grad_weight=one) for one in forward)
-        pipeline = StagePipeline(
-            schedule="1f1b", pp=pp, stages=stages, num_micro_batches=rounds * pp,
-            send_seconds=send, hides_sends=False,
-        )  # fmt: skip
-        met = event_by_event(forward, [2 * one for one in forward], [send] * (pp - 1), rounds * pp)
-        assert play(pipeline) == pytest.approx(met, rel=0.01 if spread else 1e-9)

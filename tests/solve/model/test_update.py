@@ -8,7 +8,7 @@ import pytest
 from moetune.domain.costs import Costs
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, ZeroStage
-from moetune.fit.slowed import BANDWIDTH, START, Slowdown, slowed
+from moetune.fit.speeds import BANDWIDTH, START, Slowdown, slowed
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.passes import NO_ROOM, WITHOUT_END, Room
 from moetune.solve.model.stages import DecoderStages
