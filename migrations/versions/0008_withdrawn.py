@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
 
 
 _OPS = ("all_to_all_2d", "quantize", "quantize_matrix", "quantize_wire")

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
-from moetune.domain.cluster import Cluster, Fingerprint, Machine
+from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.records import FitInfo, MachineInfo, RunInfo, RunStatus
@@ -23,13 +23,7 @@ class MeasurementStore(DatabaseStore):
     def start_run(self, connection: Connection, *, name: str, cluster: Cluster, preset: str) -> int:
         """Append a running measurement under that profile name and return its id."""
         return _add_run(
-            connection,
-            machine=cluster.machine,
-            fingerprint=cluster.fingerprint,
-            name=name,
-            provenance="measured",
-            preset=preset,
-            status="running",
+            connection, cluster, name=name, provenance="measured", preset=preset, status="running"
         )
 
     @reads
@@ -186,17 +180,15 @@ class MeasurementStore(DatabaseStore):
         return tuple(rows.sample_from_row(row, self.location) for row in found)
 
 
-def _add_run(
-    connection: Connection, *, machine: Machine, fingerprint: Fingerprint, **values: str
-) -> int:
+def _add_run(connection: Connection, measured: Cluster | Profile, **values: str) -> int:
     """Append a run, and its machine if that is new; return the run's id."""
-    described = rows.machine_values(machine, fingerprint)
+    described = rows.machine_values(measured.machine, measured.fingerprint)
     insert_missing(connection, machines, described)
     query = select(machines.c.id).where(machines.c.fingerprint == described["fingerprint"])
     row = {
         **values,
         "machine_id": connection.execute(query).scalar_one(),
-        "software": dict(fingerprint.software),
+        "software": dict(measured.fingerprint.software),
         "created_at": rows.utc_now(),
     }
     return int(connection.execute(insert(runs).values(row).returning(runs.c.id)).scalar_one())
@@ -205,14 +197,9 @@ def _add_run(
 def _import_run(connection: Connection, profile: Profile) -> int:
     """Append an imported profile's samples as a complete run and return its id."""
     run_id = _add_run(
-        connection,
-        machine=profile.machine,
-        fingerprint=profile.fingerprint,
-        name=profile.name,
-        provenance=profile.provenance,
-        preset="",
+        connection, profile, name=profile.name, provenance=profile.provenance, preset="",
         status="complete",
-    )
+    )  # fmt: skip
     _add_samples(connection, run_id, profile.samples)
     return run_id
 

@@ -1,14 +1,13 @@
 """What only a server can do: refuse, vanish, conflict. And no password in any text."""
 
-import socket
 import sys
 import traceback
-from contextlib import closing
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, Connection, event, text
 
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import MoetuneError
 from moetune.store import check, current, open_store, upgrade
 from moetune.store.address import parse_address
 from moetune.store.database import Database
@@ -59,26 +58,23 @@ def test_a_password_among_the_options_is_shown_nowhere(network_url: URL) -> None
     assert "guess-word" not in str(caught.value)
 
 
-def test_a_wrong_password_is_said(network_url: URL) -> None:
-    error = refusal(network_url.set(password="guess-word"))  # noqa: S106 - a wrong one
-    assert "refuses this user or password" in error.what
-    assert error.exit_code == 1
-
-
-def test_a_database_that_does_not_exist_is_bad_input(network_url: URL) -> None:
-    error = refusal(network_url.set(database="absent"))
-    assert isinstance(error, InputError)
-    assert "does not exist" in error.what
-    assert "createdb" in error.hint
-
-
-def test_a_server_that_does_not_run_is_said_with_its_place(network_url: URL) -> None:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        error = refusal(network_url.set(port=port))
-    assert f"127.0.0.1:{port}" in error.what
-    assert "cannot be reached" in error.what
+@pytest.mark.parametrize(
+    ("change", "exit_code", "what", "hint"),
+    [
+        ({"password": "guess-word"}, 1, "refuses this user or password", "check the user"),
+        ({"database": "absent"}, 2, "does not exist", "createdb"),
+        ({"port": 1}, 1, "cannot be reached", "check that the server runs"),
+    ],
+)
+def test_what_refuses_at_the_door_is_said_with_its_place(
+    network_url: URL, change: dict[str, Any], exit_code: int, what: str, hint: str
+) -> None:
+    url = network_url.set(**change)
+    error = refusal(url)
+    assert error.exit_code == exit_code
+    assert what in error.what
+    assert f"127.0.0.1:{url.port}" in error.what
+    assert hint in error.hint
 
 
 def test_a_user_without_rights_is_told(network_url: URL, socket_url: str) -> None:
