@@ -174,6 +174,7 @@ def test_no_file_of_the_services_machine_is_read(
         ({"inputs": PLANNED, "speeds": {"communication": "2"}}, "communication"),
         ({"inputs": PLANNED}, "nothing is changed"),
         ({}, "not named"),
+        ({"plan_id": "ab" * 32, "inputs": PLANNED}, "not named"),
     ],
 )
 def test_a_what_if_that_asks_nothing_sensible_is_refused(

@@ -59,7 +59,7 @@ _READERS: Mapping[str, Callable[[str], object]] = MappingProxyType(
 )  # fmt: skip
 
 
-def question(plan: AnyPlan, fields: Mapping[str, str]) -> WhatIf:
+def question(fields: Mapping[str, str]) -> WhatIf:
     """Return the question in a form's fields that are filled in.
 
     Raises:
@@ -72,7 +72,7 @@ def question(plan: AnyPlan, fields: Mapping[str, str]) -> WhatIf:
         except InputError as error:
             raise InputError(f"{LABELS[name]}: {error.what}", error.hint) from None
     speeds = {name: found.pop(name) for name in SPEEDS if name in found}
-    return WhatIf(plan_id=plan.id, changes=found, speeds=speeds, spelling=_AS_LABELS)
+    return WhatIf(changes=found, speeds=speeds, spelling=_AS_LABELS)
 
 
 def whatif_fields(plan: AnyPlan | None) -> tuple[Field, ...]:
@@ -140,7 +140,7 @@ def _ask(
     if plan is None or not fields:
         return (), None
     try:
-        answer = whatif(library.planner, question(plan, fields), plan)
+        answer = whatif(library.planner, plan, question(fields))
         return whatif_sections(answer, is_drawn=True), None
     except MoetuneError as error:
         return (), error
