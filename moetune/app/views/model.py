@@ -178,19 +178,19 @@ def _memory(plan: TrainingDocument) -> Section:
 def _front(plan: TrainingDocument) -> Table:
     """Return the front with what each layout costs and saves as against the one before."""
     limit, rows = plan.inputs.memory_limit_bytes, []
-    for before, one in zip((None, *plan.front), plan.front, strict=False):
-        peak, step = one.memory.peak_bytes, one.predicted.step_seconds
+    for before, answer in zip((None, *plan.front), plan.front, strict=False):
+        peak, step = answer.memory.peak_bytes, answer.predicted.step_seconds
         more, saved = EMPTY, EMPTY
         if before is not None:
             more = Cell.size(peak - before.memory.peak_bytes)
             saved = Cell.share(1 - step / before.predicted.step_seconds)
-        on_host = host_words(one.layout)
+        on_host = host_words(answer.layout)
         rows.append(
             (
                 replace(Cell.size(peak), mark="" if peak <= limit else "suspect"),
                 Cell.seconds(step), more, saved,
-                Cell.words(f"{one.words}; on the host {on_host}" if on_host else one.words),
-                Cell.words(one.layout.recompute_words), Cell.words(one.layout.overlap),
+                Cell.words(f"{answer.words}; on the host {on_host}" if on_host else answer.words),
+                Cell.words(answer.layout.recompute_words), Cell.words(answer.layout.overlap),
             )
         )  # fmt: skip
     return Table(
