@@ -11,7 +11,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,8 +40,6 @@ from moetune.report.section import Section
 from moetune.report.text import text_of
 
 _LOGGER = logging.getLogger("moetune")
-_ANSWER = 2
-"""Sections that a notebook shows; it unfolds the others."""
 
 
 class _Printer(Protocol):
@@ -232,9 +230,8 @@ class PlanView(Drawn):
         return plan_sections(self._subject())
 
     def _page(self) -> tuple[str, tuple[Section, ...], tuple[Section, ...]]:
-        found = plan_sections(self._subject(), is_page=True)
-        answer = tuple(replace(section, figures=()) for section in found[:_ANSWER])
-        return f"plan-{self.plan.id[:12]}", answer, found[_ANSWER:]
+        answer, *more = plan_sections(self._subject(), is_page=True)
+        return f"plan-{self.plan.id[:12]}", (answer,), tuple(more)
 
 
 def plan(

@@ -142,12 +142,11 @@ class Table:
 
 def without_empty_columns(table: Table) -> Table:
     """Return the table without the columns in which no row says anything."""
-    kept = [at for at in range(len(table.header)) if any(row[at].text for row in table.rows)]
+    filled = [at for at in range(len(table.header)) if any(row[at].text for row in table.rows)]
+    header = tuple(table.header[at] for at in filled)
+    rows = tuple(tuple(row[at] for at in filled) for row in table.rows)
     return replace(
-        table,
-        header=tuple(table.header[at] for at in kept),
-        rows=tuple(tuple(row[at] for at in kept) for row in table.rows),
-        wide=tuple(name for name in table.wide if table.header.index(name) in kept),
+        table, header=header, rows=rows, wide=tuple(name for name in table.wide if name in header)
     )
 
 
@@ -254,18 +253,10 @@ def _table_values(table: Table) -> dict[str, object]:
     }
 
 
-def facts(
-    name: str, rows: Iterable[tuple[str, str]], *, title: str = "", header: Sequence[str] = ("", "")
-) -> Table:
+def facts(name: str, rows: Iterable[tuple[str, str]], *, header: Sequence[str] = ("", "")) -> Table:
     """Return a table of names and values."""
-    first, second = header
-    return Table(
-        name=name,
-        title=title,
-        header=(first, second),
-        rows=tuple((Cell.words(key), Cell.words(value, mark="code")) for key, value in rows),
-        is_narrow=True,
-    )
+    cells = ((Cell.words(key), Cell.words(value, mark="code")) for key, value in rows)
+    return Table(name=name, header=tuple(header), rows=tuple(cells), is_narrow=True)
 
 
 def sentence(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from moetune.report.axes import Axis, Scale, Value
+from moetune.report.axes import Scale, Value
 from moetune.report.marks import (
     ROLES,
     Band,
@@ -93,9 +93,11 @@ def figure_svg(figure: Figure) -> str:
     labels = [line for place in places for tick in place.y.ticks() for line in _lines(tick.text)]
     left = _CHARACTER * max(map(len, labels), default=0) + _GAP
     y_labels = "".join(part for place in places for part in _y_labels(place))
+    title = places[0].panel.y.title
+    above = f'<span class="axis">{escape(title)}</span>' if title else ""
     area = "".join(part for place in places for part in (*_grid(place), *_marks(place, height)))
     return (
-        f'<div class="plot-head">{_above(places[0].panel.y)}{_legend(figure)}</div>'
+        f'<div class="plot-head">{above}{_legend(figure)}</div>'
         f'<div class="drawing"><svg class="ends" width="{_px(left)}" height="{_px(height)}">'
         f'{y_labels}</svg><svg class="area" height="{_px(height)}">'
         f"{area}{''.join(_x_labels(last, height))}</svg></div>"
@@ -256,12 +258,15 @@ def _legend(figure: Figure) -> str:
     marks = [
         mark for panel in figure.panels for mark in panel.marks if not isinstance(mark, Upright)
     ]
-    named = {mark.name: mark for mark in reversed(marks) if mark.name}
+    named: dict[str, Line | Band | Points | Bars] = {}
+    for mark in marks:
+        named.setdefault(mark.name, mark)
+    named.pop("", None)
     if len(named) < 2:  # noqa: PLR2004 - one series needs no name
         return ""
     items = "".join(
-        f'<li><svg width="18" height="12">{_swatch(named[name])}</svg>{escape(name)}</li>'
-        for name in dict.fromkeys(mark.name for mark in marks if mark.name)
+        f'<li><svg width="18" height="12">{_swatch(mark)}</svg>{escape(name)}</li>'
+        for name, mark in named.items()
     )
     return f'<ul class="legend">{items}</ul>'
 
@@ -336,7 +341,3 @@ def _stretched(inner: str, height: float) -> str:
         f'<svg class="lines" width="100%" height="{_px(height)}" '
         f'viewBox="0 0 {SPAN} {_px(height)}" preserveAspectRatio="none">{inner}</svg>'
     )
-
-
-def _above(axis: Axis) -> str:
-    return f'<span class="axis">{escape(axis.title)}</span>' if axis.title else ""

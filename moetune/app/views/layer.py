@@ -72,29 +72,22 @@ def _too_fast(plan: Plan) -> Iterator[str]:
 def _highlights(subject: LayerSubject) -> Iterator[Highlight]:
     plan, limit = subject.plan, subject.memory_limit_bytes
     times, verdict, speed = plan.predicted, plan.decision, plan.throughput
-    step, regret, probability = (
-        times.step_seconds,
-        verdict.expected_regret,
-        verdict.probability_best,
-    )
+    step, regret = times.step_seconds, verdict.expected_regret
     low, high = map(format_seconds, (times.p05_step_seconds, times.p95_step_seconds))
     yield Highlight("One step of the layer", Cell.seconds(step), f"{low} to {high}")
     gain = times.sequential_step_seconds / step if step else None
     against = Cell(text=f"{gain:.2f} ×" if gain else "–", value=gain)
     yield Highlight("Against one chunk", against, "as fast")
     if speed is not None:
-        note = f"on each device, {mfu_words(speed)}"
-        yield Highlight("Model FLOP/s", speed_cell(speed), note)
+        yield Highlight("Model FLOP/s", speed_cell(speed), f"on each device, {mfu_words(speed)}")
     of_limit = f"of {format_bytes(limit)}" if limit else ""
     yield Highlight("Memory of one device", Cell.size(plan.needed_bytes), of_limit)
     binds = Cell.words(verdict.binding.capitalize())
     yield Highlight("What binds", binds, f"{trust_words(plan)} costs")
+    share = verdict.probability_best
+    sure = Cell(text=probability_words(share), value=share, unit="1")
     slower = f"; {percent(regret)} slower on average" if regret >= LEAST_REGRET else ""
-    yield Highlight(
-        name="How sure",
-        cell=Cell(text=probability_words(probability), value=probability, unit="1"),
-        note=f"that no other choice is better{slower}",
-    )
+    yield Highlight("How sure", sure, f"that no other choice is better{slower}")
 
 
 def _summary(subject: LayerSubject, *, has_binding: bool) -> str:

@@ -178,19 +178,19 @@ def _memory(plan: TrainingDocument) -> Section:
 def _front(plan: TrainingDocument) -> Table:
     """Return the front with what each layout costs and saves as against the one before."""
     limit, rows = plan.inputs.memory_limit_bytes, []
-    for before, one in zip((None, *plan.front), plan.front, strict=False):
-        peak, step = one.memory.peak_bytes, one.predicted.step_seconds
+    for before, answer in zip((None, *plan.front), plan.front, strict=False):
+        peak, step = answer.memory.peak_bytes, answer.predicted.step_seconds
         more, saved = EMPTY, EMPTY
         if before is not None:
             more = Cell.size(peak - before.memory.peak_bytes)
             saved = Cell.share(1 - step / before.predicted.step_seconds)
-        on_host = host_words(one.layout)
+        on_host = host_words(answer.layout)
         rows.append(
             (
                 replace(Cell.size(peak), mark="" if peak <= limit else "suspect"),
                 Cell.seconds(step), more, saved,
-                Cell.words(f"{one.words}; on the host {on_host}" if on_host else one.words),
-                Cell.words(one.layout.recompute_words), Cell.words(one.layout.overlap),
+                Cell.words(f"{answer.words}; on the host {on_host}" if on_host else answer.words),
+                Cell.words(answer.layout.recompute_words), Cell.words(answer.layout.overlap),
             )
         )  # fmt: skip
     return Table(
@@ -270,15 +270,18 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
     """Yield how full the fullest rank of each layer is."""
     if plan.placement is None:
         return
-    table = Table.of(
-        "placement",
-        enumerate(plan.placement.layers, start=1),
-        {
-            "layer of experts": lambda row: Cell.count(row[0]),
-            "own order": lambda row: _skew(row[1].natural_skew),
-            "placed": lambda row: _skew(row[1].placed_skew),
-            "at least": lambda row: _skew(row[1].least_skew),
-        },
+    table = Table(
+        name="placement",
+        header=("layer of experts", "own order", "placed", "at least"),
+        rows=tuple(
+            (
+                Cell.count(number),
+                _skew(layer.natural_skew),
+                _skew(layer.placed_skew),
+                _skew(layer.least_skew),
+            )
+            for number, layer in enumerate(plan.placement.layers, start=1)
+        ),
     )
     title = "Rows of the fullest rank over the mean"
     yield Section(name="placement", title=title, tables=(table,))

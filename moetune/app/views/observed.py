@@ -205,11 +205,11 @@ def _highlights(drawn: Sequence[Stored[Observation]], *, is_all: bool) -> Iterat
     if not drawn:
         return
     errors = errors_of(drawn)
-    miss = Cell.share(statistics.median(map(abs, errors)))
+    typical = Cell.share(statistics.median(map(abs, errors)))
     drift = Cell.share(rolling_median(errors[-WINDOW:], WINDOW)[-1], sign=True)
-    count, which = Cell.count(len(drawn)), "in total" if is_all else "the newest ones"
-    yield Highlight("Observations", count, which)
-    yield Highlight("Typical error", miss, "median of |predicted / observed − 1|")
+    which = "in total" if is_all else "the newest ones"
+    yield Highlight("Observations", Cell.count(len(drawn)), which)
+    yield Highlight("Typical error", typical, "median of |predicted / observed − 1|")
     yield Highlight("Drift", drift, f"median of the last {WINDOW}")
     yield Highlight("Latest", Cell.words(_minute(drawn[-1])), "UTC")
 

@@ -126,15 +126,15 @@ def why_not_sections(answer: WhyNotAnswer) -> tuple[Section, ...]:
 
 
 def _compared_parts(answer: WhyNotAnswer) -> tuple[Table, ...]:
-    own, other, found = answer.chosen, answer.other, answer.difference
-    if other is None or found is None or not found.parts or answer.verdict == "chosen":
+    chosen, asked, difference = answer.chosen, answer.other, answer.difference
+    if asked is None or difference is None or not difference.parts or answer.verdict == "chosen":
         return ()
     rows = [
-        (name, own.parts.get(name, 0.0), other.parts.get(name, 0.0), more)
-        for name, more in found.parts.items()
-        if own.parts.get(name) or other.parts.get(name)
+        (name, chosen.parts.get(name, 0.0), asked.parts.get(name, 0.0), more)
+        for name, more in difference.parts.items()
+        if chosen.parts.get(name) or asked.parts.get(name)
     ]
-    rows.append(("step", own.step_seconds, other.step_seconds, found.seconds))
+    rows.append(("step", chosen.step_seconds, asked.step_seconds, difference.seconds))
     return (
         Table(
             name="parts",
@@ -143,7 +143,7 @@ def _compared_parts(answer: WhyNotAnswer) -> tuple[Table, ...]:
                 (
                     Cell.words(name),
                     *map(Cell.seconds, seconds),
-                    Cell.share(seconds[-1] / own.step_seconds, sign=True),
+                    Cell.share(seconds[-1] / chosen.step_seconds, sign=True),
                 )
                 for name, *seconds in rows
             ),

@@ -248,9 +248,9 @@ def operation_to_draw(operations: Sequence[OperationCurve], asked: str) -> Opera
 
     That is the all-to-all of the most ranks with one in flight, else the first operation.
     """
-    keyed = [one for one in operations if one.key == asked]
-    exchanges = [one for one in operations if one.name.startswith(_FIRST)]
-    alone = [one for one in exchanges if "in flight" not in one.name]
+    keyed = [curve for curve in operations if curve.key == asked]
+    exchanges = [curve for curve in operations if curve.name.startswith(_FIRST)]
+    alone = [curve for curve in exchanges if "in flight" not in curve.name]
     return next(iter([*keyed, *alone[-1:], *exchanges, *operations]), None)
 
 
@@ -266,7 +266,7 @@ def fit_section(drawn: OperationCurve | None, *, asked: str) -> Section:
         instead = "none is drawn" if drawn is None else f"{drawn.name} is drawn instead"
         doubts = (f"This profile has no operation {shortened(asked)}: {instead}.",)
     return Section(
-        name="fit", doubts=doubts, figures=tuple(one for one in figures if one is not None)
+        name="fit", doubts=doubts, figures=tuple(figure for figure in figures if figure is not None)
     )
 
 
@@ -295,15 +295,15 @@ def operations_section(
         shown: the one that is drawn.
         here: address to which an operation's key is appended; "" for no links.
     """
-    drawn = {one.name for one in operations}
-    by_shape = [gemm_line(one) for one in profile.gemm if f"gemm {one.dtype}" not in drawn]
-    ordered = sorted(operations, key=lambda one: one.is_shape)
+    drawn = {curve.name for curve in operations}
+    by_shape = [gemm_line(line) for line in profile.gemm if f"gemm {line.dtype}" not in drawn]
+    ordered = sorted(operations, key=lambda curve: curve.is_shape)
     table = Table(
         name="operations",
         header=("operation", "start-up", "rate", "points", "error", "p95", "quality"),
         rows=(
             *map(_operation, by_shape),
-            *(_operation(one, shown=shown, here=here) for one in ordered),
+            *(_operation(curve, shown=shown, here=here) for curve in ordered),
         ),
         wide=("points",),
         empty="The profile has no operations.",
@@ -312,20 +312,20 @@ def operations_section(
 
 
 def _operation(
-    one: OperationCurve, *, shown: OperationCurve | None = None, here: str = ""
+    curve: OperationCurve, *, shown: OperationCurve | None = None, here: str = ""
 ) -> tuple[Cell, ...]:
-    line = one.line
-    is_shown = shown is not None and one.key == shown.key
+    line = curve.line
+    is_shown = shown is not None and curve.key == shown.key
     return (
         Cell.words(
-            one.name,
-            href=f"{here}{one.key}#fit" if here else "",
+            curve.name,
+            href=f"{here}{curve.key}#fit" if here else "",
             mark="chosen" if is_shown else "",
         ),
         Cell.seconds(line.alpha_seconds if line else None),
-        _rate(line.beta_seconds, one.unit) if line else EMPTY,
-        Cell.count(one.num_points) if one.num_points else EMPTY,
-        *_errors(one.error),
+        _rate(line.beta_seconds, curve.unit) if line else EMPTY,
+        Cell.count(curve.num_points) if curve.num_points else EMPTY,
+        *_errors(curve.error),
     )
 
 
@@ -342,8 +342,8 @@ def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
     if error is None:
         return EMPTY, EMPTY, Cell(text="not known")
     median, p95 = (
-        Cell(text=f"{100 * one:{'.3g' if one < 1 else ',.0f'}} %", value=one, unit="1")
-        for one in (error.median, error.p95)
+        Cell(text=f"{100 * share:{'.3g' if share < 1 else ',.0f'}} %", value=share, unit="1")
+        for share in (error.median, error.p95)
     )
     return median, p95, Cell.words(error.quality, mark=error.quality)
 

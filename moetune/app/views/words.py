@@ -110,12 +110,12 @@ def trust_words(plan: AnyPlan) -> str:
     return f"{plan.trust}, suspect" if plan.is_suspect else plan.trust
 
 
-def _suspect_group(one: SuspectGroup) -> str:
-    if one.median_error is None or one.p95_error is None:
-        return f"{one.group} (times vary too much)"
+def _suspect_group(suspect: SuspectGroup) -> str:
+    if suspect.median_error is None or suspect.p95_error is None:
+        return f"{suspect.group} (times vary too much)"
     return (
-        f"{one.group} (sizes left out are predicted {percent(one.median_error)} off in the "
-        f"median, {percent(one.p95_error)} at p95)"
+        f"{suspect.group} (sizes left out are predicted {percent(suspect.median_error)} off in the "
+        f"median, {percent(suspect.p95_error)} at p95)"
     )
 
 
