@@ -6,6 +6,7 @@ from contextlib import suppress
 from moetune.app.library import StoredPlan, read_plans
 from moetune.app.models import whole_names
 from moetune.app.views.comparison import comparison_sections, machine_sections
+from moetune.app.views.observed import observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.stored_plans import stored_plans_table
 from moetune.app.views.words import KINDS
@@ -14,7 +15,6 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
-from moetune.report.observed import drift_figure, sound_rows
 from moetune.report.section import Section, Table
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Link, Page, Text, address
@@ -86,15 +86,13 @@ def plan_page(library: Library, plan_id: str) -> Page:
     plan = library.any_plan(plan_id)
     name = plan.id[:12]
     sections = plan_sections(library.planner.explain(plan), is_page=True)
-    found = sound_rows(library.store.observation_page(plan.id, limit=500))
-    figures = (drift_figure(found),) if found else ()
-    observed = Section(name="observed", title="Observed steps", figures=figures)
+    observed = observed_steps(library.store.observation_page(plan.id, limit=500))
     known = library.model_name(plan)
     return Page(
         template="plan.html",
         title=f"{sections[0].title}, plan {plan.id[:6]}",
         here="plans",
-        sections=(*sections, *((observed,) if found else ())),
+        sections=(*sections, *observed),
         csv=lambda figure: f"/plans/{plan.id}/{figure.name}.csv",
         context={
             "fields_of": whatif_fields(plan),
