@@ -170,7 +170,9 @@ def verify_plan(
     )  # fmt: skip
     if launch is not None and launch.rank:
         return None
-    costs = profile and costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
+    costs = None
+    if profile is not None:
+        costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
     return Verification(
         plan_id=plan.id,
         steps=tuple(_verified(plan, costs, steps) for steps in measured),
