@@ -60,11 +60,8 @@ class InputsDocument:
         for name in ("model", "profile", "profile_fingerprint", "dtype"):
             if len(getattr(self, name) or "") > LONGEST_NAME:
                 raise InputError(f"{name} is longer than {LONGEST_NAME} characters")
-        if self.profile is not None and (not self.profile or is_path(self.profile)):
-            raise InputError(
-                f"profile must be a name, got {shown(self.profile)}",
-                "import the file first: only stored profiles can be planned with here",
-            )
+        if self.profile is not None:
+            profile_name(self.profile)
         if self.dtype is not None:
             with about("dtype"):
                 dtype_bytes(full_dtype(self.dtype))
@@ -106,6 +103,21 @@ class InputsDocument:
                 f"layer is not that of model {self.model} on {inputs.world_size} ranks",
                 "give the model or the layer, not both",
             )
+
+
+def profile_name(profile: object) -> str:
+    """Return the profile that another machine names.
+
+    Raises:
+        InputError: it is no name, or the path of a file.
+    """
+    if not isinstance(profile, str) or not profile or is_path(profile):
+        raise InputError(
+            f"profile must be a name, got {shown(profile)}",
+            "import the file first: only stored profiles can be planned with here",
+            field="profile",
+        )
+    return profile
 
 
 def read_inputs(document: object) -> InputsDocument:

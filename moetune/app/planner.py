@@ -141,15 +141,15 @@ class Planner:
             ProfileError: `--profile` names another profile.
         """
         try:
-            found = self.sources.profile_of(plan)
+            current = self.sources.profile_of(plan)
         except ProfileError:
             if self.sources.must_match:
                 raise
             missing = f"profile {plan.inputs.profile!r} was not found, name it with --profile"
             return subject_of(plan, missing=missing, model=model)
-        if found.digest == plan.inputs.profile_fingerprint:
-            return subject_of(plan, profile=found.profile, model=model)
-        name = f"profile {found.profile.name!r}"
+        if current.digest == plan.inputs.profile_fingerprint:
+            return subject_of(plan, profile=current.profile, model=model)
+        name = f"profile {current.profile.name!r}"
         missing = f"{name} is not the one that the plan was made with, or has changed since"
         subject = subject_of(plan, missing=missing, model=model)
         if self.sources.must_match:
@@ -236,13 +236,13 @@ class ServicePlanner(Planner):
 
     def problems(self) -> tuple[str, ...]:
         """Return the reasons why the database cannot be used now; empty when it can."""
-        found = []
+        problems = []
         for store in (self.store, self.reading):
             try:
                 store.check_ready()
             except MoetuneError as error:
-                found.append(f"{error.what}: {error.hint}" if error.hint else error.what)
-        return tuple(dict.fromkeys(found))
+                problems.append(f"{error.what}: {error.hint}" if error.hint else error.what)
+        return tuple(dict.fromkeys(problems))
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from moetune.app.memory import MemoryQuestion
 from moetune.app.models import check_known, find_decoder_model, is_decoder_name
-from moetune.app.plan import LONGEST_NAME
-from moetune.app.profiles import is_path
+from moetune.app.plan import LONGEST_NAME, profile_name
 from moetune.app.routing_files import read_layer_routing, read_routing
 from moetune.app.training import check_names, usual_dtype
 from moetune.app.training_plan import TrainingRequest
@@ -236,7 +235,7 @@ def served_question(arguments: Mapping[str, object]) -> ServedQuestion:
     profile = rest.pop("profile", None)
     _check_names(rest)
     if profile is not None:
-        profile = _profile_name(profile)
+        profile = profile_name(profile)
     question = ask(rest)
     if is_of_model(question):
         _check_sizes({name: getattr(question, name) for name in _LARGEST})
@@ -275,13 +274,3 @@ def _check_sizes(arguments: Mapping[str, object]) -> None:
 
 def _is_whole(name: str) -> bool:
     return name in WHOLE_MODELS or resolve_name(name) is not None
-
-
-def _profile_name(profile: object) -> str:
-    if not isinstance(profile, str) or not profile or is_path(profile):
-        raise InputError(
-            f"profile must be a name, got {shown(profile)}",
-            "import the file first: only stored profiles can be planned with here",
-            field="profile",
-        )
-    return profile

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -30,9 +30,6 @@ from moetune.domain.errors import AbandonedError, BusyError, MoetuneError, Solve
 
 P = ParamSpec("P")
 T = TypeVar("T")
-NUM_SOLVERS = 2
-"""Plans that are solved at once: two, so that a long one does not block the rest, and no more, so
-that solving does not slow all other answers down."""
 _NUM_PROCESSES = 4
 """Of a service: small questions are answered while big ones take their time, at a low priority."""
 _LOOK_SECONDS = 0.1
@@ -49,18 +46,12 @@ class Solver(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ThreadSolver:
-    """Solves in the calling thread, at most `NUM_SOLVERS` at once, without limits."""
-
-    _turns: threading.BoundedSemaphore = field(
-        default_factory=partial(threading.BoundedSemaphore, NUM_SOLVERS), init=False
-    )
+    """Solves in the calling thread, without limits."""
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the function's result."""
-        with self._turns:
-            return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
 
 class Caller(Protocol):
@@ -153,10 +144,7 @@ class SolverPool:
     def _new(self) -> ProcessPoolExecutor:
         """Return an executor of one process, which starts with its first question."""
         return ProcessPoolExecutor(
-            1,
-            mp_context=self._context,
-            initializer=prepare,
-            initargs=(self.limits.memory_bytes,),
+            1, mp_context=self._context, initializer=prepare, initargs=(self.limits.memory_bytes,)
         )
 
     def _end(self, process: ProcessPoolExecutor, *, waits: bool = False) -> None:
@@ -168,8 +156,8 @@ class SolverPool:
         with self._lock:
             self._running.discard(process)
         # Executors have no public way to kill before Python 3.14.
-        for one in tuple((process._processes or {}).values()):  # noqa: SLF001
-            one.kill()
+        for worker in tuple((process._processes or {}).values()):  # noqa: SLF001
+            worker.kill()
         process.shutdown(wait=waits, cancel_futures=True)
 
     @contextmanager
@@ -189,14 +177,17 @@ class SolverPool:
                 self._running.discard(process)
             self._free.put(process if is_useful else self._new())
 
-    def _wait(self, is_gone: Callable[[], bool]) -> ProcessPoolExecutor:
+    def _looks(self, is_gone: Callable[[], bool]) -> Iterator[None]:
+        """Yield until the time of a question is over; raise AbandonedError once nobody waits."""
         deadline = time.monotonic() + self.limits.seconds
         while time.monotonic() < deadline:
             self._check(is_gone)
-            try:
+            yield
+
+    def _wait(self, is_gone: Callable[[], bool]) -> ProcessPoolExecutor:
+        for _ in self._looks(is_gone):
+            with suppress(queue.Empty):
                 return self._free.get(timeout=_LOOK_SECONDS)
-            except queue.Empty:
-                continue
         raise self._busy()
 
     def _answer(
@@ -225,9 +216,7 @@ class SolverPool:
             raise
 
     def _waited(self, asked: Future[T], is_gone: Callable[[], bool]) -> T:
-        deadline = time.monotonic() + self.limits.seconds
-        while time.monotonic() < deadline:
-            self._check(is_gone)
+        for _ in self._looks(is_gone):
             if wait((asked,), _LOOK_SECONDS).done:
                 return asked.result()
         raise SolveLimitError(

@@ -96,13 +96,13 @@ def plan_training(
     with sound_numbers(profile.name):
         if with_front:
             front = memory_front(solved.search, pins, best.layout.cuda_graphs)
-            answers = (answer_of(one, request.job, profile.machine.device) for one in front)
+            answers = (answer_of(row, request.job, profile.machine.device) for row in front)
             plan = replace(plan, front=tuple(answers))
         if with_savings:
-            found = Savings(search=solved.search, pins=pins, best=best)
-            free = found.free()
+            savings = Savings(search=solved.search, pins=pins, best=best)
+            free = savings.free()
             plan = replace(
-                plan, savings=tuple(map(saving_of, found.of_flags())),
+                plan, savings=tuple(map(saving_of, savings.of_flags())),
                 free=None if free is None else saving_of(free),
             )  # fmt: skip
     return plan
@@ -198,38 +198,38 @@ def _searched(request: TrainingRequest, profile: Profile, *, asks_runtime: bool 
         layouts, placement = solve_placed(search, request.pins)
         search, best = layouts.search, layouts.best()
         graphed = with_graphs(search, _of_layouts(request.pins), best)
-        found = (graphed or layouts).ranked()
-        stand_ins = stand_ins_of(search.wholes.job, search.target, profile, found[0], costs)
-    plan = _document(request, profile, search, found, stand_ins)
-    return _Solved(plan=replace(plan, placement=placement), best=found[0], search=search)
+        ranked = (graphed or layouts).ranked()
+        stand_ins = stand_ins_of(search.wholes.job, search.target, profile, ranked[0], costs)
+    plan = _document(request, profile, search, ranked, stand_ins)
+    return _Solved(plan=replace(plan, placement=placement), best=ranked[0], search=search)
 
 
 def _document(
-    request: TrainingRequest, profile: Profile, search: FoldedSearch, found: list[PricedLayout],
+    request: TrainingRequest, profile: Profile, search: FoldedSearch, ranked: list[PricedLayout],
     stand_ins: StandIns,
 ) -> TrainingDocument:  # fmt: skip
     """Return the plan of layouts, the chosen one first."""
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     inputs, device = request.inputs(profile, limit), profile.machine.device
-    chosen, *others = (answer_of(one, request.job, device) for one in found)
+    chosen, *others = (answer_of(row, request.job, device) for row in ranked)
     target = request.target.name
     return TrainingDocument(
         id=plan_id(inputs, request), inputs=inputs, layout=chosen.layout,
-        predicted=chosen.predicted, memory=chosen.memory, fits=search.fits(found[0].layout),
+        predicted=chosen.predicted, memory=chosen.memory, fits=search.fits(ranked[0].layout),
         confidence=confidence_of(
-            [one.step.seconds for one in found], ratios=stand_ins.ratios, target=target
+            [row.step.seconds for row in ranked], ratios=stand_ins.ratios, target=target
         ),
         trust=search.prices.device.trusts.least, profile_quality=quality_of(profile),
         warnings=(
             *request.job.decoder.uncounted_words, *stand_ins.words,
-            *_routing_words(request, found[0].layout, limit),
-            *_host_words(found[0], search, profile),
+            *_routing_words(request, ranked[0].layout, limit),
+            *_host_words(ranked[0], search, profile),
         ),
         alternatives=tuple(others),
         origin=PlanOrigin(
             provenance=profile.provenance, device=device, public_ratios=public_ratios(target)
         ),
-        chunks=chunks_of(request.job, found[0].layout) if target == "moetune" else None,
+        chunks=chunks_of(request.job, ranked[0].layout) if target == "moetune" else None,
     )  # fmt: skip
 
 
@@ -262,8 +262,8 @@ def _of_layouts(pins: LayoutRequest) -> LayoutRequest:
 
 def usual_dtype(profile: Profile) -> TrainingDtype:
     """Return bfloat16, or float16 where a profile has that and not bfloat16."""
-    known = gemm_dtypes(profile)
-    return next((dtype for dtype in HALF_PRECISION if dtype in known), "bfloat16")
+    measured = gemm_dtypes(profile)
+    return next((dtype for dtype in HALF_PRECISION if dtype in measured), "bfloat16")
 
 
 def check_names(dtype: str, optimizer: str) -> tuple[TrainingDtype, OptimizerName]:
@@ -291,9 +291,9 @@ def _too_large(solved: _Solved, request: TrainingRequest) -> LayoutTooLargeError
     plan, best, search = solved.plan, solved.best, solved.search
     host_bytes, limit = best.memory.host_bytes, plan.inputs.memory_limit_bytes
     if host_bytes > search.host_bytes:
-        each, share = format_bytes(round(host_bytes)), format_bytes(int(search.host_bytes))
+        need, share = format_bytes(round(host_bytes)), format_bytes(int(search.host_bytes))
         return LayoutTooLargeError(
-            f"host memory binds: {each} for each device is more than its share of a host's, "
+            f"host memory binds: {need} for each device is more than its share of a host's, "
             f"{share}",
             "offload a smaller share, or recompute more",
             plan.document,

@@ -63,9 +63,7 @@ def device_prices(
     )
 
 
-def step_prices(
-    job: TrainingJob, target: Target, profile: Profile, costs: Costs | None = None
-) -> StepPrices:
+def step_prices(job: TrainingJob, target: Target, profile: Profile, costs: Costs) -> StepPrices:
     """Return the prices of a job's steps."""
     return StepPrices(
         job=job, device=device_prices(profile, costs, job.element),

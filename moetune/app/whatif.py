@@ -94,10 +94,10 @@ def whatif(
     is_moved = machine.digest != before.inputs.profile_fingerprint
     if is_moved and not planner.sources.must_match:
         _ = planner.explain(before).machine  # which says that it has changed
-    own = machine.profile if not is_moved else _profile_of(planner, before)
+    planned_with = machine.profile if not is_moved else _profile_of(planner, before)
     return planner.run(
         before.inputs.profile, change_plan, before, profile=machine.profile, question=question,
-        own=own, model=model,
+        planned_with=planned_with, model=model,
     )  # fmt: skip
 
 
@@ -106,14 +106,14 @@ def change_plan(
     *,
     profile: Profile,
     question: WhatIf,
-    own: Profile | None = None,
+    planned_with: Profile | None = None,
     model: str | None = None,
 ) -> WhatIfAnswer:
     """Return a plan, and the plan for changed inputs, flags or speeds on a profile's machine.
 
     Args:
-        own: the profile that `before` was made with, whose memory is the default limit of a whole
-            model; None where it is not known.
+        planned_with: the profile of `before`, whose memory is the default limit of a whole model;
+            None where it is not known.
         model: as of `whatif`.
 
     Raises:
@@ -130,7 +130,7 @@ def change_plan(
         )
     used = scale_profile(profile, faster)
     if before.kind == "training":
-        asked = arguments_of(before, own) | ({} if model is None else {"model": model})
+        asked = arguments_of(before, planned_with) | ({} if model is None else {"model": model})
         request = training_request(ask(asked | dict(_arguments(question))), used)
         after: AnyPlan = plan_training(request, used)
     else:
@@ -163,10 +163,10 @@ def _layer_request(inputs: PlanInputs, question: WhatIf) -> PlanRequest:
 def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:
     """Return the profile that a plan was made with; None where it is not there or has changed."""
     try:
-        found = planner.sources.profile(plan.inputs.profile)
+        current = planner.sources.profile(plan.inputs.profile)
     except ProfileError:
         return None
-    return found.profile if found.digest == plan.inputs.profile_fingerprint else None
+    return current.profile if current.digest == plan.inputs.profile_fingerprint else None
 
 
 def arguments_of(plan: TrainingDocument, profile: Profile | None) -> dict[str, object]:

@@ -173,13 +173,13 @@ def _drift_notes(subject: Subject) -> tuple[str, ...]:
 
 
 def _words(answer: WhyNotAnswer) -> Iterator[str]:
-    own, other = answer.chosen, answer.other
+    chosen, other = answer.chosen, answer.other
     if other is None:
         assert answer.refused is not None  # noqa: S101 - there is no other reason for None
         yield f"It cannot be had: {answer.refused.what}."
         if answer.refused.hint:
             yield f"{_capital(answer.refused.hint)}."
-        yield f"The plan has {own.name}, in {format_seconds(own.step_seconds)} a step."
+        yield f"The plan has {chosen.name}, in {format_seconds(chosen.step_seconds)} a step."
         return
     yield from _step_words(answer, other)
     yield from _part_words(answer, other)
@@ -194,16 +194,16 @@ def _words(answer: WhyNotAnswer) -> Iterator[str]:
 
 
 def _step_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
-    own, verdict = answer.chosen, answer.verdict
-    step, mine = format_seconds(other.step_seconds), format_seconds(own.step_seconds)
+    chosen, verdict = answer.chosen, answer.verdict
+    step, mine = format_seconds(other.step_seconds), format_seconds(chosen.step_seconds)
     if verdict == "chosen":
-        yield f"This is the plan's own choice: {own.name}, {mine} a step."
+        yield f"This is the plan's own choice: {chosen.name}, {mine} a step."
         return
-    found = answer.difference
-    assert found is not None  # noqa: S101 - there is another choice
-    more = f"{format_seconds(abs(found.seconds))} ({format_share(abs(found.share))})"
-    how = f"{more} {'longer' if found.seconds > 0 else 'shorter'} than"
-    if abs(found.share) <= TIE:
+    difference = answer.difference
+    assert difference is not None  # noqa: S101 - there is another choice
+    more = f"{format_seconds(abs(difference.seconds))} ({format_share(abs(difference.share))})"
+    how = f"{more} {'longer' if difference.seconds > 0 else 'shorter'} than"
+    if abs(difference.share) <= TIE:
         how = "as long as"
     if verdict == "too_large":
         what = answer.refused.what if answer.refused else "it needs more memory than there is"
@@ -213,35 +213,36 @@ def _step_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
         yield f"With enough memory {other.name} would take {step} a step, {how} the plan's {mine}."
     else:
         yield f"With {other.name} a step takes {step}, {how} the plan's {mine}."
-    yield f"The plan has {own.name}."
-    yield from _way_words(own, other)
+    yield f"The plan has {chosen.name}."
+    yield from _way_words(chosen, other)
     if verdict == "faster" and answer.rule:
         yield f"{_capital(answer.rule)}."
 
 
-def _way_words(own: ComparedChoice, other: ComparedChoice) -> Iterator[str]:
+def _way_words(chosen: ComparedChoice, other: ComparedChoice) -> Iterator[str]:
     """Yield the decisions in which both differ beside their names."""
     differing = [
-        f"{name} {other.decision[name]} instead of {own.decision[name]}"
+        f"{name} {other.decision[name]} instead of {chosen.decision[name]}"
         for name in _WAYS
-        if name in own.decision
+        if name in chosen.decision
         and name in other.decision
-        and own.decision[name] != other.decision[name]
-        and name not in own.name
+        and chosen.decision[name] != other.decision[name]
+        and name not in chosen.name
     ]
     if differing:
         yield f"Besides, {', '.join(differing)}."
 
 
 def _part_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
-    found, own = answer.difference, answer.chosen
-    least = _SMALL * own.step_seconds
-    parts = [] if found is None else [one for one in found.parts.items() if abs(one[1]) > least]
-    if parts:
-        said = [f"{_more(seconds)} of {name}" for name, seconds in parts[:_NAMED]]
+    difference, chosen = answer.difference, answer.chosen
+    least = _SMALL * chosen.step_seconds
+    parts = difference.parts.items() if difference else ()
+    large = [(name, seconds) for name, seconds in parts if abs(seconds) > least]
+    if large:
+        said = [f"{_more(seconds)} of {name}" for name, seconds in large[:_NAMED]]
         yield f"The difference: {', '.join(said)}."
     for name, seconds in other.work.items():
-        before = own.work.get(name)
+        before = chosen.work.get(name)
         if before is not None and abs(seconds - before) > least:
             yield (
                 f"All {name} of a step, hidden or not: {format_seconds(seconds)} instead of "
