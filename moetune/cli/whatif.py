@@ -78,12 +78,10 @@ def whatif(
         "constraints": _constraints(constraint or ()),
     }
     changes = {name: value for name, value in sizes.items() if value not in (None, {})}
-    question = WhatIf(
-        plan_id=plan, changes=changes, speeds=dict(map(_speed, speed or ())), spelling=_FLAGS
-    )
+    question = WhatIf(changes=changes, speeds=dict(map(_speed, speed or ())), spelling=_FLAGS)
     wanted = find_plan(plan, stores=session.find_store)
     with local_planner(session.settings, profile=profile) as planner:
-        answer = answer_of(planner, question, wanted, model=model)
+        answer = answer_of(planner, wanted, question, model=model)
     session.screen.answer(whatif_sections(answer), answer.document, as_json=json)
 
 

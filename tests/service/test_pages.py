@@ -254,10 +254,8 @@ def test_what_if_shows_both_plans_and_saves_none(
 ) -> None:
     before = full_planner.reading.plans()
     answer = full.get(f"/whatif?plan={plans[0].id}&tokens_per_rank=16k&communication=0.5")
-    asked = WhatIf(
-        plan_id=plans[0].id, changes={"tokens_per_rank": 16384}, speeds={"communication": 0.5}
-    )
-    expected = whatif(full_planner, asked)
+    asked = WhatIf(changes={"tokens_per_rank": 16384}, speeds={"communication": 0.5})
+    expected = whatif(full_planner, plans[0], asked)
     text = words(answer)
     for sentence in expected.words:
         assert sentence.replace("`", "") in text

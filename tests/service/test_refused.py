@@ -25,6 +25,7 @@ CHANGES: list[tuple[dict[str, Any], int, str]] = [
     ({"inputs": SMALL}, 422, "nothing is changed"),
     ({"inputs": SMALL, "change": {}}, 422, "unknown key 'change'"),
     ({}, 422, "not named"),
+    ({"plan_id": "ab" * 32, "inputs": SMALL}, 422, "not named"),
 ]
 BATCHES: list[dict[str, Any]] = [
     {"observations": []}, {"observations": {}}, {"observations": None},

@@ -126,7 +126,7 @@ _AS_LABELS = Spelling(
 )
 
 
-def question(plan: AnyPlan, fields: Mapping[str, str]) -> WhatIf:
+def question(fields: Mapping[str, str]) -> WhatIf:
     """Return the question in a form's fields that are filled in.
 
     Raises:
@@ -139,7 +139,7 @@ def question(plan: AnyPlan, fields: Mapping[str, str]) -> WhatIf:
         except InputError as error:
             raise InputError(f"{CHANGES[name].label}: {error.what}", error.hint) from None
     speeds = {name: changes.pop(name) for name in SPEEDS if name in changes}
-    return WhatIf(plan_id=plan.id, changes=changes, speeds=speeds, spelling=_AS_LABELS)
+    return WhatIf(changes=changes, speeds=speeds, spelling=_AS_LABELS)
 
 
 def whatif_form(
@@ -214,7 +214,7 @@ def _answer(
     if not fields:
         return (), None
     try:
-        answer = whatif(library.planner, question(plan, fields), plan)
+        answer = whatif(library.planner, plan, question(fields))
         return whatif_sections(answer, is_drawn=True), None
     except MoetuneError as error:
         return (), problem_of(error)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from moetune.app.library import read_plans
 from moetune.app.models import whole_names
 from moetune.app.subjects import Subject
+from moetune.app.views.observed import observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.stored_plans import stored_plans_table
 from moetune.app.views.words import KINDS
@@ -14,7 +15,6 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
-from moetune.report.observed import drift_figure, sound_rows
 from moetune.report.section import Section
 from moetune.service.pages.compare import whatif_form
 from moetune.service.pages.library import Library
@@ -95,10 +95,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
     plan = library.any_plan(plan_id)
     subject = library.planner.explain(plan)
     sections = plan_sections(subject, is_page=True)
-    steps = sound_rows(library.store.observation_page(plan.id, limit=500))
-    if steps:
-        figures = (drift_figure(steps),)
-        sections = (*sections, Section(name="observed", title="Observed steps", figures=figures))
+    observed = observed_steps(library.store.observation_page(plan.id, limit=500))
     model = library.model_name(plan)
     commands = {
         words: f"moetune {command} {plan.id[:12]}{more}"
@@ -109,7 +106,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
         here="plans",
         scope=f"{sections[0].scope} · profile {plan.inputs.profile} · plan {plan.id[:12]}",
         links=tuple(_plan_links(library, subject, model)),
-        sections=sections,
+        sections=(*sections, *observed),
         forms=(whatif_form(plan, title="What if"),),
         commands=commands,
     )
