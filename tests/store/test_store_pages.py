@@ -83,17 +83,11 @@ def test_a_plans_document_is_the_canonical_json_of_exactly_that_id(store: SqlSto
     document = store.plan_document(plan.id)
     assert document == canonical_json(plan)
     assert plan_from_json(document, "it") == plan
-    for other in (plan.id[:63], plan.id.upper(), "", "%", "ab" * 32):
+    for other in (plan.id[:63], plan.id.upper(), "", "%", "ab" * 32, "'; --"):
         assert store.plan_document(other) is None
     newer = make_plan(step_seconds=0.25)
     store.save_plan(newer)
     assert store.plan_document(plan.id) == canonical_json(newer)
-    second = make_plan(2)
-    store.save_plan(second)
-    wanted = [plan.id, "ab" * 32, second.id[:32], second.id, "'; --"]
-    found = {plan.id: canonical_json(newer), second.id: canonical_json(second)}
-    assert store.plan_documents(wanted) == found
-    assert store.plan_documents(()) == {}
 
 
 def test_plans_of_one_moment_are_on_one_page_each(
