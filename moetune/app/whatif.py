@@ -17,7 +17,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.question import ASKS
 from moetune.domain.request import PlanInputs, PlanRequest, check_sizes
 from moetune.domain.spelling import Spelling, nearest_or, spelled
-from moetune.domain.training_document import TrainingDocument
+from moetune.domain.training_document import TrainingInputs
 from moetune.domain.units import full_dtype
 from moetune.fit.speeds import Speeds, scale_profile
 from moetune.report.section import sentence
@@ -130,7 +130,8 @@ def change_plan(
         )
     used = scale_profile(profile, faster)
     if before.kind == "training":
-        asked = arguments_of(before, planned_with) | ({} if model is None else {"model": model})
+        given = {} if model is None else {"model": model}
+        asked = arguments_of(before.inputs, planned_with) | given
         request = training_request(ask(asked | dict(_arguments(question))), used)
         after: AnyPlan = plan_training(request, used)
     else:
@@ -169,13 +170,13 @@ def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:
     return current.profile if current.digest == plan.inputs.profile_fingerprint else None
 
 
-def arguments_of(plan: TrainingDocument, profile: Profile | None) -> dict[str, object]:
+def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, object]:
     """Return a whole model's question as arguments of `moetune.plan`.
 
     Args:
         profile: the plan's own, whose memory is the default limit; None where it is not known.
     """
-    inputs, pins = plan.inputs, plan.inputs.pins
+    pins = inputs.pins
     is_default = profile is not None and usable_bytes(profile.machine) == inputs.memory_limit_bytes
     return {
         "model": inputs.model_path or inputs.model, "world_size": inputs.world_size,

@@ -8,13 +8,15 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moetune.app.planner import ServicePlanner
 from moetune.app.requests import ServedQuestion, asks_for_model, served_question
 from moetune.app.subjects import WhyNot
-from moetune.app.whatif import WHATIF_SCHEMA, WhatIf, whatif
+from moetune.app.whatif import WHATIF_SCHEMA, WhatIf, arguments_of, whatif
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.document import canonical_json, shown
+from moetune.domain.document import canonical_json, decode, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.spelling import AS_ARGUMENTS, spelled
+from moetune.domain.training_document import TrainingInputs
 from moetune.service.bodies import (
     Limit,
     PlanCursor,
@@ -39,15 +41,16 @@ async def stored_plan(pools: WorkerPools, request: Request, plan_id: PlanId) -> 
 async def resolve(pools: WorkerPools, request: Request) -> Response:
     """Return the stored plan of the inputs, else solve for it and store it.
 
-    Of the keys of a plan's `inputs` only `model` or `layer` is required. For a Hugging Face
-    model the keys are the arguments of `moetune.plan`; `config` has the values of a
-    `config.json` in the place of a name.
+    Of the keys of a plan's `inputs` only `model` or `layer` is required. For a whole model the
+    keys are those of its plan's `inputs`, or the arguments of `moetune.plan`; `config` has the
+    values of a `config.json` in the place of a name.
     """
     inputs = await read_document(request, pools, schema=INPUTS_SCHEMA)
     plan: AnyPlan | None
     if asks_for_model(inputs):
         with spelled(AS_ARGUMENTS):
-            plan = await answer_and_store(request, pools, await pools.read(served_question, inputs))
+            question = await pools.read(_model_question, pools.planner, inputs)
+            plan = await answer_and_store(request, pools, question)
     else:
         plan = await pools.read(pools.planner.stored, inputs)
         if plan is None:
@@ -56,6 +59,25 @@ async def resolve(pools: WorkerPools, request: Request) -> Response:
     answer = tagged(canonical_json(plan) + "\n", None)
     answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"
     return answer
+
+
+def _model_question(planner: ServicePlanner, inputs: Mapping[str, object]) -> ServedQuestion:
+    """Return the question of a whole model in its arguments, or in the `inputs` of its plan.
+
+    Raises:
+        InputError: a key is unknown, a value wrong, or the plan's profile has changed since.
+    """
+    if "pins" not in inputs:
+        return served_question(inputs)
+    sent = decode(TrainingInputs, inputs, "inputs")
+    digest = planner.sources.profile(sent.profile).digest
+    if sent.profile_fingerprint not in {"", digest}:
+        raise InputError(
+            f"profile {sent.profile!r} has the fingerprint {digest[:12]}, not "
+            f"{sent.profile_fingerprint[:12]!r}",
+            "it was measured or imported again: omit profile_fingerprint to use it",
+        )
+    return served_question({**arguments_of(sent, None), "profile": sent.profile})
 
 
 async def answer_and_store(
@@ -122,7 +144,7 @@ async def _before(pools: WorkerPools, body: Mapping[str, object]) -> AnyPlan:
     if not asks_for_model(inputs):
         return await pools.solve(planner.drafted, inputs)
     with spelled(AS_ARGUMENTS):
-        asked = await pools.read(served_question, inputs)
+        asked = await pools.read(_model_question, planner, inputs)
         return (await pools.solve(planner.ask, *asked)).plan
 
 

@@ -256,7 +256,7 @@ def test_a_visit_shows_a_question_for_the_own_machine_and_no_answer(
     page = client.get("/new")
     assert page.status_code == 200
     assert "<option selected>lab<" in page.text
-    assert 'id="answer"' not in page.text
+    assert 'id="planned"' not in page.text
 
 
 def test_a_configuration_that_no_address_can_hold_is_planned_all_the_same(steady: Client) -> None:

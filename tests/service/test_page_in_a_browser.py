@@ -166,7 +166,7 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     page.get_by_label("Speed of communication").fill("0.5")
     page.get_by_role("button", name="Plan again").click()
     assert "16,384 tokens per rank instead of 4,096" in page.locator("main").inner_text()
-    assert draw_all(page) == 3
+    assert draw_all(page) == 2
     assert page.get_by_label("Tokens per rank").input_value() == "16k"
 
 
@@ -200,11 +200,11 @@ def test_two_plans_and_two_profiles_are_compared(page: Page, plans: tuple[Plan, 
 def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: Page) -> None:
     page.goto("/observed")
     assert page.locator("[data-table=observations] tbody tr").count() == 100
-    assert draw_all(page) == 2
-    drawn = page.locator("[data-figure=observed] .area circle").count()
+    assert draw_all(page) == 1
+    drawn = page.locator("[data-figure=drift] .area circle").count()
     assert 100 < drawn <= 600
     with page.expect_download() as downloading:
-        page.locator("[data-figure=observed] .csv").click()
+        page.locator("[data-figure=drift] .csv").click()
     assert downloading.value.path().read_text().count("\n") == MANY + 1
     page.get_by_role("link", name="Older", exact=True).click()
     page.wait_for_load_state()
@@ -325,8 +325,8 @@ def test_a_model_is_planned_pinned_kept_and_found(
         page.get_by_label("Tensor parallel").fill("2")
         page.get_by_role("button", name="Plan", exact=True).click()
         page.wait_for_url("**/new?model=olmoe*tp=2*")
-        answer = page.locator("#answer")
-        assert "tp 2" in answer.locator("h2").first.inner_text()
+        answer = page.locator("#planned")
+        assert re.search(r"Lay it out as .*tp 2", answer.inner_text())
         assert answer.locator("[data-figure=memory-parts] rect").count()
         if options is DESK:
             width = page.evaluate("document.documentElement.scrollWidth")
@@ -349,5 +349,5 @@ def test_a_pasted_configuration_stays_in_its_field(browser: Browser, empty_site:
         page.locator("[name=config_text]").fill(json.dumps(CONFIG))
         page.get_by_role("button", name="Plan", exact=True).click()
         page.wait_for_url("**config=**")
-        assert "Training pasted" in page.locator("#answer h2").first.inner_text()
+        assert "Training pasted" in page.locator("#planned h2").first.inner_text()
         assert json.loads(page.locator("[name=config_text]").input_value()) == CONFIG

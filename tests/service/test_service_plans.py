@@ -10,7 +10,7 @@ from moetune.cli import app as program
 from moetune.domain.any_plan import plan_from_json
 from moetune.domain.document import canonical_json, encode
 from moetune.service.problems import MEDIA_TYPE
-from tests.service.asking import Client
+from tests.service.asking import SMALL, Client
 
 UNKNOWN = "ab" * 32
 
@@ -60,10 +60,25 @@ def test_a_layer_with_its_sizes_is_planned_for(client: Client) -> None:
     assert plan.pipeline.forward_degree <= 4
 
 
-def test_the_inputs_of_a_plan_lead_to_the_same_plan(client: Client, inputs: dict[str, Any]) -> None:
-    first = client.post("/v1/plans:resolve", inputs)
-    again = client.post("/v1/plans:resolve", first.json()["inputs"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        SMALL,
+        {"model": "ppmoe-6.7b", "profile": "v100-x256", "world_size": 8},
+        {"model": "olmoe", "profile": "h100-x8", "global_batch": 32, "seq": 2048, "tp": 2,
+         "target": "megatron", "recompute": "norm", "routing": "natural"},
+    ],
+)  # fmt: skip
+def test_the_inputs_of_a_plan_lead_to_the_same_plan(client: Client, asked: dict[str, Any]) -> None:
+    first = client.post("/v1/plans:resolve", asked)
+    inputs = first.json()["inputs"]
+    again = client.post("/v1/plans:resolve", inputs)
     assert again.content == first.content
+    what = client.post("/v1/whatif", {"inputs": inputs, "speeds": {"communication": 2}})
+    assert what.json()["before"] == first.json()
+    changed = client.post("/v1/plans:resolve", {**inputs, "profile_fingerprint": "ab" * 32})
+    assert changed.status_code == 422
+    assert "omit profile_fingerprint" in changed.json()["hint"]
 
 
 def test_a_known_plan_is_read_by_its_id_with_the_same_bytes_and_tag(

@@ -83,7 +83,7 @@ def test_a_plans_document_is_the_canonical_json_of_exactly_that_id(store: SqlSto
     document = store.plan_document(plan.id)
     assert document == canonical_json(plan)
     assert plan_from_json(document, "it") == plan
-    for other in (plan.id[:63], plan.id.upper(), "", "%", "ab" * 32):
+    for other in (plan.id[:63], plan.id.upper(), "", "%", "ab" * 32, "'; --"):
         assert store.plan_document(other) is None
     newer = make_plan(step_seconds=0.25)
     store.save_plan(newer)

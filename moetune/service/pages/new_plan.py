@@ -177,7 +177,7 @@ def add_new_plan(
             there = None  # the page says what is wrong
         if there is None:
             return await pages.answer(request, form)
-        return RedirectResponse(f"{there}#answer", HTTPStatus.SEE_OTHER)
+        return RedirectResponse(f"{there}#planned", HTTPStatus.SEE_OTHER)
 
     @router.post(KEEP_PATH)
     async def keep(request: Request) -> Response:

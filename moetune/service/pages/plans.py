@@ -155,7 +155,7 @@ def _asked_anew(library: Library, plan: TrainingDocument, model: str) -> str:
     machine = None
     with suppress(NotFoundError):
         machine = library.profile(inputs.profile).profile
-    asked = arguments_of(plan, machine) | {"model": model, "profile": inputs.profile}
+    asked = arguments_of(inputs, machine) | {"model": model, "profile": inputs.profile}
     texts = {name: _text(value) for name, value in asked.items() if value is not None}
     if limit := asked["memory_limit"]:
         texts["memory_limit"] = f"{limit}B"
