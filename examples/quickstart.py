@@ -137,7 +137,7 @@ def _profile(screen: Screen) -> None:
 
 
 def _plan() -> "Plan":
-    from moetune.app.open_planner import plan_question
+    from moetune.app.planner import plan_question
     from moetune.domain.question import Question
 
     question = Question(

@@ -184,7 +184,7 @@ def _how(best: TrainingAnswer | None) -> str:
     if best is None:
         return "does not fit"
     layout = best.layout
-    again = f", recomputes {', '.join(layout.recompute)}" if layout.recompute != ("none",) else ""
+    again = f", recomputes {', '.join(layout.recompute)}" if layout.recompute else ""
     return f"micro-batch {layout.micro_batch}, ZeRO-{layout.zero}{again}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moetune.app.profiles import find_profile
-from moetune.app.training_plan import folded_layout, planned_job
+from moetune.app.training_plan import planned_job
 from moetune.app.wiring import StoreFinder
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.site import Site, site_of
@@ -15,7 +15,7 @@ from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
-from moetune.huggingface.harmless import language_model
+from moetune.huggingface.reader import language_model
 
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
 
@@ -87,7 +87,7 @@ def export_plan(
     planned = Planned(
         plan_id=plan.id,
         job=job,
-        layout=folded_layout(plan.layout),
+        layout=plan.layout,
         target=target,
         hub_name=_hub_name(found.source),
         site=_site(inputs.profile, stores),

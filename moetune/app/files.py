@@ -207,7 +207,7 @@ def find_plan(wanted: str, *, stores: StoreFinder) -> AnyPlan:
         return load_plan_file(Path(wanted))
     with stores() as store:
         plan = store.plan(wanted) if store and wanted else None
-        newest = store.plan_page(limit=1) if store and plan is None else ()
+        newest = store.plans(limit=1) if store and plan is None else ()
     if plan is not None:
         return plan
     hint = (

@@ -18,29 +18,6 @@ _MOST_DAYS = 36_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFilter:
-    """A choice among stored plans.
-
-    Args:
-        model: its name; None for every model and layer.
-        profile: its name; None for all.
-        since: earliest time, as `time_ago` returns; "" for any.
-    """
-
-    model: str | None = None
-    profile: str | None = None
-    since: str = ""
-
-    def takes(self, plan: PlanInfo) -> bool:
-        """Return whether a plan is wanted."""
-        return (
-            self.model in {None, plan.model}
-            and self.profile in {None, plan.profile}
-            and plan.created_at >= self.since
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPlan:
     """A stored plan's list entry, and the plan.
 
@@ -72,11 +49,6 @@ def _readable(store: "SqlStore", plan_id: str) -> AnyPlan | None:
         return None
 
 
-def list_plans(store: "SqlStore | None", wanted: PlanFilter) -> tuple[PlanInfo, ...]:
-    """Return the stored plans that a filter takes, newest first."""
-    return tuple(filter(wanted.takes, store.plans())) if store else ()
-
-
 def list_observations(
     store: "SqlStore | None", plan: str | None, *, limit: int
 ) -> tuple[Stored[Observation], ...]:
@@ -97,8 +69,7 @@ def plan_ids(store: "SqlStore | None", wanted: Sequence[str]) -> tuple[str, ...]
         NotFoundError: there is no such plan.
         InputError: several plans begin so.
     """
-    known = [one.id for one in store.plans()] if store else []
-    return tuple(_plan_id(known, one) for one in wanted)
+    return tuple(_plan_id(store, beginning) for beginning in wanted)
 
 
 def prune(store: "SqlStore", *, older_than_seconds: float, dry_run: bool = False) -> Removed:
@@ -127,13 +98,10 @@ def time_ago(seconds: float) -> str:
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="microseconds")
 
 
-def _plan_id(known: Sequence[str], wanted: str) -> str:
-    found = [one for one in known if wanted and one.startswith(wanted)]
-    if not found:
+def _plan_id(store: "SqlStore | None", beginning: str) -> str:
+    plan_id = store.plan_id(beginning) if store else None
+    if plan_id is None:
         raise NotFoundError(
-            f"no plan has an id that begins with {wanted!r}", "see `moetune plans list`"
+            f"no plan has an id that begins with {beginning!r}", "see `moetune plans list`"
         )
-    if len(found) > 1:
-        names = ", ".join(one[: len(wanted) + 8] for one in found[:5])
-        raise InputError(f"plan id {wanted!r} is ambiguous", f"give more of it: {names}")
-    return found[0]
+    return plan_id

@@ -13,8 +13,8 @@ from typing import Any, cast
 from moetune.app import wiring
 from moetune.app.files import find_plan, is_plan_path
 from moetune.app.memory import fit_memory
-from moetune.app.open_planner import plan_question
 from moetune.app.plan_view import MemoryView, PlanView
+from moetune.app.planner import plan_question
 from moetune.app.requests import ask, memory_question
 from moetune.app.staleness import stale_note
 from moetune.config import Settings

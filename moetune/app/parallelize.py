@@ -12,7 +12,6 @@ from moetune.app import wiring
 from moetune.app.files import find_plan, is_plan_path
 from moetune.app.models import find_planned_model
 from moetune.app.plan_view import PlanView
-from moetune.app.training_plan import folded_layout
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout
@@ -145,7 +144,7 @@ def _usable_layout(plan: TrainingDocument) -> FoldedLayout:
     Raises:
         InputError: a model without layers of ours cannot run it.
     """
-    name, layout = f"plan {plan.id[:6]}", folded_layout(plan.layout)
+    name, layout = f"plan {plan.id[:6]}", plan.layout
     if plan.inputs.target != "moetune":
         raise InputError(f"{name} is for {plan.inputs.target}", "plan with --target moetune")
     if layout.tp > 1:

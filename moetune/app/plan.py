@@ -6,12 +6,16 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from moetune.app.profile_quality import quality_of
-from moetune.app.profiles import FoundProfile, is_path
-from moetune.domain.any_plan import AnyPlan
+from moetune.app.profiles import is_path
 from moetune.domain.chips import peak_flops
-from moetune.domain.constraint_texts import decode_constraints
+from moetune.domain.constraint_texts import (
+    check_constraint_sizes,
+    decode_constraints,
+    recorded_constraints,
+)
 from moetune.domain.costs import Costs
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
@@ -26,7 +30,7 @@ from moetune.fit.costs import costs_of
 from moetune.fit.missing import launcher
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.placed import solve_placed
-from moetune.solve.layer.plan import LayerProblem, SolvedPlan
+from moetune.solve.layer.plan import LayerProblem
 
 LONGEST_NAME = 200
 
@@ -128,45 +132,24 @@ def read_limit(document: object, where: str) -> object:
         raise InputError(f"{where}.{key}: {error.what}", error.hint) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompleteRequest:
-    """A request with every default filled in, and the profile to plan with."""
-
-    request: PlanRequest
-    inputs: PlanInputs
-    found: FoundProfile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewPlan:
-    """A new plan and the profile it was made with."""
-
-    plan: AnyPlan
-    found: FoundProfile
-
-
-def make_plan(
-    request: PlanRequest,
-    *,
-    profile: Profile,
-    fingerprint: str | None = None,
-) -> Plan:
+def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
     """Return the best plan for the request on the profile's machine.
-
-    Args:
-        fingerprint: the profile's digest, where it is known: computing it takes long.
 
     Raises:
         InputError: the experts do not divide by the ranks, or the dtype is unknown.
         InfeasiblePlanError: nothing satisfies the constraints or the memory limit.
         ProfileError: the profile lacks an operation that the layer needs.
     """
-    inputs = request.inputs_for(profile, fingerprint=fingerprint)
-    return plan_of(solve_layer(inputs, profile), profile)
+    return plan_for(request.inputs_for(profile), profile)
 
 
-def plan_of(solved: SolvedPlan, profile: Profile) -> Plan:
-    """Return a solved plan with its terms and FLOP/s, and what is said of its profile."""
+def plan_for(inputs: PlanInputs, profile: Profile) -> Plan:
+    """Return the best plan for complete inputs, with its terms and FLOP/s.
+
+    Raises:
+        InputError, InfeasiblePlanError, ProfileError: as of `make_plan`.
+    """
+    solved = solve_placed(_problem(inputs, profile))
     plan, predicted = solved.plan, solved.plan.predicted
     peak = peak_flops(profile.machine.device, plan.workload.dtype)
     if (speed := rate(layer_flops(plan.workload), predicted.step_seconds, peak)) is not None:
@@ -176,6 +159,45 @@ def plan_of(solved: SolvedPlan, profile: Profile) -> Plan:
     return replace(
         plan, predicted=predicted, terms=solved.terms, profile_quality=quality_of(profile)
     )
+
+
+def changed_request(
+    inputs: PlanInputs,
+    constraints: Mapping[str, str | None],
+    **sizes: Any,  # noqa: ANN401 - of any field of a request
+) -> PlanRequest:
+    """Return the request of a plan's inputs with other constraints and sizes.
+
+    Args:
+        constraints: texts by flag; None removes one.
+        sizes: fields of the request; None for the default.
+
+    Raises:
+        InputError: a flag is unknown, or no request has these values.
+    """
+    given = {flag: text for flag, text in constraints.items() if text is not None}
+    check_constraint_sizes(decode_constraints(given))
+    texts = {**inputs.constraints, **constraints}
+    remaining = {flag: text for flag, text in texts.items() if text is not None}
+    return replace(inputs.request, constraints=recorded_constraints(remaining), **sizes)
+
+
+def plan_again(request: PlanRequest, profile: Profile) -> Plan:
+    """Return the best plan; where an operation was not measured, an estimate stands in.
+
+    Raises:
+        InputError, InfeasiblePlanError, ProfileError: as `make_plan`.
+    """
+    try:
+        return make_plan(request, profile=profile)
+    except ProfileError as error:
+        if request.constraints.allow_modelled:
+            raise
+        constraints = replace(request.constraints, allow_modelled=True)
+        try:
+            return make_plan(replace(request, constraints=constraints), profile=profile)
+        except ProfileError:
+            raise error from None
 
 
 @contextmanager
@@ -194,23 +216,16 @@ def sound_numbers(profile: str) -> Iterator[None]:
         ) from error
 
 
-def solve_layer(inputs: PlanInputs, profile: Profile) -> SolvedPlan:
-    """Return the plan of a layer on the profile's machine, with its candidates.
-
-    Raises:
-        InfeasiblePlanError, ProfileError: as `make_plan`.
-    """
+def _problem(inputs: PlanInputs, profile: Profile) -> LayerProblem:
     constraints = inputs.pinned
-    return solve_placed(
-        LayerProblem(
-            inputs=inputs,
-            costs=costs_of(profile, allow_modelled=constraints.allow_modelled),
-            resamples=drawn_costs(profile, allow_modelled=constraints.allow_modelled),
-            bounds=constraints.bounds,
-            device_memory_bytes=profile.machine.plannable_bytes,
-            provenance=profile.provenance,
-            launch=launcher((inputs.world_size, 0), profile.machine),
-        )
+    return LayerProblem(
+        inputs=inputs,
+        costs=costs_of(profile, allow_modelled=constraints.allow_modelled),
+        resamples=drawn_costs(profile, allow_modelled=constraints.allow_modelled),
+        bounds=constraints.bounds,
+        device_memory_bytes=profile.machine.plannable_bytes,
+        provenance=profile.provenance,
+        launch=launcher((inputs.world_size, 0), profile.machine),
     )
 
 

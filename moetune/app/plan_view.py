@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from moetune.app import wiring
-from moetune.app.changes import CHANGES, WhatIf
-from moetune.app.compared import WhyNot
 from moetune.app.export import ExportDocument, export_plan
 from moetune.app.files import write_text
 from moetune.app.memory import MemoryAnswer
-from moetune.app.open_planner import local_planner
-from moetune.app.planner import Planner
-from moetune.app.subjects import Subject, subject_of
+from moetune.app.planner import Planner, local_planner
+from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.views.comparison import whatif_sections
 from moetune.app.views.memory import memory_document, memory_sections
 from moetune.app.views.plan import explanation_sections, plan_sections, why_not_sections
-from moetune.app.whatif import whatif
+from moetune.app.whatif import CHANGES, WhatIf, whatif
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import encode
 from moetune.domain.profile import Profile

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from moetune import config
 from moetune.app import wiring
-from moetune.app.open_planner import local_planner
+from moetune.app.planner import local_planner
 from moetune.app.served_plans import EXAMPLE, ask_service, is_served
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, MoetuneError

@@ -1,36 +1,58 @@
-"""Planner of the command line and the service: resolve a request, explain, trace, what-if.
+"""Planners of the command line and the service: a request resolved, explained and changed.
 
-It looks profiles and plans up in its `PlanSources`, has `app.plan` solve, and returns values
-that `app.views` turns into sections.
+A planner looks profiles and plans up in its `PlanSources`, has `app.plan` or `app.training` solve,
+and returns values that `app.views` turns into sections.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from moetune.app.compared import WhyNot, WhyNotAnswer
-from moetune.app.plan import CompleteRequest, NewPlan, make_plan, read_inputs, sound_numbers
+from moetune.app import wiring
+from moetune.app.plan import plan_for, read_inputs, sound_numbers
+from moetune.app.profiles import FoundProfile, is_path
 from moetune.app.requests import is_of_model, layer_request, training_request
 from moetune.app.sensitivity import Sensitivity, sensitivity_of
 from moetune.app.solvers import SingleFlight, Solver, ThreadSolver
-from moetune.app.sources import PlanSources
-from moetune.app.subjects import Subject, subject_of
+from moetune.app.sources import LocalSources, PlanSources, StoredSources
+from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.trace import Trace, predicted_trace
 from moetune.app.training import plan_training
-from moetune.app.why_not import answer_why_not
+from moetune.app.why_not import WhyNotAnswer, answer_why_not
 from moetune.config import Settings
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.errors import AbandonedError, ProfileError
+from moetune.domain.errors import AbandonedError, InputError, MoetuneError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.question import Question
-from moetune.domain.request import PlanRequest
+from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.domain.training_document import TrainingDocument
 
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
+
 P = ParamSpec("P")
 T = TypeVar("T")
+PATIENCE_SECONDS = 5.0
+"""Longest wait of the service for a lock on the database."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPlan:
+    """A new plan and the profile it was made with."""
+
+    plan: AnyPlan
+    found: FoundProfile
+
+
+class _Complete(NamedTuple):
+    """A layer's request with every default filled in, and the profile to plan with."""
+
+    inputs: PlanInputs
+    found: FoundProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +64,9 @@ class Planner:
         settings: of questions and inputs that leave something open; None for the defaults.
         solver: runs what solves or computes.
     """
+
+    reads_files: ClassVar[bool] = True
+    """Whether a question may name files of this machine."""
 
     sources: PlanSources
     settings: Settings | None = None
@@ -60,26 +85,33 @@ class Planner:
             ProfileError: there is no such profile, or it lacks an operation.
             StoreUnavailableError: the database is locked, full or unreachable.
         """
-        request = self._read(inputs)
-        stored = self.sources.stored(request.inputs.plan_id)
+        complete = self._read(inputs)
+        stored = self.sources.stored(complete.inputs.plan_id)
         if stored is not None:
             return stored
         while True:
-            mine = partial(self._make, request)
             try:
-                return self._solving.run(request.inputs.plan_id, mine)
+                return self._solving.run(complete.inputs.plan_id, partial(self._make, complete))
             except AbandonedError as error:
                 # Raised again in all that waited for it: who still waits asks anew.
                 if error.__cause__ is None:
                     raise
 
-    def known(self, inputs: Mapping[str, object]) -> Plan | None:
+    def stored(self, inputs: Mapping[str, object]) -> Plan | None:
         """Return the stored plan for a plan's `inputs`; None where it has to be solved for.
 
         Raises:
             InputError, ProfileError, StoreUnavailableError: as of `resolve`.
         """
         return self.sources.stored(self._read(inputs).inputs.plan_id)
+
+    def drafted(self, inputs: Mapping[str, object]) -> Plan:
+        """Return the stored plan for a plan's `inputs`, else solve for it and store nothing.
+
+        Raises:
+            MoetuneError: as of `resolve`.
+        """
+        return self._draft(self._read(inputs))
 
     def ask(self, question: Question, profile: str | None = None) -> NewPlan:
         """Solve for the plan of a layer or of a whole model's training; nothing is stored.
@@ -98,15 +130,6 @@ class Planner:
         found = self.sources.profile(profile, for_models=True)
         plan = self.run(found.profile.name, _plan_model, question, found.profile)
         return NewPlan(plan=plan, found=found)
-
-    def plan(self, wanted: str) -> Plan:
-        """Return the plan of an id or its beginning; on the command line also of a file.
-
-        Raises:
-            NotFoundError: a service has none.
-            InputError: there is none, or there are several.
-        """
-        return self.sources.plan(wanted).as_layer()
 
     def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
         """Return a plan with its profile; where that is missing or has changed, with the reason.
@@ -134,7 +157,7 @@ class Planner:
         return subject
 
     def why_not(self, plan: AnyPlan, question: WhyNot, *, model: str | None = None) -> WhyNotAnswer:
-        """Return another choice beside a plan's own (`answer_why_not`)."""
+        """Return another choice next to a plan's own (`answer_why_not`)."""
         return self._ask(plan, model, answer_why_not, question)
 
     def sensitivity(self, plan: AnyPlan, *, model: str | None = None) -> Sensitivity:
@@ -144,67 +167,6 @@ class Planner:
     def trace(self, plan: AnyPlan, *, model: str | None = None) -> Trace:
         """Return a plan's predicted timelines (`predicted_trace`)."""
         return self._ask(plan, model, predicted_trace)
-
-    def _ask(
-        self, plan: AnyPlan, model: str | None,
-        question: Callable[Concatenate[Subject, P], T], *args: P.args, **kwargs: P.kwargs,
-    ) -> T:  # fmt: skip
-        subject = self.explain(plan, model=model)
-        return self.run(plan.inputs.profile, question, subject, *args, **kwargs)
-
-    def drafted(self, inputs: Mapping[str, object]) -> Plan:
-        """Return the stored plan for a plan's `inputs`, else solve for it and store nothing.
-
-        Raises:
-            MoetuneError: as of `resolve`.
-        """
-        complete = self._read(inputs)
-        return self.sources.stored(complete.inputs.plan_id) or self._solve(complete)
-
-    def profile_behind(self, plan: AnyPlan) -> Profile:
-        """Return the profile that a plan was made with.
-
-        Raises:
-            ProfileError: it is missing, or has changed.
-        """
-        return self.explain(plan).machine
-
-    def profile_if_known(self, plan: AnyPlan) -> Profile | None:
-        """Return the profile that a plan was made with; None where it is missing or has changed.
-
-        Raises:
-            ProfileError: `--profile` names another profile.
-        """
-        return self.explain(plan).profile
-
-    def _read(self, inputs: Mapping[str, object]) -> CompleteRequest:
-        dtype = None if self.settings is None else self.settings.dtype
-        with spelled(AS_KEYS):
-            document = read_inputs(inputs)
-            complete = self._complete(document.request(default_dtype=dtype), document.profile)
-        document.check(complete.inputs)
-        return complete
-
-    def _complete(self, request: PlanRequest, profile: str | None = None) -> CompleteRequest:
-        request.check_sizes()
-        found = self.sources.profile(profile)
-        inputs = request.inputs_for(found.profile, fingerprint=found.digest)
-        return CompleteRequest(request=request, inputs=inputs, found=found)
-
-    def _make(self, complete: CompleteRequest) -> Plan:
-        # Another process, or an earlier call of this key, may have stored it since the look-up.
-        stored = self.sources.stored(complete.inputs.plan_id)
-        if stored is not None:
-            return stored
-        plan = self._solve(complete)
-        self.sources.save(plan)
-        return plan
-
-    def _solve(self, complete: CompleteRequest) -> Plan:
-        profile, fingerprint = complete.found.profile, complete.found.digest
-        return self.run(
-            profile.name, make_plan, complete.request, profile=profile, fingerprint=fingerprint
-        )
 
     def run(
         self, profile: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
@@ -216,6 +178,38 @@ class Planner:
         """
         return self.solver.run(_soundly, profile, partial(function, *args, **kwargs))
 
+    def _ask(
+        self, plan: AnyPlan, model: str | None,
+        question: Callable[Concatenate[Subject, P], T], *args: P.args, **kwargs: P.kwargs,
+    ) -> T:  # fmt: skip
+        subject = self.explain(plan, model=model)
+        return self.run(plan.inputs.profile, question, subject, *args, **kwargs)
+
+    def _read(self, inputs: Mapping[str, object]) -> _Complete:
+        dtype = None if self.settings is None else self.settings.dtype
+        with spelled(AS_KEYS):
+            document = read_inputs(inputs)
+            complete = self._complete(document.request(default_dtype=dtype), document.profile)
+        document.check(complete.inputs)
+        return complete
+
+    def _complete(self, request: PlanRequest, profile: str | None) -> _Complete:
+        request.check_sizes()
+        found = self.sources.profile(profile)
+        return _Complete(request.inputs_for(found.profile), found)
+
+    def _make(self, complete: _Complete) -> Plan:
+        plan = self._draft(complete)
+        self.sources.save(plan)
+        return plan
+
+    def _draft(self, complete: _Complete) -> Plan:
+        return self.sources.stored(complete.inputs.plan_id) or self._solve(complete)
+
+    def _solve(self, complete: _Complete) -> Plan:
+        profile = complete.found.profile
+        return self.run(profile.name, plan_for, complete.inputs, profile)
+
 
 def _plan_model(question: Question, profile: Profile) -> TrainingDocument:
     request = training_request(question, profile)
@@ -225,3 +219,100 @@ def _plan_model(question: Question, profile: Profile) -> TrainingDocument:
 def _soundly(profile: str, work: Callable[[], T]) -> T:
     with sound_numbers(profile):
         return work()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServicePlanner(Planner):
+    """A planner with open stores, which the service also lists and writes rows of.
+
+    Args:
+        reading: the same database as `store`, opened read-only.
+    """
+
+    reads_files: ClassVar[bool] = False
+
+    store: "SqlStore"
+    reading: "SqlStore"
+
+    def problems(self) -> tuple[str, ...]:
+        """Return the reasons why the database cannot be used now; empty when it can."""
+        found = []
+        for store in (self.store, self.reading):
+            try:
+                store.check_ready()
+            except MoetuneError as error:
+                found.append(f"{error.what}: {error.hint}" if error.hint else error.what)
+        return tuple(dict.fromkeys(found))
+
+
+@contextmanager
+def open_planner(settings: Settings, *, solver: Solver | None = None) -> Iterator[ServicePlanner]:
+    """Open the service's planner; a database is made where there is none.
+
+    Args:
+        solver: None to solve in the calling threads.
+
+    Raises:
+        InputError: the setting `profile` is a file.
+        SchemaMismatchError: the database has another schema.
+        MoetuneError: it cannot be opened, or made.
+    """
+    if settings.profile is not None and is_path(settings.profile):
+        raise InputError(
+            f"the setting profile is the file {settings.profile}, and the service plans only with "
+            "profiles of the store",
+            f"import it with `moetune profiles import {settings.profile}`, and name it",
+        )
+    with (
+        wiring.open_store(settings, patience_seconds=PATIENCE_SECONDS) as store,
+        wiring.open_store(settings, read_only=True, patience_seconds=PATIENCE_SECONDS) as reading,
+    ):
+        sources = StoredSources(store=store, reading=reading, default_profile=settings.profile)
+        yield ServicePlanner(
+            sources=sources, settings=settings, solver=solver or ThreadSolver(), store=store,
+            reading=reading,
+        )  # fmt: skip
+
+
+@contextmanager
+def local_planner(
+    settings: Settings, *, profile: str | Profile | None = None, saves: bool = False
+) -> Iterator[Planner]:
+    """Open the command line's planner: it also reads files, and opens the store when needed.
+
+    Args:
+        profile: file, name or the profile itself; None for the setting with new plans, and for a
+            stored plan's own.
+        saves: store new plans; a database is made where there is none.
+
+    Raises:
+        SchemaMismatchError: the database has another schema.
+        MoetuneError: it cannot be opened, or made.
+    """
+    with ExitStack() as stack:
+        store = stack.enter_context(wiring.open_store(settings)) if saves else None
+        stores = (
+            partial(wiring.find_store, settings) if store is None else partial(nullcontext, store)
+        )
+        sources = LocalSources(
+            stores=stores, store=store, named=profile, default_profile=settings.profile
+        )
+        yield Planner(sources=sources, settings=settings)
+
+
+def plan_question(
+    question: Question, settings: Settings, *, profile: str | Profile | None, save: bool
+) -> NewPlan:
+    """Return the plan of a layer or of a whole model's training, and its profile.
+
+    Args:
+        profile: a file, a name or a profile; None for the setting, else the newest measured one.
+        save: store the plan; a database is made where there is none.
+
+    Raises:
+        MoetuneError: as of `Planner.ask`, or the database cannot be opened.
+    """
+    with local_planner(settings, profile=profile, saves=save) as planner:
+        planned = planner.ask(question)
+        planner.sources.save(planned.plan)
+    return planned

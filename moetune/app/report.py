@@ -89,7 +89,7 @@ def _newest_plans(stores: StoreFinder) -> list[AnyPlan]:
     with stores() as store:
         if store is None:
             return []
-        ids = [one.id for one in store.plan_page(limit=NUM_PLANS)]
+        ids = [one.id for one in store.plans(limit=NUM_PLANS)]
         found = [store.plan(one) for one in ids]
     return [one for one in found if one is not None]
 

@@ -1,22 +1,26 @@
 """Requests of the planners from a question: of a layer, of a model's training, of its memory.
 
-A layer is asked of the `Planner`, a whole model of `plan_training`.
+A layer is asked of the `Planner`, a whole model of `plan_training`. Of a question from another
+machine no file of this one is read, and its sizes are bounded.
 """
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from moetune.app.memory import MemoryQuestion
 from moetune.app.models import check_known, find_decoder_model, is_decoder_name
+from moetune.app.plan import LONGEST_NAME
+from moetune.app.profiles import is_path
 from moetune.app.routing_files import read_layer_routing, read_routing
 from moetune.app.training import check_names, usual_dtype
 from moetune.app.training_plan import TrainingRequest
 from moetune.config import NO_STORE, Settings
 from moetune.domain.cluster import process_bytes
 from moetune.domain.constraints import Bounds, Constraints
+from moetune.domain.document import shown
 from moetune.domain.errors import InputError
-from moetune.domain.model import find_model
+from moetune.domain.model import MODELS, WHOLE_MODELS, find_model
 from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
 from moetune.domain.question import (
@@ -27,13 +31,23 @@ from moetune.domain.question import (
     read_texts,
 )
 from moetune.domain.request import PlanRequest
-from moetune.domain.spelling import about, read_flag
+from moetune.domain.spelling import about, flag_of, read_flag
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.units import dtype_bytes, full_dtype
-from moetune.huggingface.pasted import configuration_of
+from moetune.huggingface.registry import configuration_of, resolve_name
 
 PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
+_LARGEST = {"world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22}
+"""Of a whole model: searches of larger jobs take longer than a service waits."""
+_ROUTINGS = ("balanced", "natural")
+
+
+class ServedQuestion(NamedTuple):
+    """A question from another machine, and the name of its profile; None for the default one."""
+
+    question: Question
+    profile: str | None
 
 
 def ask(values: Mapping[str, object]) -> Question:
@@ -203,3 +217,71 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
         length=question.seq or 0, dtype=dtype, optimizer=optimizer, pins=layout_pins(question),
         target=target, device_bytes=read_flag(device_memory, process_bytes, "device_memory"),
     )  # fmt: skip
+
+
+def asks_for_model(arguments: Mapping[str, object]) -> bool:
+    """Return whether arguments are for the plan of a whole model."""
+    name = arguments.get("model")
+    is_named = isinstance(name, str) and name not in MODELS and _is_whole(name)
+    return is_named or "config" in arguments or "num_layers" in arguments
+
+
+def served_question(arguments: Mapping[str, object]) -> ServedQuestion:
+    """Return the question in the arguments of `moetune.plan`.
+
+    Raises:
+        InputError: an argument is unknown, or its value wrong or a path; the message names it.
+    """
+    rest = dict(arguments)
+    profile = rest.pop("profile", None)
+    _check_names(rest)
+    if profile is not None:
+        profile = _profile_name(profile)
+    question = ask(rest)
+    if is_of_model(question):
+        _check_sizes({name: getattr(question, name) for name in _LARGEST})
+    return ServedQuestion(question, profile)
+
+
+def check_served(arguments: Mapping[str, object]) -> None:
+    """Raise InputError where arguments for a whole model name files, or are too large to serve."""
+    _check_names(arguments)
+    _check_sizes(arguments)
+
+
+def _check_names(arguments: Mapping[str, object]) -> None:
+    for name, value in arguments.items():
+        if isinstance(value, str) and len(value) > LONGEST_NAME:
+            raise InputError(f"{name} is longer than {LONGEST_NAME} characters", field=name)
+    model, routing = arguments.get("model"), arguments.get("routing")
+    if isinstance(model, str) and ("/" in model or not (model in MODELS or _is_whole(model))):
+        raise InputError(
+            f"model must be a name of the list, got {shown(model)}",
+            "GET /models lists them; or send the values of a config.json as config",
+            field="model",
+        )
+    if routing is not None and routing not in _ROUTINGS:
+        names = " or ".join(_ROUTINGS)
+        raise InputError(f"routing must be {names}, got {shown(routing)}", field="routing")
+
+
+def _check_sizes(arguments: Mapping[str, object]) -> None:
+    for name, largest in _LARGEST.items():
+        value = arguments.get(name)
+        if isinstance(value, int) and value > largest:
+            what = f"{flag_of(name)} must be from 1 to {largest}, got {value}"
+            raise InputError(what, field=name)
+
+
+def _is_whole(name: str) -> bool:
+    return name in WHOLE_MODELS or resolve_name(name) is not None
+
+
+def _profile_name(profile: object) -> str:
+    if not isinstance(profile, str) or not profile or is_path(profile):
+        raise InputError(
+            f"profile must be a name, got {shown(profile)}",
+            "import the file first: only stored profiles can be planned with here",
+            field="profile",
+        )
+    return profile

@@ -6,7 +6,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from moetune.app.compared import ComparedVerdict, StepDifference, WhyNotAnswer
 from moetune.app.doctor import Diagnosis
 from moetune.app.drift import OperationDrift
 from moetune.app.export import ExportDocument
@@ -15,8 +14,10 @@ from moetune.app.profile_quality import GroupSummary
 from moetune.app.profiles import Difference, ProfileInfo
 from moetune.app.sensitivity import Sensitivity
 from moetune.app.staleness import Check
+from moetune.app.subjects.values import StepDifference
 from moetune.app.trace import Overlap
 from moetune.app.verify import Verification
+from moetune.app.why_not import ComparedVerdict, WhyNotAnswer
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.cluster import Machine
 from moetune.domain.document import ErrorDocument
@@ -31,7 +32,8 @@ from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.samples import Point
 from moetune.domain.spelling import nearest_or
-from moetune.domain.training_document import TrainingDocument, TrainingLayout
+from moetune.domain.training import FoldedLayout
+from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import RegisteredModel
 
 _Texts = tuple[str, ...]
@@ -113,7 +115,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
             "peak_bytes": int, "limit_bytes": int | None, "parts": Mapping[str, int],
         }),
         "alternatives": ListOf(Keys({
-            "layout": TrainingLayout, "step_seconds": float, "differences": _Parts,
+            "layout": FoldedLayout, "step_seconds": float, "differences": _Parts,
         })),
     }, optional={"placement": ModelPlacement}),
     "whatif/1": Keys({"before": AnyPlan, "after": AnyPlan, "words": _Texts}, optional=_SECTIONS),

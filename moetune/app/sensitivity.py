@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from moetune.app.compared import is_same_step
 from moetune.app.subjects import Subject
-from moetune.app.subjects.values import Neighbour
+from moetune.app.subjects.values import Neighbour, is_same_step
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.units import format_seconds

@@ -98,7 +98,7 @@ class SolverPool:
     def __init__(self, limits: SolverLimits, *, num_processes: int = _NUM_PROCESSES) -> None:
         self.limits = limits
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["moetune.app.questions", "moetune.app.views.plan"])
+        self._context.set_forkserver_preload(["moetune.app.planner", "moetune.app.views.plan"])
         self._places = threading.BoundedSemaphore(num_processes + limits.num_waiting)
         self._free: queue.LifoQueue[ProcessPoolExecutor] = queue.LifoQueue()
         for _ in range(num_processes):

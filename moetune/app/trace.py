@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from moetune.app.sensitivity import check_same
 from moetune.app.subjects import Subject
-from moetune.app.subjects.values import RunStep
 from moetune.config import Launch
 from moetune.domain.document import encode
+from moetune.domain.errors import InputError
+from moetune.domain.layer import Workload
+from moetune.domain.plan import Decision
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span
 from moetune.solve.predict import overlap_share
 from moetune.solve.trace import PREDICTED, chunk_span, process_events
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 TRACE_SCHEMA = "moetune.trace/1"
 TIMELINE_SCHEMA = "moetune.timeline/2"
 _WARM_UP_STEPS = 3
+_Step: TypeAlias = tuple[Workload, Decision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,13 @@ def recorded_trace(
     """
     from moetune.app.launch import run_on_ranks
 
-    step = subject.run_step
+    plan = subject.plan
+    if plan.kind == "training":
+        raise InputError(
+            f"plan {plan.id[:6]} is a training plan, whose steps only its target runs",
+            "omit --nproc: the trace has what the plan predicts",
+        )
+    step = plan.workload, plan.decide(plan.inputs.tokens_per_rank)
     by_rank = run_on_ranks(
         _record, step, num_ranks=num_ranks or 1, launch=launch, environ=environ,
         oversubscribe=oversubscribe,
@@ -132,17 +141,18 @@ def _span(span: "RecordedSpan", zero_seconds: float = 0.0) -> Span:
 
 
 def _measured_events(
-    step: RunStep, by_rank: "Sequence[Sequence[RecordedSpan]]"
+    step: _Step, by_rank: "Sequence[Sequence[RecordedSpan]]"
 ) -> list[Mapping[str, object]]:
     """Return every rank's events, from the first one's start."""
     zero = min((span.start_seconds for spans in by_rank for span in spans), default=0.0)
-    degrees = {"forward": step.decision.forward_degree, "backward": step.decision.backward_degree}
+    workload, decision = step
+    degrees = {"forward": decision.forward_degree, "backward": decision.backward_degree}
     found: list[Mapping[str, object]] = []
     for rank, spans in enumerate(by_rank):
         drawn = [
             chunk_span(
                 _span(span, zero), phase=span.phase, chunk=span.chunk,
-                tokens=step.workload.tokens_per_rank, degree=degrees[span.phase],
+                tokens=workload.tokens_per_rank, degree=degrees[span.phase],
                 num_bytes=span.num_bytes,
             )
             for span in spans
@@ -151,15 +161,16 @@ def _measured_events(
     return found
 
 
-def _record(step: RunStep, _: object) -> "list[tuple[RecordedSpan, ...]]":
+def _record(step: _Step, _: object) -> "list[tuple[RecordedSpan, ...]]":
     """Record one warm step and return every rank's; all ranks of the launch call this together."""
     from moetune.app.launch import rank_device
     from moetune.measure.steps import random_steps
 
-    steps = random_steps(step.workload, device=rank_device())
+    workload, decision = step
+    steps = random_steps(workload, device=rank_device())
     for _ in range(_WARM_UP_STEPS):
-        steps.run(step.decision)
+        steps.run(decision)
     communicator = steps.layer.communicator
     communicator.barrier("the recorded step's begin")
-    spans = steps.record(step.decision)
+    spans = steps.record(decision)
     return communicator.all_gather_object(spans, "the ranks' recorded steps")

@@ -36,7 +36,7 @@ from moetune.domain.training import (
     LayoutRequest,
     TrainingDtype,
 )
-from moetune.domain.training_document import PlanOrigin, TrainingDocument, layout_words
+from moetune.domain.training_document import PlanOrigin, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.solve.model.best import with_graphs
@@ -316,7 +316,7 @@ def _too_large(solved: _Solved, request: TrainingRequest) -> LayoutTooLargeError
     return LayoutTooLargeError(
         f"memory binds: {request.job.decoder.name} needs "
         f"{format_bytes(round(best.memory.peak_bytes))} per device with "
-        f"{layout_words(best.layout)} (most of it {max(parts, key=parts.__getitem__)}), more than "
+        f"{best.layout.words} (most of it {max(parts, key=parts.__getitem__)}), more than "
         f"the {format_bytes(limit)} there are",
         "; ".join(ways),
         plan.document,

@@ -5,24 +5,21 @@ from typing import Any
 
 from moetune.app.models import FoundModel, find_planned_model
 from moetune.domain.chips import peak_flops
-from moetune.domain.document import decode, digest, encode
+from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
-from moetune.domain.pipeline import read_stages, stage_words
 from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
 from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
 from moetune.domain.targets import Target, planned_target
-from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
+from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.training_document import (
     Saving,
     TrainingAnswer,
     TrainingDocument,
     TrainingInputs,
-    TrainingLayout,
     TrainingMemory,
     TrainingStep,
-    layout_words,
 )
 from moetune.solve.model.savings import FoundSaving
 from moetune.solve.model.search import PricedLayout
@@ -98,7 +95,7 @@ def answer_of(priced: PricedLayout, job: TrainingJob, device: str) -> TrainingAn
     rate = tokens * job.decoder.flops_per_token(job.length).total
     peak = peak_flops(device, job.dtype)
     return TrainingAnswer(
-        layout=_layout(priced.layout, job),
+        layout=priced.layout.explicit(job.decoder),
         predicted=TrainingStep(
             step_seconds=step.seconds, parts=dict(step.parts), tokens_per_second_per_device=tokens,
             model_tflops_per_device=rate / 1e12, model_flops_per_second_per_device=rate,
@@ -120,24 +117,8 @@ def answer_of(priced: PricedLayout, job: TrainingJob, device: str) -> TrainingAn
 def saving_of(saving: FoundSaving) -> Saving:
     """Return a faster layout as a plan's document has it."""
     return Saving(
-        change=saving.change, layout=layout_words(saving.found.layout),
+        change=saving.change, layout=saving.found.layout.words,
         step_seconds=saving.found.step.seconds, peak_bytes=round(saving.found.memory.peak_bytes),
-    )  # fmt: skip
-
-
-_SAME = (
-    "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch", "dispatcher", "overlap", "zero",
-    "cuda_graphs", "offload_activations", "offload_optimizer", "degree",
-)  # fmt: skip
-"""Fields that a layout and its document have alike."""
-
-
-def _layout(layout: FoldedLayout, job: TrainingJob) -> TrainingLayout:
-    same: dict[str, Any] = {name: getattr(layout, name) for name in _SAME}
-    stages = stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None
-    return TrainingLayout(
-        **same, edp=layout.edp, recompute=layout.recompute or ("none",), schedule=layout.order,
-        stages=stages,
     )  # fmt: skip
 
 
@@ -146,15 +127,3 @@ def _loads(routing: ExpertLoads | RecordedLayers) -> object:
     if isinstance(routing, RecordedLayers):
         return [(one.loads.loads, one.spread) for one in routing.layers]
     return routing.loads
-
-
-def folded_layout(layout: TrainingLayout) -> FoldedLayout:
-    """Return the layout in a plan's document.
-
-    Raises:
-        InputError: a module or a letter is unknown.
-    """
-    recompute = () if layout.recompute == ("none",) else layout.recompute
-    stages = None if layout.stages is None else read_stages(layout.stages)
-    same = {name: encode(getattr(layout, name)) for name in (*_SAME, "schedule")}
-    return decode(FoldedLayout, same | {"recompute": recompute, "stages": stages}, "layout")

@@ -1,12 +1,12 @@
 """What-if: a plan's question with other values or another machine, planned again and compared."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from moetune.app.changes import WhatIf, layer_again
 from moetune.app.compare import asked_otherwise, compare
+from moetune.app.plan import changed_request, plan_again, read_limit
 from moetune.app.planner import Planner
-from moetune.app.requests import ask, training_request
+from moetune.app.requests import ask, check_served, training_request
 from moetune.app.subjects import refuse_model
 from moetune.app.training import plan_training, usable_bytes
 from moetune.domain.any_plan import AnyPlan
@@ -15,17 +15,41 @@ from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.pipeline import stage_words
 from moetune.domain.profile import Profile
 from moetune.domain.question import ASKS
-from moetune.domain.spelling import nearest_or
+from moetune.domain.request import PlanInputs, PlanRequest, check_sizes
+from moetune.domain.spelling import Spelling, nearest_or, spelled
 from moetune.domain.training_document import TrainingDocument
+from moetune.domain.units import full_dtype
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.report.section import sentence
 from moetune.solve.model.pins import pinned
 
 WHATIF_SCHEMA = "moetune.whatif/1"
+AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
+CHANGES = ("world_size", "tokens_per_rank", "memory_limit_bytes", "dtype")
+"""Inputs that a question names next to the flags."""
 _ARGUMENTS: Mapping[str, str] = {
     "world_size": "world_size", "memory_limit_bytes": "memory_limit", "dtype": "dtype",
 }  # fmt: skip
 """Arguments of `moetune.plan` by the inputs that a question names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """A plan, or the inputs of one, and the changes.
+
+    Args:
+        plan_id: of a plan, or its beginning. None where `inputs` name the plan.
+        changes: inputs that differ: `world_size`, `tokens_per_rank`, `memory_limit_bytes`,
+            `dtype`, and `constraints`, other flags of `moetune plan`; None removes one.
+        speeds: factors on the measured speeds of `computation`, `communication` and `copies`.
+        spelling: the caller's names of the changed inputs, for errors.
+    """
+
+    plan_id: str | None = None
+    inputs: Mapping[str, object] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    spelling: Spelling = AS_CHANGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +92,12 @@ def whatif(
         ProfileError: a profile is missing, has changed, or lacks an operation.
     """
     before = before or _named(planner, question)
+    if before.kind == "training" and not planner.reads_files:
+        check_served(dict(_arguments(question)))
     machine = planner.sources.profile_of(before)
     is_moved = machine.digest != before.inputs.profile_fingerprint
     if is_moved and not planner.sources.must_match:
-        planner.profile_behind(before)  # which says that it has changed
+        _ = planner.explain(before).machine  # which says that it has changed
     own = machine.profile if not is_moved else _profile_of(planner, before)
     return planner.run(
         before.inputs.profile, change_plan, before, profile=machine.profile, question=question,
@@ -109,10 +135,11 @@ def change_plan(
     used = scale_profile(profile, faster)
     if before.kind == "training":
         asked = arguments_of(before, own) | ({} if model is None else {"model": model})
-        after: AnyPlan = _model_again(asked | dict(_arguments(question)), used)
+        request = training_request(ask(asked | dict(_arguments(question))), used)
+        after: AnyPlan = plan_training(request, used)
     else:
         refuse_model(model)
-        after = layer_again(before, profile=used, question=question)
+        after = plan_again(_layer_request(before.inputs, question), used)
     return WhatIfAnswer(before=before, after=after)
 
 
@@ -126,9 +153,25 @@ def _named(planner: Planner, question: WhatIf) -> AnyPlan:
     return planner.sources.plan(question.plan_id)
 
 
-def _model_again(arguments: Mapping[str, object], profile: Profile) -> TrainingDocument:
-    request = training_request(ask(arguments), profile)
-    return plan_training(request, profile)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerChanges:
+    world_size: int | None = None
+    tokens_per_rank: int | None = None
+    memory_limit_bytes: int | None = None
+    dtype: str | None = None
+    constraints: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def _layer_request(inputs: PlanInputs, question: WhatIf) -> PlanRequest:
+    """Return the request of a layer's plan with the changes."""
+    document = read_limit(question.changes, "changes")
+    changes = decode(_LayerChanges, document, "changes")
+    sizes = {name: getattr(changes, name) for name in CHANGES if name in question.changes}
+    if changes.dtype is not None:
+        sizes["dtype"] = full_dtype(changes.dtype)
+    with spelled(question.spelling):
+        check_sizes(changes)
+        return changed_request(inputs, changes.constraints, **sizes)
 
 
 def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:

@@ -1,14 +1,112 @@
-"""Another choice of a plan beside the plan's own: the answer to "why not this one".
+"""Another choice of a plan next to the plan's own: the answer to "why not this one".
 
 The other choice is the best with what was asked pinned, as for a what-if. Without the plan's
 profile it is one of the candidates that the plan keeps.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from moetune.app.compared import ComparedChoice, WhyNot, WhyNotAnswer, is_same_step
 from moetune.app.subjects import Subject
-from moetune.domain.units import format_seconds
+from moetune.app.subjects.values import (
+    ComparedChoice,
+    Refusal,
+    StepDifference,
+    WhyNot,
+    difference_of,
+    is_same_step,
+)
+from moetune.domain.document import encode
+from moetune.domain.units import format_bytes, format_seconds, format_share
+from moetune.solve.layer.degree import TIE
+
+WHY_NOT_SCHEMA = "moetune.why-not/1"
+ComparedVerdict = Literal[
+    "chosen", "as_fast", "slower", "faster", "too_large", "refused"
+]  # fmt: skip
+_NAMED = 3
+"""Parts of a difference that are said."""
+_SMALL = 5e-4
+"""Of the step: smaller differences of parts are not said."""
+_WAYS = (
+    "recompute", "dispatcher", "overlap", "zero", "schedule", "stages",
+    "cuda-graphs", "offload-activations", "offload-optimizer",
+)  # fmt: skip
+"""Decisions that the name of a layout does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyNotAnswer:
+    """Another choice beside the plan's own.
+
+    Args:
+        plan: its id.
+        asked: what was pinned, by flag.
+        source: whether the plan had kept the other choice, or it was solved for now.
+        chosen: the plan's own choice.
+        other: the best with what was asked; None where a rule refuses it.
+        limit_bytes: of one device; None where the profile is not there.
+        refused: by which rule, or why the other one does not fit; None where it does.
+        probability_faster: that it is the faster one of both, given the errors of the
+            predictions; None where nothing is known of them.
+        kept_because: why the plan says that the other one lost; "" where it was not kept.
+        rule: by which a plan may leave a faster choice.
+        notes: what has to be known about these numbers.
+    """
+
+    plan: str
+    asked: Mapping[str, str]
+    source: Literal["plan", "solved"]
+    chosen: ComparedChoice
+    other: ComparedChoice | None = None
+    limit_bytes: int | None = None
+    refused: Refusal | None = None
+    probability_faster: float | None = None
+    kept_because: str = ""
+    rule: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> ComparedVerdict:
+        """The result of the comparison."""
+        if self.other is None:
+            return "refused"
+        if self.refused is not None or not self.fits:
+            return "too_large"
+        if self.other.decision == self.chosen.decision:
+            return "chosen"
+        ratio = self.other.step_seconds / self.chosen.step_seconds
+        if abs(ratio - 1) <= TIE:
+            return "as_fast"
+        return "slower" if ratio > 1 else "faster"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the other choice is known to fit, or not known not to."""
+        needed = self.other.needed_bytes if self.other else None
+        return needed is None or self.limit_bytes is None or needed <= self.limit_bytes
+
+    @property
+    def difference(self) -> StepDifference | None:
+        """The other step less the chosen one; None where a rule refuses it."""
+        return None if self.other is None else difference_of(self.chosen, self.other)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Sentences, the most important first."""
+        return tuple(_words(self))
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune explain --degree …` and of the service."""
+        return {
+            "schema": WHY_NOT_SCHEMA,
+            **encode(self),
+            "verdict": self.verdict,
+            "difference": encode(self.difference),
+            "words": list(self.words),
+        }
 
 
 def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer:
@@ -30,12 +128,13 @@ def answer_why_not(subject: Subject, question: WhyNot) -> WhyNotAnswer:
     answer = replace(answer, source="solved", notes=_drift_notes(subject))
     if asked.texts.items() <= choice.decision.items():
         return replace(answer, other=choice)
-    answer = subject.instead(asked, answer)
-    if answer.refused is None:
-        answer = replace(answer, rule=subject.rule)
-    if answer.other is None:
-        return answer
-    return replace(answer, kept_because=_lost_because(subject, answer.other))
+    instead = subject.instead(asked)
+    return replace(
+        answer, other=instead.choice, refused=instead.refused,
+        probability_faster=instead.probability_faster,
+        kept_because=_lost_because(subject, instead.choice) if instead.choice else "",
+        rule="" if instead.refused else subject.rule, notes=(*answer.notes, *instead.notes),
+    )  # fmt: skip
 
 
 def _from_plan(subject: Subject, answer: WhyNotAnswer) -> WhyNotAnswer:
@@ -71,3 +170,107 @@ def _drift_notes(subject: Subject) -> tuple[str, ...]:
         return ()
     note = f"This version of moetune predicts {format_seconds(now)} for the plan's own choice: "
     return (f"{note}make the plan again to compare like with like",)
+
+
+def _words(answer: WhyNotAnswer) -> Iterator[str]:
+    own, other = answer.chosen, answer.other
+    if other is None:
+        assert answer.refused is not None  # noqa: S101 - there is no other reason for None
+        yield f"It cannot be had: {answer.refused.what}."
+        if answer.refused.hint:
+            yield f"{_capital(answer.refused.hint)}."
+        yield f"The plan has {own.name}, in {format_seconds(own.step_seconds)} a step."
+        return
+    yield from _step_words(answer, other)
+    yield from _part_words(answer, other)
+    yield from _memory_words(answer, other)
+    if answer.kept_because and (answer.verdict != "slower" or not other.parts):
+        yield f"The plan says of it: {answer.kept_because}."
+    if answer.probability_faster is not None and answer.verdict not in {"chosen", "too_large"}:
+        yield (
+            "How sure: the chance that it is the faster one of the two is "
+            f"{_chance(answer.probability_faster)}, given the errors of such predictions."
+        )
+
+
+def _step_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
+    own, verdict = answer.chosen, answer.verdict
+    step, mine = format_seconds(other.step_seconds), format_seconds(own.step_seconds)
+    if verdict == "chosen":
+        yield f"This is the plan's own choice: {own.name}, {mine} a step."
+        return
+    found = answer.difference
+    assert found is not None  # noqa: S101 - there is another choice
+    more = f"{format_seconds(abs(found.seconds))} ({format_share(abs(found.share))})"
+    how = f"{more} {'longer' if found.seconds > 0 else 'shorter'} than"
+    if abs(found.share) <= TIE:
+        how = "as long as"
+    if verdict == "too_large":
+        what = answer.refused.what if answer.refused else "it needs more memory than there is"
+        yield f"It does not fit: {what}."
+        if answer.refused and answer.refused.hint:
+            yield f"{_capital(answer.refused.hint)}."
+        yield f"With enough memory {other.name} would take {step} a step, {how} the plan's {mine}."
+    else:
+        yield f"With {other.name} a step takes {step}, {how} the plan's {mine}."
+    yield f"The plan has {own.name}."
+    yield from _way_words(own, other)
+    if verdict == "faster" and answer.rule:
+        yield f"{_capital(answer.rule)}."
+
+
+def _way_words(own: ComparedChoice, other: ComparedChoice) -> Iterator[str]:
+    """Yield the decisions in which both differ beside their names."""
+    differing = [
+        f"{name} {other.decision[name]} instead of {own.decision[name]}"
+        for name in _WAYS
+        if name in own.decision
+        and name in other.decision
+        and own.decision[name] != other.decision[name]
+        and name not in own.name
+    ]
+    if differing:
+        yield f"Besides, {', '.join(differing)}."
+
+
+def _part_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
+    found, own = answer.difference, answer.chosen
+    least = _SMALL * own.step_seconds
+    parts = [] if found is None else [one for one in found.parts.items() if abs(one[1]) > least]
+    if parts:
+        said = [f"{_more(seconds)} of {name}" for name, seconds in parts[:_NAMED]]
+        yield f"The difference: {', '.join(said)}."
+    for name, seconds in other.work.items():
+        before = own.work.get(name)
+        if before is not None and abs(seconds - before) > least:
+            yield (
+                f"All {name} of a step, hidden or not: {format_seconds(seconds)} instead of "
+                f"{format_seconds(before)}."
+            )
+
+
+def _memory_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
+    if other.needed_bytes is None or answer.verdict == "chosen":
+        return
+    needed = f"A device needs {format_bytes(other.needed_bytes)}"
+    if answer.limit_bytes is not None:
+        needed += f" of {format_bytes(answer.limit_bytes)}"
+    if answer.chosen.needed_bytes is not None:
+        needed += f"; with the plan {format_bytes(answer.chosen.needed_bytes)}"
+    yield f"{needed}."
+
+
+def _more(seconds: float) -> str:
+    return f"{format_seconds(abs(seconds))} {'more' if seconds > 0 else 'less'}"
+
+
+def _chance(share: float) -> str:
+    """Return a chance in percent, never 0 or 100: agreement of all draws is not certainty."""
+    percent = round(100 * share)
+    if percent <= 0:
+        return "under 1 %"
+    return "over 99 %" if percent >= 100 else f"{percent} %"  # noqa: PLR2004 - percent
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}"

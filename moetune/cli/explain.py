@@ -32,7 +32,7 @@ def explain(
     uncertainty.
     With another choice: by how much it is slower, of what, and whether it fits and is allowed.
     """
-    from moetune.app.compared import WhyNot
+    from moetune.app.subjects import WhyNot
     from moetune.app.views.plan import explanation_sections, why_not_sections
 
     question, wanted = WhyNot(**choice), session.plan(plan)  # type: ignore[arg-type] # as declared

@@ -44,7 +44,7 @@ def plan(
     of its training over the ranks. What one of them does not have is refused.
     """
     from moetune.app.files import write_text
-    from moetune.app.open_planner import plan_question
+    from moetune.app.planner import plan_question
     from moetune.app.requests import ask
     from moetune.app.staleness import stale_note
     from moetune.app.subjects import subject_of

@@ -25,13 +25,12 @@ def list_(
     session: Session, model: str | None, profile: str | None, newer_than: float | None
 ) -> None:
     """List the plans of the store, newest first."""
-    from moetune.app.library import PlanFilter, list_plans, read_plans, time_ago
+    from moetune.app.library import read_plans, time_ago
     from moetune.app.views.stored_plans import stored_plans_table
 
     since = "" if newer_than is None else time_ago(newer_than)
-    wanted = PlanFilter(model=model, profile=profile, since=since)
     with session.find_store() as store:
-        plans = list_plans(store, wanted)
+        plans = store.plans(model=model, profile=profile, since=since) if store else ()
         shown = plans[:MOST_ROWS] if session.most_rows and not session.as_json else plans
         read = read_plans(store, shown)
     none = "No plan matches; `moetune plan` makes one."

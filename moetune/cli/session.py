@@ -120,7 +120,7 @@ class Session:
         Args:
             profile: the value of `--profile`.
         """
-        from moetune.app.open_planner import local_planner
+        from moetune.app.planner import local_planner
 
         return local_planner(self.settings, profile=profile)
 

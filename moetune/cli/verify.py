@@ -35,7 +35,7 @@ def verify(
     environ = config.environment()
     made = session.plan(plan).as_layer()
     with session.planner(profile) as planner:
-        machine = planner.profile_if_known(made)
+        machine = planner.explain(made).profile
     verification = verify_plan(
         made, profile=machine, num_ranks=nproc, launch=config.launch(environ), environ=environ,
         oversubscribe=oversubscribe,

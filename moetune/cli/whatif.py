@@ -73,8 +73,8 @@ def whatif(
     were not measured are estimated, and the plan warns of it. Nothing is stored. Another --profile
     is another machine.
     """
-    from moetune.app.changes import WhatIf
     from moetune.app.views.comparison import whatif_sections
+    from moetune.app.whatif import WhatIf
     from moetune.app.whatif import whatif as answer_of
 
     changes: dict[str, object] = {name: size for name, size in sizes.items() if size is not None}

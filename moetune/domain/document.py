@@ -11,11 +11,12 @@ import json
 import math
 import reprlib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import (
     Any,
     Literal,
+    NamedTuple,
     TypeVar,
     Union,
     cast,
@@ -32,11 +33,29 @@ T = TypeVar("T")
 _LONGEST_KEY = 60
 UNLESS_DEFAULT = MappingProxyType({"encoded": "unless default"})
 """Metadata of a field that documents had not from the start: absent while it has its default."""
+ALWAYS = MappingProxyType({"encoded": "always"})
+"""Metadata of a field that documents must have, though it has a default for callers."""
+DERIVED = "DOCUMENT_PROPERTIES"
+"""Class attribute that names properties which documents have besides: written, and never read."""
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 _ZIP = b"PK\x03\x04"
 _SCALARS = frozenset({bool, float, int, str})
 LARGEST = 2**63 - 1
 """The largest whole number of a document: what a database's column holds."""
+
+
+class Written(NamedTuple):
+    """Form of a field in documents, as the metadata `written` of the field.
+
+    Args:
+        kind: annotation of the form.
+        write: returns the form of a value.
+        read: returns the value of a form; InputError where it is none.
+    """
+
+    kind: Any
+    write: Callable[[Any], object]
+    read: Callable[[Any], object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +80,7 @@ def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
     if value is None or type(value) in _SCALARS:
         return value  # first: a profile has ten thousands of them
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: encode(getattr(value, name)) for name in _encoded_fields(value)}
+        return _encode_dataclass(value)
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -69,15 +88,26 @@ def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
     return value
 
 
-def _encoded_fields(value: Any) -> Iterator[str]:  # noqa: ANN401 - any dataclass
+def _encode_dataclass(value: Any) -> dict[str, object]:  # noqa: ANN401 - any dataclass
+    found = {}
     for item in dataclasses.fields(value):
-        if item.metadata != UNLESS_DEFAULT or getattr(value, item.name) != _default(item):
-            yield item.name
+        content, form = getattr(value, item.name), item.metadata.get("written")
+        if item.metadata.get("encoded") != "unless default" or content != _default(item):
+            found[item.name] = encode(content if form is None else form.write(content))
+    for name in getattr(value, DERIVED, ()):
+        found[name] = encode(getattr(value, name))
+    return found
 
 
 def _default(item: "dataclasses.Field[Any]") -> object:
     made = item.default_factory
     return item.default if made is dataclasses.MISSING else made()
+
+
+def is_required(item: "dataclasses.Field[Any]") -> bool:
+    """Return whether a document must have a field."""
+    has_default = _default(item) is not dataclasses.MISSING
+    return item.metadata.get("encoded") == "always" or not has_default
 
 
 def decode(cls: type[T], plain: object, where: str) -> T:
@@ -223,33 +253,44 @@ def _decode_union(kinds: tuple[Any, ...], plain: object, where: str) -> object:
 
 
 @functools.cache
-def _hints(kind: type) -> Mapping[str, Any]:
-    """Return a class's annotations; finding them takes longer than reading a small document."""
-    return get_type_hints(kind)
+def written_kinds(kind: type) -> Mapping[str, Any]:
+    """Return the annotations of a dataclass's fields as documents have them.
+
+    Finding them takes longer than reading a small document.
+    """
+    hints = get_type_hints(kind)
+    forms = {item.name: item.metadata.get("written") for item in dataclasses.fields(kind)}
+    return {name: form.kind if form else hints[name] for name, form in forms.items()}
 
 
 def _tag(kind: type) -> object:
-    return get_args(_hints(kind)["kind"])[0]
+    return get_args(written_kinds(kind)["kind"])[0]
 
 
 def _decode_dataclass(kind: type, plain: object, where: str) -> object:
     if not isinstance(plain, Mapping):
         raise InputError(f"{where} must be a table, got {shown(plain)}")
     items = {item.name: item for item in dataclasses.fields(kind)}
+    known = {*items, *getattr(kind, DERIVED, ())}
     for key in plain:
-        if key not in items and (kind.__name__, key) not in UNREAD_KEYS:
+        if key not in known and (kind.__name__, key) not in UNREAD_KEYS:
             _refuse_key(kind, key, plain[key], where)
-    hints = _hints(kind)
+    kinds = written_kinds(kind)
     values: dict[str, object] = {}
     for name, item in items.items():
         if name in plain:
-            values[name] = _decode(hints[name], plain[name], f"{where}.{name}")
-        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            values[name] = _decode(kinds[name], plain[name], f"{where}.{name}")
+        elif is_required(item):
             raise InputError(f"{where} lacks the key {name!r}")
     try:
-        return kind(**values)
+        return kind(**{name: _read(items[name], value) for name, value in values.items()})
     except InputError as error:
         raise InputError(f"{where}: {error.what}", error.hint) from None
+
+
+def _read(item: "dataclasses.Field[Any]", value: object) -> object:
+    form = item.metadata.get("written")
+    return value if form is None else form.read(value)
 
 
 def _refuse_key(kind: type, key: object, value: object, where: str) -> None:

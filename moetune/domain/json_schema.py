@@ -10,6 +10,8 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from moetune.domain.document import DERIVED, is_required, written_kinds
+
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SCALARS: Mapping[object, dict[str, object]] = types.MappingProxyType(
     {
@@ -77,16 +79,15 @@ def _no_keys() -> dict[str, Any]:
 
 
 def _object(kind: type, definitions: dict[str, object]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    items = dataclasses.fields(kind)
+    derived = {
+        name: get_type_hints(getattr(kind, name).fget)["return"]
+        for name in getattr(kind, DERIVED, ())
+    }
+    kinds = {**written_kinds(kind), **derived}
     return {
         "type": "object",
-        "properties": {item.name: _schema(hints[item.name], definitions) for item in items},
-        "required": [
-            item.name
-            for item in items
-            if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        ],
+        "properties": {name: _schema(written, definitions) for name, written in kinds.items()},
+        "required": [item.name for item in dataclasses.fields(kind) if is_required(item)],
         "additionalProperties": False,
     }
 

@@ -7,10 +7,10 @@ dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from operator import attrgetter
-from typing import Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, cast, get_args
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.document import UNLESS_DEFAULT
+from moetune.domain.document import ALWAYS, UNLESS_DEFAULT, Written, decode
 from moetune.domain.errors import check_positive
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.optimizers import OptimizerName
@@ -18,6 +18,8 @@ from moetune.domain.pipeline import (
     Schedule,
     StageLetters,
     even_stages,
+    read_stages,
+    stage_words,
     usual_schedule,
 )
 from moetune.domain.placement import PlacementRule
@@ -41,10 +43,8 @@ and 0.78 of what the law says at 16, 32 and 64 k tokens (yanring/Megatron-MoE-Mo
 Overlap = Literal["none", "batch", "chunks"]
 """Of expert-parallel exchanges: not at all, with another micro-batch's computation, or, cut into
 chunks, with the experts of other chunks."""
-OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 CudaGraphs = Literal["none", "partial", "full"]
 """Replayed by the host instead of launched: nothing, attention and the router, or a step."""
-CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 TrainingDtype = Literal["bfloat16", "float16", "fp8", "mxfp8", "nvfp4"]
 TRAINING_DTYPES: tuple[TrainingDtype, ...] = get_args(TrainingDtype)
@@ -68,9 +68,26 @@ class Degrees:
         check_positive(self, "forward", "backward")
 
 
+_SIZES = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
+_MODULES_OR_NONE = Written(
+    kind=tuple[str, ...],
+    write=lambda modules: modules or ("none",),
+    read=lambda names: decode(
+        cast("type", tuple[Recompute, ...]), () if names == ("none",) else names, "recompute"
+    ),
+)
+_MEGATRON_LETTERS = Written(
+    kind=str | None,
+    write=lambda stages: None if stages is None else stage_words(stages),
+    read=lambda text: None if text is None else read_stages(text),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedLayout:
     """Layout of a decoder's training over ranks, those of attention and of experts folded.
+
+    In a document `recompute` is "none" alone for nothing, and `stages` are Megatron's letters.
 
     Args:
         dp: replicas of attention; those of the experts follow (`edp`).
@@ -91,27 +108,43 @@ class FoldedLayout:
         degree: of overlap "chunks"; None for the fastest, and with another overlap.
     """
 
-    dp: int = 1
-    cp: int = 1
-    tp: int = 1
-    pp: int = 1
-    vpp: int = 1
-    ep: int = 1
-    etp: int = 1
-    micro_batch: int = 1
-    recompute: tuple[Recompute, ...] = ()
-    dispatcher: TokenDispatcher = "all_to_all"
-    overlap: Overlap = "none"
-    zero: ZeroStage = 1
+    DOCUMENT_PROPERTIES: ClassVar = ("edp",)
+
+    dp: int = field(default=1, metadata=ALWAYS)
+    cp: int = field(default=1, metadata=ALWAYS)
+    tp: int = field(default=1, metadata=ALWAYS)
+    pp: int = field(default=1, metadata=ALWAYS)
+    vpp: int = field(default=1, metadata=ALWAYS)
+    ep: int = field(default=1, metadata=ALWAYS)
+    etp: int = field(default=1, metadata=ALWAYS)
+    micro_batch: int = field(default=1, metadata=ALWAYS)
+    recompute: tuple[Recompute, ...] = field(
+        default=(), metadata={**ALWAYS, "written": _MODULES_OR_NONE}
+    )
+    dispatcher: TokenDispatcher = field(default="all_to_all", metadata=ALWAYS)
+    overlap: Overlap = field(default="none", metadata=ALWAYS)
+    zero: ZeroStage = field(default=1, metadata=ALWAYS)
     cuda_graphs: CudaGraphs = "none"
     schedule: Schedule | None = None
-    stages: StageLetters | None = None
+    stages: StageLetters | None = field(default=None, metadata={"written": _MEGATRON_LETTERS})
     offload_activations: float = 0.0
     offload_optimizer: float = 0.0
-    degree: Degrees | None = None
+    degree: Degrees | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
-        check_positive(self, "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
+        check_positive(self, *_SIZES, "micro_batch")
+
+    @property
+    def words(self) -> str:
+        """The sizes above 1 and the micro-batch: "dp 8 · pp 4 · micro-batch 1"."""
+        sizes = [(name, getattr(self, name)) for name in _SIZES]
+        above = [f"{name} {size}" for name, size in sizes if size > 1]
+        return " · ".join([*above, f"micro-batch {self.micro_batch}"])
+
+    @property
+    def recompute_words(self) -> str:
+        """The modules that are computed again: "moe_act, norm", or "none"."""
+        return ", ".join(self.recompute) or "none"
 
     @property
     def world_size(self) -> int:
@@ -170,6 +203,11 @@ class FoldedLayout:
     def stages_of(self, decoder: Decoder) -> StageLetters:
         """Return the modules of each stage."""
         return self.stages or self.even_stages(decoder)
+
+    def explicit(self, decoder: Decoder) -> "FoldedLayout":
+        """Return the layout with the name of its schedule and the modules of its stages."""
+        stages = self.stages_of(decoder) if self.pp > 1 else None
+        return replace(self, schedule=self.order, stages=stages)
 
 
 _NAMES = tuple(one.name for one in fields(FoldedLayout))

@@ -10,27 +10,16 @@ from moetune.domain.chunks import Chunks
 from moetune.domain.document import UNLESS_DEFAULT, decode, encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.optimizers import OptimizerName
-from moetune.domain.pipeline import Schedule
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target
 from moetune.domain.throughput import Throughput
-from moetune.domain.training import (
-    CudaGraphs,
-    Degrees,
-    FoldedLayout,
-    LayoutRequest,
-    Overlap,
-    TokenDispatcher,
-    TrainingDtype,
-    ZeroStage,
-)
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype
 from moetune.domain.withdrawn import withdrawn_of_moetune
 
 SCHEMA: Literal["moetune.training-plan/1"] = "moetune.training-plan/1"
 _ID = re.compile(r"[0-9a-f]{64}")
-_SIZES = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,57 +70,6 @@ class TrainingInputs:
     def tokens_per_rank(self) -> int:
         """Tokens of a step, divided by all ranks."""
         return self.global_batch * self.seq // self.world_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingLayout:
-    """A `FoldedLayout` in a document.
-
-    Args:
-        recompute: names of modules; "none" alone for nothing.
-        stages: modules of each stage in Megatron's letters; None without a pipeline.
-        degree: of overlap "chunks".
-
-    Raises:
-        InputError: a size is below 1.
-    """
-
-    dp: int
-    cp: int
-    tp: int
-    pp: int
-    vpp: int
-    ep: int
-    etp: int
-    edp: int = 1
-    micro_batch: int
-    recompute: tuple[str, ...]
-    dispatcher: TokenDispatcher
-    overlap: Overlap
-    zero: ZeroStage
-    cuda_graphs: CudaGraphs = "none"
-    offload_activations: float = 0.0
-    offload_optimizer: float = 0.0
-    schedule: Schedule | None = None
-    stages: str | None = None
-    degree: Degrees | None = field(default=None, metadata=UNLESS_DEFAULT)
-
-    def __post_init__(self) -> None:
-        for name in (*_SIZES, "edp", "micro_batch"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    @property
-    def words(self) -> str:
-        """The sizes above 1 and the micro-batch: "dp 8 · pp 4 · micro-batch 1"."""
-        return layout_words(self)
-
-
-def layout_words(layout: TrainingLayout | FoldedLayout) -> str:
-    """Return the sizes above 1 and the micro-batch: "dp 8 · pp 4 · micro-batch 1"."""
-    sizes = [(name, getattr(layout, name)) for name in _SIZES]
-    above = [f"{name} {size}" for name, size in sizes if size > 1]
-    return " · ".join([*above, f"micro-batch {layout.micro_batch}"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +129,7 @@ class TrainingMemory:
 class TrainingAnswer:
     """A layout with its step and its memory."""
 
-    layout: TrainingLayout
+    layout: FoldedLayout
     predicted: TrainingStep
     memory: TrainingMemory
 
@@ -264,7 +202,7 @@ class TrainingDocument:
     schema: Literal["moetune.training-plan/1"] = SCHEMA
     id: str
     inputs: TrainingInputs
-    layout: TrainingLayout
+    layout: FoldedLayout
     predicted: TrainingStep
     memory: TrainingMemory
     confidence: Confidence

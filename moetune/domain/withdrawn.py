@@ -39,19 +39,19 @@ _CORRECTED = "delete its [[corrections]], or measure the machine again"
 _ONE = "plan again: `moetune plan` with --{} 1, or for another --target"
 _OF_MOETUNE = (
     Withdrawn(
-        "TrainingLayout", "etp", "experts' width over ranks (etp) in a layer of moetune",
+        "FoldedLayout", "etp", "experts' width over ranks (etp) in a layer of moetune",
         _ONE.format("etp"),
     ),
     Withdrawn(
-        "TrainingLayout", "tp", "tensor parallelism (tp) by layers of moetune's own",
+        "FoldedLayout", "tp", "tensor parallelism (tp) by layers of moetune's own",
         _ONE.format("tp"),
     ),
     Withdrawn(
-        "TrainingLayout", "cp", "context parallelism (cp) by attention of moetune's own",
+        "FoldedLayout", "cp", "context parallelism (cp) by attention of moetune's own",
         _ONE.format("cp"),
     ),
     Withdrawn(
-        "TrainingLayout", "recompute", "recomputation of single modules of moetune's own blocks",
+        "FoldedLayout", "recompute", "recomputation of single modules of moetune's own blocks",
         "plan again: `moetune plan` with --recompute full, or for another --target",
     ),
 )  # fmt: skip
@@ -69,7 +69,7 @@ _KEYS = (
     Withdrawn("Observation", "overlap", _TURNS, "leave it out"),
     Withdrawn("TrainingInputs", "search_trials", "the search by trials", _AGAIN),
     Withdrawn("LayoutRequest", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
-    Withdrawn("TrainingLayout", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
+    Withdrawn("FoldedLayout", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
     Withdrawn("Profile", "corrections", "correction by observed steps", _CORRECTED),
     Withdrawn("PlacementChoice", "replicas", _REPLICAS, _AGAIN),
     Withdrawn("ModelPlacement", "replicas", _REPLICAS, _AGAIN),

@@ -1,7 +1,7 @@
 """Families of models by `model_type`: a row of traits each (see `family.Family`).
 
-A row names what differs from a base. Source: the configuration and model classes of transformers
-5.24.0; those without a class name their source.
+A row has the types that it is of, and what differs from a base. Source: the configuration and
+model classes of transformers 5.24.0; those without a class name their source.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,20 @@ from moetune.huggingface import kinds, mixers
 from moetune.huggingface.family import Family
 
 _EXPERTS_ALONE = ("intermediate_size",)
-_GROUPED = Family(types=(), attention=mixers.grouped)
+_GROUPED = Family(attention=mixers.grouped)
 _DENSE = replace(_GROUPED, sparse=kinds.no_block, needs_head_dim=False)
+_LAYER_NORMS = replace(_DENSE, needs_kv_heads=False, is_gated=False, norms=4, has_norm_biases=True)
 _MIXTRAL = replace(_GROUPED, needs_head_dim=False, expert_width=_EXPERTS_ALONE)
 _QWEN = replace(_GROUPED, sparse=kinds.qwen_experts, qk_norm="head")
 _SHARED_QWEN = replace(_QWEN, shared="width", shared_width=("shared_expert_intermediate_size",))
+_QWEN_NEXT = replace(
+    _SHARED_QWEN,
+    linear=mixers.gated_delta,
+    kinds=kinds.interval,
+    gate="full",
+    has_shared_gate=True,
+    only={"attn_output_gate": (True,)},
+)
 _GRANITE = replace(
     _MIXTRAL,
     needs_kv_heads=False,
@@ -28,112 +37,62 @@ _DEEPSEEK = replace(
     _GROUPED, attention=mixers.latent, sparse=kinds.after_dense, shared="count", score="sigmoid"
 )
 _GLM = replace(_DEEPSEEK, attention=mixers.grouped, qk_norm="head")
-_ROWS = (
-    replace(
-        _DENSE,
-        types=("llama", "mistral", "ministral3", "smollm3", "granite", "iquestcoder"),
-        kinds=kinds.windowed,
-        needs_kv_heads=False,
-        mlp_bias="mlp_bias",
+_ROWS: Mapping[str, Family] = {
+    "llama mistral ministral3 smollm3 granite iquestcoder": replace(
+        _DENSE, kinds=kinds.windowed, needs_kv_heads=False, mlp_bias="mlp_bias"
     ),
-    replace(
+    "qwen2 qwen2_vl_text qwen2_5_vl_text mimo": replace(
         _DENSE,
-        types=("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "mimo"),
         kinds=kinds.qwen_window,
         qkv_bias=True,
         out_bias=False,
         only={"attention_bias": (True,)},
     ),
-    replace(_DENSE, types=("phi3",), kinds=kinds.windowed, needs_kv_heads=False, qkv_bias=False),
-    replace(_DENSE, types=("ernie4_5",), qkv_bias="use_bias", mlp_bias="use_bias", is_tied=True),
-    replace(
-        _GROUPED,
-        types=("gemma2",),
-        kinds=kinds.alternate,
-        sparse=kinds.no_block,
-        norms=4,
-        is_tied=True,
+    "phi3": replace(_DENSE, kinds=kinds.windowed, needs_kv_heads=False, qkv_bias=False),
+    "ernie4_5": replace(_DENSE, qkv_bias="use_bias", mlp_bias="use_bias", is_tied=True),
+    "gemma2": replace(
+        _GROUPED, kinds=kinds.alternate, sparse=kinds.no_block, norms=4, is_tied=True
     ),
-    replace(
-        _QWEN,
-        types=("gemma3_text",),
-        kinds=kinds.gemma3,
-        sparse=kinds.no_block,
-        norms=4,
-        is_tied=True,
-    ),
-    replace(_DENSE, types=("olmo2", "olmo3"), needs_kv_heads=False, qk_norm="full"),
-    replace(_DENSE, types=("glm4",), out_bias=False, norms=4),
-    replace(_DENSE, types=("exaone4",), kinds=kinds.every_fourth, qkv_bias=False, qk_norm="head"),
-    replace(_DENSE, types=("hunyuan_v1_dense",), qk_norm="head", is_tied=True),
-    replace(
+    "gemma3_text": replace(_QWEN, kinds=kinds.gemma3, sparse=kinds.no_block, norms=4, is_tied=True),
+    "olmo2 olmo3": replace(_DENSE, needs_kv_heads=False, qk_norm="full"),
+    "glm4": replace(_DENSE, out_bias=False, norms=4),
+    "exaone4": replace(_DENSE, kinds=kinds.every_fourth, qkv_bias=False, qk_norm="head"),
+    "hunyuan_v1_dense": replace(_DENSE, qk_norm="head", is_tied=True),
+    "seed_oss": replace(
         _GROUPED,
-        types=("seed_oss",),
         sparse=kinds.no_block,
         has_bias_by_default=True,
         out_bias="attention_out_bias",
         mlp_bias="mlp_bias",
     ),
-    replace(
-        _DENSE,
-        types=("nemotron",),
-        needs_kv_heads=False,
-        mlp_bias="mlp_bias",
-        is_gated=False,
-        norms=4,
-        has_norm_biases=True,
-    ),
-    replace(
-        _DENSE,
-        types=("gpt2",),
-        needs_kv_heads=False,
+    "nemotron": replace(_LAYER_NORMS, mlp_bias="mlp_bias"),
+    "gpt2": replace(
+        _LAYER_NORMS,
         qkv_bias=True,
         mlp_bias=True,
         dense_width=("n_inner",),
         dense_ratio=4,
-        is_gated=False,
-        norms=4,
-        has_norm_biases=True,
         positions=("n_positions", "max_position_embeddings"),
         is_tied=True,
-        harmless=(
-            "summary_activation",
-            "summary_first_dropout",
-            "summary_proj_to_labels",
-            "summary_type",
-            "summary_use_proj",
-        ),
+        harmless="""summary_activation summary_first_dropout summary_proj_to_labels
+        summary_type summary_use_proj""",
     ),
-    replace(_DENSE, types=("qwen3", "qwen3_vl_text"), kinds=kinds.qwen_window, qk_norm="head"),
-    replace(
-        _QWEN,
-        types=("qwen3_5_text",),
-        linear=mixers.gated_delta,
-        kinds=kinds.interval,
-        sparse=kinds.no_block,
-        gate="full",
-        only={"attn_output_gate": (True,)},
-    ),
-    replace(_MIXTRAL, types=("grok-1",), qkv_bias=False, norms=4, is_tied=True),
-    replace(_MIXTRAL, types=("mixtral",), kinds=kinds.windowed, qkv_bias=False),
-    replace(
+    "qwen3 qwen3_vl_text": replace(_DENSE, kinds=kinds.qwen_window, qk_norm="head"),
+    "qwen3_5_text": replace(_QWEN_NEXT, sparse=kinds.no_block),
+    "grok-1": replace(_MIXTRAL, qkv_bias=False, norms=4, is_tied=True),
+    "mixtral": replace(_MIXTRAL, kinds=kinds.windowed, qkv_bias=False),
+    "phimoe": replace(
         _MIXTRAL,
-        types=("phimoe",),
         kinds=kinds.windowed,
         score="sparsemixer",
         norms=4,
         has_norm_biases=True,
         head_bias="lm_head_bias",
     ),
-    replace(
-        _GRANITE,
-        types=("granitemoe", "granitemoeshared", "granitemoehybrid"),
-        linear=mixers.mamba2,
-    ),
-    replace(_GRANITE, types=("granitemoe_swa",), sinks=("full", "sliding")),
-    replace(
+    "granitemoe granitemoeshared granitemoehybrid": replace(_GRANITE, linear=mixers.mamba2),
+    "granitemoe_swa": replace(_GRANITE, sinks=("full", "sliding")),
+    "gpt_oss": replace(
         _GROUPED,
-        types=("gpt_oss",),
         kinds=kinds.alternate,
         has_bias_by_default=True,
         sinks=("full", "sliding"),
@@ -142,32 +101,19 @@ _ROWS = (
         router_parameters=1,
         expert_biases=True,
     ),
-    replace(
+    "minimax minimax_text_01": replace(
         _MIXTRAL,
-        types=("minimax", "minimax_text_01"),
         linear=mixers.lightning,
         kinds=kinds.lightning,
         qkv_bias=False,
-        harmless=(
-            "full_attn_alpha_factor",
-            "full_attn_beta_factor",
-            "linear_attn_alpha_factor",
-            "linear_attn_beta_factor",
-            "mlp_alpha_factor",
-            "mlp_beta_factor",
-            "layernorm_full_attention_alpha",
-            "layernorm_full_attention_beta",
-            "layernorm_linear_attention_alpha",
-            "layernorm_linear_attention_beta",
-            "layernorm_mlp_alpha",
-            "layernorm_mlp_beta",
-            "postnorm",
-            "shared_moe_mode",
-        ),
+        harmless="""full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor
+        linear_attn_beta_factor mlp_alpha_factor mlp_beta_factor layernorm_full_attention_alpha
+        layernorm_full_attention_beta layernorm_linear_attention_alpha
+        layernorm_linear_attention_beta layernorm_mlp_alpha layernorm_mlp_beta postnorm
+        shared_moe_mode""",
     ),
-    replace(
+    "minimax_m2": replace(
         _GROUPED,
-        types=("minimax_m2",),
         kinds=kinds.softmax_listed,
         qkv_bias=False,
         qk_norm="full",
@@ -177,9 +123,8 @@ _ROWS = (
         score="sigmoid",
         only={"qk_norm_type": ("per_layer",), "use_routing_bias": (True,)},
     ),
-    replace(
+    "qwen2_moe": replace(
         _DENSE,
-        types=("qwen2_moe",),
         kinds=kinds.qwen_window,
         sparse=kinds.qwen_experts,
         qkv_bias="qkv_bias",
@@ -189,54 +134,38 @@ _ROWS = (
         shared_width=("shared_expert_intermediate_size",),
         has_shared_gate=True,
     ),
-    replace(
-        _QWEN,
-        types=("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker"),
-        kinds=kinds.qwen_window,
-        needs_head_dim=False,
+    "qwen3_moe qwen3_vl_moe_text qwen3_omni_moe_text qwen3_omni_moe_thinker": replace(
+        _QWEN, kinds=kinds.qwen_window, needs_head_dim=False
     ),
-    replace(
+    "qwen3_next qwen3_5_moe_text": _QWEN_NEXT,
+    "flint": replace(_SHARED_QWEN, sinks=("full", "sliding"), score="sigmoid"),
+    "laguna": replace(
         _SHARED_QWEN,
-        types=("qwen3_next", "qwen3_5_moe_text"),
-        linear=mixers.gated_delta,
-        kinds=kinds.interval,
-        gate="full",
-        has_shared_gate=True,
-        only={"attn_output_gate": (True,)},
-    ),
-    replace(_SHARED_QWEN, types=("flint",), sinks=("full", "sliding"), score="sigmoid"),
-    replace(
-        _SHARED_QWEN,
-        types=("laguna",),
         gate="head",
         score="sigmoid",
         router_parameters=1,
         only={"gating": (True, "per-head")},
-        harmless=("moe_apply_router_weight_on_input",),
+        harmless="moe_apply_router_weight_on_input",
     ),
-    replace(_QWEN, types=("mellum",), kinds=kinds.qwen_window),
-    replace(_MIXTRAL, types=("olmoe", "flex_olmo"), needs_kv_heads=False, qk_norm="full"),
+    "mellum": replace(_QWEN, kinds=kinds.qwen_window),
+    "olmoe flex_olmo": replace(_MIXTRAL, needs_kv_heads=False, qk_norm="full"),
     # modeling_deepseek.py of deepseek-ai/deepseek-moe-16b-base
-    replace(
-        _DENSE, types=("deepseek",), sparse=kinds.after_dense, needs_kv_heads=False, shared="count"
-    ),
-    replace(_DEEPSEEK, types=("deepseek_v2",), mlp_bias="mlp_bias", score="softmax"),
-    replace(_DEEPSEEK, types=("deepseek_v3", "kimi_k2", "glm4_moe_lite"), needs_groups=True),
-    replace(_DEEPSEEK, types=("sarvam_mla",), needs_query_rank=False),
-    replace(_GLM, types=("sarvam_moe",), qk_norm_flag="use_qk_norm"),
-    replace(_DEEPSEEK, types=("axk1",), norms_of_experts=1),
-    replace(_DEEPSEEK, types=("mistral4",), sparse=kinds.after_any_dense, score="softmax"),
-    replace(
+    "deepseek": replace(_DENSE, sparse=kinds.after_dense, needs_kv_heads=False, shared="count"),
+    "deepseek_v2": replace(_DEEPSEEK, mlp_bias="mlp_bias", score="softmax"),
+    "deepseek_v3 kimi_k2 glm4_moe_lite": replace(_DEEPSEEK, needs_groups=True),
+    "sarvam_mla": replace(_DEEPSEEK, needs_query_rank=False),
+    "sarvam_moe": replace(_GLM, qk_norm_flag="use_qk_norm"),
+    "axk1": replace(_DEEPSEEK, norms_of_experts=1),
+    "mistral4": replace(_DEEPSEEK, sparse=kinds.after_any_dense, score="softmax"),
+    "deepseek_v32 glm_moe_dsa": replace(
         _DEEPSEEK,
-        types=("deepseek_v32", "glm_moe_dsa"),
         kinds=kinds.indexed,
         needs_groups=True,
         mlp_bias="mlp_bias",
-        harmless=("index_share_for_mtp_iteration", "indexer_rope_interleave"),
+        harmless="index_share_for_mtp_iteration indexer_rope_interleave",
     ),
-    replace(
+    "deepseek_v4": replace(
         _GROUPED,
-        types=("deepseek_v4",),
         attention=mixers.compressed,
         kinds=kinds.ratios,
         shared="one",
@@ -244,61 +173,45 @@ _ROWS = (
         has_balance_bias=True,
         streams="full",
         only={"attention_bias": (False,), "mlp_bias": (False,)},
-        harmless=("num_hash_layers", "compress_rates", "compress_rate_csa", "compress_rate_hca"),
+        harmless="num_hash_layers compress_rates compress_rate_csa compress_rate_hca",
     ),
-    replace(
+    "glm4_moe glm4v_moe_text": replace(
+        _GLM, needs_head_dim=False, out_bias=False, qk_norm_flag="use_qk_norm"
+    ),
+    "dots1 exaone_moe": replace(
+        _GLM, kinds=kinds.every_fourth, needs_head_dim=False, harmless="max_window_layers"
+    ),
+    "solar_open": replace(_DEEPSEEK, attention=mixers.grouped, sparse=kinds.after_any_dense),
+    "hy_v3": replace(
         _GLM,
-        types=("glm4_moe", "glm4v_moe_text"),
-        needs_head_dim=False,
-        out_bias=False,
-        qk_norm_flag="use_qk_norm",
-    ),
-    replace(
-        _GLM,
-        types=("dots1", "exaone_moe"),
-        kinds=kinds.every_fourth,
-        needs_head_dim=False,
-        harmless=("max_window_layers",),
-    ),
-    replace(
-        _DEEPSEEK, types=("solar_open",), attention=mixers.grouped, sparse=kinds.after_any_dense
-    ),
-    replace(
-        _GLM,
-        types=("hy_v3",),
         mlp_bias="mlp_bias",
         expert_width=("moe_intermediate_size", "expert_hidden_dim"),
         only={"moe_router_use_sigmoid": (True,)},
-        harmless=("moe_router_enable_expert_bias",),
+        harmless="moe_router_enable_expert_bias",
     ),
-    replace(
+    "mimo_v2_flash": replace(
         _DEEPSEEK,
-        types=("mimo_v2_flash",),
         attention=mixers.mimo,
         kinds=kinds.mimo,
         sinks=("sliding",),
         shared="none",
-        harmless=("attention_chunk_size",),
+        harmless="attention_chunk_size",
     ),
-    replace(_GLM, types=("beam",), has_head_parameters=True, gate="full", shared="none", norms=4),
-    replace(
-        _GLM, types=("afmoe",), kinds=kinds.every_fourth, gate="full", router_parameters=1, norms=4
-    ),
-    replace(
+    "beam": replace(_GLM, has_head_parameters=True, gate="full", shared="none", norms=4),
+    "afmoe": replace(_GLM, kinds=kinds.every_fourth, gate="full", router_parameters=1, norms=4),
+    "kimi_linear": replace(
         _DEEPSEEK,
-        types=("kimi_linear",),
         linear=mixers.kimi_delta,
         kinds=kinds.kimi,
         gate="full",
         gate_flag="mla_use_output_gate",
         latent_width=("routed_expert_hidden_size",),
         has_residual_bank=True,
-        harmless=("mla_use_nope", "use_grouped_topk"),
+        harmless="mla_use_nope use_grouped_topk",
     ),
     # mlx-lm, bailing_moe.py; Megatron-Bridge, modeling_bailing_moe_v2.py
-    replace(
+    "bailing_moe bailing_moe_v2": replace(
         _GLM,
-        types=("bailing_moe", "bailing_moe_v2"),
         needs_head_dim=False,
         qkv_bias="use_qkv_bias",
         out_bias="use_bias",
@@ -307,19 +220,17 @@ _ROWS = (
         shared_width=("moe_shared_expert_intermediate_size",),
         score="softmax",
         only={"use_bias": (False,)},
-        harmless=("moe_router_enable_expert_bias",),
+        harmless="moe_router_enable_expert_bias",
     ),
-    replace(
+    "bailing_hybrid": replace(
         _DEEPSEEK,
-        types=("bailing_hybrid",),
         linear=mixers.bailing_delta,
         kinds=kinds.grouped_layers,
         needs_query_rank=False,
         gate="head",
     ),
-    replace(
+    "ernie4_5_moe": replace(
         _DENSE,
-        types=("ernie4_5_moe",),
         sparse=kinds.ernie_experts,
         qkv_bias="use_bias",
         mlp_bias="use_bias",
@@ -329,11 +240,10 @@ _ROWS = (
         head_bias="use_bias",
         is_tied=True,
         only={"moe_gate": ("topk",), "use_rmsnorm": (True,)},
-        harmless=("moe_norm_min", "moe_capacity", "moe_use_aux_free"),
+        harmless="moe_norm_min moe_capacity moe_use_aux_free",
     ),
-    replace(
+    "llama4_text": replace(
         _GROUPED,
-        types=("llama4_text",),
         kinds=kinds.chunked,
         sparse=kinds.llama4_experts,
         dense_width=("intermediate_size_mlp",),
@@ -341,11 +251,10 @@ _ROWS = (
         shared="one",
         score="sigmoid",
         has_balance_bias=False,
-        harmless=("use_qk_norm", "for_llm_compressor"),
+        harmless="use_qk_norm for_llm_compressor",
     ),
-    replace(
+    "longcat_flash longcat_flash_ngram": replace(
         _GROUPED,
-        types=("longcat_flash", "longcat_flash_ngram"),
         attention=mixers.latent,
         dense_width=("ffn_hidden_size", "intermediate_size"),
         expert_width=("expert_ffn_hidden_size", "moe_intermediate_size"),
@@ -354,9 +263,8 @@ _ROWS = (
         has_shortcut=True,
         only={"zero_expert_type": ("identity",), "router_bias": (False,)},
     ),
-    replace(
+    "nemotron_h": replace(
         _GROUPED,
-        types=("nemotron_h",),
         linear=mixers.mamba2,
         mlp_bias="mlp_bias",
         shared="width",
@@ -364,11 +272,11 @@ _ROWS = (
         score="sigmoid",
         is_gated=False,
         norms=1,
-        harmless=("sliding_window", "n_shared_experts", "time_step_rank"),
+        has_pattern=True,
+        harmless="sliding_window n_shared_experts time_step_rank",
     ),
-    replace(
+    "step3p5 step3p7": replace(
         _GLM,
-        types=("step3p5", "step3p7"),
         attention=mixers.step,
         sparse=kinds.step_experts,
         mlp_bias="mlp_bias",
@@ -376,11 +284,10 @@ _ROWS = (
         shared="width",
         shared_width=("share_expert_dim", "share_expert_dims"),
         only={"use_moe": (True,), "use_head_wise_attn_gate": (True,), "moe_layer_offset": (0,)},
-        harmless=("use_moe_router_bias", "n_shared_experts"),
+        harmless="use_moe_router_bias n_shared_experts",
     ),
-    replace(
+    "hunyuan_v1_moe": replace(
         _MIXTRAL,
-        types=("hunyuan_v1_moe",),
         qk_norm="head",
         expert_width=("moe_intermediate_size", "intermediate_size"),
         shared="one",
@@ -391,43 +298,35 @@ _ROWS = (
             "moe_layer_num_skipped": (0,),
             "norm_type": ("rms",),
         },
-        harmless=("intermediate_size", "cla_share_factor", "group_limited_greedy"),
+        harmless="intermediate_size cla_share_factor group_limited_greedy",
     ),
-    replace(
+    "jamba": replace(
         _MIXTRAL,
-        types=("jamba",),
         linear=mixers.mamba1,
         kinds=kinds.jamba,
         sparse=kinds.periodic("expert_layer_period", "expert_layer_offset"),
         qkv_bias=False,
     ),
-    replace(
+    "dbrx": replace(
         _MIXTRAL,
-        types=("dbrx",),
         needs_kv_heads=False,
         qkv_bias=False,
         expert_width=("ffn_hidden_size",),
-        harmless=(
-            "ffn_act_fn",
-            "moe_loss_weight",
-            "moe_normalize_expert_weights",
-            "uniform_expert_assignment",
-        ),
+        harmless="""ffn_act_fn moe_loss_weight moe_normalize_expert_weights
+        uniform_expert_assignment""",
     ),
-    replace(
+    "lfm2_moe": replace(
         _GLM,
-        types=("lfm2_moe",),
         linear=mixers.short_convolution,
         kinds=kinds.convolutions,
         needs_head_dim=False,
         qkv_bias=False,
         shared="none",
         is_tied=True,
-        harmless=("use_expert_bias",),
+        harmless="use_expert_bias",
     ),
-    replace(
+    "cohere2_moe": replace(
         _GROUPED,
-        types=("cohere2_moe",),
         kinds=kinds.every_fourth,
         sparse=kinds.after_any_dense,
         dense_width=("prefix_dense_intermediate_size",),
@@ -435,40 +334,30 @@ _ROWS = (
         shared="count",
         norms=1,
         is_tied=True,
-        harmless=(
-            "expert_selection_fn",
-            "shared_expert_combination_strategy",
-            "prefix_dense_sliding_window_pattern",
-        ),
+        harmless="""expert_selection_fn shared_expert_combination_strategy
+        prefix_dense_sliding_window_pattern""",
     ),
-    replace(
+    "dots3_note_text": replace(
         _DEEPSEEK,
-        types=("dots3_note_text",),
         attention=mixers.dots_note,
         kinds=kinds.indexed,
         mlp_bias="mlp_bias",
         gate="head",
         shared_width=("shared_experts_intermediate_size",),
     ),
-    replace(
-        _DEEPSEEK,
-        types=("hy_v4", "hy_v4_vl_text"),
-        has_head_parameters=True,
-        kinds=kinds.indexed,
-        gate="full",
-        streams="diagonal",
+    "hy_v4 hy_v4_vl_text": replace(
+        _DEEPSEEK, has_head_parameters=True, kinds=kinds.indexed, gate="full", streams="diagonal"
     ),
-    replace(
+    "glm5_next_text": replace(
         _DEEPSEEK,
-        types=("glm5_next_text",),
         attention=mixers.pooled_latent,
         linear=mixers.kimi_delta,
         streams="full",
-        harmless=("index_kpool_always_select_tail", "linear_lower_bound", "indexer_types"),
+        mixes_streams_at_end=False,
+        harmless="index_kpool_always_select_tail linear_lower_bound indexer_types",
     ),
-    replace(
+    "gemma4_text": replace(
         _QWEN,
-        types=("gemma4_text",),
         attention=mixers.gemma,
         kinds=kinds.gemma,
         sparse=kinds.gemma_experts,
@@ -479,11 +368,10 @@ _ROWS = (
         norms=4,
         is_tied=True,
         only={"use_bidirectional_attention": ("vision",)},
-        harmless=("vocab_size_per_layer_input",),
+        harmless="vocab_size_per_layer_input",
     ),
-    replace(
+    "minimax_m3_vl_text minimax_m3": replace(
         _GLM,
-        types=("minimax_m3_vl_text", "minimax_m3"),
         kinds=kinds.sparse_listed,
         sparse=kinds.after_any_dense,
         qkv_bias=False,
@@ -493,20 +381,19 @@ _ROWS = (
         shared_width=("shared_intermediate_size",),
         predictions=("num_mtp_modules",),
         only={"qk_norm_type": ("per_head",), "n_shared_experts": (1,), "use_gemma_norm": (True,)},
-        harmless=("use_routing_bias", "num_nextn_predict_layers"),
+        harmless="use_routing_bias num_nextn_predict_layers",
     ),
-    replace(
+    "muse_spark_text": replace(
         _GROUPED,
-        types=("muse_spark_text",),
         gate="full",
         score="sigmoid",
         has_balance_bias=False,
         latent_width=("moe_hidden_size",),
         has_latent_norms=True,
         norms=5,
-        harmless=("post_norm_eps",),
+        harmless="post_norm_eps",
     ),
-)
+}
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {name: family for family in _ROWS for name in family.types}
+    {name: replace(row, name=name) for names, row in _ROWS.items() for name in names.split()}
 )

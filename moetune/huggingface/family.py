@@ -23,10 +23,10 @@ wide as an expert."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Models of some `model_type`s, and the reader of their configurations.
+    """Models of a `model_type`, and the reader of their configurations.
 
     Args:
-        types: values of `model_type`.
+        name: its `model_type`.
         attention: builds the softmax attention of a block.
         kinds, sparse: rules of the kinds of attention, and of the blocks with experts.
         linear: builds the blocks' other mixer, where there are two.
@@ -61,15 +61,17 @@ class Family:
         positions: spellings of the number of learned positions; () for none.
         streams: how residual streams are mixed (hyper-connections): all with all, each with
             itself, or there is one.
+        mixes_streams_at_end: whether they are mixed once more, before the last norm.
         is_tied: `tie_word_embeddings` of the class.
         has_residual_bank: whether blocks may weigh the residuals of earlier ones.
         has_ngrams: whether there may be tables of n-grams beside the embedding.
         has_shortcut: whether a block has two attentions and dense FFNs, and experts across them.
+        has_pattern: whether a block is one part, of a pattern of letters or a list.
         only: fields that are read with these values alone: others would change sizes.
-        harmless: fields that change neither size nor cost here.
+        harmless: fields that change neither size nor cost here, with spaces between.
     """
 
-    types: tuple[str, ...]
+    name: str = ""
     attention: MixerBuilder
     linear: MixerBuilder | None = None
     kinds: KindsRule = full
@@ -110,12 +112,14 @@ class Family:
     predictions: tuple[str, ...] = PREDICTIONS
     positions: tuple[str, ...] = ()
     streams: Literal["one", "full", "diagonal"] = "one"
+    mixes_streams_at_end: bool = True
     is_tied: bool = False
     has_residual_bank: bool = False
     has_ngrams: bool = False
     has_shortcut: bool = False
+    has_pattern: bool = False
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    harmless: tuple[str, ...] = ()
+    harmless: str = ""
 
     @property
     def is_balanced(self) -> bool:

@@ -3,13 +3,16 @@
 A field that nobody read and that is not known to be harmless is an error, so that a configuration
 of an unknown variant is never read as a known one. Errors are gathered, not raised: reading goes
 on with a value that stands in, and all fields in the way are named at once.
+
+A field is harmless because its meaning is known, by its whole name. Endings decide for values
+alone that cannot be a size: an index of a token, a probability, a name of a precision. Sources:
+`PreTrainedConfig` and the configuration classes of transformers 5.24, and configurations of the
+Hub that have more fields than their classes.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
-
-from moetune.huggingface.harmless import is_harmless
 
 WIDTH = ("hidden_size", "d_model", "n_embd")
 HEADS = ("num_attention_heads", "n_heads", "n_head")
@@ -99,23 +102,20 @@ class Fields:
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """Return a truth value; `default` is that of the configuration's class."""
-        name, value = self._value(names)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            self.report(f"{self.path}{name} must be true or false, got {value!r}", _CORRECT)
-            return default
-        return value
+        return self._typed(names, bool, "true or false", default)
 
     def text(self, *names: str, default: str = "") -> str:
         """Return a word; `default` is that of the configuration's class."""
+        return self._typed(names, str, "a word", default)
+
+    def _typed(self, names: Sequence[str], kind: type[Named], words: str, default: Named) -> Named:
+        """Return a value of a type; where it has another type, that is reported."""
         name, value = self._value(names)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            self.report(f"{self.path}{name} must be a word, got {value!r}", _CORRECT)
-            return default
-        return value
+        if isinstance(value, kind):
+            return value
+        if value is not None:
+            self.report(f"{self.path}{name} must be {words}, got {value!r}", _CORRECT)
+        return default
 
     def sequence(self, *names: str) -> tuple[object, ...] | None:
         """Return a list's values, None where it is absent or null."""
@@ -258,3 +258,88 @@ def _written(value: object) -> str:
         return "true" if value else "false"
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+_GENERAL = """
+_attn_implementation _attn_implementation_autoset _commit_hash _experts_implementation
+_name_or_path architectures attn_implementation auto_map chat_template dtype finetuning_task
+id2label label2id license model_name model_type num_labels output_attentions
+output_hidden_states output_router_logits output_scores prefix problem_type quantization
+quantization_config return_dict return_dict_in_generate save_dtype tags task_specific_params
+tf_legacy_loss tie_encoder_decoder tokenizer_class torch_dtype torchscript transformers_version
+transformers_weights unsloth_fixed unsloth_version use_bfloat16 use_cache use_return_dict
+chunk_size_feed_forward is_decoder seed gradient_checkpointing use_flash_attn
+use_flash_attention use_flash_attention_2 use_sdpa keys_to_ignore_at_inference
+base_model_tp_plan base_model_pp_plan base_model_ep_plan compression_config sparsity_config
+"""
+_GENERATION = """
+bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
+encoder_no_repeat_ngram_size exponential_decay_length_penalty generation_config length_penalty
+max_length max_new_tokens min_length no_repeat_ngram_size num_beam_groups num_beams
+num_logits_to_keep num_return_sequences remove_invalid_values repetition_penalty suppress_tokens
+temperature top_k top_p typical_p ignore_index
+"""
+_POSITIONS = """
+attn_temperature_tuning attn_scale compress_rope_theta floor_scale global_rope_theta
+initial_context_length layer_rope_theta local_rope_theta log_scaling_alpha log_scaling_n_floor
+max_position_embeddings max_seq_len max_sequence_length model_max_length mrope_section
+max_model_len n_ctx original_max_position_embeddings partial_rotary_factor
+partial_rotary_factors rope_interleave rope_interleaved rope_local_base_freq rope_parameters
+rope_scaling rope_theta rope_type rope_traditional rotary_dim rotary_emb_base rotary_pct
+rotary_percent rotary_base seq_length seq_len swa_rope_theta use_mrope yarn_only_types
+mrope_interleaved original_seq_len rope_factor beta_fast beta_slow mscale mscale_all_dim
+no_rope_layers no_rope_layer_interval use_nope rope_head_dim_interleaved swa_rope_parameters
+"""
+_SCALES = """
+attention_multiplier attention_softmax_in_fp32 attention_value_scale attn_logit_softcapping
+attn_output_multiplier clip_qkv embedding_multiplier embedding_multiplier_scale embedding_scale
+final_logit_softcapping hc_eps hc_magnitude hc_sinkhorn_iters kda_lower_bound
+learnable_sink_init linear_lower_bound logit_scale logits_mup_width_multiplier logits_scaling
+logits_scale max_attn_value moe_router_logit_softcapping moe_routed_scaling_factor
+moe_router_scaling_factor norm_head norm_softmax output_multiplier output_multiplier_scale
+qk_scale_factor query_pre_attn_scalar residual_multiplier route_norm route_scale
+routed_scaling_factor router_scaling_factor scale_attn_weights scale_attn_by_inverse_layer_idx
+scale_depth scale_emb softcap swiglu_alpha swiglu_limit swiglu_limits swiglu_limits_shared
+reorder_and_upcast_attn activation_situ_beta activation_situ_linear_beta
+residual_gate_temperature norm_topk_prob moe_renormalize norm_expert_weight mla_scale_q_lora
+mla_scale_kv_lora
+"""
+_TRAINING = """
+load_balance_coeff mup_enabled mtp_share_parameters aux_loss_alpha bias_update_speed embd_pdrop
+emb_pdrop attn_pdrop resid_pdrop ep_size init_method init_std initializer_factor
+initializer_range input_jitter_noise rescale_prenorm_residual router_jitter_noise jitter_eps
+moe_capacity_factor moe_drop_tokens moe_eval_capacity_factor moe_jitter_eps
+moe_random_routing_dropped_token mtp_loss_scaling_factor mtp_loss_weight mup_base_width
+need_fp32_gate norm_eps layer_norm_eps layer_norm_epsilon layernorm_epsilon rms_norm_eps
+pretraining_tp residual_in_fp32 route_bias_update_speed router_aux_loss_coef aux_loss_coef
+router_dtype router_z_loss_coef z_loss_coef seq_aux time_step_floor time_step_limit
+time_step_max time_step_min use_associative_scan use_mamba_kernels mamba_chunk_size chunk_size
+mamba_hidden_act mamba_ssm_cache_dtype mamba_ssm_dtype moe_router_dtype
+moe_shared_expert_overlap output_gate_type expert_dtype fp32_lm_head calc_aux_loss_in_router
+layerdrop enable_moe_fp32_combine moe_impl use_grouped_mm use_grouped_gemm
+"""
+_HARMLESS = frozenset(f"{_GENERAL} {_GENERATION} {_POSITIONS} {_SCALES} {_TRAINING}".split())
+_VALUES = {
+    "position_embedding_type": ("rope", "rotary", "nope", "none", "alibi"),
+    "normalization_function": ("rmsnorm",),
+    "norm_type": ("rms", "rmsnorm", "RMSNorm"),
+    "attention_method": ("MLA", "GQA", "MHA"),
+    "attn_type": ("softmax",),
+}
+"""Words that name what the reader counts anyway; others would have other sizes."""
+_INDEXES = ("_token_id", "_token_ids", "_token_index")
+_WORDS = ("_dtype", "_version", "_implementation")
+_FRACTIONS = ("dropout", "dropout_prob", "_eps", "_epsilon", "_loss_coef", "_pdrop")
+
+
+def is_harmless(name: str, value: object) -> bool:
+    """Return whether a field changes neither sizes nor costs."""
+    if name in _HARMLESS:
+        return True
+    if name in _VALUES:
+        return value in _VALUES[name]
+    if isinstance(value, str):
+        return name.endswith(_WORDS)
+    if isinstance(value, float):
+        return name.endswith(_FRACTIONS) and 0 < value < 1
+    return name.endswith(_INDEXES)

@@ -1,7 +1,7 @@
 """Reading of a `config.json`: its fields as a decoder, or an error that names those in the way."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from moetune.domain.architecture import Block, Decoder, Part, Prediction
@@ -19,17 +19,45 @@ from moetune.huggingface.ffn import (
     dense_ffn,
     routed_experts,
 )
-from moetune.huggingface.fields import HEADS, KEY_HEADS, WIDTH, Fields
-from moetune.huggingface.harmless import language_model
+from moetune.huggingface.fields import HEADS, KEY_HEADS, WIDTH, Fields, is_harmless
 from moetune.huggingface.kinds import LAYERS, MixerKind, blocks_with_experts, mixer_kinds
 from moetune.huggingface.mixers import HEAD_WIDTH, compressed
 
 _CLASS = re.compile(r"^(\w+?)(ForCausalLM|ForConditionalGeneration|LMHeadModel|Model)$")
 _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+_PREDICTED = ("mtp_hybrid_override_pattern", "mtp_layers_block_type")
 _KINDS = {
     "mamba": "mamba", "linear_attention": "mamba", "attention": "attention",
     "full_attention": "attention", "moe": "moe", "mlp": "mlp",
 }  # fmt: skip
+
+_NESTED = (
+    "text_config", "thinker_config", "llm_config", "language_config", "language_model",
+    "llm_text_config",
+)  # fmt: skip
+_SHARED = ("model_type", "tie_word_embeddings")
+"""Fields that a nested configuration has from the outer one where it lacks them."""
+_TOWERS: Mapping[str, str] = {
+    "vision_config": "vision",
+    "visual_config": "vision",
+    "visual": "vision",
+    "vit_config": "vision",
+    "vision_tower_config": "vision",
+    "image_config": "vision",
+    "img_token_compression_config": "vision",
+    "perceiver_config": "vision",
+    "projector_config": "vision",
+    "vq_config": "image tokens",
+    "audio_config": "audio",
+    "sound_config": "audio",
+    "speech_config": "audio",
+    "audio_encoder_config": "audio",
+    "talker_config": "speech",
+    "code2wav_config": "speech",
+    "token2wav_config": "speech",
+    "tts_config": "speech",
+    "audio_decoder_config": "speech",
+}
 
 
 def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> Decoder:
@@ -48,24 +76,65 @@ def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> De
     values, towers = language_model(document)
     fields = Fields(values=values)
     stated = fields.text("model_type")
-    family_name = _family_name(values, stated)
-    if family_name is None:
+    family = _family_of(values, stated)
+    if family is None:
         raise refusals.unknown(where, fields, stated or _class_of(values), _readings(values))
-    decoder = _read(fields, family_name, name=name, towers=towers)
+    decoder = _read(fields, family, name=name, towers=towers)
     if decoder is None:
         for tried, _ in _readings(values).values():  # what was not reached is not in the way
             fields.read |= tried.read
     if decoder is None or fields.is_flawed or fields.unread():
-        raise refusals.unreadable(where, fields, family_name, decoder)
+        raise refusals.unreadable(where, fields, family.name, decoder)
     return decoder
 
 
-def _family_name(values: Mapping[str, object], stated: str) -> str | None:
+def language_model(document: Mapping[str, object]) -> tuple[Mapping[str, object], tuple[str, ...]]:
+    """Return the fields of the language model, and what the parts beside it are for.
+
+    A vision-language model nests its language model. Configurations next to it are of towers, such
+    as ("vision", "audio"), and no part of the fields that are returned.
+    """
+    values, towers = document, dict.fromkeys(_towers_of(document))
+    for _ in range(2):
+        name = next((key for key in _NESTED if isinstance(values.get(key), Mapping)), "")
+        inner = values.get(name)
+        if isinstance(inner, Mapping):
+            towers |= dict.fromkeys((*_others_of(values), *_towers_of(inner)))
+            outer = {key: values[key] for key in _SHARED if values.get(key) is not None}
+            values = {**outer, **inner}
+    if values.get("model_type") == "dbrx":
+        values = _flattened(values)
+    return {key: value for key, value in values.items() if key not in _TOWERS}, tuple(towers)
+
+
+def _towers_of(values: Mapping[str, object]) -> Iterator[str]:
+    return (_TOWERS[key] for key in values if key in _TOWERS and values[key])
+
+
+def _others_of(values: Mapping[str, object]) -> Iterator[str]:
+    """Return names of nested configurations that are neither the language model nor known."""
+    for key, value in values.items():
+        is_named = key in _NESTED or key in _TOWERS or is_harmless(key, value)
+        if isinstance(value, Mapping) and value and key.endswith("_config") and not is_named:
+            yield key.removesuffix("_config").replace("_", " ")
+
+
+def _flattened(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Return DBRX's fields with those of its two nested configurations."""
+    flat = dict(values)
+    for key in ("ffn_config", "attn_config"):
+        inner = flat.pop(key, None)
+        if isinstance(inner, Mapping):
+            flat |= {name: value for name, value in inner.items() if name != "model_type"}
+    return flat
+
+
+def _family_of(values: Mapping[str, object], stated: str) -> Family | None:
     """Return the family by the type, else by the name of a class; None where neither is known."""
     for name in (stated, f"{stated}_text"):
         if name in FAMILIES:
-            return name
-    plain = {name.replace("_", "").replace("-", ""): name for name in FAMILIES}
+            return FAMILIES[name]
+    plain = {name.replace("_", "").replace("-", ""): row for name, row in FAMILIES.items()}
     return plain.get(_class_of(values).lower())
 
 
@@ -79,23 +148,20 @@ def _class_of(values: Mapping[str, object]) -> str:
 def _readings(values: Mapping[str, object]) -> dict[str, tuple[Fields, Decoder | None]]:
     """Return the fields as each family reads them, with the decoder that comes of it."""
     readings = {}
-    for name in FAMILIES:
+    for name, family in FAMILIES.items():
         fields = Fields(values={**values, "model_type": name})
         fields.skip("model_type")
-        readings[name] = fields, _read(fields, name, name=name, towers=())
+        readings[name] = fields, _read(fields, family, name=name, towers=())
     return readings
 
 
-def _read(
-    fields: Fields, family_name: str, *, name: str, towers: tuple[str, ...]
-) -> Decoder | None:
+def _read(fields: Fields, family: Family, *, name: str, towers: tuple[str, ...]) -> Decoder | None:
     """Return the decoder; None, with problems among the fields, where there is none."""
-    family = FAMILIES[family_name]
-    fields.skip(*family.harmless)
+    fields.skip(*family.harmless.split())
     for flag, allowed in family.only.items():
         fields.only(flag, allowed)
     try:
-        return _decoder(fields, family, name=name, family_name=family_name, towers=towers)
+        return _decoder(fields, family, name=name, towers=towers)
     except InputError as error:
         _report(fields, error)
         return None
@@ -107,26 +173,22 @@ def _report(fields: Fields, error: InputError) -> None:
         fields.report(error.what, error.hint or "correct the fields in the configuration")
 
 
-def _decoder(
-    fields: Fields, family: Family, *, name: str, family_name: str, towers: tuple[str, ...]
-) -> Decoder:
+def _decoder(fields: Fields, family: Family, *, name: str, towers: tuple[str, ...]) -> Decoder:
     d_model, vocabulary = fields.count(*WIDTH), fields.count("vocab_size", "padded_vocab_size")
     streams = 1 if family.streams == "one" else fields.count("hc_mult", default=4)
-    if family_name == "nemotron_h":
+    if family.has_pattern:
         blocks = _hybrid_blocks(fields, family)
-        predictions = _hybrid_predictions(fields, family)
     else:
         blocks = _blocks(fields, family, streams=streams)
-        predictions = _predictions(fields, family, blocks)
     norms = d_model * (2 if family.has_norm_biases else 1)
     norms += _residual_norms(fields, family)
-    if family.streams != "one" and family_name != "glm5_next_text":
+    if family.streams != "one" and family.mixes_streams_at_end:
         norms += streams * (streams * d_model + 1) + 1
     positions = fields.count(*family.positions) if family.positions else 0
     tables, projections = _tables(fields, vocabulary) if family.has_ngrams else (0, 0)
     return Decoder(
         name=name,
-        family=family_name,
+        family=family.name,
         d_model=d_model,
         vocab_size=vocabulary,
         blocks=blocks,
@@ -135,7 +197,7 @@ def _decoder(
         embedding_extra=positions * d_model + projections,
         tables=tables,
         head_biases=vocabulary if has_bias(fields, family.head_bias) else 0,
-        predictions=predictions,
+        predictions=_predictions(fields, family, blocks),
         uncounted=towers,
     )
 
@@ -237,7 +299,7 @@ def _skip_unused(
 def _mixer(fields: Fields, family: Family, kind: MixerKind) -> Part:
     if kind in {"linear", "conv"}:
         if family.linear is None:
-            fields.report(f"{family.types[0]} has no {kind} attention", "correct layer_types")
+            fields.report(f"{family.name} has no {kind} attention", "correct layer_types")
             return family.attention(fields, family, "full")
         return family.linear(fields, family, kind)
     return family.attention(fields, family, kind)
@@ -246,19 +308,23 @@ def _mixer(fields: Fields, family: Family, kind: MixerKind) -> Part:
 def _predictions(
     fields: Fields, family: Family, blocks: tuple[Block, ...]
 ) -> tuple[Prediction, ...]:
-    """Return the steps of multi-token prediction: each a block like the last one."""
+    """Return the steps of multi-token prediction, with the blocks that each has."""
     d_model = fields.count(*WIDTH)
     fields.skip("mtp_transformer_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types",
                 "mtp_mlp_layer_types")  # fmt: skip
     steps = fields.count(*family.predictions, default=0, least=0)
-    if not fields.flag("use_mtp", default=True):
-        steps = 0
-    block = blocks[-1]
-    if family.attention is compressed and steps:
+    predicts = fields.flag("use_mtp", default=True)
+    pattern = _pattern(fields, *_PREDICTED) if family.has_pattern else None
+    if not steps or not predicts:
+        return ()
+    predicted = blocks[-1:]
+    if family.has_pattern:
+        kinds = pattern or ("attention", "moe")
+        predicted = tuple(_hybrid_block(fields, family, kind, 0) for kind in kinds)
+    elif family.attention is compressed:
         sliding = _mixer(fields, family, "sliding")
-        block = Block(parts=(sliding, *block.parts[1:]), norms=block.norms)
-    one = Prediction(blocks=(block,), projection=2 * d_model**2, norms=3 * d_model)
-    return (one,) * steps
+        predicted = (Block(parts=(sliding, *blocks[-1].parts[1:]), norms=blocks[-1].norms),)
+    return (Prediction(blocks=predicted, projection=2 * d_model**2, norms=3 * d_model),) * steps
 
 
 def _hybrid_blocks(fields: Fields, family: Family) -> tuple[Block, ...]:
@@ -279,18 +345,6 @@ def _hybrid_blocks(fields: Fields, family: Family) -> tuple[Block, ...]:
         fields.skip(*EXPERTS, *TOP_K, *SHARED, *GROUPS, *TOP_GROUPS, *family.expert_width,
                     *family.shared_width)  # fmt: skip
     return tuple(_hybrid_block(fields, family, kind, at) for at, kind in enumerate(kinds))
-
-
-def _hybrid_predictions(fields: Fields, family: Family) -> tuple[Prediction, ...]:
-    """Return the steps of multi-token prediction, with the blocks of their own pattern."""
-    d_model = fields.count(*WIDTH)
-    steps = fields.count("num_nextn_predict_layers", default=0, least=0)
-    kinds = _pattern(fields, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
-    if not steps:
-        return ()
-    blocks = tuple(_hybrid_block(fields, family, kind, 0) for kind in kinds or ("attention", "moe"))
-    one = Prediction(blocks=blocks, projection=2 * d_model**2, norms=3 * d_model)
-    return (one,) * steps
 
 
 def _pattern(fields: Fields, letters: str, *lists: str) -> tuple[str, ...] | None:

@@ -1,6 +1,6 @@
-"""The FastAPI application: routes, middleware, error handlers, and the health endpoints."""
+"""The FastAPI application: addresses of programs, pages, middleware, and error handlers."""
 
-from dataclasses import replace
+from collections.abc import Callable
 from http import HTTPStatus
 from importlib.metadata import version
 
@@ -10,64 +10,98 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.plan import InputsDocument
+from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
+from moetune.service import measurements, plans
 from moetune.service.access import Access
 from moetune.service.bodies import document
-from moetune.service.describe import PROBLEMS, openapi_of
-from moetune.service.login import add_login
+from moetune.service.describe import (
+    PROBLEMS,
+    Address,
+    ChangeDocument,
+    Observations,
+    PageDocument,
+    openapi_of,
+)
 from moetune.service.metrics import CONTENT_TYPE
 from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in, wants_page
-from moetune.service.observations import add_observations
-from moetune.service.pages.page import PageRenderer
 from moetune.service.pages.routes import add_pages
-from moetune.service.plans import add_plans
-from moetune.service.problems import RETRY_AFTER_SECONDS, http_problem, problem_of, problem_response
-from moetune.service.profiles import add_profiles
+from moetune.service.problems import (
+    RETRY_AFTER_SECONDS,
+    Problem,
+    http_problem,
+    problem_of,
+    problem_response,
+)
 from moetune.service.quotas import QuotaLimits
 from moetune.service.workers import WorkerPools
 
 _PATIENCE_SECONDS = 3.0
 
 
-def add_health(app: FastAPI, pools: WorkerPools, *, version: str) -> None:
-    """Add the routes of health, readiness and metrics."""
-
-    @app.get(
-        "/healthz",
-        summary="Is the process alive",
-    )
-    async def healthz() -> Response:
-        """Answer without the database."""
-        return document({"schema": "moetune.health/1", "status": "ok", "version": version})
-
-    @app.get(
-        "/readyz",
-        summary="Can the database be used",
-    )
-    async def readyz(request: Request) -> Response:
-        """Answer 200, or 503 with the reasons, which only those who may read get."""
-        found = await _problems(pools)
-        shown = found if right_in(request.scope) != "none" else ()
-        return document(
-            {"schema": "moetune.ready/1", "ready": not found, "problems": shown},
-            status=HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK,
-            headers={"Retry-After": str(RETRY_AFTER_SECONDS)} if found else None,
-        )
-
-    @app.get("/metrics", summary="Metrics for Prometheus")
-    async def metrics() -> Response:
-        """Return the text exposition format."""
-        return Response(
-            await pools.check(pools.metrics.text), headers={"Content-Type": CONTENT_TYPE}
-        )
+async def health(_: WorkerPools) -> Response:
+    """Answer without the database."""
+    return document({"schema": "moetune.health/1", "status": "ok", "version": version("moetune")})
 
 
-async def _problems(pools: WorkerPools) -> tuple[str, ...]:
+async def readiness(pools: WorkerPools, request: Request) -> Response:
+    """Answer 200, or 503 with the reasons, which only those who may read get."""
+    problems: tuple[str, ...] = (f"the database does not answer within {_PATIENCE_SECONDS:.0f} s",)
     with move_on_after(_PATIENCE_SECONDS):
-        return await pools.check(pools.planner.problems)
-    return (f"the database does not answer within {_PATIENCE_SECONDS:.0f} s",)
+        problems = await pools.check(pools.planner.problems)
+    shown = problems if right_in(request.scope) != "none" else ()
+    return document(
+        {"schema": "moetune.ready/1", "ready": not problems, "problems": shown},
+        status=HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK,
+        headers={"Retry-After": str(RETRY_AFTER_SECONDS)} if problems else None,
+    )
+
+
+async def metrics(pools: WorkerPools) -> Response:
+    """Return the text exposition format."""
+    return Response(await pools.check(pools.metrics.text), headers={"Content-Type": CONTENT_TYPE})
+
+
+_ADDRESSES = (
+    # The most frequent one comes first, as addresses are matched in order.
+    Address("GET", "/v1/plans/{plan_id}", plans.stored_plan, "A stored plan", Plan),
+    Address(
+        "POST", "/v1/plans:resolve", plans.resolve, "The plan for these inputs", Plan,
+        InputsDocument,
+    ),
+    Address(
+        "GET", "/v1/plans/{plan_id}/explain", plans.explain,
+        "The reasons of a plan, or why it is not another choice",
+    ),
+    Address("GET", "/v1/plans/{plan_id}/trace", plans.trace, "A plan's predicted timeline"),
+    Address(
+        "POST", "/v1/whatif", plans.changed, "A plan for changed inputs or speeds", None,
+        ChangeDocument,
+    ),
+    Address("GET", "/v1/plans", plans.stored_plans, "Stored plans", PageDocument),
+    Address("GET", "/v1/machines", measurements.machines, "Machines", PageDocument),
+    Address("GET", "/v1/fits", measurements.fits, "Fits", PageDocument),
+    Address("GET", "/v1/profiles", measurements.profiles, "Profiles", PageDocument),
+    Address("GET", "/v1/profiles/{name}", measurements.profile, "A profile", Profile),
+    Address(
+        "POST", "/v1/profiles", measurements.add_profile, "Store a profile", None, Profile,
+        HTTPStatus.CREATED,
+    ),
+    Address(
+        "POST", "/v1/observations", measurements.add_observations, "Store measured steps", None,
+        Observations, HTTPStatus.CREATED,
+    ),
+    Address("GET", "/v1/observations", measurements.observations, "Measured steps", PageDocument),
+    Address("GET", "/v1/drift", measurements.drift, "Operations whose time changed"),
+    Address("GET", "/healthz", health, "Is the process alive"),
+    Address("GET", "/readyz", readiness, "Can the database be used"),
+    Address("GET", "/metrics", metrics, "Metrics for Prometheus"),
+)  # fmt: skip
 
 
 def create_app(
@@ -78,11 +112,10 @@ def create_app(
     Args:
         limits: of what clients add; None for those of `QuotaLimits`.
     """
-    own_version = version("moetune")
     # FastAPI's documentation pages load scripts of other hosts; its telemetry is not wanted.
     app = FastAPI(
         title="moetune",
-        version=own_version,
+        version=version("moetune"),
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -91,49 +124,48 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     pools = WorkerPools.of(planner, limits)
-    add_plans(app, pools)
-    add_profiles(app, pools)
-    add_observations(app, pools)
-    add_health(app, pools, version=own_version)
+    for address in _ADDRESSES:
+        address.add(app, pools)
     renderer = add_pages(app, pools, access)
-    add_login(app, access, renderer)
-    app.add_middleware(AuthMiddleware, access=access, page=renderer.problem)
+
+    def refused(scope: Scope, problem: Problem) -> Response:
+        return renderer.problem(problem) if wants_page(scope) else problem_response(problem)
+
+    app.add_middleware(AuthMiddleware, access=access, refused=refused)
     app.add_middleware(RequestMiddleware, metrics=pools.metrics)
-    _add_openapi(app, own_version)
-    _add_problems(app, renderer)
+    _add_openapi(app)
+    _add_problems(app, refused)
     return app
 
 
-def _add_openapi(app: FastAPI, own_version: str) -> None:
+def _add_openapi(app: FastAPI) -> None:
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
         # Built by the first request for it, so that the start is quick.
         if app.openapi_schema is None:
-            app.openapi_schema = openapi_of(app, version=own_version)
+            app.openapi_schema = openapi_of(app)
         return JSONResponse(app.openapi_schema)
 
 
-def _add_problems(app: FastAPI, renderer: PageRenderer) -> None:
-    """Answer every error with a problem document, and a browser at no address with a page."""
+def _add_problems(app: FastAPI, refused: Callable[[Scope, Problem], Response]) -> None:
+    """Answer every error with a problem document, or a browser with a page."""
 
     @app.exception_handler(MoetuneError)
-    async def moetune_error(_: Request, error: MoetuneError) -> Response:
-        return problem_response(problem_of(error))
+    async def moetune_error(request: Request, error: MoetuneError) -> Response:
+        return refused(request.scope, problem_of(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        detail = error.detail
-        if error.status_code == HTTPStatus.NOT_FOUND:
-            detail = f"{request.url.path} does not exist"
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            detail = f"{request.url.path} does not support {request.method}"
-        problem = http_problem(error.status_code, detail, error.headers)
-        if wants_page(request.url.path, request.headers.get("accept", "")):
-            return renderer.problem(replace(problem, hint=""))
-        return problem_response(problem)
+        details = {
+            HTTPStatus.NOT_FOUND: f"{request.url.path} does not exist",
+            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.url.path} does not support {request.method}",
+        }
+        detail = details.get(HTTPStatus(error.status_code), error.detail)
+        hint = "" if wants_page(request.scope) else "GET /openapi.json describes every address"
+        return refused(request.scope, http_problem(error, detail, hint))
 
     @app.exception_handler(RequestValidationError)
-    async def wrong_query(_: Request, error: RequestValidationError) -> Response:
+    async def wrong_query(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        name = first["loc"][-1]
-        return problem_response(problem_of(InputError(f"{name}: {first['msg']}")))
+        problem = problem_of(InputError(f"{first['loc'][-1]}: {first['msg']}"))
+        return refused(request.scope, problem)

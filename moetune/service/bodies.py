@@ -1,12 +1,17 @@
-"""Bodies of requests and responses: limits and parsing of JSON, documents, lists, ETags."""
+"""What requests carry and answers are: parameters, bodies within limits, documents, pages, ETags.
+
+Values in bodies are checked by the domain, whose errors help more than a schema's.
+"""
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import TypeVar
+from operator import attrgetter
+from typing import Annotated, Any
 
+from fastapi import Path, Query
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +21,18 @@ from moetune.domain.errors import InputError
 from moetune.service.problems import MediaTypeError, UnreadableBodyError
 from moetune.service.workers import WorkerPools
 
-T = TypeVar("T")
+_NEXT = "`next` of the previous page."
+Limit = Annotated[int, Query(ge=1, le=500, description="Largest number of entries.")]
+PlanId = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
+PlanCursor = Annotated[str, Query(pattern="^([0-9a-f]{64})?$", description=_NEXT)]
+RowCursor = Annotated[int, Query(ge=0, le=2**63 - 1, description=_NEXT)]
+NameCursor = Annotated[str, Query(max_length=200, description=_NEXT)]
+JSON = "application/json"
+TOML = "application/toml"
+FORM = "application/x-www-form-urlencoded"
+_MOST_FIELDS = 100
+_MAX_DEPTH = 32
+_MAX_WHOLE_NUMBER = 2**63 - 1
 _REVALIDATE = "private, no-cache"
 
 
@@ -27,10 +43,16 @@ def document(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Return a value as one JSON document."""
-    return Response(canonical_json(value) + "\n", status, headers, media_type="application/json")
+    return Response(canonical_json(value) + "\n", status, headers, media_type=JSON)
 
 
-def page(schema: str, rows: Sequence[T], *, limit: int, cursor: Callable[[T], object]) -> Response:
+def page(
+    schema: str,
+    rows: Sequence[Any],
+    *,
+    limit: int,
+    cursor: Callable[[Any], object] = attrgetter("id"),
+) -> Response:
     """Return one page of a list, with the cursor of the next one under `next`.
 
     Args:
@@ -47,23 +69,11 @@ def tagged(text: str, if_none_match: str | None) -> Response:
     content = text.encode()
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": _REVALIDATE}
-    if if_none_match is not None and _matches(etag, if_none_match):
+    # The comparison of tags is the weak one of RFC 9110, section 13.1.2.
+    known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
+    if known & {etag, "*"}:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    return Response(content, headers=headers, media_type="application/json")
-
-
-def _matches(etag: str, header: str) -> bool:
-    """Return whether If-None-Match names the tag, by weak comparison (RFC 9110 §13.1.2)."""
-    named = (one.strip().removeprefix("W/") for one in header.split(","))
-    return header.strip() == "*" or etag in named
-
-
-JSON = "application/json"
-TOML = "application/toml"
-FORM = "application/x-www-form-urlencoded"
-_MOST_FIELDS = 100
-_MAX_DEPTH = 32
-_MAX_WHOLE_NUMBER = 2**63 - 1
+    return Response(content, headers=headers, media_type=JSON)
 
 
 async def read_body(request: Request, *, kinds: Collection[str]) -> tuple[str, bytes]:
@@ -112,16 +122,24 @@ async def read_document(request: Request, pools: WorkerPools, *, schema: str) ->
         InputError: the body is not JSON, not an object, or in another schema.
     """
     _, content = await read_body(request, kinds=(JSON,))
-    document = await pools.read(parse_json, content)
-    if not isinstance(document, dict):
+    sent = await pools.read(parse_json, content)
+    if not isinstance(sent, dict):
         raise InputError("the body must be a JSON object")
-    found = document.pop("schema", schema)
-    if found != schema:
+    if (name := sent.pop("schema", schema)) != schema:
         raise InputError(
-            f"the body has schema {shown(found)}, this address accepts {schema!r}",
+            f"the body has schema {shown(name)}, this address accepts {schema!r}",
             "GET /openapi.json describes it",
         )
-    return document
+    return sent
+
+
+def check_keys(given: Iterable[str], known: Collection[str], where: str, kind: str) -> None:
+    """Raise InputError for an unknown key: the answer would be to another question."""
+    for key in given:
+        if key not in known:
+            raise InputError(
+                f"{where} has the unknown {kind} {shown(key)}", f"known: {', '.join(known)}"
+            )
 
 
 def parse_json(content: bytes) -> object:
@@ -141,7 +159,7 @@ def parse_json(content: bytes) -> object:
     return value
 
 
-def check_values(value: object, *, depth: int = _MAX_DEPTH) -> None:
+def check_values(value: object, depth: int = 0) -> None:
     """Check parsed values before they are decoded: their depth and the range of their numbers.
 
     Raises:
@@ -149,10 +167,10 @@ def check_values(value: object, *, depth: int = _MAX_DEPTH) -> None:
         InputError: a number that is not finite or does not fit 64 bits.
     """
     if isinstance(value, (Mapping, list)):
-        if not depth:
+        if depth == _MAX_DEPTH:
             raise _too_deep()
         for item in value.values() if isinstance(value, Mapping) else value:
-            check_values(item, depth=depth - 1)
+            check_values(item, depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"the body holds {value}, which is not a finite number")
     elif isinstance(value, int) and abs(value) > _MAX_WHOLE_NUMBER:

@@ -1,35 +1,24 @@
-"""OpenAPI descriptions of bodies and answers, for documentation only.
+"""The OpenAPI document of the addresses that programs use."""
 
-Values are checked by the domain, whose errors help more than a schema's.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import FastAPI, Query
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
+from starlette.responses import Response
 
 from moetune.app.plan import InputsDocument
-from moetune.domain.ask import LARGEST_TOKENS
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.service.bodies import JSON, TOML
 from moetune.service.problems import MEDIA_TYPE, STATUSES
+from moetune.service.workers import WorkerPools
 
 _REF = "#/components/schemas/{model}"
-_MAX_ID = 2**63 - 1
-
-Limit = Annotated[int, Query(ge=1, le=500, description="Largest number of entries.")]
-PlanCursor = Annotated[
-    str, Query(pattern="^([0-9a-f]{64})?$", description="`next` of the previous page.")
-]
-RowCursor = Annotated[int, Query(ge=0, le=_MAX_ID, description="`next` of the previous page.")]
-OtherDegree = Annotated[int | None, Query(ge=1, le=LARGEST_TOKENS, description="Chunks.")]
-OtherWay = Annotated[str | None, Query(max_length=300, description="As of `moetune explain`.")]
-NameCursor = Annotated[str, Query(max_length=200, description="`next` of the previous page.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,49 +64,68 @@ class ProblemDocument:
     hint: str
 
 
-PLAN_ID: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": "plan_id",
-            "in": "path",
-            "required": True,
-            "schema": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
-        },
-        {"name": "If-None-Match", "in": "header", "schema": {"type": "string"}},
-    ]
-}
 _BODIES: tuple[type, ...] = (InputsDocument, ChangeDocument, Observations, Profile, ProblemDocument)
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     int(status): {
         "description": status.phrase,
         "content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDocument")}}},
     }
-    for status in sorted({HTTPStatus.REQUEST_ENTITY_TOO_LARGE, *STATUSES})
+    for status in sorted(STATUSES)
 }
 """Answers that every address may give instead of its document."""
 
 
-def json_body(kind: type) -> dict[str, Any]:
-    """Return the description of a JSON body."""
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": _ref(kind)}}}}
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address of the interface.
+
+    Args:
+        answer: called with the threads, and with the parameters that it names.
+        summary: its title; the docstring of `answer` is its description.
+        returns: the document of its answer, for documentation only.
+        takes: the document of its body, for documentation only.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    answer: Callable[..., Awaitable[Response]]
+    summary: str
+    returns: type | None = None
+    takes: type | None = None
+    status: HTTPStatus = HTTPStatus.OK
+
+    def add(self, app: FastAPI, pools: WorkerPools) -> None:
+        """Add the address to the application."""
+        app.add_api_route(
+            self.path,
+            partial(self.answer, pools),
+            methods=[self.method],
+            name=self.answer.__name__,
+            summary=self.summary,
+            description=self.answer.__doc__,
+            response_model=self.returns,
+            status_code=self.status,
+            openapi_extra=None if self.takes is None else _body_of(self.takes),
+        )
 
 
-def profile_body() -> dict[str, Any]:
-    """Return the description of a profile's body, JSON or TOML."""
-    toml = {"schema": {"type": "string"}}
-    content = {JSON: {"schema": _ref(Profile)}, TOML: toml}
+def _body_of(kind: type) -> dict[str, Any]:
+    """Return the description of a body, which is JSON, or of a profile also TOML."""
+    content = {JSON: {"schema": {"$ref": _REF.format(model=kind.__name__)}}}
+    if kind is Profile:
+        content[TOML] = {"schema": {"type": "string"}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-def openapi_of(app: FastAPI, *, version: str) -> dict[str, Any]:
+def openapi_of(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document of the application."""
-    found = get_openapi(
-        title="moetune",
-        version=version,
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
         description="Plans of Mixture-of-Experts training jobs, with profiles and observations.",
         routes=app.routes,
     )
-    parts = found.setdefault("components", {})
+    parts = document.setdefault("components", {})
     schemas = parts.setdefault("schemas", {})
     for kind in _BODIES:
         schema = TypeAdapter(kind).json_schema(ref_template=_REF)
@@ -125,9 +133,5 @@ def openapi_of(app: FastAPI, *, version: str) -> dict[str, Any]:
             schemas.setdefault(name, part)
         schemas.setdefault(kind.__name__, schema)
     parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    found["security"] = [{}, {"token": []}]
-    return found
-
-
-def _ref(kind: type) -> dict[str, str]:
-    return {"$ref": _REF.format(model=kind.__name__)}
+    document["security"] = [{}, {"token": []}]
+    return document

@@ -14,7 +14,6 @@ from time import perf_counter
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,9 +25,9 @@ from moetune.service.metrics import Metrics
 from moetune.service.problems import (
     ForbiddenError,
     Problem,
+    TooLargeError,
     UnknownHostError,
     defect,
-    http_problem,
     problem_of,
     problem_response,
 )
@@ -51,57 +50,44 @@ class AuthMiddleware:
     """Inner middleware: refuses requests that `Access` does not allow, and limits bodies.
 
     Args:
-        page: shows a refusal to a browser.
+        refused: answers with a problem, a browser with a page.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, page: Callable[[Problem], Response]) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, refused: Callable[[Scope, Problem], Response]
+    ) -> None:
         self._app = app
         self._access = access
-        self._page = page
-        self._hosts = frozenset(access.hosts)
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with a refusal, or pass the request on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope, Headers(scope=scope))
-        if refusal is not None:
-            await refusal(scope, receive, send)
-        elif scope["method"] in _READING:
-            await self._app(scope, receive, send)
-        else:
-            await self._app(scope, _Limited(receive, self._access.max_body_bytes), send)
-
-    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        """Return the answer to a request that is refused; None for one that may pass."""
         try:
-            self._check_host(headers.get("host", ""))
-            right = self._right(headers)
-            scope[_RIGHT] = right
-            _check_right(scope, headers, right)
-        except NotAuthorisedError as error:
-            return _ask_to_log_in(scope, headers) or self._refused(problem_of(error), scope)
+            self._check(scope, Headers(scope=scope))
         except MoetuneError as error:
-            return self._refused(problem_of(error), scope)
-        if not _fits(headers.get("content-length", "0"), self._access.max_body_bytes):
-            large = too_large(self._access.max_body_bytes)
-            problem = http_problem(large.status_code, large.detail, large.headers)
-            return self._refused(problem, scope)
-        return None
+            leads_on = isinstance(error, NotAuthorisedError) and _ask_to_log_in(scope)
+            refusal = leads_on or self._refused(scope, problem_of(error))
+            await refusal(scope, receive, send)
+            return
+        if scope["method"] not in _READING:
+            receive = _Limited(receive, self._access.max_body_bytes)
+        await self._app(scope, receive, send)
 
-    def _refused(self, problem: Problem, scope: Scope) -> Response:
-        accept = Headers(scope=scope).get("accept", "")
-        shown = self._page if wants_page(scope["path"], accept) else problem_response
-        return shown(problem)
-
-    def _check_host(self, host: str) -> None:
-        name = _without_port(host).lower()
-        if name not in self._hosts:
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Raise MoetuneError for a request that is refused; write the right of one that is not."""
+        host = _without_port(headers.get("host", "")).lower()
+        if host not in self._access.hosts:
             raise UnknownHostError(
-                f"{name!r} is not a name of this service",
-                f"start it with `moetune serve --allow-host {name or 'NAME'}` to add it",
+                f"{host!r} is not a name of this service",
+                f"start it with `moetune serve --allow-host {host or 'NAME'}` to add it",
             )
+        scope[_RIGHT] = right = self._right(headers)
+        _check_right(scope, headers, right)
+        if not _fits(headers.get("content-length", "0"), self._access.max_body_bytes):
+            raise TooLargeError(self._access.max_body_bytes)
 
     def _right(self, headers: Headers) -> Right:
         given = headers.get("authorization")
@@ -129,17 +115,8 @@ class _Limited:
         message = await self._receive()
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_bytes:
-            raise too_large(self._max_bytes)
+            raise TooLargeError(self._max_bytes)
         return message
-
-
-def too_large(max_bytes: int) -> HTTPException:
-    """Return the error of a body beyond the limit."""
-    return HTTPException(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"the body is larger than the {max_bytes:,} bytes that this service accepts",
-        {"Connection": "close"},
-    )
 
 
 def right_in(scope: Scope) -> Right:
@@ -170,19 +147,20 @@ def _check_right(scope: Scope, headers: Headers, right: Right) -> None:
         raise ForbiddenError("this token may only read", "send the service's write token instead")
 
 
-def _ask_to_log_in(scope: Scope, headers: Headers) -> Response | None:
+def _ask_to_log_in(scope: Scope) -> Response | None:
     """Return a redirect to the login form for a browser, None for a program."""
-    path = scope["path"]
-    if scope["method"] not in _READING or not wants_page(path, headers.get("accept", "")):
+    if scope["method"] not in _READING or not wants_page(scope):
         return None
     query = scope.get("query_string", b"").decode("latin-1")
-    target = f"{path}?{query}" if query else path
+    target = f"{scope['path']}?{query}" if query else scope["path"]
     return RedirectResponse(f"{LOGIN_PATH}?next={quote(target)}", HTTPStatus.SEE_OTHER)
 
 
-def wants_page(path: str, accept: str) -> bool:
+def wants_page(scope: Scope) -> bool:
     """Return whether a browser asks for what is no address of programs."""
-    return "text/html" in accept and not path.startswith("/v1/")
+    return "text/html" in Headers(scope=scope).get("accept", "") and not scope["path"].startswith(
+        "/v1/"
+    )
 
 
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
@@ -190,8 +168,8 @@ _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
 
 def _without_port(host: str) -> str:
     """Return the name or address; a host that is neither, such as "[::1]x", is returned whole."""
-    found = _HOST.fullmatch(host)
-    return (found[1] or found[2] or "") if found else host
+    parts = _HOST.fullmatch(host)
+    return (parts[1] or parts[2] or "") if parts else host
 
 
 def _fits(length: str, max_bytes: int) -> bool:
@@ -214,7 +192,7 @@ SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"content-security-policy", _CONTENT_SECURITY_POLICY),
 )
-_KNOWN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _GONE = 499
 _FAILED = 500
 _REQUEST_ID = "moetune.request_id"
@@ -282,14 +260,14 @@ class _Answer:
     def __init__(self, send: Send, request_id: str) -> None:
         self.status = 0
         self._send = send
-        self._own = ((REQUEST_ID_HEADER, request_id.encode()), *SECURITY_HEADERS)
+        self._headers = ((REQUEST_ID_HEADER, request_id.encode()), *SECURITY_HEADERS)
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = message.get("headers", ())
             given = {name for name, _ in headers}
-            more = (pair for pair in self._own if pair[0] not in given)
+            more = (pair for pair in self._headers if pair[0] not in given)
             message = {**message, "headers": [*headers, *more]}
         await self._send(message)
 
@@ -306,7 +284,7 @@ def route_of(scope: Scope) -> str:
 
 def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
-        if name == REQUEST_ID_HEADER and _KNOWN_ID.fullmatch(value):
+        if name == REQUEST_ID_HEADER and _SAFE_ID.fullmatch(value):
             return str(value.decode())
     return secrets.token_hex(8)
 

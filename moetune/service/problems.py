@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import MappingProxyType
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from moetune.domain.errors import (
@@ -44,6 +45,15 @@ class ForbiddenError(NotAuthorisedError):
     """A request that its token, or the page it comes from, may not make."""
 
 
+class TooLargeError(InputError):
+    """A body larger than the service accepts."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(
+            f"the body is larger than the {max_bytes:,} bytes that this service accepts"
+        )
+
+
 class QuotaError(BusyError):
     """A client has added as much as it may for now."""
 
@@ -79,6 +89,7 @@ _TABLE: Mapping[type[MoetuneError], tuple[HTTPStatus, str]] = MappingProxyType(
         ForbiddenError: (HTTPStatus.FORBIDDEN, "not allowed"),
         NotFoundError: (HTTPStatus.NOT_FOUND, "not found"),
         InfeasiblePlanError: (HTTPStatus.CONFLICT, "no feasible plan"),
+        TooLargeError: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "request entity too large"),
         MediaTypeError: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unknown kind of body"),
         UnknownHostError: (HTTPStatus.MISDIRECTED_REQUEST, "unknown host"),
         InputError: (HTTPStatus.UNPROCESSABLE_ENTITY, "bad input"),
@@ -100,7 +111,7 @@ STATUSES = frozenset(status for status, _ in _TABLE.values())
 
 def problem_of(error: MoetuneError) -> Problem:
     """Return the problem of an error, by its nearest class in the table."""
-    kind = next(one for one in type(error).__mro__ if one in _TABLE)
+    kind = next(kind for kind in type(error).__mro__ if kind in _TABLE)
     status, title = _TABLE[kind]
     return Problem(
         status=status,
@@ -112,16 +123,20 @@ def problem_of(error: MoetuneError) -> Problem:
     )
 
 
-def http_problem(status_code: int, detail: str, headers: Mapping[str, str] | None) -> Problem:
-    """Return the problem of a request that reached no endpoint: 404, 405, 413."""
-    status = HTTPStatus(status_code)
+def http_problem(error: HTTPException, detail: str, hint: str) -> Problem:
+    """Return the problem of a request that reached no endpoint.
+
+    Args:
+        hint: of one that found no address.
+    """
+    status = HTTPStatus(error.status_code)
     return Problem(
         status=status,
         title=status.phrase.lower(),
         detail=detail,
         code=InputError.exit_code if status < HTTPStatus.INTERNAL_SERVER_ERROR else 1,
-        hint="GET /openapi.json describes every address" if status == HTTPStatus.NOT_FOUND else "",
-        headers=headers or {},
+        hint=hint if status == HTTPStatus.NOT_FOUND else "",
+        headers=error.headers or {},
     )
 
 
@@ -153,6 +168,8 @@ def problem_response(problem: Problem) -> Response:
 
 
 def _headers(status: HTTPStatus, retry_after_seconds: int) -> Mapping[str, str]:
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return {"Connection": "close"}
     if status == HTTPStatus.UNAUTHORIZED:
         return {"WWW-Authenticate": 'Bearer realm="moetune"'}
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvicorn
 
-from moetune.app.open_planner import open_planner
+from moetune.app.planner import open_planner
 from moetune.app.solvers import SolverLimits, SolverPool
 from moetune.config import Settings
 from moetune.domain.errors import InputError, MoetuneError

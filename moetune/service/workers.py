@@ -1,21 +1,14 @@
-"""Worker threads for the planner's blocking calls, and batched reads of stored plans.
+"""Worker threads for the planner's blocking calls."""
 
-Waking a thread and opening and closing a transaction takes longer than the rest of an answer.
-`KnownPlans` does it once for all requests that have arrived meanwhile; a single request does not
-wait for others.
-"""
-
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
-from moetune.app.open_planner import ServicePlanner
-from moetune.domain.errors import MoetuneError
+from moetune.app.planner import ServicePlanner
 from moetune.service.metrics import Metrics
 from moetune.service.problems import QuotaError, StoreFullError
 from moetune.service.quotas import Kind, QuotaLimits, Quotas
@@ -87,58 +80,3 @@ async def _run(
     limiter: CapacityLimiter, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
     return await to_thread.run_sync(partial(work, *args, **kwargs), limiter=limiter)
-
-
-_MAX_BATCH = 500
-_Answer: TypeAlias = "asyncio.Future[str | None]"
-
-
-class KnownPlans:
-    """Batched reader of plan documents; used from the application's event loop only."""
-
-    def __init__(self, pools: WorkerPools) -> None:
-        self._pools = pools
-        self._waiting: dict[str, list[_Answer]] = {}
-        self._reader: asyncio.Task[None] | None = None
-
-    async def document(self, plan_id: str) -> str | None:
-        """Return the canonical JSON of the plan with exactly this id; None where there is none.
-
-        Raises:
-            MoetuneError: the database cannot be read.
-        """
-        answer: _Answer = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(plan_id, []).append(answer)
-        if self._reader is None:
-            self._reader = asyncio.create_task(self._read())
-        return await answer
-
-    async def _read(self) -> None:
-        try:
-            while self._waiting:
-                ids = list(self._waiting)[:_MAX_BATCH]
-                await self._answer({plan_id: self._waiting.pop(plan_id) for plan_id in ids})
-        finally:
-            self._reader = None
-
-    async def _answer(self, batch: Mapping[str, Sequence[_Answer]]) -> None:
-        """Read a batch and answer all requests in it that were not cancelled."""
-        found: Mapping[str, str] = {}
-        problem: Exception | None = None
-        try:
-            found = await self._pools.read(self._pools.planner.reading.plan_documents, tuple(batch))
-        except Exception as error:  # noqa: BLE001 - it is raised in the waiting requests
-            problem = error
-        for plan_id, answers in batch.items():
-            for answer in answers:
-                if answer.done():
-                    continue
-                if problem is None:
-                    answer.set_result(found.get(plan_id))
-                else:
-                    answer.set_exception(_copy(problem))
-
-
-def _copy(error: Exception) -> Exception:
-    """Return a copy for each waiting request: raising one object twice mixes their tracebacks."""
-    return type(error)(*error.args) if isinstance(error, MoetuneError) else error

@@ -1,20 +1,22 @@
-"""Administration of a database: upgrade, current revision, check, backup."""
+"""Whole databases: open them, bring them to this moetune's schema, check them, back them up."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 from sqlalchemy import Connection
 
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import BadStoreError, InputError, MoetuneError, StoreUnavailableError
+from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import check_observation, check_plan, check_profile, check_settled
 from moetune.store.address import Address, parse_address
 from moetune.store.database import Database
-from moetune.store.engine import Opening
+from moetune.store.engine import Opening, journal_mode
+from moetune.store.measurements import MeasurementStore
 from moetune.store.migrate import (
     SchemaState,
     differences,
@@ -22,11 +24,80 @@ from moetune.store.migrate import (
     known_revisions,
     no_database,
     read_state,
+    require_head,
     upgrade_to_head,
 )
-from moetune.store.sql_store import SqlStore, check_place, set_journal
+from moetune.store.plans import PlanStore
 
 _PAGE_SIZE = 1000
+_LEAST_FREE_BYTES = 2**20
+
+
+class SqlStore(MeasurementStore, PlanStore):
+    """Storage of measurements and plans, made by `open_store`.
+
+    Rows are appended, never averaged away. Safe for several processes and threads; every method
+    commits before it returns. Lists that take `after` are pages, newest first: `after` is the id
+    of the previous page's last entry, and rows appended meanwhile do not shift later pages.
+    """
+
+    def check_ready(self) -> None:
+        """Read the schema, and take the write lock of a store open for writing; write nothing.
+
+        Free space is checked for a SQLite file only: a server reports a full disk when it writes.
+
+        Raises:
+            StoreUnavailableError: it is locked, full or away.
+            SchemaMismatchError: it has another schema.
+        """
+        database = self.database
+        require_head(database)
+        if database.how.read_only:
+            return
+        if not database.write(_can_write):
+            raise StoreUnavailableError(
+                f"database {self.location} is read-only", "connect to the primary server"
+            )
+        file = database.address.path
+        if file is not None and shutil.disk_usage(file.parent).free < _LEAST_FREE_BYTES:
+            raise StoreUnavailableError(
+                f"database {file} cannot grow: its disk is full", "free some space"
+            )
+
+
+def open_store(
+    url: str, *, read_only: bool = False, patience_seconds: float | None = None
+) -> SqlStore:
+    """Open the store at `url`; a new or empty database is given its tables first.
+
+    A SQLite file that is removed later is not created again; a file that replaces it is used.
+
+    Args:
+        url: a file, `sqlite:///FILE`, or `postgresql+psycopg://USER@HOST/DATABASE`.
+        read_only: open without any right to write; there must be a database then.
+        patience_seconds: longest wait for locks of others; None as in `engine.Opening`.
+
+    Raises:
+        SchemaMismatchError: the database has an older or newer schema.
+        InputError: the address, or the file at it, is no database.
+        MoetuneError: the database cannot be reached, read or written.
+    """
+    address = parse_address(url)
+    _check_place(address, must_exist=read_only)
+    if address.path is not None and not address.path.exists():
+        upgrade_to_head(address, only_new=True)
+    how = Opening(read_only=read_only, create=False, patience_seconds=patience_seconds)
+    database = Database(address, how)
+    try:
+        if not read_only and database.read(read_state).found is None:
+            upgrade_to_head(address, only_new=True)
+        require_head(database)
+        if not read_only:
+            _set_journal(database)
+    except BaseException:
+        database.close()
+        raise
+    return SqlStore(database)
 
 
 def upgrade(url: str) -> tuple[str | None, str]:
@@ -41,10 +112,10 @@ def upgrade(url: str) -> tuple[str | None, str]:
         MoetuneError: the database cannot be reached or written; it is as it was before.
     """
     address = parse_address(url)
-    check_place(address, must_exist=False)
+    _check_place(address, must_exist=False)
     before = upgrade_to_head(address, only_new=False)
-    with closing(Database.connect(address)) as database:
-        set_journal(database)
+    with Database(address) as database:
+        _set_journal(database)
     return before.found, before.head
 
 
@@ -58,7 +129,7 @@ def current(url: str) -> SchemaState:
     address = parse_address(url)
     if address.path is not None and not address.path.exists():
         return SchemaState(found=None, head=known_revisions()[-1])
-    with closing(_open_to_read(address)) as database:
+    with _open_to_read(address) as database:
         return database.read(read_state)
 
 
@@ -73,7 +144,7 @@ def check(url: str) -> tuple[str, ...]:
         MoetuneError: the database cannot be reached or read.
     """
     address = parse_address(url)
-    with closing(_open_to_read(address)) as database:
+    with _open_to_read(address) as database:
         state = database.read(read_state)
         if state.found is None:
             raise no_database(address)
@@ -85,71 +156,6 @@ def check(url: str) -> tuple[str, ...]:
             return (*problems, f"{found}: run `moetune db upgrade`")
         different = tuple(f"the tables differ: {one}" for one in database.read(differences))
         return problems + (different or tuple(_document_problems(SqlStore(database))))
-
-
-def _open_to_read(address: Address) -> Database:
-    check_place(address, must_exist=True)
-    return Database.connect(address, Opening(read_only=True))
-
-
-def _page_problems(connection: Connection) -> tuple[str, ...]:
-    if connection.dialect.name != "sqlite":
-        return ()
-    found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
-    return tuple(str(one) for one in found if one != "ok")
-
-
-def _document_problems(store: SqlStore) -> Iterator[str]:
-    """Yield what is wrong with documents and rows; each line names the row."""
-    runs = store.runs()
-    for run in runs:
-        yield from _problems(partial(store.samples, run.id))
-    for name in sorted({run.name for run in runs}):
-        of_name = f"profile {name!r}", f"profiles remove {name}"
-        yield from _problems(partial(store.profile, name), check_profile, *of_name)
-    for plan in store.plans():
-        short = plan.id[:12]
-        remove = f"plans remove {short}"
-        yield from _problems(partial(store.plan, plan.id), check_plan, f"plan {short}", remove)
-        sizes = f"a settled size of plan {short}"
-        yield from _problems(partial(store.settled, plan.id), check_settled, sizes, remove)
-    after = 0
-    while True:  # there may be millions of them
-        try:
-            page = store.observation_page(None, after=after, limit=_PAGE_SIZE)
-        except InputError as error:
-            yield error.what
-            return
-        for row in page:
-            of_row = f"observation {row.id}", f"observations remove {row.id}"
-            yield from _problems(partial(attrgetter("value"), row), check_observation, *of_row)
-        if len(page) < _PAGE_SIZE:
-            return
-        after = page[-1].id
-
-
-def _problems(
-    read: Callable[[], object],
-    check_value: Callable[..., None] = lambda _: None,
-    what: str = "",
-    remove: str = "",
-) -> Iterator[str]:
-    """Yield why a row cannot be read, or which of its values no page can show.
-
-    Args:
-        remove: the command that removes the row.
-    """
-    try:
-        found = read()
-    except InputError as error:
-        yield error.what
-        return
-    for value in found if isinstance(found, tuple) else (found,):
-        try:
-            if value is not None:
-                check_value(value)
-        except InputError as error:
-            yield f"{what}: {error.what}: `moetune {remove}` removes it"
 
 
 def backup(url: str, target: Path) -> Path:
@@ -170,7 +176,7 @@ def backup(url: str, target: Path) -> Path:
             "make one:  pg_dump --format custom DATABASE > FILE",
         )
     target = target.absolute()
-    with closing(_open_to_read(address)) as database:
+    with _open_to_read(address) as database:
         if target.exists():
             raise InputError(f"{target} exists already", "name a new file: no backup is replaced")
         if not target.parent.is_dir():
@@ -202,3 +208,135 @@ def _copy(database: Database, target: Path) -> None:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(target)
+
+
+def _open_to_read(address: Address) -> Database:
+    _check_place(address, must_exist=True)
+    return Database(address, Opening(read_only=True))
+
+
+def _check_place(address: Address, *, must_exist: bool) -> None:
+    """Check that a database is or can be at the address; create a new SQLite file's folder.
+
+    Raises:
+        InputError: it is a folder or another file, lies in a file, or is absent and must exist.
+        MoetuneError: the file may not be read, or the folder not be created.
+    """
+    path = address.path
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise BadStoreError(f"{path} is a folder, not a database", f"name a file: {path}/it.db")
+        if path.exists():
+            # SQLite takes a single byte for an empty file. Only its size is looked at: to open
+            # and close the file here would drop the locks of this process's other connections.
+            if path.stat().st_size == 1:
+                raise BadStoreError(f"{path} is no database", "name another file with --db")
+        elif must_exist:
+            raise no_database(address)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise BadStoreError(
+            f"{path.parent} is not a folder", "name another file with --db"
+        ) from None
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"database {path} cannot be opened or made: {error.strerror}",
+            "check the permissions, or name another file with --db",
+        ) from None
+
+
+def _set_journal(database: Database) -> None:
+    """Set a SQLite file's journal: the write-ahead log, or on a network file system "delete".
+
+    Raises:
+        MoetuneError: a file on a network file system cannot have the "delete" journal.
+    """
+    path = database.address.path
+    if path is None:
+        return
+    wanted = journal_mode(path)
+
+    def work(connection: Connection) -> None:
+        if connection.exec_driver_sql("PRAGMA journal_mode").scalar() != wanted:
+            connection.exec_driver_sql(f"PRAGMA journal_mode = {wanted}")
+
+    try:
+        database.outside(work)
+    except InputError:
+        raise
+    except MoetuneError:
+        # "delete" is slower but as safe, so a reader that holds the file, or a read-only file, is
+        # no reason to refuse it. A write-ahead log on a network file system is not safe.
+        if wanted != "wal":
+            raise
+
+
+def _can_write(connection: Connection) -> bool:
+    """Return whether the transaction, which has begun, may write."""
+    if connection.dialect.name == "sqlite":
+        return True  # it has the write lock
+    return connection.exec_driver_sql("SHOW transaction_read_only").scalar() == "off"
+
+
+def _page_problems(connection: Connection) -> tuple[str, ...]:
+    if connection.dialect.name != "sqlite":
+        return ()
+    found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
+    return tuple(str(one) for one in found if one != "ok")
+
+
+def _document_problems(store: SqlStore) -> Iterator[str]:
+    """Yield what is wrong with documents and rows; each line names the row."""
+    runs = store.runs()
+    for run in runs:
+        yield from _problems(partial(store.samples, run.id))
+    for name in sorted({run.name for run in runs}):
+        of_name = f"profile {name!r}", f"profiles remove {name}"
+        yield from _problems(partial(store.profile, name), check_profile, *of_name)
+    for plan in store.plans():
+        short = plan.id[:12]
+        remove = f"plans remove {short}"
+        yield from _problems(partial(store.plan, plan.id), check_plan, f"plan {short}", remove)
+        sizes = f"a settled size of plan {short}"
+        yield from _problems(partial(store.settled, plan.id), check_settled, sizes, remove)
+    try:
+        for row in _observations(store):
+            of_row = f"observation {row.id}", f"observations remove {row.id}"
+            yield from _problems(partial(attrgetter("value"), row), check_observation, *of_row)
+    except InputError as error:
+        yield error.what
+
+
+def _observations(store: SqlStore) -> Iterator[Stored[Observation]]:
+    """Yield all observations page by page: there may be millions of them."""
+    page = store.observation_page(None, limit=_PAGE_SIZE)
+    while page:
+        yield from page
+        page = store.observation_page(None, after=page[-1].id, limit=_PAGE_SIZE)
+
+
+def _problems(
+    read: Callable[[], object],
+    check_value: Callable[..., None] = lambda _: None,
+    what: str = "",
+    remove: str = "",
+) -> Iterator[str]:
+    """Yield why a row cannot be read, or which of its values no page can show.
+
+    Args:
+        remove: the command that removes the row.
+    """
+    try:
+        found = read()
+    except InputError as error:
+        yield error.what
+        return
+    for value in found if isinstance(found, tuple) else (found,):
+        try:
+            if value is not None:
+                check_value(value)
+        except InputError as error:
+            yield f"{what}: {error.what}: `moetune {remove}` removes it"

@@ -1,4 +1,4 @@
-"""One open database: transactions that fail with one clear error.
+"""One open database: transactions that fail with one clear error, and the base of the store.
 
 One that meets a lost connection or a conflict is run once more: a connection of the pool may be
 lost long before it is used.
@@ -6,10 +6,10 @@ lost long before it is used.
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import ColumnElement, Connection, Engine, Select, Table
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from moetune.domain.errors import StoreUnavailableError
@@ -18,43 +18,36 @@ from moetune.store.address import Address
 from moetune.store.engine import Opening, make_engine, reading, without_transaction
 
 T = TypeVar("T")
-_TURN_SECONDS = 20.0
+P = ParamSpec("P")
+S = TypeVar("S", bound="DatabaseStore")
+_OPENING = Opening()
+_LARGEST_ID = 2**31 - 1  # of an Integer column
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
     """An address with its engine. Open one in each process: it does not survive a fork.
 
-    Args:
-        reader: the same engine for transactions that only read.
-        turn_seconds: longest wait for other threads that write.
-        turn: held by the thread that writes. SQLite has one writer at a time and polls for its
-            lock with sleeps: threads that wait here instead are faster, and take turns.
+    Raises:
+        MoetuneError: the PostgreSQL driver is not installed. Nothing is read yet.
     """
 
-    address: Address
-    read_only: bool
-    engine: Engine
-    reader: Engine
-    turn_seconds: float
-    turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    def __init__(self, address: Address, how: Opening = _OPENING) -> None:
+        self.address, self.how = address, how
+        self.engine = make_engine(address, how)
+        self._reader = reading(self.engine)
+        # Held by the thread that writes. SQLite has one writer at a time and polls for its lock
+        # with sleeps: threads that wait here instead are faster, and take turns.
+        self._turn = threading.Lock()
 
-    @classmethod
-    def connect(cls, address: Address, how: Opening = Opening()) -> "Database":  # noqa: B008
-        """Return the database; nothing is read yet.
+    def __enter__(self) -> Self:
+        return self
 
-        Raises:
-            MoetuneError: the PostgreSQL driver is not installed.
-        """
-        engine = make_engine(address, how)
-        patience = how.patience_seconds
-        return cls(
-            address=address,
-            read_only=how.read_only,
-            engine=engine,
-            reader=reading(engine),
-            turn_seconds=_TURN_SECONDS if patience is None else patience / 2,
-        )
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in one transaction and commit.
@@ -64,7 +57,7 @@ class Database:
         """
         if self.address.path is None:
             return self._run(self.engine, work)
-        if not self.turn.acquire(timeout=self.turn_seconds):
+        if not self._turn.acquire(timeout=self.how.turn_seconds):
             raise StoreUnavailableError(
                 f"database {self.address.shown} is busy: other threads of this process are writing",
                 "try again",
@@ -72,7 +65,7 @@ class Database:
         try:
             return self._run(self.engine, work)
         finally:
-            self.turn.release()
+            self._turn.release()
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which only reads, in one transaction: it sees one state of the rows.
@@ -80,7 +73,7 @@ class Database:
         Raises:
             MoetuneError: it failed.
         """
-        return self._run(self.reader, work)
+        return self._run(self._reader, work)
 
     def outside(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, such as pragmas and VACUUM, outside of a transaction.
@@ -89,10 +82,6 @@ class Database:
             MoetuneError: it failed.
         """
         return self._run(without_transaction(self.engine), work)
-
-    def close(self) -> None:
-        """Close every connection."""
-        self.engine.dispose()
 
     def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
         try:
@@ -113,7 +102,11 @@ class Database:
                 is_committing = engine is self.engine
         except DBAPIError as error:
             if is_committing and faults.is_lost(error):
-                raise self._unknown_outcome() from error
+                raise StoreUnavailableError(
+                    f"database {self.address.shown} was lost while a change was committed: "
+                    "it may or may not be stored",
+                    "look with `moetune profiles list` or `moetune db check` before you try again",
+                ) from error
             raise
         except SQLAlchemyError as error:
             raise faults.translate(error, self.address) from error
@@ -121,9 +114,63 @@ class Database:
             raise faults.unstorable(error, self.address) from error
         return result
 
-    def _unknown_outcome(self) -> StoreUnavailableError:
-        return StoreUnavailableError(
-            f"database {self.address.shown} was lost while a change was committed: "
-            "it may or may not be stored",
-            "look with `moetune profiles list` or `moetune db check` before you try again",
-        )
+
+class DatabaseStore:
+    """Base of the store's parts: one open database. Every method is one transaction.
+
+    Several threads may share it; another process opens its own, also after a fork.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.database.close()
+
+    @property
+    def location(self) -> str:
+        """The address of the rows, without a password."""
+        return self.database.address.shown
+
+
+def reads(method: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Call a store's method in a transaction that only reads; see `Database.read`."""
+
+    @wraps(method)
+    def run(store: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return store.database.read(lambda connection: method(store, connection, *args, **kwargs))
+
+    return run
+
+
+def writes(method: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Call a store's method in a transaction that is committed; see `Database.write`."""
+
+    @wraps(method)
+    def run(store: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return store.database.write(lambda connection: method(store, connection, *args, **kwargs))
+
+    return run
+
+
+def page(query: Select[Any], number: ColumnElement[int], *, after: int, limit: int) -> Select[Any]:
+    """Return the query of the rows before the number `after`, 0 for the newest, newest first."""
+    if after:
+        query = query.where(number < min(after, _LARGEST_ID))
+    return query.order_by(number.desc()).limit(limit)
+
+
+def insert_missing(connection: Connection, table: Table, values: dict[str, Any]) -> None:
+    """Append the row unless one with its key is there."""
+    if connection.dialect.name == "postgresql":  # slow to import, and most stores are SQLite
+        from sqlalchemy.dialects.postgresql import insert
+    else:
+        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
+    connection.execute(insert(table).values(values).on_conflict_do_nothing())

@@ -14,12 +14,13 @@ import re
 import sqlite3
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
@@ -28,6 +29,7 @@ from moetune.domain.errors import BadStoreError, MoetuneError
 from moetune.store.address import Address
 
 BUSY_TIMEOUT_SECONDS = 30.0
+_TURN_SECONDS = 20.0
 # As many threads of one process use a store at once; connections are made when they are needed.
 NUM_CONNECTIONS = 16
 # A connection to a server that vanished silently is given up after half a minute.
@@ -69,6 +71,11 @@ class Opening:
         """Longest wait for a connection, and with SQLite for a lock."""
         return BUSY_TIMEOUT_SECONDS if self.patience_seconds is None else self.patience_seconds
 
+    @property
+    def turn_seconds(self) -> float:
+        """Longest wait for other threads of this process that write."""
+        return _TURN_SECONDS if self.patience_seconds is None else self.patience_seconds / 2
+
 
 def make_engine(address: Address, how: Opening) -> Engine:
     """Return an engine; nothing is connected yet.
@@ -76,14 +83,15 @@ def make_engine(address: Address, how: Opening) -> Engine:
     Raises:
         MoetuneError: the PostgreSQL driver is not installed.
     """
-    url, options = address.url, _sqlite_options(address.path, how) if address.path else {}
-    if address.path is None:
-        own = {key: value for key, value in _POSTGRESQL_OPTIONS.items() if key not in url.query}
-        options = {"connect_args": own}
+    how_to_connect = (
+        {"connect_args": _postgresql_options(address.url, how)}
+        if address.path is None
+        else {"creator": partial(_connect_sqlite, address.path, how)}
+    )
     try:
         engine = create_engine(
-            url,
-            **options,
+            address.url,
+            **how_to_connect,
             poolclass=QueuePool,
             pool_size=NUM_CONNECTIONS,
             max_overflow=0,
@@ -101,8 +109,6 @@ def make_engine(address: Address, how: Opening) -> Engine:
         _begin_explicitly(engine, "BEGIN" if how.read_only else "BEGIN IMMEDIATE")
         _watch_file(engine, address.path)
         return engine
-    if how.patience_seconds is not None:
-        _limit_waiting(engine, how.patience_seconds)
     return engine.execution_options(postgresql_readonly=True) if how.read_only else engine
 
 
@@ -146,24 +152,30 @@ _PRIVATE = 0o600
 """Mode of a new database: what a team measured is its own business."""
 
 
-def _sqlite_options(path: Path, how: Opening) -> dict[str, Any]:
+def _connect_sqlite(path: Path, how: Opening) -> sqlite3.Connection:
     mode = "ro" if how.read_only else "rwc" if how.create else "rw"
+    if mode == "rwc" and not path.exists():
+        with suppress(OSError):  # SQLite says it better
+            path.touch(mode=_PRIVATE)  # its own files next to it get the same mode
+    connection = sqlite3.connect(
+        f"file:{quote(os.fsencode(path))}?mode={mode}",
+        uri=True,
+        timeout=how.busy_seconds,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.execute(f"PRAGMA foreign_keys = {int(how.enforce_foreign_keys)}")
+    return connection
 
-    def connect() -> sqlite3.Connection:
-        if mode == "rwc" and not path.exists():
-            with suppress(OSError):  # SQLite says it better
-                path.touch(mode=_PRIVATE)  # its own files beside it get the same mode
-        connection = sqlite3.connect(
-            f"file:{quote(os.fsencode(path))}?mode={mode}",
-            uri=True,
-            timeout=how.busy_seconds,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        connection.execute(f"PRAGMA foreign_keys = {int(how.enforce_foreign_keys)}")
-        return connection
 
-    return {"creator": connect}
+def _postgresql_options(url: URL, how: Opening) -> dict[str, Any]:
+    """Return the options of a connection that the address does not have itself."""
+    options = {key: value for key, value in _POSTGRESQL_OPTIONS.items() if key not in url.query}
+    if how.patience_seconds is not None:
+        # PostgreSQL fails a statement that has waited so long for a lock.
+        limit = f"-c lock_timeout={round(1000 * how.patience_seconds)}"
+        options["options"] = f"{url.query.get('options', '')} {limit}"
+    return options
 
 
 def _begin_explicitly(engine: Engine, default: str) -> None:
@@ -194,15 +206,6 @@ def _watch_file(engine: Engine, path: Path) -> None:
     ) -> None:
         if entry.info["file"] != identity():
             raise DisconnectionError(f"{path} is another file now")
-
-
-def _limit_waiting(engine: Engine, seconds: float) -> None:
-    """Let PostgreSQL fail a statement that has waited so long for a lock."""
-
-    @event.listens_for(engine, "connect")
-    def limit(connection: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 - psycopg's
-        connection.execute(f"SET lock_timeout = {round(1000 * seconds)}")
-        connection.commit()
 
 
 def _read_json(text: str | bytes) -> Any:  # noqa: ANN401 - plain values of any shape

@@ -12,28 +12,30 @@ from moetune.domain.records import FitInfo, MachineInfo, RunInfo, RunStatus
 from moetune.domain.samples import Sample
 from moetune.domain.storable import check_profile, check_samples
 from moetune.store import rows
-from moetune.store.base import DatabaseStore, insert_missing
+from moetune.store.database import DatabaseStore, insert_missing, page, reads, writes
 from moetune.store.schema import fits, machines, runs, samples
 
 
 class MeasurementStore(DatabaseStore):
     """Runs, samples, machines and profiles."""
 
-    def start_run(self, *, name: str, cluster: Cluster, preset: str) -> int:
+    @writes
+    def start_run(self, connection: Connection, *, name: str, cluster: Cluster, preset: str) -> int:
         """Append a running measurement under that profile name and return its id."""
-        return self._database.write(
-            lambda connection: _add_run(
-                connection,
-                machine=cluster.machine,
-                fingerprint=cluster.fingerprint,
-                name=name,
-                provenance="measured",
-                preset=preset,
-                status="running",
-            )
+        return _add_run(
+            connection,
+            machine=cluster.machine,
+            fingerprint=cluster.fingerprint,
+            name=name,
+            provenance="measured",
+            preset=preset,
+            status="running",
         )
 
-    def open_run(self, *, name: str, fingerprint: Fingerprint) -> int | None:
+    @reads
+    def open_run(
+        self, connection: Connection, *, name: str, fingerprint: Fingerprint
+    ) -> int | None:
         """Return the latest unfinished run of that name, to resume it.
 
         None where it ran on other hardware or with other software: its samples do not describe
@@ -51,101 +53,86 @@ class MeasurementStore(DatabaseStore):
             .order_by(runs.c.id.desc())
             .limit(1)
         )
-        for row in self._rows(query):
-            if row["software"] == dict(fingerprint.software):
-                return int(row["id"])
-        return None
+        run = connection.execute(query).first()
+        return int(run.id) if run and run.software == dict(fingerprint.software) else None
 
-    def add_samples(self, run_id: int, samples: Sequence[Sample]) -> None:
+    @writes
+    def add_samples(self, connection: Connection, run_id: int, samples: Sequence[Sample]) -> None:
         """Append samples to the run, all or none.
 
         Raises:
             InputError: a time that no operation takes (`moetune.domain.storable`).
         """
         check_samples(samples)
+        _require_run(connection, run_id)
+        _add_samples(connection, run_id, samples)
 
-        def work(connection: Connection) -> None:
-            _require_run(connection, run_id)
-            _add_samples(connection, run_id, samples)
-
-        self._database.write(work)
-
-    def samples(self, run_id: int) -> tuple[Sample, ...]:
+    @reads
+    def samples(self, connection: Connection, run_id: int) -> tuple[Sample, ...]:
         """Return the run's samples in the order they were measured."""
+        return self._samples(connection, run_id)
 
-        def work(connection: Connection) -> tuple[Sample, ...]:
-            _require_run(connection, run_id)
-            return _samples_of(connection, run_id, self.location)
-
-        return self._database.read(work)
-
-    def finish_run(self, run_id: int, *, status: RunStatus) -> None:
+    @writes
+    def finish_run(self, connection: Connection, run_id: int, *, status: RunStatus) -> None:
         """Close the run."""
+        _require_run(connection, run_id)
+        connection.execute(update(runs).where(runs.c.id == run_id).values(status=status))
 
-        def work(connection: Connection) -> None:
-            _require_run(connection, run_id)
-            connection.execute(update(runs).where(runs.c.id == run_id).values(status=status))
-
-        self._database.write(work)
-
-    def save_profile(self, profile: Profile, *, run_id: int | None = None) -> None:
+    @writes
+    def save_profile(
+        self, connection: Connection, profile: Profile, *, run_id: int | None = None
+    ) -> None:
         """Append the profile: fitted to the run's samples so far, or imported with its own.
 
         The newest profile of a name is the current one.
 
         Raises:
-            InputError: it has times or rates of no machine (`moetune.domain.storable`).
+            InputError: it has times or rates of no machine (`moetune.domain.storable`), or was
+                fitted to other samples than the run has.
         """
         check_profile(profile)
-
-        def work(connection: Connection) -> None:
-            fitted_to = _import_run(connection, profile) if run_id is None else run_id
-            if run_id is not None:
-                _check_samples(connection, profile, run_id, self.location)
-            last = select(func.max(samples.c.id)).where(samples.c.run_id == fitted_to)
-            values = {
-                "run_id": fitted_to,
-                "name": profile.name,
-                "document": rows.profile_document(profile),
-                "last_sample_id": connection.execute(last).scalar() or 0,
-                "created_at": rows.utc_now(),
-            }
-            connection.execute(insert(fits).values(values))
-
-        self._database.write(work)
-
-    def profile(self, name: str) -> Profile | None:
-        """Return the current profile of that name, with its samples."""
-        query = select(fits).where(fits.c.name == name).order_by(fits.c.id.desc()).limit(1)
-
-        def work(connection: Connection) -> Profile | None:
-            fit = connection.execute(query).mappings().first()
-            if fit is None:
-                return None
-            measured = _samples_of(
-                connection, fit["run_id"], self.location, last_id=fit["last_sample_id"]
+        fitted_to = _import_run(connection, profile) if run_id is None else run_id
+        if run_id is not None and profile.samples not in ((), self._samples(connection, run_id)):
+            raise InputError(
+                f"profile {profile.name!r} has other samples than run {run_id}",
+                "add them to the run first",
             )
-            where = f"{self.location}: profile {name!r}"
-            return rows.profile_from_parts(fit["document"], measured, where)
+        last = select(func.max(samples.c.id)).where(samples.c.run_id == fitted_to)
+        values = {
+            "run_id": fitted_to,
+            "name": profile.name,
+            "document": rows.profile_document(profile),
+            "last_sample_id": connection.scalar(last) or 0,
+            "created_at": rows.utc_now(),
+        }
+        connection.execute(insert(fits).values(values))
 
-        return self._database.read(work)
+    @reads
+    def profile(self, connection: Connection, name: str) -> Profile | None:
+        """Return the current profile of that name, with its samples."""
+        query = select(fits).where(fits.c.name == name).order_by(fits.c.id.desc())
+        fit = connection.execute(query.limit(1)).first()
+        if fit is None:
+            return None
+        measured = self._samples(connection, fit.run_id, last_id=fit.last_sample_id)
+        where = f"{self.location}: profile {name!r}"
+        return rows.profile_from_parts(fit.document, measured, where)
 
-    def current_fit(self, name: str) -> int | None:
+    @reads
+    def current_fit(self, connection: Connection, name: str) -> int | None:
         """Return the id of the current profile's fit; None where no profile has that name."""
         query = select(func.max(fits.c.id)).where(fits.c.name == name)
-        found: int | None = self._database.read(lambda one: one.execute(query).scalar())
-        return found
+        newest: int | None = connection.scalar(query)
+        return newest
 
-    def remove_profile(self, name: str) -> int:
+    @writes
+    def remove_profile(self, connection: Connection, name: str) -> int:
         """Delete every run and fit of that name and return how many runs there were."""
+        connection.execute(delete(fits).where(fits.c.name == name))
+        return connection.execute(delete(runs).where(runs.c.name == name)).rowcount
 
-        def work(connection: Connection) -> int:
-            connection.execute(delete(fits).where(fits.c.name == name))
-            return connection.execute(delete(runs).where(runs.c.name == name)).rowcount
-
-        return self._database.write(work)
-
-    def runs(self) -> tuple[RunInfo, ...]:
+    @reads
+    def runs(self, connection: Connection) -> tuple[RunInfo, ...]:
         """Return every run, newest first."""
         query = (
             select(
@@ -158,14 +145,21 @@ class MeasurementStore(DatabaseStore):
             .join(machines)
             .order_by(runs.c.id.desc())
         )
-        return rows.infos(RunInfo, self._rows(query))
+        return rows.infos(RunInfo, connection.execute(query))
 
-    def machines(self, *, after: int = 0, limit: int = 50) -> tuple[MachineInfo, ...]:
+    @reads
+    def machines(
+        self, connection: Connection, *, after: int = 0, limit: int = 50
+    ) -> tuple[MachineInfo, ...]:
         """Return a page of the machines, newest first."""
         query = select(*(machines.c[name] for name in MachineInfo.__dataclass_fields__))
-        return rows.infos(MachineInfo, self._page(query, machines.c.id, after=after, limit=limit))
+        found = connection.execute(page(query, machines.c.id, after=after, limit=limit))
+        return rows.infos(MachineInfo, found)
 
-    def fits(self, *, after: int = 0, limit: int = 50) -> tuple[FitInfo, ...]:
+    @reads
+    def fits(
+        self, connection: Connection, *, after: int = 0, limit: int = 50
+    ) -> tuple[FitInfo, ...]:
         """Return a page of the fits, newest first."""
         fitted_to = _num_samples().where(samples.c.id <= fits.c.last_sample_id)
         query = select(
@@ -176,7 +170,20 @@ class MeasurementStore(DatabaseStore):
             fitted_to.correlate(runs, fits).scalar_subquery().label("num_samples"),
             fits.c.created_at,
         ).join(runs)
-        return rows.infos(FitInfo, self._page(query, fits.c.id, after=after, limit=limit))
+        return rows.infos(
+            FitInfo, connection.execute(page(query, fits.c.id, after=after, limit=limit))
+        )
+
+    def _samples(
+        self, connection: Connection, run_id: int, *, last_id: int | None = None
+    ) -> tuple[Sample, ...]:
+        """Return the run's samples as measured, up to the sample `last_id`, or all."""
+        _require_run(connection, run_id)
+        query = select(samples).where(samples.c.run_id == run_id).order_by(samples.c.id)
+        if last_id is not None:
+            query = query.where(samples.c.id <= last_id)
+        found = connection.execute(query).mappings()
+        return tuple(rows.sample_from_row(row, self.location) for row in found)
 
 
 def _add_run(
@@ -219,30 +226,6 @@ def _add_samples(connection: Connection, run_id: int, measured: Sequence[Sample]
 def _require_run(connection: Connection, run_id: int) -> None:
     if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
         raise InputError(f"there is no run {run_id}", "see `moetune profiles list`")
-
-
-def _check_samples(connection: Connection, profile: Profile, run_id: int, where: str) -> None:
-    """Raise InputError where the profile was fitted to other samples than the run has."""
-    _require_run(connection, run_id)
-    if profile.samples not in ((), _samples_of(connection, run_id, where)):
-        raise InputError(
-            f"profile {profile.name!r} has other samples than run {run_id}",
-            "add them to the run first",
-        )
-
-
-def _samples_of(
-    connection: Connection, run_id: int, where: str, *, last_id: int | None = None
-) -> tuple[Sample, ...]:
-    """Return the run's samples as measured, up to the sample `last_id`, or all.
-
-    Args:
-        where: the store's location, for errors.
-    """
-    query = select(samples).where(samples.c.run_id == run_id).order_by(samples.c.id)
-    if last_id is not None:
-        query = query.where(samples.c.id <= last_id)
-    return tuple(rows.sample_from_row(row, where) for row in connection.execute(query).mappings())
 
 
 def _num_samples() -> Select[Any]:

@@ -4,8 +4,6 @@ Revisions are files `NNNN_name.py` without branches, so that opening a database 
 names alone and does not import Alembic.
 """
 
-import shutil
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,12 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import SchemaItem
 
-from moetune.domain.errors import (
-    BadStoreError,
-    MoetuneError,
-    SchemaMismatchError,
-    StoreUnavailableError,
-)
+from moetune.domain.errors import BadStoreError, MoetuneError, SchemaMismatchError
 from moetune.store.address import Address
 from moetune.store.database import Database
 from moetune.store.engine import Opening
@@ -114,17 +107,26 @@ def no_database(address: Address) -> BadStoreError:
     )
 
 
-def check_head(state: SchemaState, address: Address) -> None:
-    """Raise SchemaMismatchError, with the next command, unless the revision is the wanted one."""
-    if state.up_to_date:
-        return
-    what = (
-        f"database {address.shown} has schema revision {state.found}, "
-        f"this moetune wants {state.head}"
-    )
+def require_head(database: Database) -> None:
+    """Raise unless the database has the wanted revision.
+
+    Raises:
+        SchemaMismatchError: it has another one; the hint is the next command.
+        BadStoreError: there is no database.
+    """
+    state = database.read(read_state)
+    if state.found is None:
+        raise no_database(database.address)
+    if not state.up_to_date:
+        raise _mismatch(state, database.address)
+
+
+def _mismatch(state: SchemaState, address: Address) -> SchemaMismatchError:
+    hint = "it was made by a newer moetune: install that one"
     if state.found in known_revisions():
-        raise SchemaMismatchError(what, "run `moetune db upgrade` on it")
-    raise SchemaMismatchError(what, "it was made by a newer moetune: install that one")
+        hint = "run `moetune db upgrade` on it"
+    what = f"has schema revision {state.found}, this moetune wants {state.head}"
+    return SchemaMismatchError(f"database {address.shown} {what}", hint)
 
 
 def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
@@ -148,12 +150,12 @@ def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
         state = read_state(connection)
         if state.found is None or not (only_new or state.up_to_date):
-            if state.found is not None and state.found not in known_revisions():
-                check_head(state, address)
+            if state.found not in (None, *known_revisions()):
+                raise _mismatch(state, address)
             _run_revisions(connection)
         return state
 
-    with closing(Database.connect(address, Opening(enforce_foreign_keys=False))) as database:
+    with Database(address, Opening(enforce_foreign_keys=False)) as database:
         return database.write(work)
 
 
@@ -194,49 +196,3 @@ def foreign_key_problems(connection: Connection) -> tuple[str, ...]:
         return ()
     rows = connection.execute(text("PRAGMA foreign_key_check")).all()
     return tuple(f"row {row[1]} of {row[0]} refers to a missing row of {row[2]}" for row in rows)
-
-
-LEAST_FREE_BYTES = 2**20
-
-
-def check_ready(database: Database) -> None:
-    """Read the schema, and take the write lock of a database open for writing; write nothing.
-
-    Free space is checked for a SQLite file only: a server reports a full disk when it writes.
-
-    Raises:
-        StoreUnavailableError: it is locked, full or away.
-        SchemaMismatchError: it has another schema.
-    """
-    state = database.read(read_state)
-    if state.found is None:
-        raise no_database(database.address)
-    check_head(state, database.address)
-    if database.read_only:
-        return
-    if not database.write(_can_write):
-        raise StoreUnavailableError(
-            f"database {database.address.shown} is read-only", "connect to the primary server"
-        )
-    if database.address.path is not None:
-        _check_space(database.address.path)
-
-
-def _can_write(connection: Connection) -> bool:
-    """Return whether the transaction, which has begun, may write."""
-    if connection.dialect.name == "sqlite":
-        return True  # it has the write lock
-    return connection.exec_driver_sql("SHOW transaction_read_only").scalar() == "off"
-
-
-def _check_space(file: Path) -> None:
-    try:
-        free_bytes = shutil.disk_usage(file.parent).free
-    except OSError as error:
-        raise StoreUnavailableError(
-            f"the folder {file.parent} cannot be read: {error.strerror}", "is it mounted?"
-        ) from None
-    if free_bytes < LEAST_FREE_BYTES:
-        raise StoreUnavailableError(
-            f"database {file} cannot grow: its disk is full", "free some space"
-        )

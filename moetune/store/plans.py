@@ -2,15 +2,24 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import (
+    Column,
+    ColumnElement,
     Connection,
+    RowMapping,
+    Table,
     Text,
-    and_,
     bindparam,
     cast,
+    delete,
+    exists,
+    func,
     insert,
+    or_,
     select,
+    text,
     tuple_,
     update,
 )
@@ -18,24 +27,31 @@ from sqlalchemy import (
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, NotFoundError
-from moetune.domain.records import Observation, PlanInfo, Settled, Stored
+from moetune.domain.records import Observation, PlanInfo, Removed, Settled, Stored
 from moetune.domain.storable import check_observation, check_plan, check_settled
 from moetune.store import rows
-from moetune.store.base import DatabaseStore, insert_missing
-from moetune.store.schema import observations as observed
-from moetune.store.schema import plans, settled_sizes
+from moetune.store.database import DatabaseStore, insert_missing, page, reads, writes
+from moetune.store.schema import metadata, observations, plans, settled_sizes
 
+K = TypeVar("K")
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
 _DOCUMENT = select(cast(plans.c.document, Text)).where(plans.c.id == bindparam("plan_id"))
 _DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
     plans.c.id.in_(bindparam("plan_ids", expanding=True))
 )
+_NOTHING_REMOVED = "nothing was removed"
+_SQLITE_BYTES = text(
+    "SELECT (p.page_count - f.freelist_count) * s.page_size FROM pragma_page_count AS p, "
+    "pragma_freelist_count AS f, pragma_page_size AS s"
+)
+_POSTGRESQL_BYTES = text("SELECT pg_total_relation_size(cast(:name AS regclass))")
 
 
 class PlanStore(DatabaseStore):
     """Plans, observations and settled sizes."""
 
-    def save_plan(self, plan: AnyPlan) -> None:
+    @writes
+    def save_plan(self, connection: Connection, plan: AnyPlan) -> None:
         """Append the plan; one of the same inputs by an older moetune gives way to it.
 
         Observations keep the prediction of the plan under which they were made.
@@ -45,132 +61,234 @@ class PlanStore(DatabaseStore):
         """
         check_plan(plan)
         values = rows.plan_values(plan)
+        insert_missing(connection, plans, values)
         mine = plans.c.id == plan.id
+        stored = connection.scalar(select(plans.c.document).where(mine))
+        if canonical_json(stored) != canonical_json(values["document"]):
+            connection.execute(update(plans).where(mine).values(values))
 
-        def work(connection: Connection) -> None:
-            insert_missing(connection, plans, values)
-            stored = connection.execute(select(plans.c.document).where(mine)).scalar_one()
-            if canonical_json(stored) != canonical_json(values["document"]):
-                connection.execute(update(plans).where(mine).values(values))
-
-        self._database.write(work)
-
-    def plan(self, plan_id: str) -> AnyPlan | None:
+    @reads
+    def plan(self, connection: Connection, plan_id: str) -> AnyPlan | None:
         """Return the plan whose id starts so.
 
         Raises:
             InputError: several plans' ids start so.
         """
-        if not _PREFIX.fullmatch(plan_id):
-            return None
-        # Not LIKE, which no index answers; "g" follows the last digit.
-        mine = and_(plans.c.id >= plan_id, plans.c.id < f"{plan_id}g")
-        found = self._rows(select(plans).where(mine).order_by(plans.c.id).limit(5))
-        if len(found) > 1:
-            names = ", ".join(row["id"][: len(plan_id) + 8] for row in found)
-            raise InputError(f"plan id {plan_id!r} is ambiguous", f"give more of it: {names}")
-        return rows.plan_from_row(found[0], self.location) if found else None
+        row = _beginning_with(connection, plan_id, *plans.c)
+        return rows.plan_from_row(row, self.location) if row else None
 
-    def plan_document(self, plan_id: str) -> str | None:
+    @reads
+    def plan_id(self, connection: Connection, plan_id: str) -> str | None:
+        """Return the whole id of the plan whose id starts so; its document is not read.
+
+        Raises:
+            InputError: several plans' ids start so.
+        """
+        row = _beginning_with(connection, plan_id, plans.c.id)
+        return str(row["id"]) if row else None
+
+    @reads
+    def plan_document(self, connection: Connection, plan_id: str) -> str | None:
         """Return the canonical JSON of the plan with exactly this id, as it is stored."""
-        wanted = {"plan_id": plan_id}
-        found: str | None = self._database.read(
-            lambda connection: connection.execute(_DOCUMENT, wanted).scalar()
-        )
-        return found
+        return connection.scalar(_DOCUMENT, {"plan_id": plan_id})
 
-    def plan_documents(self, plan_ids: Sequence[str]) -> dict[str, str]:
+    @reads
+    def plan_documents(self, connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
         """Return the canonical JSON of the plans with exactly these ids, those that are stored."""
-        wanted = {"plan_ids": list(plan_ids)}
-        found = self._database.read(lambda connection: connection.execute(_DOCUMENTS, wanted).all())
+        found = connection.execute(_DOCUMENTS, {"plan_ids": list(plan_ids)})
         return {row[0]: row[1] for row in found}
 
-    def plans(self) -> tuple[PlanInfo, ...]:
-        """Return every plan, newest first."""
-        return self._database.read(_plan_infos)
+    @reads
+    def plans(
+        self,
+        connection: Connection,
+        *,
+        model: str | None = None,
+        profile: str | None = None,
+        since: str = "",
+        after: str = "",
+        limit: int | None = None,
+    ) -> tuple[PlanInfo, ...]:
+        """Return plans, newest first; their documents are not read.
 
-    def plan_page(self, *, after: str = "", limit: int = 50) -> tuple[PlanInfo, ...]:
-        """Return a page of the plans, newest first; NotFoundError without a plan `after`."""
-        return self._database.read(
-            lambda connection: _plan_infos(connection, after=after, limit=limit)
+        Args:
+            model: name of their model; None for every model and layer.
+            profile: name of their profile; None for all.
+            since: earliest time, UTC, ISO 8601; "" for any.
+            after: id of the plan that they follow; "" for the newest.
+
+        Raises:
+            NotFoundError: there is no plan `after`.
+        """
+        named = [(plans.c.model, model), (plans.c.profile, profile)]
+        query = select(*(plans.c[name] for name in PlanInfo.__dataclass_fields__)).where(
+            plans.c.created_at >= since,
+            *(column == wanted for column, wanted in named if wanted is not None),
         )
+        place = plans.c.created_at, plans.c.id
+        if after:
+            last = connection.execute(select(*place).where(plans.c.id == after)).first()
+            if last is None:
+                raise NotFoundError(
+                    f"there is no plan {after[:12]!r} to go on after", "begin with the first page"
+                )
+            query = query.where(tuple_(*place) < tuple_(*last))
+        newest_first = query.order_by(*(column.desc() for column in place)).limit(limit)
+        return rows.infos(PlanInfo, connection.execute(newest_first))
 
-    def add_observation(self, observation: Observation) -> None:
-        """Append one observation."""
-        self.add_observations((observation,))
-
-    def add_observations(self, observations: Sequence[Observation]) -> None:
+    @writes
+    def add_observations(self, connection: Connection, values: Sequence[Observation]) -> None:
         """Append observations, all or none; InputError names the first that cannot be stored."""
-        for one in observations:
-            check_observation(one)
-        values = [rows.observation_values(one) for one in observations]
-
-        def work(connection: Connection) -> None:
-            _require_plans(connection, [one.plan_id for one in observations], self.location)
-            connection.execute(insert(observed), values)
-
+        for value in values:
+            check_observation(value)
+        _require_plans(connection, [value.plan_id for value in values], self.location)
         if values:
-            self._database.write(work)
+            connection.execute(insert(observations), list(map(rows.observation_values, values)))
 
+    @reads
     def observation_page(
-        self, plan_id: str | None, *, after: int = 0, limit: int = 200
+        self, connection: Connection, plan_id: str | None, *, after: int = 0, limit: int = 200
     ) -> tuple[Stored[Observation], ...]:
         """Return a page of the observations of a plan, or of all for None, newest first."""
-        query = select(observed)
+        query = select(observations)
         if plan_id is not None:
-            query = query.where(observed.c.plan_id == plan_id)
-        found = self._page(query, observed.c.id, after=after, limit=limit)
-        return tuple(map(rows.stored_observation, found))
+            query = query.where(observations.c.plan_id == plan_id)
+        found = connection.execute(page(query, observations.c.id, after=after, limit=limit))
+        return tuple(map(rows.stored_observation, found.mappings()))
 
-    def observations(self, plan_id: str) -> tuple[Observation, ...]:
-        """Return the plan's observations, oldest first."""
-        query = select(observed).where(observed.c.plan_id == plan_id).order_by(observed.c.id)
-        return tuple(rows.stored_observation(row).value for row in self._rows(query))
-
-    def add_settled(self, settled: Settled) -> None:
+    @writes
+    def add_settled(self, connection: Connection, settled: Settled) -> None:
         """Append a search's decision; earlier decisions for the same size are not replaced."""
         check_settled(settled)
+        _require_plans(connection, [settled.plan_id], self.location)
+        connection.execute(insert(settled_sizes).values(rows.settled_values(settled)))
 
-        def work(connection: Connection) -> None:
-            _require_plans(connection, (settled.plan_id,), self.location)
-            connection.execute(insert(settled_sizes).values(rows.settled_values(settled)))
-
-        self._database.write(work)
-
-    def settled(self, plan_id: str) -> tuple[Settled, ...]:
+    @reads
+    def settled(self, connection: Connection, plan_id: str) -> tuple[Settled, ...]:
         """Return the decisions of searches that began with the plan, oldest first."""
         mine = settled_sizes.c.plan_id == plan_id
-        query = select(settled_sizes).where(mine).order_by(settled_sizes.c.id)
-        return tuple(rows.settled_from_row(row, self.location) for row in self._rows(query))
+        found = connection.execute(select(settled_sizes).where(mine).order_by(settled_sizes.c.id))
+        return tuple(rows.settled_from_row(row, self.location) for row in found.mappings())
+
+    @writes
+    def remove_plans(self, connection: Connection, plan_ids: Sequence[str]) -> Removed:
+        """Delete plans with exactly these ids, and what was observed and settled under them.
+
+        Raises:
+            NotFoundError: a plan is not stored; then none is deleted.
+        """
+        if (plan_id := _first_missing(connection, plans.c.id, plan_ids)) is not None:
+            raise NotFoundError(f"there is no plan {plan_id[:12]!r}", _NOTHING_REMOVED)
+        return _remove(
+            connection,
+            observations.c.plan_id.in_(plan_ids),
+            settled_sizes.c.plan_id.in_(plan_ids),
+            plans.c.id.in_(plan_ids),
+        )
+
+    @writes
+    def remove_observations(self, connection: Connection, numbers: Sequence[int]) -> int:
+        """Delete the observations of these ids and return how many there were.
+
+        Raises:
+            NotFoundError: an observation is not stored; then none is deleted.
+        """
+        if (number := _first_missing(connection, observations.c.id, numbers)) is not None:
+            raise NotFoundError(f"there is no observation {number}", _NOTHING_REMOVED)
+        mine = observations.c.id.in_(numbers)
+        return connection.execute(delete(observations).where(mine)).rowcount
+
+    def prune(self, before: str, *, dry_run: bool = False) -> Removed:
+        """Delete what is older, and plans that nothing newer was observed or settled under.
+
+        Args:
+            before: UTC, ISO 8601, as of `Stored`.
+            dry_run: count only.
+        """
+        children = observations, settled_sizes
+        later = [
+            exists().where(child.c.plan_id == plans.c.id, child.c.created_at >= before)
+            for child in children
+        ]
+        old = (
+            *(child.c.created_at < before for child in children),
+            (plans.c.created_at < before) & ~or_(*later),
+        )
+        if dry_run:
+            return self.database.read(lambda connection: _remove(connection, *old, dry_run=True))
+        return self.database.write(lambda connection: _remove(connection, *old))
+
+    def compact(self) -> None:
+        """Give the space of deleted rows back."""
+
+        def work(connection: Connection) -> None:
+            if connection.dialect.name == "sqlite":
+                connection.exec_driver_sql("VACUUM")
+                return
+            for table in (observations, settled_sizes, plans):
+                connection.exec_driver_sql(f"VACUUM FULL {table.name}")
+
+        self.database.outside(work)
+
+    @reads
+    def size_bytes(self, connection: Connection) -> int:
+        """Return the bytes of rows and indices: in SQLite of all pages that are in use."""
+        if connection.dialect.name == "sqlite":
+            return int(connection.execute(_SQLITE_BYTES).scalar_one())
+        sizes = (connection.scalar(_POSTGRESQL_BYTES, {"name": name}) for name in metadata.tables)
+        return sum(map(int, sizes))
+
+
+def _beginning_with(
+    connection: Connection, plan_id: str, *columns: Column[Any]
+) -> RowMapping | None:
+    """Return columns of the plan whose id starts so.
+
+    Raises:
+        InputError: several plans' ids start so.
+    """
+    if not _PREFIX.fullmatch(plan_id):
+        return None
+    # Not LIKE, which no index answers; "g" follows the last digit.
+    query = select(*columns).where(plans.c.id >= plan_id, plans.c.id < f"{plan_id}g")
+    found = connection.execute(query.order_by(plans.c.id).limit(5)).mappings().all()
+    if len(found) > 1:
+        names = ", ".join(row["id"][: len(plan_id) + 8] for row in found)
+        raise InputError(f"plan id {plan_id!r} is ambiguous", f"give more of it: {names}")
+    return found[0] if found else None
+
+
+def _first_missing(connection: Connection, key: Column[Any], wanted: Sequence[K]) -> K | None:
+    """Return the first of the keys that no row has; None where all rows are there."""
+    stored = set(connection.scalars(select(key).where(key.in_(set(wanted)))))
+    return next((value for value in wanted if value not in stored), None)
 
 
 def _require_plans(connection: Connection, plan_ids: Sequence[str], where: str) -> None:
     """Raise InputError, which names the first one, unless all of the plans are stored."""
-    wanted = tuple(dict.fromkeys(plan_ids))
-    known = set(connection.execute(select(plans.c.id).where(plans.c.id.in_(wanted))).scalars())
-    for plan_id in wanted:
-        if plan_id not in known:
-            raise InputError(
-                f"there is no plan {plan_id[:12]!r} in {where}", "store the plan first"
-            )
+    if (plan_id := _first_missing(connection, plans.c.id, plan_ids)) is not None:
+        raise InputError(f"there is no plan {plan_id[:12]!r} in {where}", "store the plan first")
 
 
-def _plan_infos(
-    connection: Connection, *, after: str = "", limit: int | None = None
-) -> tuple[PlanInfo, ...]:
-    """Return the plans that follow `after`, newest first; all of them without a limit."""
-    query = (
-        select(*(plans.c[name] for name in PlanInfo.__dataclass_fields__))
-        .order_by(plans.c.created_at.desc(), plans.c.id.desc())
-        .limit(limit)
+def _remove(
+    connection: Connection,
+    of_observations: ColumnElement[bool],
+    of_settled: ColumnElement[bool],
+    of_plans: ColumnElement[bool],
+    *,
+    dry_run: bool = False,
+) -> Removed:
+    """Delete rows, or count them; the plans last, which the others refer to."""
+
+    def number(table: Table, mine: ColumnElement[bool]) -> int:
+        if dry_run:
+            return connection.execute(
+                select(func.count()).select_from(table).where(mine)
+            ).scalar_one()
+        return connection.execute(delete(table).where(mine)).rowcount
+
+    return Removed(
+        observations=number(observations, of_observations),
+        settled=number(settled_sizes, of_settled),
+        plans=number(plans, of_plans),
     )
-    if after:
-        seen = connection.execute(
-            select(plans.c.created_at, plans.c.id).where(plans.c.id == after)
-        ).first()
-        if seen is None:
-            raise NotFoundError(
-                f"there is no plan {after[:12]!r} to go on after", "begin with the first page"
-            )
-        query = query.where(tuple_(plans.c.created_at, plans.c.id) < tuple_(*seen))
-    return rows.infos(PlanInfo, connection.execute(query).mappings())

@@ -1,11 +1,10 @@
 """Conversion of domain values to rows of the database and back."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import RowMapping
+from sqlalchemy import CursorResult, RowMapping
 
 from moetune.domain.any_plan import AnyPlan, plan_from_document
 from moetune.domain.cluster import Fingerprint, Machine
@@ -98,9 +97,9 @@ def plan_from_row(row: RowMapping, where: str) -> AnyPlan:
         raise BadStoreError(error.what, error.hint) from None
 
 
-def infos(kind: type[T], found: Iterable[RowMapping]) -> tuple[T, ...]:
+def infos(kind: type[T], found: CursorResult[Any]) -> tuple[T, ...]:
     """Return the list entries in rows, whose columns are the fields of their kind."""
-    return tuple(decode(kind, dict(row), kind.__name__) for row in found)
+    return tuple(decode(kind, dict(row), kind.__name__) for row in found.mappings())
 
 
 def observation_values(observation: Observation) -> Values:

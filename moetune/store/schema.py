@@ -4,6 +4,9 @@ Times of day are UTC as ISO 8601 text and documents are canonical JSON, so that 
 PostgreSQL keep the same bytes. The newest row is the one with the largest id: clocks may go back.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -31,6 +34,12 @@ metadata = MetaData(
     }
 )
 
+
+def _columns(kind: Any, *names: str) -> Iterator[Column[Any]]:  # noqa: ANN401 - a type of SQLAlchemy
+    """Yield columns of one type, in which every row has a value."""
+    return (Column(name, kind, nullable=False) for name in names)
+
+
 # `fingerprint` is the hash of the facts and the sizes: published machines have no facts, and
 # one host may be measured with several numbers of devices.
 machines = Table(
@@ -39,13 +48,9 @@ machines = Table(
     Column("id", Integer, primary_key=True),
     Column("fingerprint", String(64), nullable=False, unique=True),
     Column("hardware_id", String(16), nullable=False, index=True),
-    Column("facts", JSON, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("device", Text, nullable=False),
-    Column("num_devices", BigInteger, nullable=False),
-    Column("devices_per_node", BigInteger, nullable=False),
-    Column("memory_bytes", BigInteger, nullable=False),
-    Column("created_at", Text, nullable=False),
+    *_columns(JSON, "facts"),
+    *_columns(Text, "kind", "device", "created_at"),
+    *_columns(BigInteger, "num_devices", "devices_per_node", "memory_bytes"),
     sqlite_autoincrement=True,
 )
 
@@ -57,11 +62,8 @@ runs = Table(
     Column("id", Integer, primary_key=True),
     Column("machine_id", ForeignKey("machines.id"), nullable=False, index=True),
     Column("name", Text, nullable=False, index=True),
-    Column("provenance", Text, nullable=False),
-    Column("preset", Text, nullable=False),
-    Column("software", JSON, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("created_at", Text, nullable=False),
+    *_columns(Text, "provenance", "preset", "status", "created_at"),
+    *_columns(JSON, "software"),
     CheckConstraint("status IN ('running', 'complete', 'partial')", name="status"),
     sqlite_autoincrement=True,
 )
@@ -71,12 +73,9 @@ samples = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), nullable=False, index=True),
-    Column("kind", Text, nullable=False),
-    Column("point", JSON, nullable=False),
-    Column("seconds", JSON, nullable=False),
-    Column("num_iterations", BigInteger, nullable=False),
-    Column("marks", JSON, nullable=False),
-    Column("error", Text, nullable=False),
+    *_columns(Text, "kind", "error"),
+    *_columns(JSON, "point", "seconds", "marks"),
+    *_columns(BigInteger, "num_iterations"),
     sqlite_autoincrement=True,
 )
 
@@ -88,9 +87,9 @@ fits = Table(
     Column("id", Integer, primary_key=True),
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), nullable=False, index=True),
     Column("name", Text, nullable=False, index=True),
-    Column("document", JSON, nullable=False),
-    Column("last_sample_id", Integer, nullable=False),
-    Column("created_at", Text, nullable=False),
+    *_columns(JSON, "document"),
+    *_columns(Integer, "last_sample_id"),
+    *_columns(Text, "created_at"),
     sqlite_autoincrement=True,
 )
 
@@ -99,11 +98,9 @@ plans = Table(
     metadata,
     Column("id", String(64), primary_key=True),
     Column("model", Text, nullable=True),
-    Column("profile", Text, nullable=False),
-    Column("world_size", BigInteger, nullable=False),
-    Column("tokens_per_rank", BigInteger, nullable=False),
-    Column("document", JSON, nullable=False),
-    Column("created_at", Text, nullable=False),
+    *_columns(Text, "profile", "created_at"),
+    *_columns(BigInteger, "world_size", "tokens_per_rank"),
+    *_columns(JSON, "document"),
     Index(None, "created_at", "id"),
 )
 
@@ -112,13 +109,10 @@ observations = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("plan_id", ForeignKey("plans.id"), nullable=False, index=True),
-    Column("forward_degree", BigInteger, nullable=False),
-    Column("backward_degree", BigInteger, nullable=False),
-    Column("tokens_per_rank", BigInteger, nullable=False),
-    Column("predicted_seconds", Double, nullable=False),
-    Column("seconds", JSON, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("created_at", Text, nullable=False),
+    *_columns(BigInteger, "forward_degree", "backward_degree", "tokens_per_rank"),
+    *_columns(Double, "predicted_seconds"),
+    *_columns(JSON, "seconds"),
+    *_columns(Text, "source", "created_at"),
     Column("operations", JSON, nullable=False, server_default="[]"),
     Column("device_id", Text, nullable=False, server_default=""),
     Column("strategy", Text, nullable=True),
@@ -132,15 +126,9 @@ settled_sizes = Table(
     Column("plan_id", ForeignKey("plans.id"), nullable=False, index=True),
     Column("hardware_id", String(16), nullable=False),
     Column("memory_reuse", Text, nullable=True),
-    Column("tokens_per_rank", BigInteger, nullable=False),
-    Column("forward_degree", BigInteger, nullable=False),
-    Column("backward_degree", BigInteger, nullable=False),
-    Column("issue_order", Text, nullable=False),
-    Column("strategy", Text, nullable=False),
-    Column("median_seconds", Double, nullable=False),
-    Column("planned_seconds", Double, nullable=False),
-    Column("seconds", JSON, nullable=False),
-    Column("num_steps", BigInteger, nullable=False),
-    Column("created_at", Text, nullable=False),
+    *_columns(BigInteger, "tokens_per_rank", "forward_degree", "backward_degree", "num_steps"),
+    *_columns(Text, "issue_order", "strategy", "created_at"),
+    *_columns(Double, "median_seconds", "planned_seconds"),
+    *_columns(JSON, "seconds"),
     sqlite_autoincrement=True,
 )

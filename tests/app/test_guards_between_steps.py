@@ -64,18 +64,18 @@ def test_the_profile_behind_a_plan_is_the_one_it_was_made_from_or_none(
     def planner(named: str | None = None) -> Planner:
         return Planner(sources=LocalSources(stores=stores, named=named))
 
-    assert planner().profile_if_known(plan) == profile
+    assert planner().explain(plan).profile == profile
     with stores() as store:
         store.save_profile(with_slower_products(profile))
-    assert planner().profile_if_known(plan) is None
+    assert planner().explain(plan).profile is None
     with pytest.raises(ProfileError, match=f"{NAME}.*{plan.id[:6]}"):
-        planner(NAME).profile_if_known(plan)
+        planner(NAME).explain(plan)
     inputs = replace(plan.inputs, profile="of-nobody")
     gone = replace(plan, inputs=inputs, id=inputs.plan_id)
-    assert planner().profile_if_known(gone) is None
+    assert planner().explain(gone).profile is None
     same = tmp_path / "same.toml"
     same.write_bytes(bundled_profiles()[NAME].read_bytes())
-    assert planner(str(same)).profile_if_known(plan) == profile
+    assert planner(str(same)).explain(plan).profile == profile
 
 
 REQUEST = ProfileRequest(

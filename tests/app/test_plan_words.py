@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.subjects import LayerSubject
-from moetune.app.views.words import device_word, memory_words, plan_scope, probability_words
+from moetune.app.views.layer import memory_words
+from moetune.app.views.words import device_word, plan_scope, probability_words
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
 from tests.report.lab import MACHINE, lab_plan, lab_profile
 
 
@@ -18,21 +21,22 @@ def test_a_probability_is_never_100_percent(share: float, number: str) -> None:
 
 
 def test_memory_is_compared_with_the_plans_limit_else_the_devices() -> None:
-    def sizes(explanation: LayerSubject) -> list[str]:
-        return re.findall(r"[\d.]+ [KMG]iB", memory_words(explanation, 2**20, "parts"))
+    def limits(plan: Plan, profile: Profile | None = None) -> list[str]:
+        """Return the limit, and what it leaves free."""
+        words = memory_words(LayerSubject(plan=plan, profile=profile))
+        return re.findall(r"(?:MiB of|leaves) ([\d.]+ [KMG]iB)", words)
 
     plan, profile = lab_plan(), lab_profile()
     # What 92 % of a GPU leave free is said where nobody set the limit.
-    assert sizes(LayerSubject(plan=plan, profile=profile)) == ["1.00 MiB", "942 MiB", "81.9 MiB"]
+    assert limits(plan, profile) == ["942 MiB", "81.9 MiB"]
     inputs = replace(plan.inputs, constraints={"memory-taken": str(42 * 2**20)})
     taken = replace(plan, id=inputs.plan_id, inputs=inputs)
-    assert sizes(LayerSubject(plan=taken, profile=profile))[1] == "900 MiB"
+    assert limits(taken, profile)[0] == "900 MiB"
     cpu = replace(profile, machine=replace(profile.machine, kind="cpu"))
-    assert sizes(LayerSubject(plan=plan, profile=cpu)) == ["1.00 MiB", "1.00 GiB"]
+    assert limits(plan, cpu) == ["1.00 GiB"]
     limited = lab_plan(memory_limit_bytes=120 * 2**20)
-    assert sizes(LayerSubject(plan=limited, profile=profile)) == ["1.00 MiB", "120 MiB"]
-    assert sizes(LayerSubject(plan=plan)) == ["1.00 MiB"]
-    assert sizes(LayerSubject(plan=limited)) == ["1.00 MiB", "120 MiB"]
+    assert limits(limited, profile) == limits(limited) == ["120 MiB"]
+    assert limits(plan) == []
 
 
 def test_a_rank_is_a_gpu_where_the_machine_has_them() -> None:

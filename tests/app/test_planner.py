@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moetune.app import planner as planner_module
-from moetune.app.changes import WhatIf
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.open_planner import ServicePlanner, open_planner
-from moetune.app.plan import make_plan
-from moetune.app.whatif import whatif
+from moetune.app.plan import make_plan, plan_for
+from moetune.app.planner import ServicePlanner, open_planner
+from moetune.app.whatif import WhatIf, whatif
 from moetune.config import Settings
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import (
@@ -29,7 +28,7 @@ from moetune.domain.errors import (
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
-from moetune.domain.request import PlanRequest
+from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.spelling import AS_FIELDS
 from moetune.store import measurements
 from tests.fit.measured import measured_profile
@@ -49,17 +48,17 @@ def planner(tmp_path: Path) -> Iterator[ServicePlanner]:
 
 
 @pytest.fixture
-def solved(monkeypatch: pytest.MonkeyPatch) -> list[PlanRequest]:
-    """Every request that was solved."""
-    requests: list[PlanRequest] = []
+def solved(monkeypatch: pytest.MonkeyPatch) -> list[PlanInputs]:
+    """All inputs that were solved for."""
+    solved: list[PlanInputs] = []
 
-    def count(request: PlanRequest, *, profile: Profile, fingerprint: str | None = None) -> Plan:
-        requests.append(request)
+    def count(inputs: PlanInputs, profile: Profile) -> Plan:
+        solved.append(inputs)
         time.sleep(0.05)
-        return make_plan(request, profile=profile, fingerprint=fingerprint)
+        return plan_for(inputs, profile)
 
-    monkeypatch.setattr(planner_module, "make_plan", count)
-    return requests
+    monkeypatch.setattr(planner_module, "plan_for", count)
+    return solved
 
 
 def test_a_question_is_answered_with_the_plan_of_the_command_line_and_kept(
@@ -72,7 +71,7 @@ def test_a_question_is_answered_with_the_plan_of_the_command_line_and_kept(
 
 
 def test_a_known_question_is_not_solved_again_however_it_is_asked(
-    planner: ServicePlanner, solved: list[PlanRequest]
+    planner: ServicePlanner, solved: list[PlanInputs]
 ) -> None:
     plan = planner.resolve(ASKED)
     assert planner.resolve(ASKED) == plan
@@ -85,7 +84,7 @@ def test_a_known_question_is_not_solved_again_however_it_is_asked(
 
 
 def test_a_measured_profile_is_the_default_and_the_newest_one_counts(
-    planner: ServicePlanner, solved: list[PlanRequest]
+    planner: ServicePlanner, solved: list[PlanInputs]
 ) -> None:
     asked = {"layer": LAYER, "tokens_per_rank": 512, "constraints": QUICK}
     with pytest.raises(ProfileError, match="none was measured yet"):
@@ -144,7 +143,7 @@ def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
 @pytest.mark.parametrize("plan_id", ["ab" * 32, "", "nothing", "%", "0" * 10**5, "\0", "\ud800"])
 def test_a_plan_that_is_not_there_is_not_found(planner: ServicePlanner, plan_id: str) -> None:
     for ask in (
-        planner.plan,
+        planner.sources.plan,
         lambda one: whatif(planner, WhatIf(plan_id=one)),
     ):
         with pytest.raises(NotFoundError) as caught:

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.app.changes import WhatIf
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.plan import make_plan
-from moetune.app.whatif import WhatIfAnswer, change_plan
+from moetune.app.whatif import WhatIf, WhatIfAnswer, change_plan
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import LayerShape

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from moetune.app.changes import WhatIf
 from moetune.app.files import bundled_profiles, load_profile_file, profile_to_toml
 from moetune.app.plan import make_plan
 from moetune.app.subjects import LayerSubject
 from moetune.app.views.comparison import whatif_sections
 from moetune.app.views.plan import explanation_sections, plan_sections
-from moetune.app.whatif import change_plan
+from moetune.app.whatif import WhatIf, change_plan
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan

@@ -14,8 +14,8 @@ from moetune.domain.plan import Alternative, Plan
 from moetune.domain.profile import CollectiveLine, Profile, profile_from_document
 from moetune.domain.records import Observation
 from moetune.domain.samples import CollectivePoint, GemmPoint, RowsPoint, Sample, StepPoint
-from moetune.domain.training import LayoutRequest
-from moetune.domain.training_document import TrainingInputs, TrainingLayout
+from moetune.domain.training import FoldedLayout, LayoutRequest
+from moetune.domain.training_document import TrainingInputs
 from moetune.domain.withdrawn import without_unread_points
 from tests.report.lab import lab_profile
 from tests.runtime.plans import small_plan
@@ -47,9 +47,9 @@ def test_a_plan_that_pinned_flat_exchanges_is_read() -> None:
 def test_a_layout_and_an_observation_with_it_are_refused_by_name() -> None:
     sizes = dict.fromkeys(("dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch"), 1)
     layout = {**sizes, "recompute": [], "dispatcher": "all_to_all", "overlap": "none", "zero": 0}
-    assert decode(TrainingLayout, layout, "layout").dispatcher == "all_to_all"
+    assert decode(FoldedLayout, layout, "layout").dispatcher == "all_to_all"
     with pytest.raises(InputError, match=f"layout.dispatcher has 'hierarchical': .*{WITHDRAWN}"):
-        decode(TrainingLayout, {**layout, "dispatcher": "hierarchical"}, "layout")
+        decode(FoldedLayout, {**layout, "dispatcher": "hierarchical"}, "layout")
     with pytest.raises(InputError, match=f"it has 'dispatcher': .*{WITHDRAWN}"):
         decode(Observation, {"dispatcher": "hierarchical"}, "it")
 
@@ -88,7 +88,7 @@ def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> Non
         (Observation, "overlap", "both", "two batches in turns"),
         (TrainingInputs, "search_trials", 64, "the search by trials"),
         (LayoutRequest, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
-        (TrainingLayout, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
+        (FoldedLayout, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
         (Profile, "corrections", [{}], "correction by observed steps"),
         (PlacementChoice, "replicas", [1], "replicas of hot experts"),
         (ModelPlacement, "replicas", [1], "replicas of hot experts"),

@@ -5,7 +5,7 @@ import pytest
 from moetune.domain.target_rules import model_rules
 from moetune.domain.targets import find_target
 from moetune.export.megatron_model import MegatronModel, megatron_model
-from moetune.huggingface.harmless import language_model
+from moetune.huggingface.reader import language_model
 from moetune.huggingface.registry import model_names, named_model
 
 NEWEST = find_target("megatron")

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from moetune.app.changes import WhatIf
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.library import StoredPlan
 from moetune.app.plan import make_plan
@@ -30,7 +29,7 @@ from moetune.app.views.observed import observed_sections, verification_sections
 from moetune.app.views.plan import explanation_sections, plan_sections
 from moetune.app.views.profile import profile_sections
 from moetune.app.views.stored_plans import stored_plans_table
-from moetune.app.whatif import change_plan
+from moetune.app.whatif import WhatIf, change_plan
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Strategy

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from moetune.app.subjects import LayerSubject
 from moetune.app.views.layer_reasons import options_of
-from moetune.app.views.plan import reasons
+from moetune.app.views.plan import plan_sections
 from moetune.domain.plan import Plan
 from moetune.domain.records import Stored
 from moetune.fit.costs import costs_of
@@ -47,11 +47,6 @@ from tests import prices
 from tests.report.lab import lab_plan, lab_profile, observations
 
 
-def plan_figures(explanation: LayerSubject) -> tuple[Figure, ...]:
-    """Return what a page draws of a plan."""
-    return all_figures(reasons(explanation, is_drawn=True))
-
-
 def operation(name: str) -> OperationCurve:
     return next(one for one in operations_of(lab_profile()) if one.name == name)
 
@@ -77,7 +72,8 @@ def figures() -> Iterator[Figure]:
         residual = residual_figure(one)
         if residual is not None:
             yield residual
-    yield from plan_figures(LayerSubject(plan=lab_plan(), profile=lab_profile()))
+    layer = LayerSubject(plan=lab_plan(), profile=lab_profile())
+    yield from all_figures(plan_sections(layer, is_page=True))
     yield phases_figure({"one": lab_plan(), "other": lab_plan(1024)})
     yield degree_figure({"one": lab_plan(), "other": lab_plan(1024)})
     yield drift_figure(found)

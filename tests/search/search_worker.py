@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from moetune.search import TuningStudy
+from moetune.app.tuning import TuningStudy
 from tests.search.test_study import NAME, SPACE, seconds
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from moetune.app.tuning import TuningStudy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.search import TuningStudy
 from moetune.solve.layer.online import PRUNE_AFTER, REPEATS, Space
 
 NAME = "a layer at 1000 tokens"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from moetune.app.open_planner import ServicePlanner, open_planner
+from moetune.app.planner import ServicePlanner, open_planner
 from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.planner import ServicePlanner
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.service.access import Access
 from moetune.service.app import create_app

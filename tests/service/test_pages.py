@@ -13,11 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moetune.app.changes import WhatIf
 from moetune.app.files import profile_to_toml
 from moetune.app.memory import MemoryQuestion, fit_memory
-from moetune.app.open_planner import ServicePlanner, open_planner
-from moetune.app.whatif import whatif
+from moetune.app.planner import ServicePlanner, open_planner
+from moetune.app.whatif import WhatIf, whatif
 from moetune.config import Settings
 from moetune.domain.cluster import process_bytes
 from moetune.domain.model import MODELS, WHOLE_MODELS
@@ -64,7 +63,7 @@ def full_planner(file: Path, plans: tuple[Plan, Plan]) -> Iterator[ServicePlanne
 
 @pytest.fixture(scope="module")
 def full(full_planner: ServicePlanner) -> Iterator[Client]:
-    with client_of(create_app(full_planner, Access())) as made:
+    with client_of(create_app(full_planner, Access()), accept="text/html") as made:
         yield made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import InputError
 from moetune.service.access import (
     Access,

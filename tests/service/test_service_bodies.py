@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.planner import ServicePlanner
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from tests.service.asking import Client, client_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.planner import ServicePlanner
 from moetune.domain.document import encode
 from moetune.domain.records import Observation
 from moetune.fit.drift import NUM_FIRST, NUM_SKIPPED
@@ -35,7 +35,7 @@ def test_operations_without_time_are_refused_by_their_place(
     answer = client.post("/v1/observations", json={"observations": [row]})
     assert answer.status_code == 422
     assert "observations[0].operations[1]" in answer.json()["detail"]
-    assert measured.reading.observations(PLAN.id) == ()
+    assert measured.reading.observation_page(PLAN.id) == ()
 
 
 def test_an_operation_that_changed_is_named_in_json_and_on_the_page(

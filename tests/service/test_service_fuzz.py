@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 
-from moetune.app.open_planner import open_planner
+from moetune.app.planner import open_planner
 from moetune.config import Settings
 from moetune.service.access import LOOPBACK_NAMES, Access
 from moetune.service.app import create_app

@@ -13,7 +13,7 @@ from moetune.app.profile_toml import parse_toml
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.records import MAX_OBSERVATIONS
-from moetune.service.observations import observations_in
+from moetune.service.measurements import observations_in
 from tests.service.asking import Client, batch
 
 TOML = {"Content-Type": "application/toml"}

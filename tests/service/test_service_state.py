@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moetune.app.files import bundled_profiles
-from moetune.app.open_planner import ServicePlanner, open_planner
+from moetune.app.planner import ServicePlanner, open_planner
 from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
@@ -80,7 +80,7 @@ def test_without_its_database_the_service_lives_is_not_ready_and_recovers(
 def test_a_locked_database_answers_503_to_writers_and_is_read_meanwhile(
     inputs: dict[str, Any], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moetune.app.open_planner.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("moetune.app.planner.PATIENCE_SECONDS", 0.2)
     with (
         open_planner(Settings(db=str(database))) as planner,
         client_of(create_app(planner, Access())) as client,

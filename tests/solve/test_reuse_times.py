@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.arrays import array_of
 from moetune.domain.costs import Estimate
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.layer import PHASES, Phase
-from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks
-from moetune.solve.layer.reuse_times import ReusedPhases, reused_seconds
+from moetune.solve.layer.reuse import ReusedChunk, reuse_tasks, reused_seconds
 from moetune.solve.layer.timeline import simulate
-
-Case = tuple[ReusedChunk, Phase, Interference, int]
 
 speeds = st.sampled_from([1.0, 0.93, 0.71, 0.4])
 tables = st.builds(
@@ -33,10 +31,9 @@ chunks = st.builds(
     copy_input=st.none() | estimates, copy_middle=st.none() | estimates,
     sends_again=st.booleans(), copies_overlap=st.booleans(), sorts_rows=st.booleans(),
 )  # fmt: skip
-cases = st.tuples(
-    chunks, st.sampled_from(PHASES), tables,
-    st.sampled_from([1, 2, 3, 7, 10, 11, 12, 13, 25, 40, 64]),
-)  # fmt: skip
+degrees = st.lists(
+    st.sampled_from([1, 2, 3, 7, 10, 11, 12, 13, 25, 40, 64]), min_size=1, max_size=11, unique=True
+)
 CHUNK = ReusedChunk(
     transfer=Estimate(seconds=1.0, trust="measured"),
     before=Estimate(seconds=0.7, trust="measured"),
@@ -45,24 +42,39 @@ CHUNK = ReusedChunk(
 )  # fmt: skip
 
 
-def together(wanted: list[Case]) -> list[float]:
-    phases = [
-        ReusedPhases(chunk, phase, np.array([degree]), table)
-        for chunk, phase, table, degree in wanted
+def assert_alike(chunk: ReusedChunk, phase: Phase, table: Interference, degrees: list[int]) -> None:
+    at_once = reused_seconds(
+        chunk=chunk, phase=phase, degrees=np.array(degrees), interference=table
+    )
+    each = [
+        simulate(
+            reuse_tasks(chunk=chunk, phase=phase, degree=degree), interference=table
+        ).makespan_seconds
+        for degree in degrees
     ]
-    return [float(found[0]) for found in reused_seconds(phases)]
+    assert at_once == pytest.approx(each, rel=1e-11, abs=1e-300)
 
 
-def all_chunks(chunk: ReusedChunk, phase: Phase, table: Interference, degree: int) -> float:
-    tasks = reuse_tasks(chunk=chunk, phase=phase, degree=degree)
-    return simulate(tasks, interference=table).makespan_seconds
+@settings(max_examples=60, deadline=None)
+@given(chunk=chunks, phase=st.sampled_from(PHASES), table=tables, degrees=degrees)
+def test_phases_take_as_long_as_all_their_chunks(
+    chunk: ReusedChunk, phase: Phase, table: Interference, degrees: list[int]
+) -> None:
+    assert_alike(chunk, phase, table, degrees)
 
 
-@settings(max_examples=80, deadline=None)
-@given(wanted=st.lists(cases, min_size=1, max_size=24))
-def test_phases_take_as_long_as_all_their_chunks(wanted: list[Case]) -> None:
-    each = [all_chunks(*case) for case in wanted]
-    assert together(wanted) == pytest.approx(each, rel=1e-11, abs=1e-300)
+def test_a_phase_of_many_refits_takes_as_long_as_under_each() -> None:
+    transfer = CHUNK.transfer._replace(seconds=array_of([0.2, 1.0, 1.3]))
+    table = Interference(comp=CompSpeed(comm=array_of([0.5, 0.9, 1.0])))
+    at_once = reused_seconds(
+        chunk=replace(CHUNK, transfer=transfer), phase="forward", degrees=np.full(3, 12),
+        interference=table,
+    )  # fmt: skip
+    for seconds, speed, makespan in zip((0.2, 1.0, 1.3), (0.5, 0.9, 1.0), at_once, strict=True):
+        chunk = replace(CHUNK, transfer=CHUNK.transfer._replace(seconds=seconds))
+        tasks = reuse_tasks(chunk=chunk, phase="forward", degree=12)
+        slowed = Interference(comp=CompSpeed(comm=speed))
+        assert makespan == pytest.approx(simulate(tasks, interference=slowed).makespan_seconds)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +94,13 @@ def test_streams_that_take_turns_over_several_chunks_run_to_the_end(
         CHUNK, transfer=transfer, before=before, after=after, copy_input=copy_input,
         copy_middle=copy_middle,
     )  # fmt: skip
-    for degree in (5, 12, 40, 64):
-        case = chunk, phase, Interference(), degree
-        assert together([case]) == pytest.approx([all_chunks(*case)], rel=1e-11)
+    assert_alike(chunk, phase, Interference(), [5, 12, 40, 64])
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_durations_that_are_none_are_refused(seconds: float) -> None:
     absurd = replace(CHUNK, after=Estimate(seconds=seconds, trust="measured"))
     with pytest.raises(ArithmeticError, match="negative"):
-        together([(absurd, "forward", Interference(), 2)])
+        reused_seconds(
+            chunk=absurd, phase="forward", degrees=np.array([2]), interference=Interference()
+        )

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from moetune.app.changes import WhatIf
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.library import read_plans
-from moetune.app.open_planner import ServicePlanner, open_planner
 from moetune.app.plan import make_plan
+from moetune.app.planner import ServicePlanner, open_planner
 from moetune.app.subjects import LayerSubject
-from moetune.app.whatif import whatif
+from moetune.app.whatif import WhatIf, whatif
 from moetune.config import Settings
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.plan import Plan
@@ -53,8 +52,12 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServicePlanner]:
         yield opened
 
 
+def plan_of(old: ServicePlanner, plan_id: str) -> Plan:
+    return old.sources.plan(plan_id).as_layer()
+
+
 def plans(old: ServicePlanner) -> list[Plan]:
-    return [old.plan(one) for one in LAYERS]
+    return [plan_of(old, one) for one in LAYERS]
 
 
 def test_they_are_listed_and_read_with_their_ids_and_schema(old: ServicePlanner) -> None:
@@ -72,7 +75,7 @@ def test_they_are_listed_and_read_with_their_ids_and_schema(old: ServicePlanner)
 def test_an_explanation_has_no_terms_and_says_to_plan_again(
     old: ServicePlanner, plan_id: str
 ) -> None:
-    plan = old.plan(plan_id)
+    plan = plan_of(old, plan_id)
     found = old.explain(plan)
     assert isinstance(found, LayerSubject)
     assert (found.forward, found.backward, found.strategies) == (None, None, ())
@@ -87,7 +90,7 @@ def test_an_explanation_has_no_terms_and_says_to_plan_again(
 @pytest.mark.parametrize("plan_id", WHOLE)
 def test_a_whole_model_says_how_to_plan_it_again(old: ServicePlanner, plan_id: str) -> None:
     with pytest.raises(InputError, match="was withdrawn on") as caught:
-        old.plan(plan_id)
+        plan_of(old, plan_id)
     (row,) = (one for one in old.reading.plans() if one.id.startswith(plan_id))
     assert f"--world-size {row.world_size} --profile {row.profile}" in caught.value.hint
     table = read_plans(old.reading, (row,))
@@ -95,7 +98,7 @@ def test_a_whole_model_says_how_to_plan_it_again(old: ServicePlanner, plan_id: s
 
 
 def test_a_plan_whose_profile_is_gone_or_changed_says_so(old: ServicePlanner) -> None:
-    plan = old.plan(LAB)
+    plan = plan_of(old, LAB)
     gone = replace(plan.inputs, profile="of-nobody")
     found = old.explain(replace(plan, inputs=gone, id=gone.plan_id))
     assert found.profile is None
@@ -108,8 +111,8 @@ def test_a_plan_whose_profile_is_gone_or_changed_says_so(old: ServicePlanner) ->
 
 @pytest.mark.parametrize("plan_id", [INTERLEAVED, REUSED, TENSOR])
 def test_a_timeline_ends_where_the_plan_says(old: ServicePlanner, plan_id: str) -> None:
-    predicted = old.plan(plan_id).predicted
-    spans = [one for one in old.trace(old.plan(plan_id)).events if one["ph"] == "X"]
+    predicted = plan_of(old, plan_id).predicted
+    spans = [one for one in old.trace(plan_of(old, plan_id)).events if one["ph"] == "X"]
     end = max(float(str(one["ts"])) + float(str(one["dur"])) for one in spans)
     assert end == pytest.approx(1e6 * (predicted.forward_seconds + predicted.backward_seconds))
 
@@ -117,7 +120,7 @@ def test_a_timeline_ends_where_the_plan_says(old: ServicePlanner, plan_id: str) 
 def test_what_if_begins_with_the_stored_plan(old: ServicePlanner) -> None:
     for plan_id in (INTERLEAVED, REUSED):
         answer = whatif(old, WhatIf(plan_id=plan_id, changes={"tokens_per_rank": 2048}))
-        assert answer.before == old.plan(plan_id)
+        assert answer.before == plan_of(old, plan_id)
         assert answer.after.schema == 2
         assert answer.after.inputs.constraints == answer.before.inputs.constraints
         assert answer.after.inputs.tokens_per_rank == 2048
@@ -134,11 +137,11 @@ def test_the_service_answers_with_the_stored_documents(old: ServicePlanner) -> N
         listed = client.get("/v1/plans").json()["items"]
         assert {one["id"] for one in listed} >= {one.id for one in plans(old)}
         asked = {"model": "bert-l", "profile": "lab"}
-        assert client.post("/v1/plans:resolve", asked).json()["id"] == old.plan(LAB).id
+        assert client.post("/v1/plans:resolve", asked).json()["id"] == plan_of(old, LAB).id
 
 
 def _profile(old: ServicePlanner, plan: Plan) -> Profile:
-    found = old.profile_if_known(plan)
+    found = old.explain(plan).profile
     if found is None:
         raise ProfileError(f"profile {plan.inputs.profile!r} is another than that of the plan")
     return found

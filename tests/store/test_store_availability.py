@@ -43,7 +43,7 @@ def pair(url: str) -> Iterator[tuple[SqlStore, SqlStore]]:
 
 
 def execute(url: str, statement: str) -> None:
-    with closing(Database.connect(parse_address(url))) as opened:
+    with Database(parse_address(url)) as opened:
         opened.write(lambda connection: connection.execute(text(statement)))
 
 

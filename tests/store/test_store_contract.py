@@ -4,7 +4,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -232,7 +231,6 @@ class TestStore:
             strategy="S2",
         )
         store.add_observations([made, observation(plan.id)])
-        assert store.observations(plan.id) == (made, observation(plan.id))
         newest, oldest = store.observation_page(plan.id)
         assert (newest.value, oldest.value) == (observation(plan.id), made)
 
@@ -246,17 +244,17 @@ class TestStore:
             store.add_settled(settled(plan.id))
         assert store.remove_plans([gone.id]) == Removed(plans=1, observations=2, settled=1)
         assert store.plan(gone.id) is None
-        assert store.observations(gone.id) == ()
+        assert store.observation_page(gone.id) == ()
         assert store.settled(gone.id) == ()
         assert store.plan(kept.id) == kept
-        assert (len(store.observations(kept.id)), len(store.settled(kept.id))) == (2, 1)
+        assert (len(store.observation_page(kept.id)), len(store.settled(kept.id))) == (2, 1)
 
     def test_nothing_is_removed_where_one_is_not_stored(
         self, store: SqlStore, make_plan: PlanMaker
     ) -> None:
         plan = make_plan(1)
         store.save_plan(plan)
-        store.add_observation(observation(plan.id))
+        store.add_observations([observation(plan.id)])
         (row,) = store.observation_page(None)
         with pytest.raises(NotFoundError, match="'abababababab'"):
             store.remove_plans([plan.id, "ab" * 32])
@@ -278,14 +276,15 @@ class TestStore:
         time.sleep(0.01)
         then = utc_now()
         store.save_plan(new)
-        store.add_observation(observation(used.id, 2.0))
+        store.add_observations([observation(used.id, 2.0)])
         store.add_settled(settled(settling.id))
         old = Removed(plans=1, observations=2, settled=1)
         assert store.prune(then, dry_run=True) == old
         assert len(store.plans()) == 4
         assert store.prune(then) == old
         assert {plan.id for plan in store.plans()} == {used.id, settling.id, new.id}
-        assert store.observations(used.id) == (observation(used.id, 2.0),)
+        (left,) = store.observation_page(used.id)
+        assert left.value == observation(used.id, 2.0)
         assert store.prune(then) == Removed(plans=0, observations=0, settled=0)
 
     def test_the_size_grows_with_rows_and_shrinks_when_they_are_gone(
@@ -311,7 +310,7 @@ class TestStore:
         point = GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1)
         sample = Sample(point=point, seconds=(1.0, 1e308))
         calls: tuple[Callable[[], object], ...] = (
-            lambda: store.add_observation(observation(plan.id, 1e308)),
+            lambda: store.add_observations([observation(plan.id, 1e308)]),
             lambda: store.add_settled(settled(plan.id, 5e-324)),
             lambda: store.save_plan(make_plan(2, step_seconds=1e-320)),
             lambda: store.add_samples(run_id, [sample]),
@@ -352,7 +351,7 @@ class TestStore:
     ) -> None:
         store.save_plan(make_plan())
         store.add_settled(settled(make_plan().id))
-        with closing(Database.connect(parse_address(url))) as database:
+        with Database(parse_address(url)) as database:
             database.write(lambda one: one.execute(text("UPDATE settled SET strategy = 'S9'")))
         with pytest.raises(InputError, match=r"settled size 1.*S9"):
             store.settled(make_plan().id)

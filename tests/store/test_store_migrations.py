@@ -29,7 +29,7 @@ HEAD = migrate.known_revisions()[-1]
 
 
 def run(url: str, work: Callable[[Connection], object]) -> None:
-    with closing(Database.connect(parse_address(url))) as database:
+    with Database(parse_address(url)) as database:
         database.write(work)
 
 
@@ -185,7 +185,8 @@ def test_what_was_measured_of_withdrawn_things_goes_and_the_rest_stays(
     left = [*range(40, 40 + len(stay))]
     with open_store(url) as store:
         assert [one.tokens_per_rank for one in store.settled("ab")] == left
-        assert [one.tokens_per_rank for one in store.observations("ab")] == left
+        observed = store.observation_page("ab")
+        assert [row.value.tokens_per_rank for row in observed] == left[::-1]
         (sample,) = store.samples(1)
         assert isinstance(sample.point, CollectivePoint)
         assert sample.point.op == "all_to_all"
@@ -224,10 +225,10 @@ def test_observations_of_steps_alone_are_kept_when_those_of_operations_come(url:
     assert upgrade(url) == ("0004", HEAD)
     assert all("plan ab" in problem for problem in check(url))  # its document is empty
     with open_store(url) as store:
-        (kept,) = store.observations("ab")
-        (page,) = store.observation_page(None)
+        (row,) = store.observation_page("ab")
+        assert store.observation_page(None) == (row,)
+    kept = row.value
     assert (kept.seconds, kept.operations, kept.device_id) == ((0.5,), (), "")
-    assert page.value == kept
 
 
 def test_corrected_profiles_are_as_measured_after_the_upgrade(
@@ -322,15 +323,12 @@ def test_a_database_of_another_program_with_a_table_of_our_name_is_refused_untou
 ) -> None:
     execute(url, "CREATE TABLE runs (id INTEGER)")
     before = tables(url)
-    for attempt in (
-        lambda: open_store(url),
-        lambda: upgrade(url),
-        lambda: current(url),
-        lambda: check(url),
-        lambda: backup(url, tmp_path / "copy"),
-    ):
+    uses: list[Callable[[str], object]] = [open_store, upgrade, current, check]
+    if url.startswith("sqlite"):
+        uses.append(lambda url: backup(url, tmp_path / "copy"))
+    for use in uses:
         with pytest.raises(InputError, match="'runs'"):
-            attempt()
+            use(url)
     assert tables(url) == before
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -128,9 +127,28 @@ def test_plans_of_one_moment_are_on_one_page_each(
     made = {make_plan(tokens).id for tokens in range(1, 12)}
     for tokens in range(1, 12):
         store.save_plan(make_plan(tokens))
-    found = [one.id for one in turn_pages(store.plan_page, 2, "")]
+    found = [one.id for one in turn_pages(store.plans, 2, "")]
     assert len(found) == len(made)
     assert set(found) == made
+
+
+def test_plans_are_chosen_by_model_profile_and_time(store: SqlStore, make_plan: PlanMaker) -> None:
+    layer = make_plan(1)
+    model, profile = (
+        replace(layer, inputs=inputs, id=inputs.plan_id)
+        for inputs in (
+            replace(layer.inputs, model="bert-l", tokens_per_rank=2),
+            replace(layer.inputs, profile="h200-x8", tokens_per_rank=3),
+        )
+    )
+    for plan in (layer, model, profile):
+        store.save_plan(plan)
+    newest, second, oldest = store.plans()
+    assert store.plans(model="bert-l") == (second,)
+    assert store.plans(profile="h200-x8") == (newest,)
+    assert store.plans(profile=oldest.profile, after=second.id) == (oldest,)
+    assert store.plans(since=second.created_at) == (newest, second)
+    assert store.plans(model="bert-l", profile="h200-x8") == ()
 
 
 @settings(
@@ -162,7 +180,7 @@ def test_what_comes_while_pages_are_turned_moves_nothing_between_them(
 
         return page
 
-    assert turn_pages(while_others_come(store.plan_page), limit, "") == list(plans)
+    assert turn_pages(while_others_come(store.plans), limit, "") == list(plans)
     waves = iter(comes)
     later = store.observation_page(None, limit=10**6)
 
@@ -179,7 +197,7 @@ def test_a_page_after_a_plan_that_is_not_there_is_refused(
     store.save_plan(make_plan())
     for other in ("ab" * 32, make_plan().id[:63], "'", "%"):
         with pytest.raises(NotFoundError, match="no plan"):
-            store.plan_page(after=other)
+            store.plans(after=other)
 
 
 def test_observations_come_in_pages_newest_first_with_number_and_time(
@@ -189,7 +207,7 @@ def test_observations_come_in_pages_newest_first_with_number_and_time(
         store.save_plan(make_plan(tokens))
     one, two = make_plan(1).id, make_plan(2).id
     store.add_observations([observation(one, 1), observation(two, 2), observation(one, 3)])
-    store.add_observation(observation(two, 4))
+    store.add_observations([observation(two, 4)])
     everything = store.observation_page(None)
     assert [kept.value.tokens_per_rank for kept in everything] == [4, 3, 2, 1]
     assert [kept.id for kept in everything] == sorted((k.id for k in everything), reverse=True)
@@ -211,19 +229,20 @@ def test_observations_are_appended_all_or_none(store: SqlStore, make_plan: PlanM
     assert not isinstance(caught.value, BadStoreError)
     with pytest.raises(InputError, match="cannot hold this value"):
         store.add_observations([observation(known), observation(known, 2**70)])
-    assert store.observations(known) == ()
+    assert store.observation_page(known) == ()
     many = [observation(known, number) for number in range(1, 1001)]
     store.add_observations(many)
-    assert store.observations(known) == tuple(many)
+    stored = store.observation_page(known, limit=1000)
+    assert [row.value for row in stored] == many[::-1]
 
 
 def test_a_page_reads_no_documents(url: str, make_plan: PlanMaker) -> None:
     with open_store(url) as store:
         for tokens in (1, 2):
             store.save_plan(make_plan(tokens))
-        with closing(Database.connect(parse_address(url))) as database:
+        with Database(parse_address(url)) as database:
             database.write(lambda one: one.execute(text("UPDATE plans SET document = '7'")))
-        assert len(store.plan_page()) == 2
+        assert len(store.plans()) == 2
         assert store.plan_document(make_plan(1).id) == "7"
         with pytest.raises(BadStoreError, match="plan "):
             store.plan(make_plan(1).id)

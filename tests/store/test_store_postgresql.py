@@ -46,7 +46,7 @@ def refusal(url: URL) -> MoetuneError:
 def test_a_right_password_opens_and_is_shown_nowhere(network_url: URL) -> None:
     with open_store(shown(network_url)) as store:
         assert store.location == shown(without_password(network_url))
-        assert str(network_url.password) not in repr(store._database)
+        assert str(network_url.password) not in repr(store.database)
     assert check(shown(network_url)) == ()
 
 
@@ -82,7 +82,7 @@ def test_a_server_that_does_not_run_is_said_with_its_place(network_url: URL) -> 
 
 
 def test_a_user_without_rights_is_told(network_url: URL, socket_url: str) -> None:
-    with closing(Database.connect(parse_address(socket_url))) as owner:
+    with Database(parse_address(socket_url)) as owner:
         owner.write(lambda c: c.execute(text("DROP ROLE IF EXISTS guest")))
         owner.write(lambda c: c.execute(text("CREATE ROLE guest LOGIN PASSWORD 'guest-word'")))
     guest = network_url.set(username="guest", password="guest-word")  # noqa: S106 - made here
@@ -106,7 +106,7 @@ def test_without_the_driver_the_command_that_installs_it_is_named(
 def test_a_lost_connection_is_made_again(socket_url: str, cluster: Cluster) -> None:
     with open_store(socket_url) as store:
         for _ in range(3):
-            with closing(Database.connect(parse_address(socket_url))) as other:
+            with Database(parse_address(socket_url)) as other:
                 other.write(lambda connection: connection.execute(END_THE_OTHERS))
             store.start_run(name="h200", cluster=cluster, preset="quick")
         assert len(store.runs()) == 3
@@ -118,10 +118,10 @@ def test_a_connection_lost_at_the_commit_is_not_tried_again_and_said_to_be_open(
     with open_store(socket_url) as store:
         commits = []
 
-        @event.listens_for(store._database.engine, "commit")
+        @event.listens_for(store.database.engine, "commit")
         def lose(_connection: Connection) -> None:
             commits.append(1)
-            with closing(Database.connect(parse_address(socket_url))) as other:
+            with Database(parse_address(socket_url)) as other:
                 other.read(lambda connection: connection.execute(END_THE_OTHERS))
 
         with pytest.raises(MoetuneError, match="it may or may not be stored"):
@@ -150,7 +150,7 @@ def test_conflicts_are_tried_again_once(
             )
         return len(attempts)
 
-    with closing(Database.connect(parse_address(socket_url))) as opened:
+    with Database(parse_address(socket_url)) as opened:
         if succeeds:
             assert opened.write(work) == 2
         else:
@@ -181,7 +181,7 @@ def test_errors_of_the_server_are_translated_and_not_tried_again(
             text(f"DO $$ BEGIN RAISE EXCEPTION 'clash' USING ERRCODE = '{sqlstate}'; END $$")
         )
 
-    with closing(Database.connect(parse_address(socket_url))) as opened:
+    with Database(parse_address(socket_url)) as opened:
         with pytest.raises(MoetuneError, match=part) as caught:
             opened.write(work)
         assert caught.value.hint

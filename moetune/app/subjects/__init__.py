@@ -7,11 +7,12 @@ from typing import TypeAlias
 
 from moetune.app.subjects.layer import LayerSubject
 from moetune.app.subjects.model import ModelSubject
+from moetune.app.subjects.values import WhyNot
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 
-__all__ = ["LayerSubject", "ModelSubject", "Subject", "refuse_model", "subject_of"]
+__all__ = ["LayerSubject", "ModelSubject", "Subject", "WhyNot", "refuse_model", "subject_of"]
 
 Subject: TypeAlias = LayerSubject | ModelSubject
 

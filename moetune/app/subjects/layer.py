@@ -1,19 +1,21 @@
 """The plan of a layer, priced again with its profile."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from moetune.app.changes import WhatIf, check_changes, layer_again
-from moetune.app.compared import Asked, ComparedChoice, Refusal, WhyNot, WhyNotAnswer
-from moetune.app.plan import drawn_costs
+from moetune.app.plan import changed_request, drawn_costs, plan_again
 from moetune.app.subjects.values import (
     GIB,
+    Asked,
+    ComparedChoice,
+    Instead,
     LostChoice,
     Neighbour,
-    RunStep,
+    PricedPlan,
+    Refusal,
     Timelines,
-    profile_of,
+    WhyNot,
 )
 from moetune.domain.ask import LARGEST_BYTES
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
@@ -28,7 +30,6 @@ from moetune.domain.plan import (
     Plan,
     StrategyTerms,
 )
-from moetune.domain.profile import Profile
 from moetune.domain.spelling import AS_FLAGS, spelled
 from moetune.domain.units import format_share
 from moetune.fit.costs import costs_of
@@ -53,17 +54,10 @@ _RULE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerSubject:
-    """A layer's plan that is priced again.
-
-    Args:
-        profile: the one that the plan was made with; None where it was not found.
-        missing: why it was not found.
-    """
+class LayerSubject(PricedPlan):
+    """A layer's plan that is priced again."""
 
     plan: Plan
-    profile: Profile | None = None
-    missing: str = ""
 
     @property
     def forward(self) -> PhaseTerms | None:
@@ -146,26 +140,20 @@ class LayerSubject:
         texts = question.degree_texts
         if question.strategy is not None:
             texts["strategy"] = question.strategy
-        asked = Asked(texts=texts, pins=texts)
         with spelled(AS_FLAGS if question.degree is None else _OF_BOTH):
-            check_changes(self.plan, _whatif(asked))
-        return asked
+            changed_request(self.plan.inputs, texts)
+        return Asked(texts=texts, pins=texts)
 
-    def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
-        """Return the answer with these pins' plan, or what it would be if memory had no limit."""
+    def instead(self, asked: Asked) -> Instead:
+        """Return these pins' plan, or what it would be if memory had no limit."""
         try:
-            plan = self._changed(_whatif(asked))
+            plan = self._changed(asked.texts)
         except (InputError, InfeasiblePlanError) as error:
-            refused = replace(answer, refused=Refusal(what=error.what, hint=error.hint))
-            try:
-                roomy = self._changed(_whatif(asked, LARGEST_BYTES))
-            except (InputError, InfeasiblePlanError):
-                return refused
-            return replace(refused, other=_choice_of(roomy))
-        notes = [warning for warning in plan.warnings if warning not in self.plan.warnings]
-        return replace(
-            answer, other=_choice_of(plan), probability_faster=self._chance(plan),
-            notes=(*answer.notes, *_placed_otherwise(self.plan, plan), *notes),
+            return Instead(choice=self._roomy(asked), refused=Refusal.of(error))
+        warnings = [warning for warning in plan.warnings if warning not in self.plan.warnings]
+        return Instead(
+            choice=_choice_of(plan), probability_faster=self._chance(plan),
+            notes=(*_placed_otherwise(self.plan, plan), *warnings),
         )  # fmt: skip
 
     @property
@@ -185,7 +173,7 @@ class LayerSubject:
                 note = "" if row.fits else "does not fit"
                 yield Neighbour("strategy", degrees_name(row), row.step_seconds, note)
         limit = (self.memory_limit_bytes or 0) + self.plan.inputs.pinned.memory_taken_bytes + GIB
-        roomy = _choice_of(self._changed(WhatIf(changes={"memory_limit_bytes": limit})))
+        roomy = _choice_of(self._changed({}, memory_limit_bytes=limit))
         yield Neighbour("memory-limit", f"1 GiB more memory: {roomy.name}", roomy.step_seconds)
 
     def timelines(self) -> Timelines:
@@ -197,20 +185,10 @@ class LayerSubject:
             overlap=(overlap_share(forward.spans), overlap_share(backward.spans)),
         )
 
-    @property
-    def run_step(self) -> RunStep:
-        """The layer with the plan's decision."""
-        return RunStep(workload=self.plan.workload, decision=self._decision)
-
     @cached_property
     def costs(self) -> Costs:
         """The costs that the plan was solved with."""
         return costs_of(self.machine, allow_modelled=self.plan.inputs.pinned.allow_modelled)
-
-    @property
-    def machine(self) -> Profile:
-        """The profile, which what is priced again needs; ProfileError where it is not there."""
-        return profile_of(self.plan.id, self.profile, self.missing)
 
     @property
     def _decision(self) -> Decision:
@@ -234,8 +212,14 @@ class LayerSubject:
                     step = plan_step(plan=self.plan, costs=self.costs, decision=choice)
                     yield Neighbour(knob, degrees_name(choice), step.seconds)
 
-    def _changed(self, question: WhatIf) -> Plan:
-        return layer_again(self.plan, profile=self.machine, question=question)
+    def _roomy(self, asked: Asked) -> ComparedChoice | None:
+        try:
+            return _choice_of(self._changed(asked.texts, memory_limit_bytes=LARGEST_BYTES))
+        except (InputError, InfeasiblePlanError):
+            return None
+
+    def _changed(self, constraints: Mapping[str, str], **sizes: int) -> Plan:
+        return plan_again(changed_request(self.plan.inputs, constraints, **sizes), self.machine)
 
     def _chance(self, plan: Plan) -> float:
         """Return the share of refits under which another plan's step is the shorter one."""
@@ -316,11 +300,6 @@ def _copy_seconds(phase: PhaseTerms) -> float:
     """Return a phase's copies: what its work has beside transfers and experts."""
     work = phase.seconds + phase.hidden_seconds
     return max(0.0, work - phase.total_transfer_seconds - phase.total_compute_seconds)
-
-
-def _whatif(asked: Asked, limit_bytes: int | None = None) -> WhatIf:
-    limit = {} if limit_bytes is None else {"memory_limit_bytes": limit_bytes}
-    return WhatIf(changes={"constraints": asked.texts, **limit}, spelling=AS_FLAGS)
 
 
 def _placed_otherwise(plan: Plan, changed: Plan) -> Iterator[str]:

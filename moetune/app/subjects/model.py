@@ -5,26 +5,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf
 
-from moetune.app.compared import (
-    Asked,
-    ComparedChoice,
-    Refusal,
-    WhyNot,
-    WhyNotAnswer,
-    difference_of,
-)
 from moetune.app.routing_files import read_routing
 from moetune.app.subjects.model_pins import asked_of_training, degree_texts, layout_texts
 from moetune.app.subjects.values import (
     GIB,
+    Asked,
+    ComparedChoice,
+    Instead,
     LostChoice,
     Neighbour,
-    RunStep,
+    PricedPlan,
+    Refusal,
     Timelines,
-    profile_of,
+    WhyNot,
+    difference_of,
 )
 from moetune.app.training import plan_training, search_of
-from moetune.app.training_plan import TrainingRequest, folded_layout, plan_id, planned_job
+from moetune.app.training_plan import TrainingRequest, plan_id, planned_job
 from moetune.app.training_prices import step_prices
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
@@ -34,12 +31,9 @@ from moetune.domain.errors import (
     LayoutTooLargeError,
     ProfileError,
 )
-from moetune.domain.profile import Profile
-from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import (
     TrainingAnswer,
     TrainingDocument,
-    layout_words,
     training_from_document,
 )
 from moetune.domain.units import format_seconds, format_share
@@ -71,18 +65,14 @@ _RULE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSubject:
+class ModelSubject(PricedPlan):
     """A training plan that is priced again.
 
     Args:
-        profile: the one that the plan was made with; None where it was not found.
-        missing: why it was not found.
         model: the configuration that the plan was made for; None for the model of its name.
     """
 
     plan: TrainingDocument
-    profile: Profile | None = None
-    missing: str = ""
     model: str | None = None
 
     @property
@@ -145,30 +135,29 @@ class ModelSubject:
         """
         return asked_of_training(question, self.plan)
 
-    def instead(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
-        """Return the answer with these pins' plan; one that does not fit is priced all the same.
+    def instead(self, asked: Asked) -> Instead:
+        """Return these pins' plan; one that does not fit is priced all the same.
 
         Raises:
             InputError: chunks are asked of a layout without them.
         """
         if "degree" in asked.pins:
-            return self._in_chunks(asked, answer)
+            return self._in_chunks(asked)
         try:
             plan = self._planned(asked)
         except LayoutTooLargeError as error:
-            refused = self._blocking(asked) or Refusal(what=error.what, hint=error.hint)
+            refused = self._blocking(asked) or Refusal.of(error)
             smallest = training_from_document(encode(error.plan), "the priced plan")
-            return replace(answer, other=_choice_of(smallest), refused=refused)
+            return Instead(choice=_choice_of(smallest), refused=refused)
         except (InputError, InfeasiblePlanError) as error:
-            return replace(answer, refused=Refusal(what=error.what, hint=error.hint))
+            return Instead(refused=Refusal.of(error))
         choice = _choice_of(plan)
         is_piped = max(plan.layout.pp, self.plan.layout.pp) > 1
-        notes = [warning for warning in plan.warnings if warning not in self.plan.warnings]
         mean = ("Parts are on the mean of the pipeline ranks",) if is_piped else ()
-        return replace(
-            answer, other=choice, probability_faster=self._chance(choice),
-            notes=(*answer.notes, *mean, *notes),
-        )  # fmt: skip
+        warnings = [warning for warning in plan.warnings if warning not in self.plan.warnings]
+        return Instead(
+            choice=choice, probability_faster=self._chance(choice), notes=(*mean, *warnings)
+        )
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -177,22 +166,22 @@ class ModelSubject:
 
     def seconds(self, slowdown: Slowdown | None = None) -> float:
         """Return the step of the plan's own layout, of the machine or of a slower one."""
-        return self._slowed(slowdown).step(self._layout).seconds
+        return self._slowed(slowdown).step(self.plan.layout).seconds
 
     def neighbours(self) -> Iterator[Neighbour]:
         """Yield half and twice each size of the layout, and more memory."""
         for name in _MOVED:
-            size = getattr(self._layout, name)
+            size = getattr(self.plan.layout, name)
             moved = [2 * size] if size % 2 else [size // 2, 2 * size]
             yield from (self._moved(name, moved_size) for moved_size in moved)
         search = self._search(self.memory_limit_bytes + GIB)
         roomy = BestLayouts(search, self._priced.pins).best()
-        words = f"1 GiB more memory: {layout_words(roomy.layout)}"
+        words = f"1 GiB more memory: {roomy.layout.words}"
         yield Neighbour("memory-limit", words, roomy.step.seconds)
 
     def timelines(self) -> Timelines:
         """Return the passes of every pipeline rank, in the order of its schedule."""
-        layout, pipeline = self._layout, self._prices.pipeline(self._layout)
+        layout, pipeline = self.plan.layout, self._prices.pipeline(self.plan.layout)
         num, ranks = pipeline.num_micro_batches, range(layout.pp)
         shown = num_drawn(pipeline)
         by_rank = rank_spans(
@@ -205,14 +194,6 @@ class ModelSubject:
             notes=(cut,) if shown < num else (),
         )
 
-    @property
-    def run_step(self) -> RunStep:
-        """Raise InputError: only the plan's runtime runs it."""
-        raise InputError(
-            f"plan {self.plan.id[:6]} is a training plan, whose steps only its target runs",
-            "omit --nproc: the trace has what the plan predicts",
-        )
-
     @cached_property
     def _request(self) -> TrainingRequest:
         return _planned_request(self.plan, self.model)
@@ -221,7 +202,7 @@ class ModelSubject:
     def _priced(self) -> TrainingRequest:
         """The request as the layouts are priced: with the plan's graphs and placed experts."""
         request = self._request
-        request = replace(request, pins=as_graphed(request.pins, self._layout))
+        request = replace(request, pins=as_graphed(request.pins, self.plan.layout))
         if not self.plan.is_placed:
             return request
         return replace(request, job=placed_job(request.job), target=placing(request.target))
@@ -233,15 +214,6 @@ class ModelSubject:
     @cached_property
     def _prices(self) -> StepPrices:
         return step_prices(self._priced.job, self._priced.target, self.machine, self._costs)
-
-    @property
-    def machine(self) -> Profile:
-        """The profile, which what is priced again needs; ProfileError where it is not there."""
-        return profile_of(self.plan.id, self.profile, self.missing)
-
-    @cached_property
-    def _layout(self) -> FoldedLayout:
-        return folded_layout(self.plan.layout)
 
     def _planned(self, asked: Asked, *, drop: Sequence[str] = ()) -> TrainingDocument:
         """Return the plan with what is asked pinned, and without some of its own pins."""
@@ -265,24 +237,24 @@ class ModelSubject:
             )
         return None
 
-    def _in_chunks(self, asked: Asked, answer: WhyNotAnswer) -> WhyNotAnswer:
+    def _in_chunks(self, asked: Asked) -> Instead:
         """Return the chosen layout with its exchanges in so many chunks."""
-        if self._layout.overlap != "chunks":
+        if self.plan.layout.overlap != "chunks":
             raise InputError(
-                f"the plan's layout hides exchanges by overlap {self._layout.overlap}, not in "
+                f"the plan's layout hides exchanges by overlap {self.plan.layout.overlap}, not in "
                 "chunks",
                 "ask with --layout, or plan with --target moetune --overlap chunks",
             )
-        layout = replace(self._layout, **asked.pins)
+        layout = replace(self.plan.layout, **asked.pins)
         forward, backward = asked.texts.values()
         choice = replace(
             _choice(self.plan.best),
-            name=f"{forward} and {backward} chunks, layout {layout_words(layout)}",
+            name=f"{forward} and {backward} chunks, layout {layout.words}",
             decision={**self.choice.decision, **asked.texts},
             step_seconds=self._prices.step(layout).seconds,
             parts=self._prices.mean_parts(layout),
         )
-        return replace(answer, other=choice, probability_faster=self._chance(choice))
+        return Instead(choice=choice, probability_faster=self._chance(choice))
 
     def _chance(self, choice: ComparedChoice) -> float:
         """Return the chance that another layout is faster, by the record of public runs."""
@@ -291,7 +263,7 @@ class ModelSubject:
 
     def _moved(self, name: str, size: int) -> Neighbour:
         knob = name.replace("_", "-")
-        sizes = {moved: getattr(self._layout, moved) for moved in (*_MOVED, "etp")}
+        sizes = {moved: getattr(self.plan.layout, moved) for moved in (*_MOVED, "etp")}
         sizes[name] = size
         sizes["etp"] = min(sizes["etp"], sizes["tp"])
         search = self._search(self.memory_limit_bytes)
@@ -299,7 +271,7 @@ class ModelSubject:
             best = BestLayouts(search, replace(self._priced.pins, **sizes)).best()
         except (InputError, InfeasiblePlanError, ProfileError) as error:
             return Neighbour(knob, f"{knob} {size}", None, error.what)
-        words = f"{knob} {size}: {layout_words(best.layout)}"
+        words = f"{knob} {size}: {best.layout.words}"
         note = "" if search.fits(best.layout) else "does not fit"
         return Neighbour(knob, words, best.step.seconds, note)
 

@@ -7,8 +7,8 @@ import math
 import re
 from collections.abc import Mapping
 
-from moetune.app.compared import Asked, WhyNot
 from moetune.app.requests import PIN_NAMES, layout_pins
+from moetune.app.subjects.values import Asked, WhyNot
 from moetune.domain.document import encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.question import read_question, read_texts

@@ -17,10 +17,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.fits import overlay_figure
 from moetune.report.operations import OperationCurve, operations_of
-from moetune.report.plan_figures import (
-    degree_figure,
-    phases_figure,
-)
+from moetune.report.plan_figures import degree_figure, phases_figure
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural, sentence
 
 _MOST_OVERLAYS = 6
@@ -53,11 +50,7 @@ def comparison_sections(
         names: the plans' names in figures and tables.
         is_drawn: add figures of both plans.
     """
-    doubts = (
-        words
-        for plan in (first, second)
-        for words in suspect_words(plan.inputs.profile, plan.profile_quality)
-    )
+    doubts = (words for plan in (first, second) for words in suspect_words(plan))
     words = Section(
         name="answer",
         doubts=tuple(dict.fromkeys(doubts)),
@@ -93,7 +86,7 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
     words = Section(
         name="answer",
         title=changes,
-        doubts=tuple(suspect_words(answer.before.inputs.profile, after.profile_quality)),
+        doubts=suspect_words(after, answer.before.inputs.profile),
         paragraphs=(*effects, sentence(_reason(after))),
     )
     beside = _beside(answer.before, after, _CHANGES, is_drawn=True) if is_drawn else ()

@@ -6,7 +6,6 @@ from moetune.app.subjects import LayerSubject
 from moetune.app.views.words import (
     LEAST_REGRET,
     device_word,
-    memory_words,
     mfu_words,
     plan_scope,
     probability_words,
@@ -17,7 +16,7 @@ from moetune.app.views.words import (
     suspect_words,
     trust_words,
 )
-from moetune.domain.plan import Memory, PhaseTerms, Plan
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import LAUNCHES, RowsPoint
 from moetune.domain.units import format_bytes, format_seconds
@@ -38,7 +37,7 @@ _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved
 
 
 def answer_section(subject: LayerSubject, *, has_reasons: bool = False) -> Section:
-    """Return the plan's workload, its decision, and the predicted times and bytes.
+    """Return the plan's workload, its decision, the predicted times and bytes, and how sure it is.
 
     Args:
         has_reasons: whether a section with the reason follows, so that it is omitted here.
@@ -50,22 +49,13 @@ def answer_section(subject: LayerSubject, *, has_reasons: bool = False) -> Secti
         name="answer",
         title=plan.name,
         scope=plan_scope(plan, profile=subject.profile),
-        doubts=_suspect(plan),
-        paragraphs=(plan_decision(plan), *routing_words(plan), *why),
-        highlights=tuple(_layer_highlights(subject)),
-        summary=_layer_summary(subject),
+        doubts=suspect_words(plan),
+        paragraphs=(plan_decision(plan), *routing_words(plan), *why, how_sure(plan)),
+        highlights=tuple(_highlights(subject)),
+        summary=_summary(subject, has_binding=not why),
         tables=(_phases(subject),),
+        notes=tuple(map(sentence, (*plan.warnings, *_too_fast(plan)))),
     )
-
-
-def _suspect(plan: Plan) -> tuple[str, ...]:
-    return tuple(suspect_words(plan.inputs.profile, plan.profile_quality))
-
-
-def uncertainty_section(plan: Plan) -> Section:
-    """Return the probability that the choice is best, and the plan's warnings."""
-    notes = map(sentence, (*plan.warnings, *_too_fast(plan)))
-    return Section(name="uncertainty", paragraphs=(how_sure(plan),), notes=tuple(notes))
 
 
 def _too_fast(plan: Plan) -> Iterator[str]:
@@ -79,79 +69,60 @@ def _too_fast(plan: Plan) -> Iterator[str]:
         )
 
 
-def _layer_highlights(subject: LayerSubject) -> Iterator[Highlight]:
-    plan = subject.plan
-    times, verdict = plan.predicted, plan.decision
-    step, regret = times.step_seconds, verdict.expected_regret
-    gain = times.sequential_step_seconds / step if step else None
+def _highlights(subject: LayerSubject) -> Iterator[Highlight]:
+    plan, limit = subject.plan, subject.memory_limit_bytes
+    times, verdict, speed = plan.predicted, plan.decision, plan.throughput
+    step, regret, probability = (
+        times.step_seconds,
+        verdict.expected_regret,
+        verdict.probability_best,
+    )
     low, high = map(format_seconds, (times.p05_step_seconds, times.p95_step_seconds))
     yield Highlight(name="One step of the layer", cell=Cell.seconds(step), note=f"{low} to {high}")
-    yield Highlight(
-        name="Against one chunk",
-        cell=Cell(text=f"{gain:.2f} ×" if gain else "–", value=gain),
-        note="as fast",
-    )
-    yield from _speed_highlight(plan)
-    yield _memory_highlight(subject, plan.needed_bytes)
-    binds = Cell.words(verdict.binding.capitalize())
-    yield Highlight(name="What binds", cell=binds, note=f"{trust_words(plan)} costs")
-    yield _sure_highlight("choice", verdict.probability_best, regret)
-
-
-def _sure_highlight(what: str, probability: float, regret: float) -> Highlight:
-    slower = f"; {percent(regret)} slower on average" if regret >= LEAST_REGRET else ""
-    return Highlight(
-        name="How sure",
-        cell=Cell(text=probability_words(probability), value=probability, unit="1"),
-        note=f"that no other {what} is better{slower}",
-    )
-
-
-def _memory_highlight(subject: LayerSubject, num_bytes: int) -> Highlight:
-    limit = subject.memory_limit_bytes
-    return Highlight(
-        name="Memory of one device",
-        cell=Cell.size(num_bytes),
-        note=f"of {format_bytes(limit)}" if limit else "",
-    )
-
-
-def _layer_summary(subject: LayerSubject) -> str:
-    plan, times = subject.plan, subject.plan.predicted
-    span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
-    text = f"One step of the layer: {span}"
-    reuses = plan.memory.strategy != "none"
-    if not is_one_chunk(plan) and times.step_seconds and not reuses:
-        text += f", {times.sequential_step_seconds / times.step_seconds:.2f} × as fast as one chunk"
-    binding = plan.decision.binding
-    text += _speed(subject)
-    return f"{text}. {binding.capitalize()} {'bind' if binding == 'copies' else 'binds'}."
-
-
-def _speed(subject: LayerSubject) -> str:
-    """Return ", 423 TFLOP/s a GPU, MFU 42.8 %"; of a step of no time an empty text."""
-    speed = subject.plan.throughput
-    return f", {speed_words(speed, device_word(subject.profile))}" if speed else ""
-
-
-def _speed_highlight(plan: Plan) -> Iterator[Highlight]:
-    speed = plan.throughput
+    gain = times.sequential_step_seconds / step if step else None
+    against = Cell(text=f"{gain:.2f} ×" if gain else "–", value=gain)
+    yield Highlight(name="Against one chunk", cell=against, note="as fast")
     if speed is not None:
         note = f"on each device, {mfu_words(speed)}"
         yield Highlight(name="Model FLOP/s", cell=speed_cell(speed), note=note)
+    of_limit = f"of {format_bytes(limit)}" if limit else ""
+    yield Highlight(name="Memory of one device", cell=Cell.size(plan.needed_bytes), note=of_limit)
+    binds = Cell.words(verdict.binding.capitalize())
+    yield Highlight(name="What binds", cell=binds, note=f"{trust_words(plan)} costs")
+    slower = f"; {percent(regret)} slower on average" if regret >= LEAST_REGRET else ""
+    yield Highlight(
+        name="How sure",
+        cell=Cell(text=probability_words(probability), value=probability, unit="1"),
+        note=f"that no other choice is better{slower}",
+    )
+
+
+def _summary(subject: LayerSubject, *, has_binding: bool) -> str:
+    plan, times = subject.plan, subject.plan.predicted
+    span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
+    text = f"One step of the layer: {span}"
+    if not is_one_chunk(plan) and times.step_seconds and plan.memory.strategy == "none":
+        text += f", {times.sequential_step_seconds / times.step_seconds:.2f} × as fast as one chunk"
+    if speed := plan.throughput:
+        text += f", {speed_words(speed, device_word(subject.profile))}"
+    binding = plan.decision.binding
+    binds = f" {binding.capitalize()} {'bind' if binding == 'copies' else 'binds'}."
+    return f"{text}.{binds if has_binding else ''}"
 
 
 def _phases(subject: LayerSubject) -> Table:
     plan, times = subject.plan, subject.plan.predicted
+    phases = (
+        ("forward", times.sequential_forward_seconds, times.forward_seconds, subject.forward),
+        ("backward", times.sequential_backward_seconds, times.backward_seconds, subject.backward),
+    )
     rows = [
-        _phase("forward", times.sequential_forward_seconds, times.forward_seconds, subject.forward),
-        _phase(
-            "backward",
-            times.sequential_backward_seconds,
-            times.backward_seconds,
-            subject.backward,
-        ),
-    ]
+        (
+            Cell.words(name), Cell.seconds(one_chunk), Cell.seconds(planned),
+            Cell.seconds(terms.exposed_communication_seconds if terms else None),
+        )
+        for name, one_chunk, planned, terms in phases
+    ]  # fmt: skip
     if times.overhead_seconds:
         around = "gate" if plan.kind == "tensor" else "gate, sorting"
         around = "gate, choices" if plan.workload.gathers else around
@@ -163,7 +134,7 @@ def _phases(subject: LayerSubject) -> Table:
         name="phases",
         header=("phase", "one chunk", "planned", "exposed communication"),
         rows=tuple(rows),
-        notes=(memory_words(subject, plan.needed_bytes, _memory_parts(plan.memory)),),
+        notes=(memory_words(subject),),
         is_narrow=True,
     )
 
@@ -174,23 +145,34 @@ def _launches_known(profile: Profile) -> bool:
     return not ops.isdisjoint(LAUNCHES)
 
 
-def _memory_parts(memory: Memory) -> str:
-    """Return what the bytes are; an older plan has the papers' formulas alone."""
+def memory_words(subject: LayerSubject) -> str:
+    """Return the memory of one device, its limit, its parts, and what the limit leaves free.
+
+    An older plan has the papers' formulas alone.
+    """
+    plan, profile, limit = subject.plan, subject.profile, subject.memory_limit_bytes
+    memory = plan.memory
     parts = (
         f"states {format_bytes(memory.state_bytes)}, "
         f"activations {format_bytes(memory.activation_bytes)}, "
         f"buffers {format_bytes(memory.buffer_bytes)}"
     )
-    if memory.peak_bytes is None:
-        return parts
-    return f"the peak of a step as the layer runs it; by the papers' formulas {parts}"
-
-
-def _phase(
-    name: str, one_chunk: float, planned: float, terms: PhaseTerms | None
-) -> tuple[Cell, ...]:
-    exposed = None if terms is None else terms.exposed_communication_seconds
-    return Cell.words(name), Cell.seconds(one_chunk), Cell.seconds(planned), Cell.seconds(exposed)
+    if memory.peak_bytes is not None:
+        parts = f"the peak of a step as the layer runs it; by the papers' formulas {parts}"
+    of_limit = f" of {format_bytes(limit)}" if limit else ""
+    words = (
+        f"Memory: {format_bytes(plan.needed_bytes)}{of_limit} per {device_word(profile)}: {parts}."
+    )
+    if profile is None or plan.inputs.memory_limit_bytes is not None:
+        return words
+    free = profile.machine.memory_bytes - profile.machine.plannable_bytes
+    if not free:
+        return words
+    share = percent(free / profile.machine.memory_bytes, digits=0)
+    return (
+        f"{words} The limit leaves {format_bytes(free)} ({share}) free for the CUDA context, NCCL "
+        "and fragmentation; a memory limit sets another."
+    )
 
 
 def plan_decision(plan: Plan) -> str:

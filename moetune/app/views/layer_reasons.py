@@ -3,19 +3,14 @@
 from collections.abc import Iterator
 
 from moetune.app.subjects.layer import LayerSubject
-from moetune.app.views.layer import how_sure, is_one_chunk
-from moetune.app.views.words import Reasons, plan_scope, routing_words
+from moetune.app.views.layer import how_sure, is_one_chunk, plan_decision
+from moetune.app.views.words import Reasons, routing_words
 from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.errors import ProfileError
 from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
 from moetune.domain.units import format_seconds
 from moetune.fit.costs import costs_of
-from moetune.report.plan_figures import (
-    Option,
-    degree_figure,
-    pareto_figure,
-    phases_figure,
-)
+from moetune.report.plan_figures import Option, degree_figure, pareto_figure, phases_figure
 from moetune.report.section import Cell, Figure, Section, Table, sentence
 from moetune.report.timelines import timeline_figure
 from moetune.solve.layer.memory import MemoryBudget
@@ -40,7 +35,7 @@ _FEWEST_OPTIONS = 2
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
 
-def layer_reasons(subject: LayerSubject, *, is_drawn: bool) -> Reasons:
+def layer_reasons(subject: LayerSubject, *, is_drawn: bool = False) -> Reasons:
     """Return what an explanation shows of a layer's plan.
 
     Args:
@@ -49,9 +44,8 @@ def layer_reasons(subject: LayerSubject, *, is_drawn: bool) -> Reasons:
     plan = subject.plan
     pins = sorted(plan.inputs.constraints.items())
     return Reasons(
-        title=plan.name,
-        scope=plan_scope(plan, profile=subject.profile),
-        words=tuple(routing_words(plan)),
+        decision=plan_decision(plan),
+        placement=tuple(routing_words(plan)),
         why=(plan.decision.why,),
         sure=how_sure(plan),
         pins=tuple((f"--{flag}", constraint_words(flag, value)) for flag, value in pins),
@@ -61,34 +55,45 @@ def layer_reasons(subject: LayerSubject, *, is_drawn: bool) -> Reasons:
 
 
 def _terms(subject: LayerSubject, *, is_drawn: bool) -> Section:
-    title = "What the time consists of"
     forward, backward = subject.forward, subject.backward
-    figures = tuple(layer_figures(subject)) if is_drawn else ()
-    notes = (sentence(subject.note),) if subject.note else ()
-    if forward is None or backward is None:
-        return Section(name="terms", title=title, notes=notes, figures=figures)
-    table = Table(
+    tables: tuple[Table, ...] = ()
+    if forward is not None and backward is not None:
+        tables = (_phases(subject, forward, backward),)
+    return Section(
+        name="terms",
+        title="What the time consists of",
+        tables=tables,
+        figures=(_layer_figure(subject),) if is_drawn else (),
+        notes=(sentence(subject.note),) if subject.note else (),
+    )
+
+
+def _phases(subject: LayerSubject, forward: PhaseTerms, backward: PhaseTerms) -> Table:
+    return Table(
         name="phases-terms",
         header=(
             "phase", "chunks", "transfer", "experts", "all experts", "exposed", "hidden",
             "planned",
         ),
-        rows=(_phase("forward", forward), _phase("backward", backward)),
+        rows=tuple(
+            (
+                Cell.words(name),
+                Cell.count(terms.degree),
+                Cell.seconds(terms.transfer_seconds),
+                Cell.seconds(terms.compute_seconds),
+                Cell.seconds(terms.total_compute_seconds),
+                Cell.seconds(terms.exposed_communication_seconds),
+                Cell.seconds(terms.hidden_seconds),
+                Cell.seconds(terms.seconds),
+            )
+            for name, terms in (("forward", forward), ("backward", backward))
+        ),
         notes=(
             f"transfer: {_transfer(subject.plan)}; {_PHASES}",
             *_remarks(subject.plan, forward, backward),
             *_measured_steps(subject, forward, backward),
         ),
     )  # fmt: skip
-    return Section(name="terms", title=title, tables=(table,), figures=figures, notes=notes)
-
-
-def _phase(name: str, terms: PhaseTerms) -> tuple[Cell, ...]:
-    seconds = (
-        terms.transfer_seconds, terms.compute_seconds, terms.total_compute_seconds,
-        terms.exposed_communication_seconds, terms.hidden_seconds, terms.seconds,
-    )  # fmt: skip
-    return Cell.words(name), Cell.count(terms.degree), *map(Cell.seconds, seconds)
 
 
 def _transfer(plan: Plan) -> str:
@@ -132,38 +137,34 @@ def _remarks(plan: Plan, forward: PhaseTerms, backward: PhaseTerms) -> Iterator[
 
 def _strategies(subject: LayerSubject, *, is_drawn: bool) -> Iterator[Section]:
     figures = memory_figures(subject) if is_drawn else ()
-    found = subject.strategies
-    if not found:
+    strategies = subject.strategies
+    if not strategies:
         if figures:
             yield Section(name="memory", title="Time and memory", figures=figures)
         return
-    missing = [one for one in STRATEGY_WORDS if one not in {each.strategy for each in found}]
-    absent = (
-        f"{', '.join(missing)}: not measured, the profile lacks copies to the host and back.",
-    )
+    missing = [name for name in STRATEGY_WORDS if name not in {row.strategy for row in strategies}]
+    absent = f"{', '.join(missing)}: not measured, the profile lacks copies to the host and back."
     table = Table(
         name="strategies",
-        header=(
-            "strategy", "chunks", "peak", "formulas", "host", "step", "Eq. 10", "how",
-        ),
-        rows=tuple(map(_strategy, found)),
+        header=("strategy", "chunks", "peak", "formulas", "host", "step", "Eq. 10", "how"),
+        rows=tuple(map(_strategy, strategies)),
         prose=("how",),
-        notes=(*(absent if missing else ()), _BYTES, _PAPER),
-    )  # fmt: skip
+        notes=(*((absent,) if missing else ()), _BYTES, _PAPER),
+    )
     yield Section(name="memory", title="Ways to keep activations", tables=(table,), figures=figures)
 
 
-def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
-    paper = format_seconds(one.paper_seconds) + (" *" if one.is_paper_choice else "")
+def _strategy(terms: StrategyTerms) -> tuple[Cell, ...]:
+    paper = format_seconds(terms.paper_seconds) + (" *" if terms.is_paper_choice else "")
     return (
-        Cell.words(one.strategy, mark="chosen" if one.is_chosen else ""),
-        Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
-        Cell.size(one.peak_bytes),
-        Cell.size(one.needed_bytes),
-        Cell.size(one.host_bytes or None),
-        Cell.seconds(one.step_seconds),
-        Cell(text=paper, value=one.paper_seconds, unit="s"),
-        Cell.words(STRATEGY_WORDS[one.strategy]),
+        Cell.words(terms.strategy, mark="chosen" if terms.is_chosen else ""),
+        Cell.words(f"{terms.forward_degree} and {terms.backward_degree}"),
+        Cell.size(terms.peak_bytes),
+        Cell.size(terms.needed_bytes),
+        Cell.size(terms.host_bytes or None),
+        Cell.seconds(terms.step_seconds),
+        Cell(text=paper, value=terms.paper_seconds, unit="s"),
+        Cell.words(STRATEGY_WORDS[terms.strategy]),
     )
 
 
@@ -189,13 +190,12 @@ def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
     )
 
 
-def layer_figures(subject: LayerSubject) -> Iterator[Figure]:
-    """Yield the layer's timeline; without its profile, bars of its passes."""
+def _layer_figure(subject: LayerSubject) -> Figure:
+    """Return the layer's timeline; without its profile, bars of its passes."""
     if subject.profile is None:
-        yield phases_figure({"this plan": subject.plan})
-        return
+        return phases_figure({"this plan": subject.plan})
     forward, backward = plan_timelines(plan=subject.plan, costs=subject.costs)
-    yield timeline_figure(forward=forward, backward=backward, title="Timeline of one step")
+    return timeline_figure(forward=forward, backward=backward)
 
 
 def memory_figures(subject: LayerSubject) -> tuple[Figure, ...]:

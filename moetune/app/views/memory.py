@@ -2,9 +2,8 @@
 
 from moetune.app.memory import FittedLayout, MemoryAnswer
 from moetune.app.views.model_words import host_words
-from moetune.app.views.words import largest_first
+from moetune.app.views.words import parts_table
 from moetune.domain.training import FoldedLayout
-from moetune.domain.training_document import layout_words
 from moetune.domain.units import format_bytes
 from moetune.report.plan_figures import memory_parts_figure
 from moetune.report.section import Cell, Highlight, Section, Table, plural
@@ -44,7 +43,7 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     words = (
         f"{what} into {limit}: the {device} that a process has of each, and its libraries. "
         f"The {'plainest' if answer.fits else 'smallest'} takes {peak}: "
-        f"{layout_words(first.layout)}, ZeRO-{first.layout.zero}{_host(first.layout)}."
+        f"{first.layout.words}, ZeRO-{first.layout.zero}{_host(first.layout)}."
     )
     highlights = (
         Highlight(name="GPUs", cell=Cell.count(job.world_size), note="the fewest")
@@ -56,8 +55,10 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     )
     figure = memory_parts_figure(
         first.memory.parts, limit_bytes=question.limit_bytes,
-        words=f"Of a device with {layout_words(first.layout)}:",
+        words=f"Of a device with {first.layout.words}:",
     )  # fmt: skip
+    memory = first.memory
+    parts = parts_table("parts", ("part", "memory"), memory.parts, whole=memory.peak_bytes)
     return (
         Section(
             name="answer", paragraphs=(words, *job.decoder.uncounted_words), highlights=highlights
@@ -67,7 +68,7 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
             title="What fits, the plainest first" if answer.fits else "The smallest layout",
             tables=(_layouts(answer),),
         ),
-        Section(name="memory", title="Where it goes", tables=(_parts(first),), figures=(figure,)),
+        Section(name="memory", title="Where it goes", tables=(parts,), figures=(figure,)),
     )
 
 
@@ -84,9 +85,9 @@ def _layouts(answer: MemoryAnswer) -> Table:
         header=("layout", "zero", "recompute", "memory", "states", "activations"),
         rows=tuple(
             (
-                Cell.words(layout_words(one.layout) + _host(one.layout)),
+                Cell.words(one.layout.words + _host(one.layout)),
                 Cell.count(one.layout.zero),
-                Cell.words(", ".join(one.layout.recompute) or "none"),
+                Cell.words(one.layout.recompute_words),
                 Cell.size(round(one.memory.peak_bytes)),
                 Cell.size(round(sum(map(one.memory.parts.__getitem__, _STATES)))),
                 Cell.size(round(one.memory.parts["activations"])),
@@ -98,21 +99,6 @@ def _layouts(answer: MemoryAnswer) -> Table:
 
 
 _STATES = ("parameters", "gradients", "optimizer")
-
-
-def _parts(one: FittedLayout) -> Table:
-    return Table(
-        name="parts",
-        header=("part", "memory", "share"),
-        rows=tuple(
-            (
-                Cell.words(name),
-                Cell.size(round(size)),
-                Cell.share(size / one.memory.peak_bytes),
-            )
-            for name, size in largest_first(one.memory.parts)
-        ),
-    )
 
 
 def _layout_document(one: FittedLayout) -> dict[str, object]:

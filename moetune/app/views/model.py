@@ -8,22 +8,22 @@ from moetune.app.views.model_words import (
     binding_words,
     decision_words,
     host_words,
-    how_sure_of_training,
-    model_placement_words,
+    how_sure,
     origin_words,
+    placement_words,
     saving_words,
 )
 from moetune.app.views.words import (
     Reasons,
-    largest_first,
+    parts_table,
     plan_scope,
     speed_cell,
     speed_words,
     suspect_words,
 )
 from moetune.domain.chunks import Chunks
-from moetune.domain.placement import LayerPlacement
-from moetune.domain.training_document import TrainingAnswer, TrainingDocument, TrainingLayout
+from moetune.domain.pipeline import stage_words
+from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.plan_figures import (
     Option,
@@ -57,22 +57,14 @@ _TIES = f"Of steps within {percent(NOISE, digits=0)} of each other the simpler l
 _MEAN = "Parts are compared on the mean of the pipeline ranks."
 
 
-def training_sections(plan: TrainingDocument) -> Iterator[Section]:
+def model_sections(subject: ModelSubject) -> Iterator[Section]:
     """Yield the sections of a training plan, the answer first."""
-    best, memory = plan.best, plan.memory
-    yield _answer(plan)
-    yield Section(
-        name="memory", title=f"Memory of pipeline rank {memory.rank}",
-        tables=tuple(_memory_parts(best)), figures=(_memory_figure(plan),),
-    )  # fmt: skip
-    yield Section(
-        name="time", title="Time of a step, on the slowest pipeline rank",
-        tables=(_time_table(best),), figures=tuple(training_figures({"this plan": plan})),
-    )  # fmt: skip
-    yield Section(
-        name="settings", title="Layout and settings",
-        tables=(facts("layout", [*_facts(plan)], header=("layout", "")),),
-    )  # fmt: skip
+    plan = subject.plan
+    yield _answer(subject)
+    yield _memory(plan)
+    yield _time(subject)
+    settings = facts("layout", _settings(plan), header=("layout", ""))
+    yield Section(name="settings", title="Layout and settings", tables=(settings,))
     if plan.alternatives:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
     if plan.front:
@@ -82,59 +74,72 @@ def training_sections(plan: TrainingDocument) -> Iterator[Section]:
         )  # fmt: skip
 
 
-def _answer(plan: TrainingDocument) -> Section:
-    predicted, memory, limit = plan.predicted, plan.memory, plan.inputs.memory_limit_bytes
-    low, high = plan.range_seconds
-    tokens, speed = predicted.tokens_per_second_per_device, speed_words(plan.throughput, "")
-    span = seconds_span(plan.step_seconds, low, high)
+def _answer(subject: ModelSubject) -> Section:
+    plan = subject.plan
+    peak, limit = plan.memory.peak_bytes, plan.inputs.memory_limit_bytes
+    tokens = plan.predicted.tokens_per_second_per_device
+    speed, span = (
+        speed_words(plan.throughput, ""),
+        seconds_span(plan.step_seconds, *plan.range_seconds),
+    )
+    low, high = map(format_seconds, plan.range_seconds)
     return Section(
         name="answer",
         title=plan.name,
-        scope=plan_scope(plan),
-        doubts=tuple(suspect_words(plan.inputs.profile, plan.profile_quality)),
+        scope=plan_scope(plan, profile=subject.profile),
+        doubts=suspect_words(plan),
         paragraphs=(
             *origin_words(plan),
             decision_words(plan.words, plan.layout),
-            *model_placement_words(plan),
+            *placement_words(plan),
             binding_words(plan.best),
             *saving_words(plan),
-            how_sure_of_training(plan),
+            how_sure(plan),
         ),
         summary=(
             f"One step: {span}, {tokens:,.0f} tokens a second of each device, {speed}; "
-            f"{format_bytes(memory.peak_bytes)} of {format_bytes(limit)} of its memory."
+            f"{format_bytes(peak)} of {format_bytes(limit)} of its memory."
         ),
         notes=tuple(map(sentence, plan.warnings)),
         highlights=(
             Highlight(
-                name="One step", cell=Cell.seconds(plan.step_seconds),
-                note=f"{format_seconds(low)} to {format_seconds(high)}",
+                name="One step", cell=Cell.seconds(plan.step_seconds), note=f"{low} to {high}"
             ),
             Highlight(
                 name="Tokens a second", cell=Cell(text=f"{tokens:,.0f}", value=tokens),
                 note=f"of each device, {speed}",
             ),
             Highlight(
-                name="Memory of a device", cell=Cell.size(memory.peak_bytes),
-                note=f"of {format_bytes(limit)}, {percent(memory.peak_bytes / limit, digits=0)}",
+                name="Memory of a device", cell=Cell.size(peak),
+                note=f"of {format_bytes(limit)}, {percent(peak / limit, digits=0)}",
             ),
         ),
     )  # fmt: skip
 
 
-def _facts(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
-    best, layout = plan.best, plan.layout
-    yield "recompute", _recomputed(best)
+def _settings(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
+    best, layout, step = plan.best, plan.layout, plan.predicted
+    recompute = layout.recompute_words
+    if not layout.recompute and step.parts.get("recompute"):  # as a runtime does without a flag
+        recompute = "none; activations of experts are not kept, and computed again"
+    yield "recompute", recompute
     yield "dispatcher", layout.dispatcher
-    yield "overlap of exchanges", _overlap(best)
-    yield "in host memory", _offloaded(best)
+    overlap = str(layout.overlap)
+    if layout.degree is not None:
+        overlap += f" ({layout.degree.forward} forward, {layout.degree.backward} backward)"
+    yield "overlap of exchanges", f"{overlap}{_saves(best, step.saved_by_overlap_seconds)}"
+    offloaded = host_words(layout)
+    host = (
+        f"{offloaded}, {format_bytes(best.memory.host_bytes)} a device" if offloaded else "nothing"
+    )
+    yield "in host memory", host
     if plan.chunks is not None:
         yield "states", _chunks(plan.chunks)
-    yield "CUDA graphs", _graphs(best)
+    yield "CUDA graphs", f"{layout.cuda_graphs}{_saves(best, step.saved_by_graphs_seconds)}"
     yield "optimizer", f"{plan.inputs.optimizer}, ZeRO-{layout.zero}"
     if layout.pp > 1:
         yield "schedule", str(layout.schedule)
-        yield "stages", str(layout.stages)
+        yield "stages", stage_words(layout.stages or ())
     yield "runtime", plan.inputs.runtime
     yield "numbers", plan.trust
 
@@ -148,67 +153,46 @@ def _chunks(chunks: Chunks) -> str:
     )
 
 
-def _recompute(layout: TrainingLayout) -> str:
-    return ", ".join(layout.recompute)
-
-
-def _recomputed(best: TrainingAnswer) -> str:
-    """Return the modules that the layout recomputes, or what a runtime does without being told."""
-    if best.layout.recompute == ("none",) and best.predicted.parts.get("recompute"):
-        return "none; activations of experts are not kept, and computed again"
-    return _recompute(best.layout)
-
-
-def _graphs(best: TrainingAnswer) -> str:
-    return f"{best.layout.cuda_graphs}{_saves(best, best.predicted.saved_by_graphs_seconds)}"
-
-
-def _overlap(best: TrainingAnswer) -> str:
-    overlap, degree = str(best.layout.overlap), best.layout.degree
-    if degree is not None:
-        overlap += f" ({degree.forward} forward, {degree.backward} backward)"
-    return f"{overlap}{_saves(best, best.predicted.saved_by_overlap_seconds)}"
-
-
 def _saves(best: TrainingAnswer, seconds: float) -> str:
     if seconds <= 0:
         return ""
     share = percent(seconds / (best.predicted.step_seconds + seconds))
-    return f": saves {Cell.seconds(seconds).text}, {share} of the step"
+    return f": saves {format_seconds(seconds)}, {share} of the step"
 
 
-def _offloaded(best: TrainingAnswer) -> str:
-    what = host_words(best.layout)
-    return f"{what}, {format_bytes(best.memory.host_bytes)} a device" if what else "nothing"
-
-
-def _time_table(best: TrainingAnswer) -> Table:
+def _time(subject: ModelSubject) -> Section:
     """Return the parts of a step, the longest first."""
-    parts = sorted(best.predicted.parts.items(), key=lambda item: -item[1])
-    step = best.predicted.step_seconds
-    return Table(
-        name="time",
-        header=("part", "time", "share"),
-        rows=tuple(
-            (Cell.words(name), Cell.seconds(seconds), Cell.share(seconds / step))
-            for name, seconds in parts
-            if seconds > 0
-        ),
-    )
+    plan = subject.plan
+    step, parts = plan.step_seconds, plan.predicted.parts
+    kinds = (f"{name} {percent(seconds / step)}" for name, seconds in subject.kinds.items())
+    return Section(
+        name="terms", title="Time of a step, on the slowest pipeline rank",
+        paragraphs=(f"Of the step: {', '.join(kinds)}.",),
+        tables=(parts_table("time", ("part", "time"), parts, whole=step, cell=Cell.seconds),),
+        figures=tuple(training_figures({"this plan": plan})),
+    )  # fmt: skip
 
 
-def _memory_parts(best: TrainingAnswer) -> Iterator[Table]:
-    memory = best.memory
-    for name, first, sizes in (
-        ("memory", "part", memory.parts), ("activations", "activations of", memory.activations),
-    ):  # fmt: skip
-        yield Table(
-            name=name,
-            header=(first, "memory"),
-            rows=tuple(
-                (Cell.words(one), Cell.size(round(size))) for one, size in largest_first(sizes)
+def _memory(plan: TrainingDocument) -> Section:
+    memory, limit = plan.memory, plan.inputs.memory_limit_bytes
+    parts, activations = memory.parts, memory.activations
+    figure = memory_parts_figure(
+        parts, limit_bytes=limit,
+        words=f"Predicted peak of a device of pipeline rank {memory.rank}, which needs most:",
+    )  # fmt: skip
+    peak = format_bytes(memory.peak_bytes)
+    return Section(
+        name="memory",
+        title=f"Memory of pipeline rank {memory.rank}: {peak} of {format_bytes(limit)}",
+        tables=(
+            parts_table("memory", ("part", "memory"), parts, whole=memory.peak_bytes),
+            parts_table(
+                "activations", ("activations of", "memory"), activations,
+                whole=sum(activations.values()),
             ),
-        )
+        ),
+        figures=(figure,),
+    )  # fmt: skip
 
 
 def _front(plan: TrainingDocument) -> Table:
@@ -226,7 +210,7 @@ def _front(plan: TrainingDocument) -> Table:
                 replace(Cell.size(peak), mark="" if peak <= limit else "suspect"),
                 Cell.seconds(step), more, saved,
                 Cell.words(f"{one.words}; on the host {on_host}" if on_host else one.words),
-                Cell.words(_recompute(one.layout)), Cell.words(one.layout.overlap),
+                Cell.words(one.layout.recompute_words), Cell.words(one.layout.overlap),
             )
         )  # fmt: skip
     return Table(
@@ -245,7 +229,7 @@ def _others(plan: TrainingDocument) -> Table:
         rows=tuple(
             (
                 Cell.words(one.words),
-                Cell.words(_recompute(one.layout)),
+                Cell.words(one.layout.recompute_words),
                 Cell.words(one.layout.overlap),
                 Cell.words(str(one.layout.schedule)),
                 Cell.seconds(one.predicted.step_seconds),
@@ -259,83 +243,48 @@ def _others(plan: TrainingDocument) -> Table:
     )
 
 
-def _memory_figure(plan: TrainingDocument) -> Figure:
-    memory = plan.best.memory
-    return memory_parts_figure(
-        memory.parts, limit_bytes=plan.inputs.memory_limit_bytes,
-        words=f"Predicted peak of a device of pipeline rank {memory.rank}, which needs most:",
-    )  # fmt: skip
-
-
 def _front_figures(plan: TrainingDocument) -> Iterator[Figure]:
-    """Yield time against memory of the front; nothing where there is a single layout."""
-    options = _front_options(plan)
+    """Yield time against memory of the layouts near the plan; nothing where it is alone."""
+    limit = plan.inputs.memory_limit_bytes
+    layouts = [plan.best, *(answer for answer in plan.front if answer.layout != plan.layout)]
+    options = [
+        Option(
+            name=answer.words,
+            group="with a pipeline" if answer.layout.pp > 1 else "without a pipeline",
+            step_seconds=answer.predicted.step_seconds,
+            memory_bytes=answer.memory.peak_bytes,
+            is_chosen=answer is plan.best,
+        )
+        for answer in layouts
+        if answer.predicted.step_seconds <= _SLOW * plan.step_seconds
+        and answer.memory.peak_bytes <= _LARGE * limit
+    ]
     if len(options) <= 1:
         return
-    figure = pareto_figure(options, limit_bytes=plan.inputs.memory_limit_bytes)
-    num_far = sum(answer.layout != plan.layout for answer in plan.front) + 1 - len(options)
-    far = (
-        f" {plural(num_far, 'layout')} of more than {_SLOW:g} × the plan's time or {_LARGE:g} × "
-        f"the limit {'is' if num_far == 1 else 'are'} only in the table."
-    )
-    yield replace(figure, words=f"{figure.words}{far if num_far else ''}", is_wide=True)
-
-
-def _front_options(plan: TrainingDocument) -> list[Option]:
-    """Return the plan, and the layouts of its front that are not far from it."""
-    best, limit = plan.best, plan.inputs.memory_limit_bytes
-    others = [one for one in plan.front if one.layout != best.layout]
-    return [
-        Option(
-            name=one.words,
-            group="with a pipeline" if one.layout.pp > 1 else "without a pipeline",
-            step_seconds=one.predicted.step_seconds,
-            memory_bytes=one.memory.peak_bytes,
-            is_chosen=at == 0,
+    figure = pareto_figure(options, limit_bytes=limit)
+    if num_far := len(layouts) - len(options):
+        far = (
+            f" {plural(num_far, 'layout')} of more than {_SLOW:g} × the plan's time or {_LARGE:g} "
+            f"× the limit {'is' if num_far == 1 else 'are'} only in the table."
         )
-        for at, one in enumerate((best, *others))
-        if one.predicted.step_seconds <= _SLOW * best.predicted.step_seconds
-        and one.memory.peak_bytes <= _LARGE * limit
-    ]
+        figure = replace(figure, words=figure.words + far)
+    yield replace(figure, is_wide=True)
 
 
 def model_reasons(subject: ModelSubject) -> Reasons:
     """Return what an explanation shows of a training plan."""
-    plan, best, inputs = subject.plan, subject.plan.best, subject.plan.inputs
+    plan, best = subject.plan, subject.plan.best
     layouts = (best, *plan.alternatives)
     is_piped = any(row.layout.pp > 1 for row in layouts)
-    is_tied = any(row.predicted.step_seconds < best.predicted.step_seconds for row in layouts)
+    is_tied = any(row.predicted.step_seconds < plan.step_seconds for row in layouts)
     return Reasons(
-        title=f"{inputs.model}: {best.words}",
-        scope=(
-            f"{inputs.world_size:,} ranks · {inputs.global_batch:,} sequences of {inputs.seq:,} "
-            f"tokens · {inputs.dtype}"
-        ),
-        words=tuple(model_placement_words(plan)),
-        why=(binding_words(best), *_saved(best), *_beside(best), *saving_words(plan)),
-        sure=how_sure_of_training(plan),
-        pins=tuple(pin_flags(inputs.pins).items()),
-        terms=(_time(subject), _memory(subject), *_placement(plan)),
+        decision=decision_words(plan.words, plan.layout),
+        placement=tuple(placement_words(plan)),
+        why=(binding_words(best), *_hidden(best), *saving_words(plan)),
+        sure=how_sure(plan),
+        pins=tuple(pin_flags(plan.inputs.pins).items()),
+        terms=(_time(subject), _memory(plan), *_placement(plan)),
         notes=(*((_MEAN,) if is_piped else ()), *((_TIES,) if is_tied else ())),
-    )
-
-
-def _time(subject: ModelSubject) -> Section:
-    best = subject.plan.best
-    step = best.predicted.step_seconds
-    kinds = (f"{name} {percent(seconds / step)}" for name, seconds in subject.kinds.items())
-    return Section(
-        name="terms", title="What the time consists of",
-        paragraphs=(f"Of the step: {', '.join(kinds)}.",), tables=(_time_table(best),),
-    )  # fmt: skip
-
-
-def _memory(subject: ModelSubject) -> Section:
-    memory, limit = subject.plan.memory, subject.memory_limit_bytes
-    return Section(
-        name="memory",
-        title=f"Memory of a device: {Cell.size(memory.peak_bytes).text} of {Cell.size(limit).text}",
-        tables=(next(_memory_parts(subject.plan.best)),),
     )
 
 
@@ -343,54 +292,44 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
     """Yield how full the fullest rank of each layer is."""
     if plan.placement is None:
         return
-    yield Section(
+    table = Table(
         name="placement",
-        title="Rows of the fullest rank over the mean",
-        tables=(
-            Table(
-                name="placement",
-                header=("layer of experts", "own order", "placed", "at least"),
-                rows=tuple(
-                    _placed_row(number, one)
-                    for number, one in enumerate(plan.placement.layers, start=1)
+        header=("layer of experts", "own order", "placed", "at least"),
+        rows=tuple(
+            (
+                Cell.count(number),
+                *(
+                    Cell(text=f"{skew:.3f}", value=skew)
+                    for skew in (layer.natural_skew, layer.placed_skew, layer.least_skew)
                 ),
-            ),
+            )
+            for number, layer in enumerate(plan.placement.layers, start=1)
         ),
     )
+    title = "Rows of the fullest rank over the mean"
+    yield Section(name="placement", title=title, tables=(table,))
 
 
-def _placed_row(number: int, layer: LayerPlacement) -> tuple[Cell, ...]:
-    skews = layer.natural_skew, layer.placed_skew, layer.least_skew
-    return (
-        Cell(text=str(number), value=number),
-        *(Cell(text=f"{skew:.3f}", value=skew) for skew in skews),
-    )
-
-
-def _saved(best: TrainingAnswer) -> Iterator[str]:
-    """Yield what the overlap of exchanges saves."""
+def _hidden(best: TrainingAnswer) -> Iterator[str]:
+    """Yield what the overlap of exchanges saves, and what shared experts hide."""
     saved, step = best.predicted.saved_by_overlap_seconds, best.predicted.step_seconds
-    if saved <= 0:
-        return
-    words = "Exchanges run beside another micro-batch's computation"
-    degree = best.layout.degree
-    if degree is not None:
-        words = (
-            f"Exchanges run in chunks ({degree.forward} forward, {degree.backward} "
-            "backward) beside the experts of other chunks"
+    if saved > 0:
+        words = "Exchanges run beside another micro-batch's computation"
+        if (degree := best.layout.degree) is not None:
+            words = (
+                f"Exchanges run in chunks ({degree.forward} forward, {degree.backward} "
+                "backward) beside the experts of other chunks"
+            )
+        share = percent(saved / (step + saved))
+        yield (
+            f"{words}: that saves {format_seconds(saved)}, {share} of the "
+            f"{format_seconds(step + saved)} without it."
         )
-    without = Cell.seconds(step + saved).text
-    share = percent(saved / (step + saved))
-    yield f"{words}: that saves {Cell.seconds(saved).text}, {share} of the {without} without it."
-
-
-def _beside(best: TrainingAnswer) -> Iterator[str]:
-    """Yield what shared experts hide."""
     hidden = best.predicted.hidden_by_shared_experts_seconds
     if hidden > 0:
         yield (
             "Shared experts run beside a layer's first dispatch, backward beside its last combine: "
-            f"that hides {Cell.seconds(hidden).text} of exchanges."
+            f"that hides {format_seconds(hidden)} of exchanges."
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from math import fsum
 from types import MappingProxyType
 
-from moetune.app.views.words import how_sure_of_layout
+from moetune.app.views.words import sure_words
 from moetune.domain.profile import Provenance
 from moetune.domain.targets import TargetName
 from moetune.domain.training import FoldedLayout, LayoutRequest
@@ -13,14 +13,10 @@ from moetune.domain.training_document import (
     Saving,
     TrainingAnswer,
     TrainingDocument,
-    TrainingLayout,
     TrainingStep,
 )
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import (
-    percent,
-    sentence,
-)
+from moetune.report.section import percent, sentence
 from moetune.solve.model.uncertainty import RECORDED, UNRECORDED
 
 _COMPUTATION, _REPLICAS = "computation", "collectives of gradients and parameters"
@@ -141,23 +137,23 @@ def _saved(one: Saving, step: float) -> str:
     return percent(1 - one.step_seconds / step, digits=0)
 
 
-def how_sure_of_training(plan: TrainingDocument) -> str:
+def how_sure(plan: TrainingDocument) -> str:
     """Return the probability and the regret of a layout among those that its pins leave."""
-    if plan.inputs.pins == LayoutRequest():
-        return how_sure_of_layout(plan.confidence)
-    if not plan.alternatives:
+    is_pinned = plan.inputs.pins != LayoutRequest()
+    if is_pinned and not plan.alternatives:
         return "The pins leave no other sizes to choose among."
-    return how_sure_of_layout(plan.confidence, "layout with these pins")
+    what, sure = "layout with these pins" if is_pinned else "layout", plan.confidence
+    return f"{sure_words(what, sure.probability_best, sure.expected_regret)}."
 
 
-def model_placement_words(plan: TrainingDocument) -> Iterator[str]:
+def placement_words(plan: TrainingDocument) -> Iterator[str]:
     """Yield where the experts of a model's layers are, and why."""
     if plan.placement is not None:
         how = "are placed by their loads" if plan.is_placed else "keep their order"
         yield sentence(f"Experts {how}: {plan.placement.why}")
 
 
-def host_words(layout: TrainingLayout | FoldedLayout) -> str:
+def host_words(layout: FoldedLayout) -> str:
     """Return "activations of 25 % of the blocks and 50 % of the optimizer"; "" for nothing."""
     kept = (
         (layout.offload_activations, "activations of {} of the blocks"),
@@ -166,13 +162,13 @@ def host_words(layout: TrainingLayout | FoldedLayout) -> str:
     return " and ".join(words.format(percent(share, digits=0)) for share, words in kept if share)
 
 
-def decision_words(words: str, layout: TrainingLayout | FoldedLayout) -> str:
+def decision_words(words: str, layout: FoldedLayout) -> str:
     """Return what a layout does, in a sentence or two.
 
     Args:
         words: its sizes.
     """
-    again = ", ".join(one for one in layout.recompute if one != "none") or "nothing"
+    again = ", ".join(layout.recompute) or "nothing"
     overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
     kept = host_words(layout)
     on_host = f" Keep {kept} in host memory." if kept else ""

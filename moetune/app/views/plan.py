@@ -2,21 +2,14 @@
 
 from collections.abc import Iterator
 
-from moetune.app.compared import ComparedChoice, WhyNotAnswer, difference_of
 from moetune.app.subjects import ModelSubject, Subject
-from moetune.app.views.layer import answer_section, uncertainty_section
+from moetune.app.subjects.values import ComparedChoice, difference_of
+from moetune.app.views.layer import answer_section
 from moetune.app.views.layer_reasons import layer_reasons
-from moetune.app.views.model import model_reasons, training_sections
-from moetune.app.views.words import Reasons, speed_words, suspect_words, trust_words
-from moetune.report.section import (
-    Cell,
-    Section,
-    Table,
-    facts,
-    percent,
-    seconds_span,
-    sentence,
-)
+from moetune.app.views.model import model_reasons, model_sections
+from moetune.app.views.words import Reasons, plan_scope, speed_words, suspect_words, trust_words
+from moetune.app.why_not import WhyNotAnswer
+from moetune.report.section import Cell, Section, Table, facts, percent, seconds_span, sentence
 
 _RANGE = "the range that nine of ten such steps should lie in"
 _NAMED = 3
@@ -33,33 +26,34 @@ def plan_sections(subject: Subject, *, is_page: bool = False) -> tuple[Section, 
         ProfileError: the profile lacks an operation.
     """
     if isinstance(subject, ModelSubject):
-        return tuple(training_sections(subject.plan))
-    more = reasons(subject, is_drawn=True) if is_page else ()
-    return answer_section(subject, has_reasons=is_page), uncertainty_section(subject.plan), *more
+        return tuple(model_sections(subject))
+    answer = answer_section(subject, has_reasons=is_page)
+    return answer, *(_reasons(subject, layer_reasons(subject, is_drawn=True)) if is_page else ())
 
 
 def explanation_sections(subject: Subject) -> tuple[Section, ...]:
-    """Return the plan's name, the reasons, and how far to trust it, for a screen."""
-    plan, of_kind = subject.plan, _of_kind(subject, is_drawn=False)
+    """Return the plan's decision, the reasons, and how far to trust it, for a screen."""
+    plan = subject.plan
+    if isinstance(subject, ModelSubject):
+        of_kind = model_reasons(subject)
+    else:
+        of_kind = layer_reasons(subject)
     head = Section(
         name="plan",
-        title=of_kind.title,
-        scope=of_kind.scope,
-        doubts=tuple(suspect_words(plan.inputs.profile, plan.profile_quality)),
+        title=plan.name,
+        scope=plan_scope(plan, profile=subject.profile),
+        doubts=suspect_words(plan),
         paragraphs=(
-            f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.", *of_kind.words,
+            of_kind.decision,
+            *of_kind.placement,
+            f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.",
         ),
-    )  # fmt: skip
-    return head, *reasons(subject), _trust(subject, of_kind.sure)
+    )
+    return head, *_reasons(subject, of_kind), _trust(subject, of_kind.sure)
 
 
-def reasons(subject: Subject, *, is_drawn: bool = False) -> Iterator[Section]:
-    """Yield the reason, the pins, the terms, the alternatives and the ranges.
-
-    Args:
-        is_drawn: add figures, for a page.
-    """
-    of_kind = _of_kind(subject, is_drawn=is_drawn)
+def _reasons(subject: Subject, of_kind: Reasons) -> Iterator[Section]:
+    """Yield the reason, the pins, the terms, the alternatives and the ranges."""
     yield Section(name="why", title="Why", paragraphs=of_kind.why)
     if of_kind.pins:
         table = facts("constraints", of_kind.pins)
@@ -70,12 +64,6 @@ def reasons(subject: Subject, *, is_drawn: bool = False) -> Iterator[Section]:
         notes=of_kind.notes,
     )  # fmt: skip
     yield from of_kind.ranges
-
-
-def _of_kind(subject: Subject, *, is_drawn: bool) -> Reasons:
-    if isinstance(subject, ModelSubject):
-        return model_reasons(subject)
-    return layer_reasons(subject, is_drawn=is_drawn)
 
 
 def _alternatives(subject: Subject) -> Table:

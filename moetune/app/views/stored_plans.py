@@ -1,9 +1,10 @@
 """Stored plans of every kind, and observations, as tables."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from moetune.app.library import StoredPlan
-from moetune.app.views.words import mfu_cell, tflops_cell, trust_words
+from moetune.app.views.words import mfu_words, speed_cell, trust_words
 from moetune.report.section import EMPTY, Cell, Table
 
 _WIDE = (
@@ -40,37 +41,38 @@ def stored_plans_table(
     )
 
 
-def _row(one: StoredPlan, address: Callable[[str, str], str] | None) -> tuple[Cell, ...]:
-    info, plan = one.info, one.plan
+def _row(stored: StoredPlan, address: Callable[[str, str], str] | None) -> tuple[Cell, ...]:
+    info, plan = stored.info, stored.plan
     made = info.created_at[:16].replace("T", " ")
     mark = "suspect" if plan and plan.is_suspect else ""
     doubt = " (suspect)" if mark else ""
-    speed = plan.throughput if plan else None
-    tokens = plan.tokens_per_second if plan else None
     links = {kind: address(kind, name) if address else ""
              for kind, name in (("plans", info.id), ("profiles", info.profile))}  # fmt: skip
+    words = plan.words if plan else ""
+    tokens, speed = (plan.tokens_per_second, plan.throughput) if plan else (None, None)
     return (
         Cell(text=info.id[:8], value=info.id, href=links["plans"], mark="code"),
         Cell(text=f"{info.model or 'a layer'}{doubt}", value=info.model or "a layer"),
         Cell.count(info.world_size),
-        EMPTY if plan is None else _short(plan.words),
+        Cell(text=_short(words), value=words) if plan else EMPTY,
         Cell.words(plan.target if plan else ""),
-        Cell.words("cannot be read") if plan is None else Cell.seconds(plan.step_seconds),
+        Cell.seconds(plan.step_seconds) if plan else Cell.words("cannot be read"),
         Cell(text=made[5:], value=made),
-        EMPTY if plan is None else Cell.words(plan.kind),
+        Cell.words(plan.kind) if plan else EMPTY,
         EMPTY if tokens is None else Cell(text=f"{tokens:,.0f}", value=tokens),
-        EMPTY if plan is None else Cell.size(plan.needed_bytes),
+        Cell.size(plan.needed_bytes) if plan else EMPTY,
         Cell(text=f"{info.profile}{doubt}", value=info.profile, href=links["profiles"]),
-        tflops_cell(speed),
-        mfu_cell(speed),
-        EMPTY if plan is None else Cell.words(trust_words(plan), mark=mark),
+        replace(speed_cell(speed), text=f"{speed.flops_per_second / 1e12:.3g}") if speed else EMPTY,
+        Cell(text=mfu_words(speed).removeprefix("MFU "), value=speed.mfu, unit="1")
+        if speed
+        else EMPTY,
+        Cell.words(trust_words(plan), mark=mark) if plan else EMPTY,
         Cell.count(info.tokens_per_rank),
     )
 
 
-def _short(words: str) -> Cell:
+def _short(words: str) -> str:
     """Return a layout as short as it can be told: "dp16 pp2 mb2"."""
     short = words.replace("micro-batch", "mb")
-    if " · " in words:
-        short = " ".join(size.replace(" ", "") for size in short.split(" · "))
-    return Cell(text=short, value=words)
+    is_layout = " · " in words
+    return " ".join(size.replace(" ", "") for size in short.split(" · ")) if is_layout else short

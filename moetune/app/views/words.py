@@ -1,15 +1,14 @@
 """Words on a plan of either kind: its workload, speed, memory, and how sure it is."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from moetune.app.subjects.layer import LayerSubject
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.plan import Confidence, Plan
-from moetune.domain.profile import Profile, ProfileQuality, SuspectGroup
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile, SuspectGroup
 from moetune.domain.throughput import Throughput
-from moetune.domain.units import format_bytes, format_flops
-from moetune.report.section import EMPTY, Cell, Section, percent, plural, sentence
+from moetune.domain.units import format_flops
+from moetune.report.section import EMPTY, Cell, Section, Table, percent, plural, sentence
 
 KINDS = "layer", "tensor", "training"
 """Of plans: of a layer, of one that tensor-parallel ranks share, of a model's training."""
@@ -60,38 +59,41 @@ def speed_cell(speed: Throughput | None) -> Cell:
     return Cell(text=format_flops(speed.flops_per_second), value=speed.flops_per_second)
 
 
-def tflops_cell(speed: Throughput | None) -> Cell:
-    """Return the same in TFLOP/s, for a narrow column; the value stays in FLOP/s."""
-    if speed is None:
-        return EMPTY
-    return Cell(text=f"{speed.flops_per_second / 1e12:.3g}", value=speed.flops_per_second)
-
-
-def mfu_cell(speed: Throughput | None) -> Cell:
-    """Return the cell of a share of the device's peak, which says where that is not known."""
-    if speed is None:
-        return EMPTY
-    return replace(Cell.share(speed.mfu), text=mfu_words(speed).removeprefix("MFU "))
-
-
-def suspect_words(profile: str, quality: ProfileQuality | None) -> Iterator[str]:
-    """Yield what is suspect of a plan's profile, and what to do; nothing of a better one.
+def suspect_words(plan: AnyPlan, profile: str | None = None) -> tuple[str, ...]:
+    """Return what is suspect of a plan's profile, and what to do; nothing of a better one.
 
     Args:
-        profile: its name.
+        profile: its name, where the plan has that of a changed one.
     """
+    quality, name = plan.profile_quality, profile or plan.inputs.profile
     if quality is None or quality.label != "suspect":
-        return
-    groups = ", ".join(_suspect_group(one) for one in quality.suspect)
-    yield (
-        f"The profile {profile!r} is suspect, and so is this plan: {groups}. Measure it again on "
-        f"an idle machine; `moetune profiles show {profile}` says how."
+        return ()
+    groups = ", ".join(map(_suspect_group, quality.suspect))
+    words = (
+        f"The profile {name!r} is suspect, and so is this plan: {groups}. Measure it again on "
+        f"an idle machine; `moetune profiles show {name}` says how."
     )
+    return (words,)
 
 
-def largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the parts that are there, the largest first, whichever order a document has."""
-    return sorted(((name, size) for name, size in parts.items() if size), key=lambda one: -one[1])
+def parts_table(
+    name: str, header: tuple[str, str], parts: Mapping[str, float], *, whole: float,
+    cell: Callable[[float], Cell] = lambda size: Cell.size(round(size)),
+) -> Table:  # fmt: skip
+    """Return the parts that are there with their shares, the largest first.
+
+    Args:
+        header: of the parts and of their sizes.
+        cell: returns that of a size; of bytes where it is omitted.
+    """
+    rows = sorted(parts.items(), key=lambda part: -part[1])
+    return Table(
+        name=name,
+        header=(*header, "share"),
+        rows=tuple(
+            (Cell.words(part), cell(size), Cell.share(size / whole)) for part, size in rows if size
+        ),
+    )
 
 
 def trust_words(plan: AnyPlan) -> str:
@@ -106,29 +108,6 @@ def _suspect_group(one: SuspectGroup) -> str:
         f"{one.group} (sizes left out are predicted {percent(one.median_error)} off in the "
         f"median, {percent(one.p95_error)} at p95)"
     )
-
-
-def memory_words(subject: LayerSubject, num_bytes: int, parts: str) -> str:
-    """Return the memory of one device, its limit, and its parts."""
-    limit = subject.memory_limit_bytes
-    of_limit = f" of {format_bytes(limit)}" if limit else ""
-    device = device_word(subject.profile)
-    used = f"Memory: {format_bytes(num_bytes)}{of_limit} per {device}: {parts}."
-    return " ".join([used, *_headroom(subject)])
-
-
-def _headroom(subject: LayerSubject) -> Iterator[str]:
-    """Yield what the default limit leaves free of a GPU, and what for."""
-    profile = subject.profile
-    if profile is None or subject.plan.inputs.memory_limit_bytes is not None:
-        return
-    free = profile.machine.memory_bytes - profile.machine.plannable_bytes
-    if free:
-        share = percent(free / profile.machine.memory_bytes, digits=0)
-        yield (
-            f"The limit leaves {format_bytes(free)} ({share}) free for the CUDA context, NCCL and "
-            "fragmentation; a memory limit sets another."
-        )
 
 
 def device_word(profile: Profile | None) -> str:
@@ -154,7 +133,7 @@ class Reasons:
     """Sentences and sections of a plan; what a kind does not have is omitted.
 
     Args:
-        words: on its routing and its experts' places.
+        placement: how uneven the routing is, and where experts are.
         why: it is this choice.
         sure: how sure that is.
         pins: by their flags.
@@ -163,24 +142,14 @@ class Reasons:
         ranges: the choice for other sizes.
     """
 
-    title: str
-    scope: str
-    words: tuple[str, ...]
+    decision: str
+    placement: tuple[str, ...]
     why: tuple[str, ...]
     sure: str
     pins: tuple[tuple[str, str], ...]
     terms: tuple[Section, ...]
     notes: tuple[str, ...] = ()
     ranges: tuple[Section, ...] = ()
-
-
-def how_sure_of_layout(confidence: Confidence, what: str = "layout") -> str:
-    """Return the probability and the regret of a model's layout.
-
-    Args:
-        what: it was chosen among.
-    """
-    return f"{sure_words(what, confidence.probability_best, confidence.expected_regret)}."
 
 
 def probability_words(share: float) -> str:

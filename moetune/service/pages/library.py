@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from moetune.app.files import bundled_profiles
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.planner import ServicePlanner
 from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import FoundProfile
 from moetune.app.views.profile import machine_scope
@@ -54,7 +54,7 @@ class Library:
     def is_empty(self) -> bool:
         """Whether the store has no machine, profile or plan."""
         store = self.store
-        return not (store.plan_page(limit=1) or store.fits(limit=1) or store.machines(limit=1))
+        return not (store.plans(limit=1) or store.fits(limit=1) or store.machines(limit=1))
 
     def profile(self, name: str) -> FoundProfile:
         """Return the profile of this name in the store, else of the reference machine.
@@ -111,7 +111,7 @@ class Library:
 
     def plan_field(self, name: str, label: str) -> Field:
         """Return a field for a plan's id, which suggests the newest 50."""
-        newest = self.store.plan_page(limit=50)
+        newest = self.store.plans(limit=50)
         return Field(
             name=name, label=label, placeholder="3f9c21", is_required=True,
             suggested={one.id[:12]: _plan_words(one) for one in newest},

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
-from moetune.app.questions import ServedQuestion, read_question
+from moetune.app.requests import ServedQuestion, served_question
 from moetune.app.views.plan import plan_sections
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.ask import GROUPS, Ask
@@ -22,15 +22,20 @@ from moetune.domain.model import MODELS
 from moetune.domain.question import ASKS, read_texts
 from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.units import DTYPE_BYTES
-from moetune.huggingface.pasted import NAME, PastedConfig, pasted_config, unpacked_config
-from moetune.huggingface.registry import model_names
+from moetune.huggingface.registry import (
+    NAME,
+    PastedConfig,
+    model_names,
+    pasted_config,
+    unpacked_config,
+)
 from moetune.report.section import Section
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Page, PageRenderer, address
-from moetune.service.plans import kept_answer
+from moetune.service.plans import answer_and_store
 from moetune.service.problems import ForbiddenError, problem_of
 from moetune.service.workers import WorkerPools
 
@@ -128,7 +133,7 @@ class _Form:
         more = {} if config is None else {"config": config}
         profile = {name: text for name, text in self.texts.items() if name == "profile"}
         texts = {name: text for name, text in self.texts.items() if name != "profile"}
-        return read_question({**read_texts(texts), **profile, **more})
+        return served_question({**read_texts(texts), **profile, **more})
 
     def command(self) -> str:
         """Return the command that asks the same."""
@@ -147,11 +152,10 @@ def _flag(name: str, text: str) -> tuple[str, ...]:
     return (f"--no-{name}",) if text == "no" else (f"--{name}", text)
 
 
-def new_plan_router(
-    library: Library, renderer: PageRenderer, pools: WorkerPools, access: Access
-) -> APIRouter:
-    """Return the routes of the page."""
-    router = APIRouter(include_in_schema=False, route_class=renderer.route_class())
+def add_new_plan(
+    router: APIRouter, library: Library, renderer: PageRenderer, pools: WorkerPools, access: Access
+) -> None:
+    """Add the routes of the page."""
     pages = _Pages(library=library, renderer=renderer, pools=pools)
 
     @router.get("/new")
@@ -180,12 +184,10 @@ def new_plan_router(
             )
         form = _Form.of(fields)
         try:
-            plan = await kept_answer(request, pools, await pools.read(form.question))
+            plan = await answer_and_store(request, pools, await pools.read(form.question))
         except MoetuneError as error:
             return await pages.render(request, form, problem=error)
         return RedirectResponse(address("plans", plan.id), HTTPStatus.SEE_OTHER)
-
-    return router
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,7 @@ class _Pages:
         """Return the page with its answer, or with what is wrong."""
         try:
             question = await self.pools.read(form.question)
-            plan = await self.pools.solve(question.answer, self.pools.planner)
+            plan = (await self.pools.solve(self.pools.planner.ask, *question)).plan
             subject = await self.pools.read(self.pools.planner.explain, plan)
             sections = await self.pools.solve(plan_sections, subject, is_page=True)
         except MoetuneError as error:

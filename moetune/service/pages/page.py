@@ -6,26 +6,25 @@ files change with the files, so that browsers may cache them for ever.
 
 import hashlib
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote, urlencode
 
 from fastapi import Query, Request
-from fastapi.routing import APIRoute
 from pydantic import AfterValidator
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import PathLike, StaticFiles
 from starlette.types import Scope
 
-from moetune.domain.errors import MoetuneError, NotFoundError
+from moetune.domain.errors import NotFoundError
 from moetune.report.html import STATIC, age, environment
 from moetune.report.section import Figure, Section, all_figures
-from moetune.service.problems import Problem, problem_of
+from moetune.service.problems import Problem
 
 LONGEST = 200
 Text = Annotated[str, Query(max_length=LONGEST), AfterValidator(str.strip)]
@@ -58,7 +57,6 @@ def static_files() -> tuple[StaticFiles, Mapping[str, str]]:
 _HEADERS = {"Cache-Control": "no-cache", "Referrer-Policy": "same-origin"}
 """A form's browser says where it comes from; other sites are told nothing."""
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
-_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 NAVIGATION = (
     ("new", "/new", "New plan"),
     ("plans", "/", "Plans"),
@@ -187,24 +185,6 @@ class PageRenderer:
         )
         answer.headers.update(problem.headers)
         return answer
-
-    def route_class(self) -> type[APIRoute]:
-        """Return a class of routes whose errors are pages."""
-        problem = self.problem
-
-        class PageRoute(APIRoute):
-            def get_route_handler(self) -> _Handler:
-                handler = super().get_route_handler()
-
-                async def handle(request: Request) -> Response:
-                    try:
-                        return await handler(request)
-                    except MoetuneError as error:
-                        return problem(problem_of(error))
-
-                return handle
-
-        return PageRoute
 
 
 def address(*parts: str, **query: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from moetune.app.library import PlanFilter, StoredPlan, list_plans, read_plans
+from moetune.app.library import StoredPlan, read_plans
 from moetune.app.models import whole_names
 from moetune.app.views.comparison import comparison_sections, machine_sections
 from moetune.app.views.plan import plan_sections
@@ -13,7 +13,6 @@ from moetune.app.whatif import arguments_of
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
-from moetune.domain.records import PlanInfo
 from moetune.domain.training_document import TrainingDocument
 from moetune.report.observed import drift_figure, sound_rows
 from moetune.report.section import Section, Table
@@ -46,7 +45,9 @@ def plans_page(
     if library.is_empty:
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
     query = {"model": model, "profile": profile, "kind": kind}
-    seen_infos = _infos(library, model, profile, after)
+    seen_infos = library.store.plans(  # kinds stand in the documents, which are not looked at
+        model=model or None, profile=profile or None, after=after, limit=PAGE_SIZE
+    )
     found = read_plans(library.store, seen_infos)
     shown = [one for one in found if kind in {"", one.plan and one.plan.kind}]
     older = seen_infos[-1].id if len(seen_infos) == PAGE_SIZE else ""
@@ -74,21 +75,6 @@ def _filter_fields(library: Library) -> tuple[Field, ...]:
         ),
         Field(name="kind", label="Kind", placeholder="all", choices=KINDS),
     )  # fmt: skip
-
-
-def _infos(library: Library, model: str, profile: str, after: str) -> tuple[PlanInfo, ...]:
-    """Return a page of list entries; kinds stand in the documents, and are not looked at."""
-    if not model and not profile:
-        return library.store.plan_page(after=after, limit=PAGE_SIZE)
-    chosen = PlanFilter(model=model or None, profile=profile or None)
-    found = list_plans(library.store, chosen)
-    ids = [one.id for one in found]
-    if after and after not in ids:
-        raise NotFoundError(
-            f"there is no plan {after[:12]!r} to go on after", "begin with the first page"
-        )
-    start = ids.index(after) + 1 if after else 0
-    return found[start : start + PAGE_SIZE]
 
 
 def plan_page(library: Library, plan_id: str) -> Page:
@@ -145,7 +131,7 @@ def _plan_links(library: Library, plan: AnyPlan, model: str | None) -> Iterator[
 
 def _has_trace(library: Library, plan: AnyPlan, model: str | None) -> bool:
     if plan.kind == "training":
-        return bool(model) and library.planner.profile_if_known(plan) is not None
+        return bool(model) and library.planner.explain(plan).profile is not None
     return True
 
 

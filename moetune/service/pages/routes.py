@@ -1,18 +1,21 @@
-"""Routes of the pages. All are GET and write nothing, but those of `new_plan`."""
+"""Routes of the pages. All are GET and write nothing, but those of `new_plan` and of the login."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.responses import RedirectResponse
 
 from moetune.service.access import Access
+from moetune.service.bodies import read_form
+from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
 from moetune.service.pages.models import model_page, models_page
-from moetune.service.pages.new_plan import new_plan_router
+from moetune.service.pages.new_plan import add_new_plan
 from moetune.service.pages.page import Page, PageRenderer, Text, address, static_files
 from moetune.service.pages.plans import compare_page, plan_page, plans_page
 from moetune.service.pages.whatif import whatif_page
@@ -34,30 +37,6 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
 """By address, whose parts and fields are the page's arguments behind the library."""
 
 
-def page_router(library: Library, renderer: PageRenderer) -> APIRouter:
-    """Return the routes of all pages, and of the data of their figures."""
-    router = APIRouter(include_in_schema=False, route_class=renderer.route_class())
-
-    def add(path: str, page: Callable[[], Page]) -> None:
-        @router.get(f"{path.removesuffix('/')}/{{figure}}.csv")
-        def data(figure: str, made: Annotated[Page, Depends(page)]) -> Response:
-            return made.data(figure)
-
-        @router.get(path)
-        def shown(made: Annotated[Page, Depends(page)]) -> Response:
-            return renderer.render(made)
-
-    for path, page in _PAGES.items():
-        add(path, partial(page, library))
-
-    @router.get("/plans")
-    def find(plan: Text = "") -> Response:
-        place = address("plans", library.any_plan(plan.lower()).id) if plan else "/"
-        return RedirectResponse(place, 303)
-
-    return router
-
-
 def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
     """Add the pages and their static files to the application; return what renders them.
 
@@ -69,6 +48,79 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
     renderer = PageRenderer(addresses=addresses, location=planner.reading.location)
     library = Library(planner)
     app.mount("/static", static)
-    app.include_router(page_router(library, renderer))
-    app.include_router(new_plan_router(library, renderer, pools, access))
+    router = APIRouter(include_in_schema=False)
+    for path, page in _PAGES.items():
+        _add_page(router, renderer, path, partial(page, library))
+
+    @router.get("/plans")
+    def find(plan: Text = "") -> Response:
+        place = address("plans", library.any_plan(plan.lower()).id) if plan else "/"
+        return RedirectResponse(place, HTTPStatus.SEE_OTHER)
+
+    add_new_plan(router, library, renderer, pools, access)
+    _add_login(router, access, renderer)
+    app.include_router(router)
     return renderer
+
+
+def _add_page(
+    router: APIRouter, renderer: PageRenderer, path: str, page: Callable[[], Page]
+) -> None:
+    """Add a page, and the data of its figures."""
+
+    @router.get(f"{path.removesuffix('/')}/{{figure}}.csv")
+    def data(figure: str, made: Annotated[Page, Depends(page)]) -> Response:
+        return made.data(figure)
+
+    @router.get(path)
+    def shown(made: Annotated[Page, Depends(page)]) -> Response:
+        return renderer.render(made)
+
+
+def _add_login(router: APIRouter, access: Access, renderer: PageRenderer) -> None:
+    """Add the form of the login; without tokens it redirects to the wanted page.
+
+    The token is sent once, then a session that only reads stands for it.
+    """
+
+    def form(target: str, problem: str = "") -> Response:
+        status = HTTPStatus.UNAUTHORIZED if problem else HTTPStatus.OK
+        context = {"target": target, "problem": problem}
+        page = Page(template="login.html", title="Log in", context=context, status=status)
+        answer = renderer.render(page)
+        answer.headers.update({"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
+        return answer
+
+    @router.get(LOGIN_PATH)
+    async def show_form(request: Request) -> Response:
+        target = _local_path(request.query_params.get("next", ""))
+        return RedirectResponse(target, HTTPStatus.SEE_OTHER) if access.is_open else form(target)
+
+    @router.post(LOGIN_PATH)
+    async def log_in(request: Request) -> Response:
+        fields = await read_form(request)
+        target = _local_path(fields.get("next", ""))
+        if access.right_of(fields.get("token", "").strip()) == "none":
+            return form(target, "This is not a token of this service.")
+        answer = RedirectResponse(target, HTTPStatus.SEE_OTHER)
+        answer.set_cookie(
+            COOKIE,
+            access.sessions.open(),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+    @router.post(LOGOUT_PATH)
+    async def log_out(request: Request) -> Response:
+        access.sessions.close(request.cookies.get(COOKIE, ""))
+        answer = RedirectResponse(LOGIN_PATH, HTTPStatus.SEE_OTHER)
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return answer
+
+
+def _local_path(target: str) -> str:
+    """Return the path if it is on this service, else "/": a login must not redirect elsewhere."""
+    is_local = target.startswith("/") and not target.startswith("//") and "\\" not in target
+    return target if is_local and target.isprintable() else "/"

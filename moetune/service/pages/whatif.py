@@ -7,10 +7,9 @@ from typing import Any
 
 from fastapi import Request
 
-from moetune.app.changes import WhatIf
 from moetune.app.views.comparison import whatif_sections
 from moetune.app.views.words import plan_scope
-from moetune.app.whatif import whatif
+from moetune.app.whatif import WhatIf, whatif
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.spelling import Spelling

@@ -7,23 +7,47 @@ pre-activations (T_M) come back from host memory (S1, S2) or are computed again 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from moetune.domain.arrays import Floats, as_rows
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.cost_keys import CopyKey
 from moetune.domain.costs import Estimate
+from moetune.domain.interference import Interference
 from moetune.domain.layer import Phase
 from moetune.domain.samples import Direction
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.operations import total
 from moetune.solve.layer.peak import middle_elements
-from moetune.solve.layer.timeline import COMPUTE, LINK, Task
+from moetune.solve.layer.timeline import (
+    COMPUTE,
+    COPIES,
+    LINK,
+    STREAMS,
+    Ints,
+    Program,
+    Task,
+    events,
+    joined,
+    program_of,
+    speeds_of,
+)
 
-COPIES = "copies"
 _AHEAD = 2
 """Dispatches ahead of the experts: T_DI has two buffers."""
-
-
+_EDGE = 3
+"""So many chunks at either end wait for other tasks than those between."""
+FEW = 8
+"""Chunks that are simulated first: the fewest with two between the edges, to compare."""
+_MORE = 24
+"""Chunks that are simulated where the streams have not settled after `FEW`."""
+SAME = 1e-13
+"""Share of a chunk's time by which the streams may differ and still stand as one chunk before."""
 _INDICES = [Estimate(seconds=float(index), trust="measured") for index in range(5)]
 
 
@@ -217,3 +241,93 @@ def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
     way: Direction = "d2h" if phase == "forward" else "h2d"
     copy = costs.costs.seconds(CopyKey(way, mode != "pageable"), num_bytes)
     return copy._replace(trust="modelled") if mode == "pageable" else copy
+
+
+def reused_seconds(
+    *, chunk: ReusedChunk, phase: Phase, degrees: Ints, interference: Interference
+) -> Floats:
+    """Return the makespans of `reuse_tasks` in n numbers of chunks.
+
+    Once the streams stand to each other as they did one chunk before, every further chunk takes as
+    long as that one did: the first `FEW` chunks tell the time of any number of them.
+
+    Args:
+        chunk: seconds of its operations are numbers, or arrays of shape (n,).
+        degrees: chunks, shape (n,).
+        interference: its speeds are numbers, or arrays of shape (n,).
+
+    Raises:
+        ArithmeticError: a duration is negative or not finite.
+    """
+    durations = as_rows(chunk.durations, len(degrees))
+    if not (np.isfinite(durations).all() and (durations >= 0).all()):
+        raise ArithmeticError("the times of a chunk are negative, or no finite numbers")
+    speeds, seconds = speeds_of(interference, len(degrees)), np.full(len(degrees), np.nan)
+    for most in (FEW, _MORE, int(degrees.max())):
+        left = np.flatnonzero(np.isnan(seconds))
+        if len(left):
+            simulated = np.minimum(degrees[left], most)
+            numbers, numbers_of = np.unique(simulated, return_inverse=True)
+            programs = [_program(chunk.pattern, phase, number) for number in numbers.tolist()]
+            makespans, settled = _run(programs, numbers_of, durations[:, left], speeds[..., left])
+            more = degrees[left] - simulated
+            seconds[left] = makespans + np.where(more > 0, more * settled, 0.0)
+    return seconds
+
+
+class _Chunks(NamedTuple):
+    """The program of some chunks.
+
+    Args:
+        ends_chunk: whether a task is the experts' last one of a chunk between the edges.
+        step: tasks of a chunk in each stream, shape (streams,).
+    """
+
+    program: Program
+    ends_chunk: NDArray[np.bool_]
+    step: Ints
+
+
+@lru_cache(maxsize=1024)
+def _program(pattern: ReusedChunk, phase: Phase, num_chunks: int) -> _Chunks:
+    """Return the program of `reuse_tasks`; of a pattern of chunks, in so many of them."""
+    tasks = reuse_tasks(chunk=pattern, phase=phase, degree=num_chunks)
+    program = program_of(tasks)
+    experts = {f"after {i}" for i in range(_EDGE, num_chunks - _EDGE)}
+    return _Chunks(
+        program=program,
+        ends_chunk=np.array([name in experts for name in program.names]),
+        step=np.array([sum(task.stream == one for task in tasks) // num_chunks for one in STREAMS]),
+    )
+
+
+def _run(
+    programs: Sequence[_Chunks], program_of_phase: Ints, durations: Floats, speeds: Floats
+) -> tuple[Floats, Floats]:
+    """Run phases, each of which has one of the programs.
+
+    Returns:
+        When the last task of each phase ends, and the seconds of a chunk once its streams have
+        settled, NaN where they have not; both of shape (n,).
+    """
+    program, first = joined([one.program for one in programs])
+    ends_chunk = np.concatenate([one.ends_chunk for one in programs])
+    step = np.array([one.step for one in programs]).T[:, program_of_phase]
+    compute = STREAMS.index(COMPUTE)
+    now = then = np.zeros(len(program_of_phase))
+    settled = np.full_like(now, np.nan)
+    heads, lefts = np.full_like(step, -1), np.zeros(step.shape)
+    for event in events(program, first[:, program_of_phase], durations, speeds):
+        now = event.now
+        is_compared = ends_chunk[event.head[compute]] & event.is_ended[compute]
+        if is_compared.any():
+            head, chunk = event.head + event.is_ended, now - then
+            apart = np.abs(event.left - lefts).max(axis=0)
+            is_same = (head - heads == step).all(axis=0) & (apart <= SAME * chunk)
+            settled = np.where(is_compared & is_same & np.isnan(settled), chunk, settled)
+            then = np.where(is_compared, now, then)
+            heads, lefts = (
+                np.where(is_compared, head, heads),
+                np.where(is_compared, event.left, lefts),
+            )
+    return now, settled

@@ -1,24 +1,47 @@
-"""Fluid simulation: tasks on streams that slow each other down while they overlap."""
+"""Fluid simulation: tasks on streams that slow each other down while they overlap.
 
-from collections.abc import Sequence
+It runs many phases at once, each with seconds of its own: an array operation moves every phase to
+the next end of one of its tasks.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Order
 from moetune.domain.interference import Interference
 from moetune.domain.samples import ResourceClass
 
+Ints = NDArray[np.int64]
+
 LINK = "link"
 COMPUTE = "compute"
+COPIES = "copies"
+STREAMS = LINK, COMPUTE, COPIES
+_CLASSES: tuple[tuple[ResourceClass | None, ...], ...] = (
+    (None, "comm"), (None, "comp", "mem"), (None, "mem"),
+)  # fmt: skip
+"""Classes of what each stream may run; None where it is idle."""
+_SETS = [*product(*_CLASSES)]
+"""Classes that may run at once, one of each stream."""
+_WEIGHTS = (6, 2, 1)
+"""Of the streams' places in `_CLASSES`, for the index of a set in `_SETS`."""
+_NEVER = 2**40
+"""Index of no task: what waits for it never runs."""
 
 
 class Task(NamedTuple):
-    """One operation; a NamedTuple, since a search builds thousands of them.
+    """One operation.
 
     Args:
         name: unique in its timeline.
         resource: class of what it keeps busy, which decides the tasks that it slows down.
-        stream: tasks of one stream run one after another, in the order they are given.
+        stream: one of `STREAMS`; its tasks run one after another, in the order they are given.
         seconds: duration while nothing else runs.
         after: names of the tasks that must end first.
     """
@@ -58,24 +81,6 @@ class Timeline:
 
     spans: tuple[Span, ...]
     makespan_seconds: float
-
-
-def simulate(tasks: Sequence[Task], *, interference: Interference) -> Timeline:
-    """Run the tasks, each as early as its stream and its dependencies let it.
-
-    A running task advances at the speed that `interference` gives its class among the set of
-    classes that run at that instant; tasks of one class do not disturb each other.
-
-    Raises:
-        ValueError: tasks wait for each other.
-    """
-    run = _Run(tasks)
-    makespan_seconds = run.finish(interference)
-    spans = tuple(
-        Span(task.name, task.resource, task.stream, start, end)
-        for task, start, end in zip(tasks, run.starts, run.ends, strict=True)
-    )
-    return Timeline(spans=spans, makespan_seconds=makespan_seconds)
 
 
 def pipeline_tasks(
@@ -128,89 +133,149 @@ def tensor_parallel_tasks(
     ]
 
 
-class _Run:
-    """State of one simulation, in lists by a task's place: a search runs thousands of them."""
+def simulate(tasks: Sequence[Task], *, interference: Interference) -> Timeline:
+    """Run the tasks, each as early as its stream and its dependencies let it.
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = tasks
-        self._waiting = [len(task.after) for task in tasks]
-        self._dependents = _dependents(tasks)
-        self._queues: dict[str, list[int]] = {}
-        for index, task in enumerate(tasks):
-            self._queues.setdefault(task.stream, []).append(index)
-        for queue in self._queues.values():
-            queue.reverse()  # the head is the last entry, where it is cheap to take
-        self._queue_of = [self._queues[task.stream] for task in tasks]
-        self.starts = [0.0] * len(tasks)
-        self.ends = [0.0] * len(tasks)
+    A running task advances at the speed that `interference` gives its class among the set of
+    classes that run at that instant; tasks of one class do not disturb each other.
 
-    def finish(self, interference: Interference) -> float:
-        """Run all tasks and return when the last one ends.
-
-        Raises:
-            ValueError: tasks wait for each other.
-        """
-        tasks, ends, now = self._tasks, self.ends, 0.0
-        remaining = [task.seconds for task in tasks]
-        speeds: dict[tuple[ResourceClass, ...], dict[ResourceClass, float]] = {}
-        running = [queue[-1] for queue in self._queues.values() if not self._waiting[queue[-1]]]
-        while running:
-            classes = tuple([tasks[index].resource for index in running])
-            speed = speeds.get(classes)
-            if speed is None:
-                among = frozenset(classes)
-                speed = speeds[classes] = {one: interference.speed(one, among) for one in among}
-            times = [remaining[index] / speed[tasks[index].resource] for index in running]
-            step = min(times)
-            now += step
-            going = []
-            ended = []
-            for index, seconds in zip(running, times, strict=True):
-                if seconds > step:
-                    remaining[index] -= step * speed[tasks[index].resource]
-                    going.append(index)
-                else:
-                    ends[index] = now
-                    ended.append(index)
-            running = self._started(ended, going, now)
-        if any(self._queues.values()):
-            raise ValueError(self.deadlock())
-        return now
-
-    def _started(self, ended: list[int], running: list[int], now: float) -> list[int]:
-        """Return what runs on, and the tasks that may start as others have ended."""
-        waiting, queue_of = self._waiting, self._queue_of
-        candidates: list[int] = []
-        for index in ended:
-            queue = queue_of[index]
-            queue.pop()
-            if queue:
-                candidates.append(queue[-1])
-            for dependent in self._dependents[index]:
-                waiting[dependent] -= 1
-                candidates.append(dependent)
-        for index in candidates:
-            # A task may be named twice: by its stream and by what it waited for.
-            if not waiting[index] and queue_of[index][-1] == index and index not in running:
-                self.starts[index] = now
-                running.append(index)
-        return running
-
-    def deadlock(self) -> str:
-        """Return the tasks at the heads of streams that wait for ever, and their dependencies."""
-        heads = [self._tasks[queue[-1]] for queue in self._queues.values() if queue]
-        waits = (
-            f"{task.name!r} heads {task.stream!r} and waits for {', '.join(map(repr, task.after))}"
-            for task in heads
-        )
-        return "the tasks wait for each other: " + "; ".join(waits)
+    Raises:
+        ValueError: tasks wait for each other.
+    """
+    program = program_of([task._replace(seconds=index) for index, task in enumerate(tasks)])
+    durations = np.array([[task.seconds] for task in tasks])
+    ends: dict[str, float] = {}
+    for event in events(program, program.first[:, None], durations, speeds_of(interference, 1)):
+        for ended in event.head[event.is_ended].tolist():
+            ends[tasks[program.duration[ended]].name] = float(event.now[0])
+    if len(ends) < len(tasks):
+        raise ValueError(_deadlock([task for task in tasks if task.name not in ends]))
+    spans = []
+    stream_ends = dict.fromkeys(STREAMS, 0.0)
+    for task in tasks:
+        start = max([stream_ends[task.stream], *(ends[name] for name in task.after)])
+        stream_ends[task.stream] = ends[task.name]
+        spans.append(Span(task.name, task.resource, task.stream, start, ends[task.name]))
+    return Timeline(spans=tuple(spans), makespan_seconds=max(ends.values()))
 
 
-def _dependents(tasks: Sequence[Task]) -> list[list[int]]:
-    """Return for each task the tasks that wait for it."""
-    index_of = {task.name: index for index, task in enumerate(tasks)}
-    dependents: list[list[int]] = [[] for _ in tasks]
-    for index, task in enumerate(tasks):
-        for name in task.after:
-            dependents[index_of[name]].append(index)
-    return dependents
+def _deadlock(waiting: Sequence[Task]) -> str:
+    """Return the tasks at the heads of streams that wait for ever, and their dependencies."""
+    heads = {task.stream: task for task in reversed(waiting)}
+    waits = (
+        f"{task.name!r} heads {stream!r} and waits for {', '.join(map(repr, task.after))}"
+        for stream, task in heads.items()
+    )
+    return "the tasks wait for each other: " + "; ".join(waits)
+
+
+class Program(NamedTuple):
+    """Tasks of a phase, stream by stream; behind the last of each stream one that never runs.
+
+    Args:
+        first: index of each stream's first task, shape (streams,).
+        duration: row of each task's seconds in a table of durations, shape (tasks,).
+        place: of its class in the number of a set of classes, shape (tasks,).
+        needs: task of each stream that has to be at its head, or behind, shape (streams, tasks).
+        names: of the tasks; "" of those that never run.
+    """
+
+    first: Ints
+    duration: Ints
+    place: Ints
+    needs: Ints
+    names: tuple[str, ...]
+
+
+def program_of(tasks: Sequence[Task]) -> Program:
+    """Return the program of tasks whose seconds are rows of a table of durations."""
+    rows = [[task for task in tasks if task.stream == stream] for stream in STREAMS]
+    first = np.cumsum([0, *(len(row) + 1 for row in rows[:-1])])
+    index = {task.name: (stream, int(start) + at)
+             for stream, (start, row) in enumerate(zip(first, rows, strict=True))
+             for at, task in enumerate(row)}  # fmt: skip
+    duration, place, needs = [], [], []
+    for stream, row in enumerate(rows):
+        for task in row:
+            duration.append(int(task.seconds))
+            place.append(_WEIGHTS[stream] * _CLASSES[stream].index(task.resource))
+            ends = [0] * len(STREAMS)
+            for at, before in map(index.__getitem__, task.after):
+                ends[at] = max(ends[at], before + 1)
+            needs.append(ends)
+        duration, place, needs = [*duration, 0], [*place, 0], [*needs, [_NEVER] * len(STREAMS)]
+    return Program(
+        first=first, duration=np.array(duration), place=np.array(place), needs=np.array(needs).T,
+        names=tuple(name for row in rows for name in (*(task.name for task in row), "")),
+    )  # fmt: skip
+
+
+def joined(programs: Sequence[Program]) -> tuple[Program, Ints]:
+    """Return the tasks of all programs as one, and the first tasks of each, (streams, programs)."""
+    starts = np.cumsum([0, *(len(program.duration) for program in programs[:-1])])
+    first = np.array([program.first for program in programs]) + starts[:, None]
+    needs = [program.needs + at for program, at in zip(programs, starts, strict=True)]
+    return Program(
+        first=first,
+        duration=np.concatenate([program.duration for program in programs]),
+        place=np.concatenate([program.place for program in programs]),
+        needs=np.hstack(needs),
+        names=tuple(chain.from_iterable(program.names for program in programs)),
+    ), first.T
+
+
+def speeds_of(interference: Interference, num: int) -> Floats:
+    """Return each stream's speed in each set of classes, 1 of an idle one, (streams, sets, num).
+
+    Args:
+        interference: its speeds are numbers, or arrays of shape (num,).
+    """
+    speeds = np.ones((len(STREAMS), len(_SETS), num))
+    for at, classes in enumerate(_SETS):
+        among = frozenset(name for name in classes if name is not None)
+        for stream, name in enumerate(classes):
+            if name is not None:
+                speeds[stream, at] = interference.speed(name, among)
+    return speeds
+
+
+class Event(NamedTuple):
+    """An instant at which tasks of n phases end; a phase that is over stays as it was.
+
+    Args:
+        now: shape (n,).
+        head: the task that each stream was at until now, shape (streams, n).
+        is_ended: whether it ends now, of the same shape.
+        left: seconds of the tasks at the heads of the streams from now on, of the same shape.
+    """
+
+    now: Floats
+    head: Ints
+    is_ended: NDArray[np.bool_]
+    left: Floats
+
+
+def events(program: Program, head: Ints, durations: Floats, speeds: Floats) -> Iterator[Event]:
+    """Run n phases, and yield the ends of their tasks until none runs any more.
+
+    Args:
+        head: each stream's first task, shape (streams, n).
+        durations: seconds of each phase's operations, shape (operations, n).
+        speeds: as of `speeds_of`, shape (streams, sets, n).
+    """
+    phases, streams = np.arange(head.shape[1]), np.arange(len(STREAMS))[:, None]
+    now, left = np.zeros(len(phases)), durations[program.duration[head], phases]
+    while True:
+        running = (head[:, None] >= program.needs[:, head]).all(axis=0)
+        is_going = running.any(axis=0)
+        if not is_going.any():
+            return
+        sets = np.where(running, program.place[head], 0).sum(axis=0)
+        speed = speeds[streams, sets, phases]
+        times = np.where(running, left / speed, np.inf)
+        seconds = np.where(is_going, times.min(axis=0), 0.0)
+        is_ended, now, before = times <= seconds, now + seconds, head
+        head = head + is_ended
+        left = np.where(running, left - seconds * speed, left)
+        left = np.where(is_ended, durations[program.duration[head], phases], left)
+        yield Event(now, before, is_ended, left)

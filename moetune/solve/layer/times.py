@@ -10,16 +10,15 @@ from typing import cast
 
 import numpy as np
 
-from moetune.domain.arrays import Floats, array_of, floats_of, is_many
+from moetune.domain.arrays import Floats, array_of, as_number, floats_of
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Doubt, Estimate, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan, tensor_parallel_makespan
 from moetune.solve.layer.operations import NOTHING, doubts_of
-from moetune.solve.layer.reuse import chunk_of
-from moetune.solve.layer.reuse_times import Ints, ReusedPhases, reused_seconds
-from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
+from moetune.solve.layer.reuse import chunk_of, reused_seconds
+from moetune.solve.layer.timeline import Ints, Task, pipeline_tasks, tensor_parallel_tasks
 
 OVERHEAD_SHARE = 0.05
 """Share of the step below which the overhead's trust does not count."""
@@ -224,9 +223,12 @@ def _reused_time(
     rows = costs.rows(tokens, degree=degree)
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     if seconds is None:
-        table = costs.interference(rows=rows, degree=degree)
-        (found,) = reused_seconds([ReusedPhases(chunk, phase, np.atleast_1d(degree), table)])
-        seconds = array_of(found) if is_many(degree) else float(found[0])
+        shape = np.broadcast_shapes(np.shape(degree), *map(np.shape, chunk.durations))
+        makespans = reused_seconds(
+            chunk=chunk, phase=phase, degrees=np.broadcast_to(degree, shape or 1),
+            interference=costs.interference(rows=rows, degree=degree),
+        )  # fmt: skip
+        seconds = as_number(makespans.reshape(shape))
     return PhaseTime(
         degree=degree,
         seconds=seconds,

@@ -29,8 +29,6 @@ from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.reuse import chunk_of
-from moetune.solve.layer.reuse_times import ReusedPhases, reused_seconds
 from moetune.solve.layer.times import StepTime, phase_time, step_time
 
 _SEED = 0
@@ -111,7 +109,7 @@ def _under_refits(
 ) -> tuple[Floats, dict[_Phase, Floats]]:  # fmt: skip
     """Return the seconds around the phases, and of each phase, under each refit.
 
-    Of phases the model's error is drawn, too. All that are simulated are so at once.
+    Of phases the model's error is drawn, too.
 
     Returns:
         Arrays of shape (refits,).
@@ -119,19 +117,14 @@ def _under_refits(
     refits = refits_of(costs, resamples, tokens=tokens)
     layer, num = refits.stack, refits.num
     errors = costs.step_errors(tokens=tokens)
-    phases = list(dict.fromkeys(wanted))
-    reusing = [phase for phase in phases if phase[2] != "none"]
-    simulated = reused_seconds([_reused(layer, phase, tokens, num) for phase in reusing])
-    seconds = dict(zip(reusing, simulated, strict=True))
-    for name, degree, strategy in phases:
-        if strategy == "none":
-            time = phase_time(costs=layer, phase=name, tokens=tokens, degree=degree, order=order)
-            seconds[name, degree, strategy] = np.broadcast_to(time.seconds, num)
-    around = np.broadcast_to(layer.overhead(tokens=tokens).seconds, num)
-    return around, {
-        phase: seconds[phase] * error_factors(errors, phase[2], phase[1], num=num)
-        for phase in phases
-    }
+    seconds = {}
+    for name, degree, strategy in dict.fromkeys(wanted):
+        time = phase_time(
+            costs=layer, phase=name, tokens=tokens, degree=degree, order=order, strategy=strategy
+        )
+        factors = error_factors(errors, strategy, degree, num=num)
+        seconds[name, degree, strategy] = np.broadcast_to(time.seconds, num) * factors
+    return np.broadcast_to(layer.overhead(tokens=tokens).seconds, num), seconds
 
 
 def error_factors(errors: StepErrors, strategy: Strategy, degree: int, *, num: int) -> Floats:
@@ -161,15 +154,6 @@ def _deviates(name: str, num: int) -> Floats:
     quantiles = np.array([normal.inv_cdf((at + 0.5) / num) for at in range(num)])
     # Not hash(): it differs between processes.
     return np.random.default_rng([_SEED, zlib.crc32(name.encode())]).permutation(quantiles)
-
-
-def _reused(layer: LayerCosts, phase: _Phase, tokens: int, num: int) -> ReusedPhases:
-    """Return a phase that reuses memory under each of so many refits."""
-    name, degree, strategy = phase
-    rows = layer.rows(tokens, degree=degree)
-    chunk = chunk_of(costs=layer, phase=name, strategy=strategy, rows=rows, degree=degree)
-    table = layer.interference(rows=rows, degree=degree)
-    return ReusedPhases(chunk, name, np.full(num, degree), table)
 
 
 def _phases(degrees: tuple[int, int], strategy: Strategy) -> tuple[_Phase, _Phase]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moetune import store
-from moetune.app.open_planner import ServicePlanner
+from moetune.app.planner import ServicePlanner
 from moetune.app.report import write_report
 from moetune.app.wiring import find_store
 from moetune.config import Settings

@@ -1,0 +1,195 @@
+"""Answers of the addresses of measurements: machines, fits, profiles, and observed steps."""
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moetune.app.drift import DRIFT_SCHEMA, observed_drifts
+from moetune.app.files import bundled_profiles, profile_to_toml
+from moetune.app.profile_toml import parse_toml, profile_in_toml
+from moetune.app.profiles import ProfileInfo, is_path, list_profiles, named_profile
+from moetune.domain.document import decode, encode, shown
+from moetune.domain.errors import InputError, NotFoundError, ProfileError
+from moetune.domain.profile import Profile, profile_from_document
+from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation
+from moetune.service.bodies import (
+    JSON,
+    TOML,
+    Limit,
+    NameCursor,
+    PlanCursor,
+    RowCursor,
+    check_values,
+    document,
+    page,
+    parse_json,
+    read_body,
+    read_document,
+)
+from moetune.service.problems import UnreadableBodyError
+from moetune.service.workers import WorkerPools
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
+
+_MOST_OBSERVATIONS = 2000
+"""Newest observations in which changes are looked for."""
+_MAX_NAME_CHARACTERS = 200
+_MAX_SECONDS = 10_000
+_MAX_SOURCE_CHARACTERS = 64
+
+
+async def machines(pools: WorkerPools, after: RowCursor = 0, limit: Limit = 50) -> Response:
+    """List the machines that were measured, newest first."""
+    rows = await pools.read(pools.planner.reading.machines, after=after, limit=limit + 1)
+    return page("moetune.machines/1", rows, limit=limit)
+
+
+async def fits(pools: WorkerPools, after: RowCursor = 0, limit: Limit = 50) -> Response:
+    """List the fits of all profiles, newest first."""
+    rows = await pools.read(pools.planner.reading.fits, after=after, limit=limit + 1)
+    return page("moetune.fits/1", rows, limit=limit)
+
+
+async def profiles(pools: WorkerPools, after: NameCursor = "", limit: Limit = 50) -> Response:
+    """List the profiles of the store, newest first, and the reference machines."""
+    rows = await pools.read(list_profiles, pools.planner.reading)
+    places = [_place(row) for row in rows]
+    if after and after not in places:
+        raise InputError(f"after={after!r} is not a cursor", "start again without after")
+    rows = rows[places.index(after) + 1 :] if after else rows
+    return page("moetune.profiles.page/1", rows, limit=limit, cursor=_place)
+
+
+def _place(row: ProfileInfo) -> str:
+    """Return the row's cursor, with the source: a stored profile may have a bundled one's name."""
+    return f"{row.source}/{row.name}"
+
+
+async def profile(pools: WorkerPools, request: Request, name: str) -> Response:
+    """Return a profile as JSON, or as the TOML of `moetune profiles export` by `Accept`."""
+    try:
+        named = await pools.read(named_profile, check_name(name), store=pools.planner.reading)
+    except ProfileError as error:
+        raise NotFoundError(error.what, "GET /v1/profiles lists them") from None
+    if TOML in request.headers.get("accept", ""):
+        return Response(await pools.read(profile_to_toml, named.profile), media_type=TOML)
+    return document(named.profile)
+
+
+async def add_profile(pools: WorkerPools, request: Request) -> Response:
+    """Store a profile in TOML or JSON; the newest of a name is the current one.
+
+    A profile equal to the current one of its name is not stored again.
+    """
+    kind, content = await read_body(request, kinds=(TOML, JSON))
+    sent = await pools.read(profile_in, kind, content)
+    await pools.may_add(request, "profiles")
+    is_new = await pools.write(store_profile, pools.planner.store, sent)
+    return document(
+        {"schema": "moetune.profiles.import/1", "name": sent.name, "digest": sent.digest},
+        status=HTTPStatus.CREATED if is_new else HTTPStatus.OK,
+        headers={"Location": f"/v1/profiles/{quote(sent.name)}"},
+    )
+
+
+def check_name(name: str) -> str:
+    """Return the profile's name.
+
+    Raises:
+        InputError: it is empty, too long, not printable, or a path to a file of this machine.
+    """
+    if is_path(name) or not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARACTERS:
+        raise InputError(
+            f"{name[:_MAX_NAME_CHARACTERS]!r} is not a profile's name",
+            "a name has 1 to 200 printable characters, no slash and no .toml at its end",
+        )
+    return name
+
+
+def profile_in(kind: str, content: bytes) -> Profile:
+    """Return the profile in a body.
+
+    Raises:
+        InputError: it is not a profile; the message names the key, or the line of the TOML.
+    """
+    if kind == JSON:
+        sent = profile_from_document(parse_json(content))
+    else:
+        try:
+            plain = parse_toml(content.decode(), "the body")
+        except UnicodeDecodeError:
+            raise UnreadableBodyError("the body is not UTF-8 text") from None
+        check_values(plain)
+        sent = profile_in_toml(plain, references=bundled_profiles())
+    check_name(sent.name)
+    return sent
+
+
+def store_profile(store: "SqlStore", profile: Profile) -> bool:
+    """Store a profile unless the current one of its name is equal; return whether it is new."""
+    current = store.profile(profile.name)
+    if current is not None and current.digest == profile.digest:
+        return False
+    store.save_profile(profile)
+    return True
+
+
+async def add_observations(pools: WorkerPools, request: Request) -> Response:
+    """Store 1 to 1,000 observations of stored plans, all or none."""
+    body = await read_document(request, pools, schema=OBSERVATIONS_SCHEMA)
+    sent = await pools.read(observations_in, body)
+    await pools.may_add(request, "observations", len(sent))
+    await pools.write(pools.planner.store.add_observations, sent)
+    pools.metrics.observed(sent)
+    answer = {"schema": "moetune.observations.kept/1", "num_observations": len(sent)}
+    return document(answer, status=HTTPStatus.CREATED)
+
+
+async def observations(
+    pools: WorkerPools, plan: PlanCursor = "", after: RowCursor = 0, limit: Limit = 200
+) -> Response:
+    """List the observations of all plans, or of one, newest first."""
+    read = pools.planner.reading.observation_page
+    rows = await pools.read(read, plan or None, after=after, limit=limit + 1)
+    items = [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
+    return page("moetune.observations.page/1", items, limit=limit, cursor=lambda item: item["id"])
+
+
+async def drift(pools: WorkerPools, plan: PlanCursor = "") -> Response:
+    """List the changes among the newest observations of all plans, or of one."""
+    read = pools.planner.reading.observation_page
+    rows = await pools.read(read, plan or None, limit=_MOST_OBSERVATIONS)
+    drifts = await pools.read(observed_drifts, rows)
+    items = [{**encode(change), "words": change.words} for change in drifts]
+    return document({"schema": DRIFT_SCHEMA, "items": items})
+
+
+def observations_in(body: dict[str, object]) -> tuple[Observation, ...]:
+    """Return the observations in a body.
+
+    Raises:
+        InputError: none or too many of them, an unknown or missing key, or a value of the wrong
+            type or out of range; the message names its place.
+    """
+    rows = body.pop("observations", None)
+    if body:
+        raise InputError(f"the body has the unknown key {shown(next(iter(body)))}")
+    if not isinstance(rows, list) or not 0 < len(rows) <= MAX_OBSERVATIONS:
+        raise InputError(f"observations must be a list of 1 to {MAX_OBSERVATIONS:,} entries")
+    return tuple(_observation(row, f"observations[{index}]") for index, row in enumerate(rows))
+
+
+def _observation(plain: object, where: str) -> Observation:
+    observation = decode(Observation, plain, where)
+    if len(observation.seconds) > _MAX_SECONDS:
+        raise InputError(f"{where}.seconds has more than {_MAX_SECONDS:,} entries")
+    source = observation.source
+    if not 0 < len(source) <= _MAX_SOURCE_CHARACTERS or not source.isprintable():
+        raise InputError(
+            f"{where}.source must have 1 to {_MAX_SOURCE_CHARACTERS} printable characters"
+        )
+    return observation
