@@ -14,7 +14,7 @@ from moetune.domain.errors import MissingPackageError, MoetuneError
 
 DOCTOR_SCHEMA = "moetune.doctor/1"
 PACKAGES = (
-    "moetune", "torch", "numpy", "sqlalchemy", "alembic", "optuna", "click", "rich", "psycopg",
+    "moetune", "torch", "numpy", "sqlalchemy", "alembic", "optuna", "typer", "rich", "psycopg",
 )  # fmt: skip
 
 

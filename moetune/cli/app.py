@@ -4,17 +4,17 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import redirect_stderr
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
-import click
+import typer
 
-from moetune.cli.commands import Group, option
-from moetune.cli.completion import VARIABLE
+from moetune.cli import completion
+from moetune.cli.commands import new_program, option, with_parameters
 from moetune.cli.session import Session
 from moetune.config import environment
 from moetune.domain.errors import InputError, MoetuneError, needed_by
@@ -26,6 +26,13 @@ _ALLOCATIONS = 200_000
 """Between collections of garbage in the others, where they took a fifth of the time."""
 _NOT_PLANNED = ("--lora", "--qlora", "--peft", "--adapter")
 """Beginnings of options of fine-tuning by adapters, to which no option here is near."""
+
+_BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--no-color")
+_WORDS = "Measure a cluster once, solve for the best Mixture-of-Experts plan, and run it."
+
+# Click's UsageError, the base of all errors in arguments. Some versions of typer include click and
+# others import it: this finds the class in both.
+_UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 COMMANDS = {
     "profile": "Measure this machine and fit its profile.",
@@ -54,40 +61,40 @@ _MODULES = MappingProxyType({"sensitivity": "explain", "observations": "plans", 
 """Modules of `moetune.cli` that have commands of another name."""
 
 
-class Program(Group):
-    """The commands by name, of which only those that are run or completed are imported."""
+_BEFORE = (
+    option("--db", "Database: a file, sqlite:///… or postgresql+psycopg://…", form="URL"),
+    option("--config", "Read settings from this file only.", Path),
+    option("--no-config", "Read no settings file.", bool, default=False),
+    option(
+        "--verbose -v", "Print more notes; -vv also prints tracebacks.", int, form="", default=0,
+        count=True,
+    ),
+    option("--quiet -q", "No notes on stderr.", bool, default=False),
+    option("--no-color", "Print without colour.", bool, default=False),
+    option("--version", "Print the version.", bool, default=False),
+)  # fmt: skip
+"""Options before the command."""
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; None where it is unknown."""
-        if cmd_name not in COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        module = import_module(f"moetune.cli.{_MODULES.get(cmd_name, cmd_name)}")
-        return cast("click.Command", getattr(module, cmd_name))
+
+def program(names: Container[str] = COMMANDS) -> typer.Typer:
+    """Return the command line, in which the commands of these names can be run.
+
+    Importing all of them takes half a second: the others are only named, for help, for
+    completions and for suggestions.
+    """
+    app = new_program(name="moetune", help=_WORDS)
+    app.callback(invoke_without_command=True)(with_parameters(_begin, *_BEFORE))
+    for name, summary in COMMANDS.items():
+        if name in names:
+            module = import_module(f"moetune.cli.{_MODULES.get(name, name)}")
+            getattr(module, name).add_to(app, name)
+        else:
+            app.command(name, help=summary)(_named)
+    return app
 
 
-def program() -> Program:
-    """Return the command line. Importing all commands takes long: help needs their names alone."""
-    before = (
-        option("--db", "Database: a file, sqlite:///… or postgresql+psycopg://…", form="URL"),
-        option("--config", "Read settings from this file only.", Path),
-        option("--no-config", "Read no settings file.", bool),
-        option(
-            "--verbose -v", "Print more notes; -vv also prints tracebacks.", click.INT,
-            form="", count=True,
-        ),
-        option("--quiet -q", "No notes on stderr.", bool),
-        option("--no-color", "Print without colour.", bool),
-        option("--version", "Print the version.", bool),
-    )  # fmt: skip
-    return Program(
-        "moetune",
-        help="Measure a cluster once, solve for the best Mixture-of-Experts plan, and run it.",
-        params=[*before],
-        callback=_begin,
-        invoke_without_command=True,
-        commands={name: click.Command(name, help=words) for name, words in COMMANDS.items()},
-        context_settings={"help_option_names": ["--help", "-h"]},
-    )
+def _named() -> None:
+    raise AssertionError("a command that is run is among the words of the line")
 
 
 def run() -> None:
@@ -113,19 +120,18 @@ def run() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command, or answer a shell that completes one, and return the exit code."""
-    if environment().get(VARIABLE):
+    if environment().get(completion.VARIABLE):
         return _complete()
     session = Session(arguments=tuple(arguments))
     try:
         with needed_by(_command(arguments)):
-            code = program().main(
-                [*arguments], prog_name="moetune", standalone_mode=False, obj=session
-            )
+            app = program(session.arguments)
+            code = app(args=[*arguments], prog_name="moetune", standalone_mode=False, obj=session)
     except MoetuneError as error:
         return _fail(session, error)
-    except click.UsageError as error:
+    except _UsageError as error:
         return _fail(session, _usage_error(error))
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         session.screen.note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
@@ -144,7 +150,8 @@ def _complete() -> int:
     """Answer a shell; nothing is printed over the line that is typed, whatever goes wrong."""
     with redirect_stderr(io.StringIO()):
         try:
-            program().main([], prog_name="moetune")
+            app = program(completion.prepare_answer(environment()))
+            app(args=[], prog_name="moetune", standalone_mode=False)
         except SystemExit as done:
             return int(done.code or 0)
         except (Exception, KeyboardInterrupt):  # noqa: BLE001 - the user has not run a command
@@ -157,10 +164,12 @@ def _fail(session: Session, error: MoetuneError) -> int:
     return error.exit_code
 
 
-def _usage_error(error: click.UsageError) -> InputError:
-    what, option = error.format_message(), str(getattr(error, "option_name", ""))
-    hint = f"see `{error.ctx.command_path if error.ctx else 'moetune'} --help`"
-    if option in {flag for known in program().params for flag in known.opts}:
+def _usage_error(error: Exception) -> InputError:
+    context, option = getattr(error, "ctx", None), str(getattr(error, "option_name", ""))
+    what = str(getattr(error, "format_message", error.__str__)())
+    what = what.replace(": Value error, ", ": ")  # typer's, of pydantic
+    hint = f"see `{context.command_path if context else 'moetune'} --help`"
+    if option in _BEFORE_THE_COMMAND:
         hint = f"write it before the command; {hint}"
     if option.startswith(_NOT_PLANNED):
         what = f"{option}: LoRA and other adapters are not planned yet"
@@ -180,18 +189,15 @@ def _defect(error: Exception) -> MoetuneError:
     return defect
 
 
-@click.pass_context
-def _begin(
-    context: click.Context, *, db: str | None, config: Path | None, no_config: bool, verbose: int,
-    quiet: bool, no_color: bool, version: bool,
-) -> None:  # fmt: skip
-    session = context.ensure_object(Session)
-    session.db, session.config_file, session.no_config = db, config, no_config
-    session.verbosity, session.quiet, session.color = verbose, quiet, not no_color
-    if version:
+def _begin(context: typer.Context, values: dict[str, Any]) -> None:
+    session: Session = context.ensure_object(Session)
+    session.db, session.config_file = values["db"], values["config"]
+    session.no_config, session.verbosity = values["no_config"], values["verbose"]
+    session.quiet, session.color = values["quiet"], not values["no_color"]
+    if values["version"]:
         from importlib.metadata import version as version_of
 
         session.screen.line(f"moetune {version_of('moetune')}")
-        context.exit()
+        raise typer.Exit
     if context.invoked_subcommand is None:
         session.screen.line(context.get_help())

@@ -3,10 +3,11 @@
 Names are silent where something is wrong: the user has not run a command.
 """
 
-from collections.abc import Callable, Iterable
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-import click
+import typer
 
 from moetune.cli.commands import argument, command
 from moetune.domain.errors import MoetuneError
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from moetune.store import SqlStore
 
 VARIABLE = "_MOETUNE_COMPLETE"
-"""Set by a shell that asks for completions; its name is click's."""
+"""Set by a shell that asks for completions."""
+_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
+"""Variables in which bash, and zsh and fish, pass the line so far."""
 ID_LETTERS = 8
 """Of a plan's id, which is as unique as a store needs and still readable."""
 
@@ -31,11 +34,9 @@ def completion(session: "Session", shell: str) -> None:
     bash: add `source <(moetune completion bash)` to ~/.bashrc. zsh: add the same with zsh to
     ~/.zshrc, behind compinit. fish: write it to ~/.config/fish/completions/moetune.fish.
     """
-    from click.shell_completion import get_completion_class
+    from typer._completion_shared import get_completion_script
 
-    made = get_completion_class(shell)
-    assert made is not None  # noqa: S101 - click has the three
-    script = made(click.get_current_context().command, {}, "moetune", VARIABLE).source()
+    script = get_completion_script(prog_name="moetune", complete_var=VARIABLE, shell=shell)
     if session.as_json:
         document = {"schema": "moetune.completion/1", "shell": shell, "script": script}
         session.screen.document(document)
@@ -43,7 +44,19 @@ def completion(session: "Session", shell: str) -> None:
         session.screen.raw(f"{script}\n")
 
 
-def model_names(_context: click.Context, _letters: str) -> Iterable[str]:
+def prepare_answer(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Let typer answer a shell, and return the words of the line that is completed."""
+    from typer._completion_classes import completion_init
+
+    completion_init()
+    line = next((environ[name] for name in _LINES if name in environ), "")
+    try:
+        return tuple(shlex.split(line))
+    except ValueError:  # a quote is still open
+        return tuple(line.split())
+
+
+def model_names(_context: typer.Context, _letters: str) -> Iterable[str]:
     """Return the named models, of the papers and of Hugging Face."""
     from moetune.domain.model import MODELS, WHOLE_MODELS
     from moetune.huggingface.registry import model_names as registered
@@ -51,32 +64,32 @@ def model_names(_context: click.Context, _letters: str) -> Iterable[str]:
     return *MODELS, *WHOLE_MODELS, *registered()
 
 
-def profile_names(context: click.Context, letters: str) -> Iterable[str]:
+def profile_names(context: typer.Context, letters: str) -> Iterable[str]:
     """Return the profiles of the store and the reference machines."""
     from moetune.app.files import bundled_profiles
 
     return *stored_profiles(context, letters), *bundled_profiles()
 
 
-def gpu_names(_context: click.Context, _letters: str) -> Iterable[str]:
+def gpu_names(_context: typer.Context, _letters: str) -> Iterable[str]:
     """Return the GPUs of the reference machines."""
     from moetune.app.describe import gpus
 
     return gpus()
 
 
-def stored_profiles(context: click.Context, _letters: str) -> Iterable[str]:
+def stored_profiles(context: typer.Context, _letters: str) -> Iterable[str]:
     """Return the profiles of the store, newest first."""
     return _stored(context, lambda store: [run.name for run in store.runs()])
 
 
-def plan_ids(context: click.Context, letters: str) -> Iterable[str]:
+def plan_ids(context: typer.Context, letters: str) -> Iterable[str]:
     """Return short ids of the stored plans, newest first; whole ones where more is typed."""
     length = None if len(letters) > ID_LETTERS else ID_LETTERS
     return _stored(context, lambda store: [plan.id[:length] for plan in store.plans()])
 
 
-def _stored(context: click.Context, names: Callable[["SqlStore"], list[str]]) -> list[str]:
+def _stored(context: typer.Context, names: Callable[["SqlStore"], list[str]]) -> list[str]:
     """Return names from the store; none where there is no store or it cannot be read."""
     from moetune.app import wiring
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from moetune.cli.commands import Option, argument, option
+from moetune.cli.commands import Parameter, argument, option
 from moetune.cli.completion import gpu_names, model_names, plan_ids, profile_names
 from moetune.domain.ask import Ask
 from moetune.domain.question import ASKS
@@ -33,7 +33,7 @@ _NAMES = MappingProxyType({"model": model_names, "gpu": gpu_names})
 
 def fields(
     *names: str, table: Mapping[str, Ask] = ASKS, defaults: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Option, ...]:
+) -> tuple[Parameter, ...]:
     """Return the options of fields, whose values are texts: `texts_of` has those that were given.
 
     Args:
@@ -54,7 +54,7 @@ def texts_of(values: Mapping[str, str | bool | None]) -> dict[str, str]:
     }
 
 
-def _field(ask: Ask, usual: str | None) -> Option:
+def _field(ask: Ask, usual: str | None) -> Parameter:
     words = ask.words if usual is None else f"{ask.words} Default: {usual}."
     if ask.kind is bool:
         flags = ask.flag if ask.is_switch else f"{ask.flag}/--no{ask.flag[1:]}"

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
-from moetune.cli.commands import ALL, MOST_ROWS, argument, command, group, option
+from moetune.cli.commands import ALL, MOST_ROWS, Between, argument, command, group, option
 from moetune.cli.completion import model_names, plan_ids, profile_names
 from moetune.cli.options import PLAN, PROFILE
 from moetune.cli.session import Session
@@ -70,8 +68,8 @@ def export(session: Session, plan: str, output: Path | None) -> None:
 
 @command(
     "moetune plans diff 1a2b3c plan.json",
-    argument("first", str(PLAN.help), names=plan_ids),
-    argument("second", str(PLAN.help), names=plan_ids),
+    argument("first", PLAN.words, names=plan_ids),
+    argument("second", PLAN.words, names=plan_ids),
     ALL,
 )
 def diff(session: Session, first: str, second: str) -> None:
@@ -86,9 +84,7 @@ def diff(session: Session, first: str, second: str) -> None:
 
 @command(
     "moetune plans remove 1a2b3c",
-    argument(
-        "plans", "Beginnings of ids.", form="PLAN...", names=plan_ids, nargs=-1, required=True
-    ),
+    argument("plans", "Beginnings of ids.", form="PLAN...", names=plan_ids, multiple=True),
 )
 def remove(session: Session, plans: Sequence[str]) -> None:
     """Delete plans, and what was observed under them."""
@@ -110,7 +106,7 @@ plans = group("plans", "Stored plans.", list_, show, export, diff, remove)
 @command(
     "moetune observations list --plan 1a2b3c",
     option("--plan", "Beginning of a plan's id.", names=plan_ids),
-    option("--limit", "Most, the newest first.", click.IntRange(1, 100_000), default=1000),
+    option("--limit", "Most, the newest first.", Between(1, 100_000), default=1000),
     ALL,
 )
 def list_observations(session: Session, plan: str | None, limit: int) -> None:
@@ -127,7 +123,7 @@ def list_observations(session: Session, plan: str | None, limit: int) -> None:
 
 @command(
     "moetune observations remove 17",
-    argument("observations", "As listed.", int, form="ID...", nargs=-1, required=True),
+    argument("observations", "As listed.", int, form="ID...", multiple=True),
 )
 def remove_observations(session: Session, observations: Sequence[int]) -> None:
     """Delete observations."""

@@ -4,11 +4,9 @@ import shlex
 from contextlib import nullcontext
 from pathlib import Path
 
-import click
-
 from moetune import config
 from moetune.app.describe import DESCRIBED, check_new, describe, description_of
-from moetune.cli.commands import ALL, argument, command, group, option
+from moetune.cli.commands import ALL, Parameter, argument, command, group, option
 from moetune.cli.completion import profile_names, stored_profiles
 from moetune.cli.options import fields, texts_of
 from moetune.cli.session import Session
@@ -17,7 +15,7 @@ from moetune.domain.model import find_model
 from moetune.report.section import plural
 
 
-def _profile(name: str) -> click.Argument:
+def _profile(name: str) -> Parameter:
     words = "A .toml file, or the name of a profile."
     return argument(name, words, form="FILE|NAME", names=profile_names)
 

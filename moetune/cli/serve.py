@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
-
-from moetune.cli.commands import AT_LEAST_1, command, option
+from moetune.cli.commands import AT_LEAST_1, Between, command, option
 from moetune.cli.session import Session
 from moetune.domain.units import parse_bytes, parse_seconds
 
@@ -15,7 +13,7 @@ from moetune.domain.units import parse_bytes, parse_seconds
 @command(
     "moetune serve --port 8642",
     option("--host", "Address to listen on; without a token only loopback.", default="127.0.0.1"),
-    option("--port", "0 for a free one.", click.IntRange(0, 65535), default=8642),
+    option("--port", "0 for a free one.", Between(0, 65535), default=8642),
     option("--read-token-file", "Token for reading, in a file that only you can read.", Path),
     option("--write-token-file", "Token for reading and writing, in such a file.", Path),
     option(
