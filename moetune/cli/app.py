@@ -5,7 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -142,14 +142,13 @@ def _command(arguments: Sequence[str]) -> str:
 
 def _complete() -> int:
     """Answer a shell; nothing is printed over the line that is typed, whatever goes wrong."""
-    with redirect_stderr(io.StringIO()):
+    code = 1
+    with redirect_stderr(io.StringIO()), suppress(Exception, KeyboardInterrupt):
         try:
             program().main([], prog_name="moetune")
         except SystemExit as done:
-            return int(done.code or 0)
-        except (Exception, KeyboardInterrupt):  # noqa: BLE001 - the user has not run a command
-            return 1
-    return 0
+            code = int(done.code or 0)
+    return code
 
 
 def _fail(session: Session, error: MoetuneError) -> int:

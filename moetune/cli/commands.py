@@ -146,7 +146,7 @@ def group(name: str, words: str, *commands: Command, **named: Command) -> Group:
     Args:
         named: commands under another name than their function's.
     """
-    by_name: dict[str, click.Command] = {str(made.name): made for made in commands} | named
+    by_name: dict[str, click.Command] = {**{str(made.name): made for made in commands}, **named}
     return Group(name, commands=by_name, help=words, no_args_is_help=False)
 
 
@@ -163,7 +163,7 @@ def _type_of(kind: Any) -> Any:  # noqa: ANN401 - click takes both types of Pyth
     return _Text(kind) if inspect.isfunction(kind) else kind
 
 
-class _Text(click.ParamType):
+class _Text(click.ParamType[object]):
     """A text that a function reads; its errors are about the flag."""
 
     name = "text"

@@ -34,7 +34,8 @@ Planned = Callable[..., dict[str, Any]]
 
 def commands(group: click.Group, before: str = "") -> Mapping[str, click.Command]:
     """Return the commands of a group and of the groups in it, by their words."""
-    context, found = click.Context(group), {}
+    context = click.Context(group)
+    found: dict[str, click.Command] = {}
     for word in group.list_commands(context):
         name, command = f"{before} {word}".strip(), group.get_command(context, word)
         assert command is not None
