@@ -13,8 +13,8 @@ from moetune.domain.site import Site, site_of
 from moetune.domain.targets import Target, TargetName, find_target
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.export import export_layout
 from moetune.export.planned import Export, Planned
-from moetune.export.targets import export_layout
 from moetune.huggingface.reader import language_model
 
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from moetune.app import wiring
 from moetune.app.files import find_plan, is_plan_path
 from moetune.app.models import find_planned_model
-from moetune.app.plan_view import PlanView
+from moetune.app.notebook import PlanView
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout

@@ -6,8 +6,9 @@
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,12 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from moetune import config
 from moetune.app import wiring
 from moetune.app.planner import local_planner
-from moetune.app.served_plans import EXAMPLE, ask_service, is_served
-from moetune.domain.document import canonical_json
+from moetune.config import Settings
+from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.domain.records import Settled
+from moetune.domain.request import PlanInputs
+from moetune.domain.spelling import nearest_or
 from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.reports import ObservationSender, StepReporter, post_observations
 from moetune.runtime.plans.shared import read_plans, share_plans
 from moetune.runtime.plans.tuner import BUDGET_SECONDS
 
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
     from moetune.app.tuning import StudyTuner
 
 _LOGGER = logging.getLogger("moetune")
+_EXAMPLE = 'open_planbook({"model": "gpt-s", "tokens_per_rank": 8192}, service="http://…")'
+_ID = re.compile("[0-9a-f]{64}")
 _Source: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, object]
 
 
@@ -93,7 +99,8 @@ def open_planbook(
     if online:
         return share_plans(
             lambda: _find_all(request, group), find_settled=partial(_find_settled, request),
-            make_tuner=partial(_make_tuner, db), budget_seconds=search_budget_seconds, group=group,
+            make_tuner=partial(_make_tuner, request), budget_seconds=search_budget_seconds,
+            group=group,
         )  # fmt: skip
     return share_plans(lambda: _find_all(request, group), group=group)
 
@@ -109,6 +116,10 @@ class _BookRequest:
     renew: bool
 
     @property
+    def settings(self) -> Settings:
+        return wiring.configure(db=self.db).settings
+
+    @property
     def sources(self) -> Sequence[_Source]:
         if self.source is None:
             return ()
@@ -121,7 +132,7 @@ def _find_settled(request: _BookRequest, plans: Sequence[Plan]) -> Sequence[Sett
         raise MoetuneError("online=True needs Optuna", "pip install 'optuna>=5.0'")
     if not plans:
         return ()
-    with wiring.find_store(wiring.configure(db=request.db).settings) as store:
+    with wiring.find_store(request.settings) as store:
         if store is None:
             return ()
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
@@ -129,10 +140,10 @@ def _find_settled(request: _BookRequest, plans: Sequence[Plan]) -> Sequence[Sett
         return [one for one in settled if one.hardware_id == hardware_id]
 
 
-def _make_tuner(db: str | None) -> "StudyTuner":
+def _make_tuner(request: _BookRequest) -> "StudyTuner":
     from moetune.app.tuning import StudyTuner
 
-    settings = wiring.configure(db=db).settings
+    settings = request.settings
     return StudyTuner(
         folder=wiring.searches_folder(settings),
         hardware_id=wiring.detect_cluster().fingerprint.hardware_id,
@@ -150,55 +161,46 @@ def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> PlanB
     if request.source is None:
         if request.renew:
             raise InputError("renew needs the plans' names", "give a source")
-        return PlanBook(_all_plans(request.db))
+        return PlanBook(_all_plans(request.settings))
     num_ranks = communicator_of(group).num_ranks
-    found = _find_named(request, url, num_ranks)
-    if not request.renew:
-        return found
-    return _renewed(found, request, url=url, num_ranks=num_ranks)
+    book = _find_named(request, url, num_ranks)
+    return _renewed(book, request, url=url, num_ranks=num_ranks) if request.renew else book
 
 
 def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> PlanBook:
-    served = [one for one in request.sources if is_served(one, url)]
-    others = [one for one in request.sources if not is_served(one, url)]
-    plans = tuple(plan for one in others for plan in _find(one, request.db))
+    served = [source for source in request.sources if _is_served(source, url)]
+    local = [source for source in request.sources if not _is_served(source, url)]
+    plans = tuple(plan for source in local for plan in _find(source, request.settings))
     if not served:
         return PlanBook(plans)
-    return ask_service(
-        url, served, others=plans, num_ranks=num_ranks, observe_every=request.observe_every
-    )
+    return _ask_service(request, url, served, local=plans, num_ranks=num_ranks)
 
 
-def _renewed(
-    found: PlanBook, request: _BookRequest, *, url: str | None, num_ranks: int
-) -> PlanBook:
+def _renewed(book: PlanBook, request: _BookRequest, *, url: str | None, num_ranks: int) -> PlanBook:
     """Return plans for a number of ranks in place of those for others.
 
     The service gives them where there is one; else they are made from the store's profiles, and
     stored. A plan that cannot be had is one warning, and its layers run one chunk.
     """
-    old = [one for one in found.plans if one.inputs.world_size != num_ranks]
+    old = [plan for plan in book.plans if plan.inputs.world_size != num_ranks]
     if not old:
-        return found
-    kept = [one for one in found.plans if one not in old]
-    questions = [one.inputs.question_for(num_ranks) for one in old]
+        return book
+    current = [plan for plan in book.plans if plan not in old]
+    questions = [plan.inputs.question_for(num_ranks) for plan in old]
     if url is None:
-        made = _made(questions, request.db)
-        plans = (*kept, *made)
-        is_complete = found.is_complete and len(made) == len(questions)
-        return PlanBook(plans, is_complete=is_complete, reporter=found.reporter)
-    reported = frozenset() if found.reporter is None else found.reporter.plan_ids
-    return ask_service(
-        url, [*(one.id for one in kept if one.id in reported), *questions],
-        others=[one for one in kept if one.id not in reported],
-        num_ranks=num_ranks, observe_every=request.observe_every,
+        made = _made(questions, request.settings)
+        is_complete = book.is_complete and len(made) == len(questions)
+        return PlanBook((*current, *made), is_complete=is_complete, reporter=book.reporter)
+    reported = frozenset() if book.reporter is None else book.reporter.plan_ids
+    return _ask_service(
+        request, url, [*(plan.id for plan in current if plan.id in reported), *questions],
+        local=[plan for plan in current if plan.id not in reported], num_ranks=num_ranks,
     )  # fmt: skip
 
 
-def _made(questions: Sequence[Mapping[str, object]], db: str | None) -> list[Plan]:
+def _made(questions: Sequence[Mapping[str, object]], settings: Settings) -> list[Plan]:
     """Return the plans that can be made here; the log says why others cannot."""
     made: list[Plan] = []
-    settings = wiring.configure(db=db).settings
     for question in questions:
         try:
             with local_planner(settings, saves=True) as planner:
@@ -220,27 +222,104 @@ def _url(request: _BookRequest) -> str | None:
         url = wiring.configure(db=request.db).service_url(config.environment())
     elif request.source is None:
         raise InputError(
-            "with a plan service, name the inputs or the ids of the plans", f"as in {EXAMPLE}"
+            "with a plan service, name the inputs or the ids of the plans", f"as in {_EXAMPLE}"
         )
     return None if url is None else config.check_service_url(url)
 
 
-def _find(one: object, db: str | None) -> Iterable[Plan]:
+def _find(source: object, settings: Settings) -> Iterable[Plan]:
     from moetune.app.files import find_plan
 
-    found: Any = getattr(one, "plan", one)
-    if not isinstance(found, (str, os.PathLike)):
-        return (found.as_layer(),)
-    text = os.fspath(found)
+    named: Any = getattr(source, "plan", source)
+    if not isinstance(named, (str, os.PathLike)):
+        return (named.as_layer(),)
+    text = os.fspath(named)
     if Path(text).is_dir():
         return read_plans([Path(text)])
-    settings = wiring.configure(db=db).settings
     return (find_plan(text, stores=lambda: wiring.find_store(settings)).as_layer(),)
 
 
-def _all_plans(db: str | None) -> Iterable[Plan]:
-    with wiring.find_store(wiring.configure(db=db).settings) as store:
+def _all_plans(settings: Settings) -> Iterable[Plan]:
+    with wiring.find_store(settings) as store:
         if store is None:
             return []
-        found = (store.plan(info.id) for info in reversed(store.plans()))
-        return [plan.as_layer() for plan in found if plan and plan.kind != "training"]
+        plans = (store.plan(info.id) for info in reversed(store.plans()))
+        return [plan.as_layer() for plan in plans if plan and plan.kind != "training"]
+
+
+def _checked_inputs(inputs: Mapping[object, object], *, num_ranks: int) -> dict[str, object]:
+    """Return a plan's inputs ready to send: plain values, without those that are None.
+
+    Args:
+        num_ranks: the world size where none is given.
+
+    Raises:
+        InputError: a key is unknown, a value has no JSON form, or neither model nor layer is given.
+    """
+    names = [item.name for item in fields(PlanInputs)]
+    for key in inputs:
+        if key not in names:
+            hint = nearest_or(f"known: {', '.join(names)}", key, names)
+            raise InputError(f"a plan has no input {key!r}", hint)
+    plain: dict[str, object] = {
+        str(key): encode(value) for key, value in inputs.items() if value is not None
+    }
+    if "model" not in plain and "layer" not in plain:
+        raise InputError("the inputs lack 'model' or 'layer'", f"as in {_EXAMPLE}")
+    plain.setdefault("world_size", num_ranks)
+    try:
+        canonical_json(plain)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"a plan's inputs cannot be sent: {error}", "give strings, integers and dicts"
+        ) from None
+    return plain
+
+
+def _is_served(source: object, url: str | None) -> bool:
+    """Return whether the plan service resolves a source: inputs, and full ids where `url` is set.
+
+    Files, folders and beginnings of ids are resolved on this machine.
+    """
+    if isinstance(source, Mapping):
+        return True
+    return url is not None and isinstance(source, str) and _ID.fullmatch(source) is not None
+
+
+def _ask_service(
+    request: _BookRequest, url: str | None, sources: Sequence[object], *, local: Sequence[Plan],
+    num_ranks: int,
+) -> PlanBook:  # fmt: skip
+    """Return local plans followed by the service's, and the reporter of the latter's steps.
+
+    Args:
+        sources: plans' inputs, and full ids.
+        num_ranks: the world size of inputs that give none.
+
+    Raises:
+        InputError: there is no service, or inputs are wrong.
+    """
+    if url is None:
+        raise InputError(
+            "there is no plan service to ask for these inputs",
+            "name one with service=…, MOETUNE_URL or the setting `url`",
+        )
+    if request.observe_every < 0:
+        raise InputError(f"observe_every must be at least 0, got {request.observe_every}")
+    questions = [
+        _checked_inputs(source, num_ranks=num_ranks) if isinstance(source, Mapping) else str(source)
+        for source in sources
+    ]
+    client = wiring.service_client(url)
+    answers = client.ask(questions)
+    served = [plan for plan in answers if plan is not None]
+    reporter = None
+    if served and request.observe_every:
+        reporter = StepReporter(
+            ObservationSender(
+                partial(post_observations, client.connection), is_quiet=client.was_refused
+            ),
+            plan_ids=frozenset(plan.id for plan in served), every=request.observe_every,
+            device_id=wiring.detect_cluster().fingerprint.device_id,
+        )  # fmt: skip
+    return PlanBook((*local, *served), is_complete=len(served) == len(answers), reporter=reporter)

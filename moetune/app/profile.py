@@ -3,7 +3,9 @@
 `moetune profile` calls `profile_machine` on rank 0 and `take_part` on the other ranks of a launch.
 """
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moetune.app.profile_quality import summarize
@@ -14,20 +16,17 @@ from moetune.app.profile_request import (
     detect_cluster,
     profile_name,
 )
-from moetune.app.recording import (
-    Progress,
-    ResumeState,
-    SampleRecorder,
-    StoredRun,
-    resumed,
-)
-from moetune.app.step_records import with_steps
+from moetune.app.recording import Progress, RecordedRun, ResumeState, resumed
 from moetune.domain.cluster import Cluster
-from moetune.domain.errors import CollectiveError
-from moetune.domain.samples import Point
+from moetune.domain.errors import CollectiveError, ProfileError
+from moetune.domain.profile import Profile
+from moetune.domain.samples import Point, Sample, StepPoint, StepRecord, undisturbed
+from moetune.fit.costs import costs_of
 from moetune.fit.merged import check_base, merged
 from moetune.fit.profile import fit_profile
-from moetune.measure.points import PointChoice, choose_points, default_group_sizes
+from moetune.measure.points import PointScope, default_group_sizes
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
 
 if TYPE_CHECKING:
     from moetune.measure.session import Assignment, News
@@ -46,11 +45,18 @@ def estimate_profile(
         InputError: the request does not fit this machine.
         CollectiveError: a rank died.
     """
+    from moetune.measure.session import Estimates
+
     cluster = detect_cluster(request, setting)
     begun = resumed(store, profile_name(request, cluster), cluster) if store else ResumeState()
-    recorder = SampleRecorder(machine=cluster.machine, progress=Progress())
-    _measure(request, setting, cluster, begun.done, recorder, plan_only=True)
-    return recorder.seconds
+    seconds: dict[Point, float] = {}
+
+    def receive(news: "News") -> None:
+        if isinstance(news, Estimates):
+            seconds.update(news.seconds)
+
+    _measure(request, setting, cluster, begun.done, receive, plan_only=True)
+    return seconds
 
 
 def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
@@ -95,12 +101,13 @@ def profile_machine(
     base = request.base or begun.base
     if base is not None:
         check_base(base, cluster.machine)
-    run = StoredRun(store, name=name, cluster=cluster, preset=request.preset, begun=begun)
-    recorder = SampleRecorder(machine=cluster.machine, progress=progress, run=run)
+    run = RecordedRun(
+        store, name=name, cluster=cluster, preset=request.preset, progress=progress, begun=begun
+    )
     with run:
-        _measure(request, setting, cluster, begun.done, recorder)
+        _measure(request, setting, cluster, begun.done, run.receive)
         fitted = fit_profile(
-            name=name, machine=recorder.machine, fingerprint=cluster.fingerprint,
+            name=name, machine=run.cluster.machine, fingerprint=cluster.fingerprint,
             samples=run.samples(), seed=request.seed,
         )  # fmt: skip
         profile = with_steps(fitted)
@@ -123,24 +130,38 @@ def _measure(
     setting: MeasurementSetting,
     cluster: Cluster,
     done: frozenset[Point],
-    recorder: SampleRecorder,
+    on_news: "Callable[[News], None]",
     *,
     plan_only: bool = False,
 ) -> None:
     """Measure the points that are not done."""
+    from moetune.measure.estimate import default_dtypes
     from moetune.measure.session import Assignment
 
-    left = _chosen_points(request, cluster).without(done)
+    machine = cluster.machine
+    left = (
+        PointScope(
+            machine=machine,
+            dtypes=request.dtypes or default_dtypes(machine.kind, request.preset),
+            group_sizes=request.group_sizes or default_group_sizes(machine.num_devices),
+            layers=request.layers,
+            models=request.models,
+            preset=request.preset,
+            max_tokens=request.max_tokens,
+        )
+        .points()
+        .without(done)
+    )
     assignment = Assignment(
         needed=left.needed,
         others=left.others,
         preset=request.preset,
-        ranks_per_node=cluster.machine.devices_per_node,
+        ranks_per_node=machine.devices_per_node,
         budget_seconds=request.budget_seconds,
         plan_only=plan_only,
         seed=request.seed,
     )
-    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks, on_news=recorder.receive)
+    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks, on_news=on_news)
 
 
 def measure_on_ranks(
@@ -186,17 +207,45 @@ def _run_session(assignment: "Assignment", tell: "Callable[[News], object]") -> 
     run_session(assignment, device=device, ranks=MeasuringRanks(), on_news=tell)
 
 
-def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
-    from moetune.measure.estimate import default_dtypes
+def with_steps(profile: Profile) -> Profile:
+    """Return the profile with a record of every whole step among its samples.
 
-    group_sizes = request.group_sizes or default_group_sizes(cluster.machine.num_devices)
-    dtypes = request.dtypes or default_dtypes(cluster.machine.kind, request.preset)
-    return choose_points(
-        cluster=cluster,
-        dtypes=dtypes,
-        group_sizes=group_sizes,
-        layers=request.layers,
-        models=request.models,
-        preset=request.preset,
-        max_tokens=request.max_tokens,
-    )
+    What a step takes longer than its operations is on no curve of a profile: waiting for other
+    ranks, cold caches, the host's own time. `fit.step_errors` learns it from the records. Steps
+    whose operations were not measured, as in a very short session, have none; nor have those that
+    other programs disturbed at every visit.
+    """
+    return replace(profile, steps=tuple(_steps(replace(profile, steps=()))))
+
+
+def _steps(profile: Profile) -> Iterator[StepRecord]:
+    costs = costs_of(profile)
+    for point, visits in _clean_visits(profile):
+        load = point.workload
+        try:
+            predicted = step_time(
+                costs=layer_costs(workload=load, costs=costs),
+                tokens=load.tokens_per_rank,
+                forward_degree=point.degree,
+                backward_degree=point.degree,
+            )
+        except ProfileError:
+            continue
+        yield StepRecord(
+            workload=load,
+            degree=point.degree,
+            chunks_seconds=predicted.forward.seconds + predicted.backward.seconds,
+            overhead_seconds=predicted.overhead.seconds,
+            measured_seconds=statistics.median(
+                seconds for visit in undisturbed(visits) for seconds in visit.seconds
+            ),
+        )
+
+
+def _clean_visits(profile: Profile) -> Iterator[tuple[StepPoint, list[Sample]]]:
+    """Yield each whole step with its visits that have no marks."""
+    visits: dict[StepPoint, list[Sample]] = {}
+    for sample in profile.samples:
+        if isinstance(sample.point, StepPoint) and sample.seconds and not sample.marks:
+            visits.setdefault(sample.point, []).append(sample)
+    yield from sorted(visits.items())

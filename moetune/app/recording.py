@@ -1,7 +1,7 @@
-"""Record of a measurement on rank 0: its samples and its progress.
+"""Record of a measurement on rank 0: its run in the store, and its progress.
 
-The session on the ranks (`measure.session`) sends news; `SampleRecorder` receives them, stores
-each sample and updates the progress display.
+The session on the ranks (`measure.session`) sends news; `RecordedRun` receives them, stores each
+sample and updates the progress display.
 """
 
 import time
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from moetune.app.profile_quality import GroupSummary, group_of
-from moetune.domain.cluster import Cluster, Machine
+from moetune.domain.cluster import Cluster
 from moetune.domain.profile import Profile
 from moetune.domain.records import RunStatus
 from moetune.domain.samples import Point, Sample
@@ -37,57 +37,6 @@ class Progress:
         """Show the groups' quality; `summaries` is empty where the measurement ended early."""
 
 
-class SampleRecorder:
-    """Receiver of a session's news on rank 0: stores samples and estimates the time left.
-
-    Args:
-        machine: the one that is measured.
-        run: begun with the machine when the points to measure are known, and given each sample
-            before the next point is measured; None stores nothing.
-
-    Attributes:
-        seconds: estimate of each point.
-        machine: with the memory that the ranks found usable.
-    """
-
-    def __init__(
-        self, *, machine: Machine, progress: Progress, run: "StoredRun | None" = None
-    ) -> None:
-        self.seconds: dict[Point, float] = {}
-        self.machine = machine
-        self._run, self._progress = run, progress
-        self._left: set[Point] = set()
-        self._end = 0.0
-
-    def receive(self, news: "News") -> None:
-        """Start the display with the estimates, or store a sample and show it."""
-        if isinstance(news, Sample):
-            self._measured(news)
-        else:
-            self._planned(news)
-
-    def _planned(self, estimates: "Estimates") -> None:
-        if estimates.usable_bytes is not None:
-            self.machine = replace(self.machine, memory_bytes=estimates.usable_bytes)
-        if self._run is not None:
-            self._run.begin(self.machine)
-        self.seconds, self._left = dict(estimates.seconds), set(estimates.seconds)
-        self._end = time.monotonic() + estimates.total_seconds
-        groups = Counter(group_of(point, self.machine) for point in self.seconds)
-        self._progress.start(groups, estimates.total_seconds)
-
-    def _measured(self, sample: Sample) -> None:
-        if self._run is not None:
-            self._run.append(sample)
-        group = group_of(sample.point, self.machine)
-        seconds_left = max(self._end - time.monotonic(), 0.0)
-        if sample.point in self._left:
-            self._left.remove(sample.point)
-            self._progress.advance(sample, group, seconds_left)
-        else:
-            self._progress.repeat(group, seconds_left)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeState:
     """What a run begins with of earlier ones.
@@ -95,21 +44,21 @@ class ResumeState:
     Args:
         run_id: of an unfinished run to continue; None for a new one.
         known: samples that it begins with, or has.
-        done: points that need not be measured.
         base: the profile that it continues, where it has tables of another one; else None.
     """
 
     run_id: int | None = None
     known: tuple[Sample, ...] = ()
-    done: frozenset[Point] = frozenset()
     base: Profile | None = None
+
+    @property
+    def done(self) -> frozenset[Point]:
+        """Points that need not be measured: those measured without an error."""
+        return frozenset(sample.point for sample in self.known if not sample.error)
 
 
 def resumed(store: "SqlStore", name: str, cluster: Cluster) -> ResumeState:
-    """Return the last unfinished run of this name on this machine, else the current profile.
-
-    What they have measured without an error is done.
-    """
+    """Return the last unfinished run of this name on this machine, else the current profile."""
     run_id = store.open_run(name=name, fingerprint=cluster.fingerprint)
     current = store.profile(name) if run_id is None else None
     known: tuple[Sample, ...] = ()
@@ -117,8 +66,7 @@ def resumed(store: "SqlStore", name: str, cluster: Cluster) -> ResumeState:
         known = store.samples(run_id)
     elif current is not None and current.fingerprint == cluster.fingerprint:
         known = current.samples
-    done = frozenset(sample.point for sample in known if not sample.error)
-    return ResumeState(run_id=run_id, known=known, done=done, base=_base_of(current))
+    return ResumeState(run_id=run_id, known=known, base=_base_of(current))
 
 
 def _base_of(current: Profile | None) -> Profile | None:
@@ -131,13 +79,18 @@ def _base_of(current: Profile | None) -> Profile | None:
 _NOTHING = ResumeState()
 
 
-class StoredRun:
-    """A run of the store, created with its first sample or by `begin`.
+class RecordedRun:
+    """A run of the store, created when the points to measure are known, or with its first sample.
 
     As a context manager it sets the run's status: complete after `complete`, else partial.
 
     Args:
+        cluster: as it was detected.
+        progress: shows each sample, and the estimated time that is left.
         begun: the run to continue, or the samples that a new one begins with.
+
+    Attributes:
+        cluster: its machine with the memory that the ranks found usable.
     """
 
     def __init__(
@@ -147,27 +100,51 @@ class StoredRun:
         name: str,
         cluster: Cluster,
         preset: str,
+        progress: Progress,
         begun: ResumeState = _NOTHING,
     ) -> None:
-        self._store, self._name, self._cluster, self._preset = store, name, cluster, preset
+        self.cluster = cluster
+        self._store, self._name, self._preset, self._progress = store, name, preset, progress
         self._id, self._known = begun.run_id, begun.known
         self._status: RunStatus = "partial"
+        self._left: set[Point] = set()
+        self._end = 0.0
 
-    def begin(self, machine: Machine | None = None) -> int:
-        """Create the run if there is none yet, and return its id.
+    def receive(self, news: "News") -> None:
+        """Start the display with the estimates, or store a sample and show it."""
+        if isinstance(news, Sample):
+            self._measured(news)
+        else:
+            self._planned(news)
 
-        Args:
-            machine: as the ranks found it; default, as it was detected.
-        """
+    def _planned(self, estimates: "Estimates") -> None:
+        if estimates.usable_bytes is not None:
+            machine = replace(self.cluster.machine, memory_bytes=estimates.usable_bytes)
+            self.cluster = replace(self.cluster, machine=machine)
+        self.begin()
+        self._left = set(estimates.seconds)
+        self._end = time.monotonic() + estimates.total_seconds
+        groups = Counter(group_of(point, self.cluster.machine) for point in estimates.seconds)
+        self._progress.start(groups, estimates.total_seconds)
+
+    def _measured(self, sample: Sample) -> None:
+        self._store.add_samples(self.begin(), [sample])
+        group = group_of(sample.point, self.cluster.machine)
+        seconds_left = max(self._end - time.monotonic(), 0.0)
+        if sample.point in self._left:
+            self._left.remove(sample.point)
+            self._progress.advance(sample, group, seconds_left)
+        else:
+            self._progress.repeat(group, seconds_left)
+
+    def begin(self) -> int:
+        """Create the run if there is none yet, and return its id."""
         if self._id is None:
-            cluster = replace(self._cluster, machine=machine or self._cluster.machine)
-            self._id = self._store.start_run(name=self._name, cluster=cluster, preset=self._preset)
+            self._id = self._store.start_run(
+                name=self._name, cluster=self.cluster, preset=self._preset
+            )
             self._store.add_samples(self._id, self._known)
         return self._id
-
-    def append(self, sample: Sample) -> None:
-        """Store a sample."""
-        self._store.add_samples(self.begin(), [sample])
 
     def samples(self) -> tuple[Sample, ...]:
         """Return all samples of the run, in order."""

@@ -9,16 +9,15 @@ from moetune.app.files import find_plan, write_text
 from moetune.app.planner import Planner
 from moetune.app.profiles import FoundProfile, find_profile
 from moetune.app.sources import LocalSources
+from moetune.app.views.observed import observed_steps
 from moetune.app.views.plan import plan_sections
-from moetune.app.views.profile import machine_scope, profile_sections
-from moetune.app.views.profile_operations import fits_section
+from moetune.app.views.profile import fits_section, machine_scope, profile_sections
 from moetune.app.wiring import StoreFinder
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import ProfileError
 from moetune.report.html import Chapter, report_page
-from moetune.report.observed import drift_figure, sound_rows
 from moetune.report.operations import operations_of
-from moetune.report.section import Section, all_figures
+from moetune.report.section import all_figures
 
 NUM_PLANS = 5
 """Newest plans in a report for which no plan is named."""
@@ -110,15 +109,12 @@ def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
     sections = plan_sections(planner.explain(plan), is_page=True)
     with stores() as store:
         page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
-    rows = sound_rows(page)
-    figures = (drift_figure(rows),) if rows else ()
-    observed = Section(name="observed", title="Observed steps", figures=figures)
     return Chapter(
         name=f"plan-{plan.id[:12]}",
         short=f"Plan {plan.id[:6]}",
         title=f"Plan {plan.id[:6]}: {sections[0].title}",
         scope=f"{sections[0].scope} · profile {plan.inputs.profile}",
-        sections=(*sections, *((observed,) if figures else ())),
+        sections=(*sections, *observed_steps(page)),
     )
 
 

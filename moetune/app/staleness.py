@@ -8,6 +8,7 @@ import importlib.metadata
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -148,12 +149,8 @@ def check_points(profile: Profile) -> tuple[Point, ...]:
             operations = by_kind.setdefault(sample.point.kind, {})
             operations.setdefault(_operation(sample.point), []).append(sample.point)
     queues = [_queue(by_kind[kind]) for kind in _KINDS if kind in by_kind]
-    chosen: list[Point] = []
-    while len(chosen) < MOST_POINTS and any(queues):
-        for queue in queues:
-            if queue and len(chosen) < MOST_POINTS:
-                chosen.append(queue.pop(0))
-    return tuple(chosen)
+    in_turns = (point for turn in zip_longest(*queues) for point in turn if point is not None)
+    return tuple(islice(in_turns, MOST_POINTS))
 
 
 def judge_check(profile: Profile, samples: Sequence[Sample]) -> Check:
@@ -163,27 +160,26 @@ def judge_check(profile: Profile, samples: Sequence[Sample]) -> Check:
         samples: of `check_points`, measured now; those with an error are left out.
     """
     then, now = _by_point(profile.samples), _by_point(samples)
-    known = [point for point in now if point in then]
     points = tuple(
         CheckedPoint(
             point=point,
             profiled_seconds=statistics.median(then[point]),
-            seconds=statistics.median(now[point]),
+            seconds=statistics.median(seconds),
         )
-        for point in known
+        for point, seconds in now.items()
+        if point in then
     )
     check = Check(verdict="unsure", points=points)
     difference = check.median_difference
     if len(points) < min(LEAST_POINTS, len(check_points(profile))):
         return check
-    kinds = {one.point.kind for one in points}
-    worst = max(
-        statistics.median(abs(one.ratio - 1) for one in points if one.point.kind == kind)
-        for kind in kinds
-    )
+    by_kind: dict[str, list[float]] = {}
+    for checked in points:
+        by_kind.setdefault(checked.point.kind, []).append(abs(checked.ratio - 1))
+    worst = max(map(statistics.median, by_kind.values()))
     if difference <= AGREEMENT and worst <= _OF_ONE_KIND:
         return replace(check, verdict="keep")
-    noise = statistics.median(_spread(now[point]) for point in known)
+    noise = statistics.median(_spread(now[checked.point]) for checked in points)
     return check if max(difference, worst) <= noise else replace(check, verdict="measure")
 
 

@@ -14,7 +14,6 @@ from moetune.app.training_plan import (
 )
 from moetune.app.training_prices import StandIns, stand_ins_of, step_prices
 from moetune.domain.cluster import Machine
-from moetune.domain.costs import Costs
 from moetune.domain.errors import (
     InfeasiblePlanError,
     InputError,
@@ -75,7 +74,6 @@ def search_of(
 def plan_training(
     request: TrainingRequest,
     profile: Profile,
-    costs: Costs | None = None,
     *,
     with_front: bool = False,
     with_savings: bool = False,
@@ -83,7 +81,6 @@ def plan_training(
     """Return the fastest layout that the rules, the pins and the memory allow.
 
     Args:
-        costs: the profile's, where they are known already.
         with_front: find the fastest layout for every other memory, too.
         with_savings: find what single flags and all pins cost, too.
 
@@ -94,7 +91,7 @@ def plan_training(
         RefusedLayoutError: the runtime would refuse what is pinned, priced all the same.
         ProfileError: the profile lacks an operation.
     """
-    solved = _solved(request, profile, costs)
+    solved = _solved(request, profile)
     plan, pins, best = solved.plan, _of_layouts(request.pins), solved.best
     if not plan.fits:
         raise _too_large(solved, request)
@@ -122,27 +119,25 @@ class _Solved:
     search: FoldedSearch
 
 
-def _solved(request: TrainingRequest, profile: Profile, costs: Costs | None) -> _Solved:
+def _solved(request: TrainingRequest, profile: Profile) -> _Solved:
     _check_placement_rule(request)
     check_format(profile, request.job.dtype)
     broken = next(model_rules(request.job.decoder, request.target), None)
     if broken is not None:
         raise InfeasiblePlanError(broken.what, broken.hint)
     try:
-        found = _searched(request, profile, costs, asks_runtime=True)
+        solved = _searched(request, profile)
     except RefusedLayoutError as error:
-        raise _priced(error, request, profile, costs) from None
-    return found if found.plan.fits else _on_host(found, request, profile, costs)
+        raise _priced(error, request, profile) from None
+    return solved if solved.plan.fits else _on_host(solved, request, profile)
 
 
 _ON_HOST = LayoutRequest(tp=1, cp=1, pp=1, vpp=1, zero=3, offload_optimizer=1.0)
 """Pins of layouts whose states are in chunks in host memory, as `moetune.shard` keeps them."""
 
 
-def _on_host(
-    found: _Solved, request: TrainingRequest, profile: Profile, costs: Costs | None
-) -> _Solved:
-    """Return the plan with all states in host memory where nothing else fits, else what was found.
+def _on_host(solved: _Solved, request: TrainingRequest, profile: Profile) -> _Solved:
+    """Return the plan with all states in host memory where nothing else fits, else what is solved.
 
     The profile may have no copies to the host, and pins may exclude it.
     """
@@ -150,17 +145,17 @@ def _on_host(
     wanted = {name: size for name, size in whole.items() if size is not None}
     is_free = all(asked[name] in (None, size) for name, size in wanted.items())
     if not request.target.offloads_states or not is_free:
-        return found
+        return solved
     pinned = replace(request, pins=replace(request.pins, **wanted))
     try:
-        solved = _searched(pinned, profile, costs, asks_runtime=True)
+        on_host = _searched(pinned, profile)
     except MoetuneError:
-        return found
-    if not solved.plan.fits:
-        return found
-    inputs = replace(solved.plan.inputs, pins=request.pins)
-    plan = replace(solved.plan, id=plan_id(inputs, request), inputs=inputs)
-    return replace(solved, plan=plan)
+        return solved
+    if not on_host.plan.fits:
+        return solved
+    inputs = replace(on_host.plan.inputs, pins=request.pins)
+    plan = replace(on_host.plan, id=plan_id(inputs, request), inputs=inputs)
+    return replace(on_host, plan=plan)
 
 
 def _check_placement_rule(request: TrainingRequest) -> None:
@@ -182,11 +177,11 @@ def _check_placement_rule(request: TrainingRequest) -> None:
 
 
 def _priced(
-    error: RefusedLayoutError, request: TrainingRequest, profile: Profile, costs: Costs | None
+    error: RefusedLayoutError, request: TrainingRequest, profile: Profile
 ) -> RefusedLayoutError:
     """Return the error with the price of what is pinned, as if the runtime ran it."""
     try:
-        plan = _searched(request, profile, costs, asks_runtime=False).plan
+        plan = _searched(request, profile, asks_runtime=False).plan
     except MoetuneError:  # its times are not known
         return error
     step, peak = plan.predicted.step_seconds, plan.memory.peak_bytes
@@ -196,19 +191,17 @@ def _priced(
     )
 
 
-def _searched(
-    request: TrainingRequest, profile: Profile, costs: Costs | None, *, asks_runtime: bool
-) -> _Solved:
+def _searched(request: TrainingRequest, profile: Profile, *, asks_runtime: bool = True) -> _Solved:
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     with sound_numbers(profile.name):
-        known = costs or costs_of(profile, allow_modelled=True)
-        prices = step_prices(request.job, request.target, profile, known)
+        costs = costs_of(profile, allow_modelled=True)
+        prices = step_prices(request.job, request.target, profile, costs)
         search = search_of(prices, profile, limit_bytes=limit, asks_runtime=asks_runtime)
         layouts, placement = solve_placed(search, request.pins)
         search, best = layouts.search, layouts.best()
         graphed = with_graphs(search, _of_layouts(request.pins), best)
         found = (graphed or layouts).ranked()
-        stand_ins = stand_ins_of(search.wholes.job, search.target, profile, found[0], known)
+        stand_ins = stand_ins_of(search.wholes.job, search.target, profile, found[0], costs)
     plan = _document(request, profile, search, found, stand_ins)
     return _Solved(plan=replace(plan, placement=placement), best=found[0], search=search)
 

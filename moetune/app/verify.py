@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from moetune.config import Launch
 from moetune.domain.constraints import Strategy
+from moetune.domain.costs import Costs
 from moetune.domain.document import UNLESS_DEFAULT, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import Workload
@@ -131,12 +132,6 @@ class Verification:
         return all(step.deviation <= self.tolerance for step in self.steps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MeasuredLayer:
-    workload: Workload
-    decisions: tuple[Decision, ...]
-
-
 def verify_plan(
     plan: Plan,
     *,
@@ -169,16 +164,18 @@ def verify_plan(
         )
     from moetune.app.launch import run_on_ranks
 
-    layer = _MeasuredLayer(workload=workload, decisions=_decisions(plan))
     device_id, measured = run_on_ranks(
-        _measure, layer, num_ranks=ranks, launch=launch, environ=environ,
+        _measure, (workload, _decisions(plan)), num_ranks=ranks, launch=launch, environ=environ,
         oversubscribe=oversubscribe,
     )  # fmt: skip
     if launch is not None and launch.rank:
         return None
+    costs = None
+    if profile is not None:
+        costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
     return Verification(
         plan_id=plan.id,
-        steps=tuple(_verified(plan, profile, steps) for steps in measured),
+        steps=tuple(_verified(plan, costs, steps) for steps in measured),
         tolerance=_TOLERANCES[plan.inputs.dtype],
         imbalance=measured[0].imbalance,
         device_id=device_id,
@@ -205,12 +202,8 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
             seconds=step.raw_step_seconds,
             source="verify",
             operations=tuple(
-                OperationTimes(
-                    operation=one.operation,
-                    predicted_seconds=predicted_seconds(plan, one.operation),
-                    seconds=one.seconds,
-                )
-                for one in step.operations
+                replace(times, predicted_seconds=predicted_seconds(plan, times.operation))
+                for times in step.operations
             ),
             device_id=verification.device_id,
         )
@@ -232,14 +225,17 @@ def _decisions(plan: Plan) -> tuple[Decision, ...]:
     return tuple(dict.fromkeys((one_chunk, without_reuse, *even, planned)))
 
 
-def _verified(plan: Plan, profile: Profile | None, measured: "MeasuredSteps") -> VerifiedStep:
+def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> VerifiedStep:
     decision = measured.decision
+    is_planned = decision == plan.decide(plan.inputs.tokens_per_rank)
     return VerifiedStep(
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
         strategy=decision.strategy,
-        is_planned=decision == plan.decide(plan.inputs.tokens_per_rank),
-        predicted_seconds=_predicted(plan, profile, decision),
+        is_planned=is_planned,
+        predicted_seconds=(
+            plan.predicted.step_seconds if is_planned else _step_seconds(plan, costs, decision)
+        ),
         forward_seconds=statistics.median(measured.forward_seconds),
         backward_seconds=statistics.median(measured.backward_seconds),
         step_seconds=statistics.median(measured.step_seconds),
@@ -247,22 +243,31 @@ def _verified(plan: Plan, profile: Profile | None, measured: "MeasuredSteps") ->
         deviation=measured.deviation,
         operations=tuple(
             OperationTimes(
-                operation=one,
-                predicted_seconds=_predicted_operation(plan, profile, one, decision),
+                operation=operation,
+                predicted_seconds=_operation_seconds(plan, costs, operation, decision),
                 seconds=seconds,
             )
-            for one, seconds in measured.operations.items()
+            for operation, seconds in measured.operations.items()
         ),
     )
 
 
-def _predicted_operation(
-    plan: Plan, profile: Profile | None, operation: Operation, decision: Decision
-) -> float | None:
-    """Return the operation's time beside those of its phase; None where it cannot be predicted."""
-    if profile is None or decision.strategy != "none":
+def _step_seconds(plan: Plan, costs: Costs | None, decision: Decision) -> float | None:
+    """Return the predicted step of a decision; None where it cannot be predicted."""
+    if costs is None:
         return None
-    costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
+    try:
+        return plan_step(plan=plan, costs=costs, decision=decision).seconds
+    except ProfileError:
+        return None
+
+
+def _operation_seconds(
+    plan: Plan, costs: Costs | None, operation: Operation, decision: Decision
+) -> float | None:
+    """Return the operation's time next to the others of its phase; None as in `_step_seconds`."""
+    if costs is None or decision.strategy != "none":
+        return None
     try:
         return watched_seconds(
             operation,
@@ -274,25 +279,15 @@ def _predicted_operation(
         return None
 
 
-def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float | None:
-    predicted = plan.predicted
-    if decision == plan.decide(plan.inputs.tokens_per_rank):
-        return predicted.step_seconds
-    if profile is None:
-        return None
-    costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
-    try:
-        return plan_step(plan=plan, costs=costs, decision=decision).seconds
-    except ProfileError:
-        return None
-
-
-def _measure(layer: _MeasuredLayer, _: object) -> "tuple[str, Sequence[MeasuredSteps]]":
+def _measure(
+    layer: tuple[Workload, Sequence[Decision]], _: object
+) -> "tuple[str, Sequence[MeasuredSteps]]":
     """Measure on this rank, and name the machine; all ranks of the launch call this together."""
     from moetune.app import wiring
     from moetune.app.launch import rank_device
     from moetune.measure.steps import measure_steps, random_steps
 
-    steps = random_steps(layer.workload, device=rank_device())
+    workload, decisions = layer
+    steps = random_steps(workload, device=rank_device())
     device_id = wiring.detect_cluster().fingerprint.device_id
-    return device_id, measure_steps(steps, layer.decisions, num_rounds=NUM_ROUNDS)
+    return device_id, measure_steps(steps, decisions, num_rounds=NUM_ROUNDS)

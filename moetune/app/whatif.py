@@ -35,18 +35,15 @@ _ARGUMENTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """A plan, or the inputs of one, and the changes.
+    """Changes of a plan's question.
 
     Args:
-        plan_id: of a plan, or its beginning. None where `inputs` name the plan.
         changes: inputs that differ: `world_size`, `tokens_per_rank`, `memory_limit_bytes`,
             `dtype`, and `constraints`, other flags of `moetune plan`; None removes one.
         speeds: factors on the measured speeds of `computation`, `communication` and `copies`.
         spelling: the caller's names of the changed inputs, for errors.
     """
 
-    plan_id: str | None = None
-    inputs: Mapping[str, object] = field(default_factory=dict)
     changes: Mapping[str, object] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
     spelling: Spelling = AS_CHANGES
@@ -75,7 +72,7 @@ class WhatIfAnswer:
 
 
 def whatif(
-    planner: Planner, question: WhatIf, before: AnyPlan | None = None, *, model: str | None = None
+    planner: Planner, before: AnyPlan, question: WhatIf, *, model: str | None = None
 ) -> WhatIfAnswer:
     """Return a plan, and the plan for changed inputs, flags, machine or speeds.
 
@@ -83,17 +80,16 @@ def whatif(
     size that was not measured is estimated, as with `--allow-modelled`, and the plan warns of it.
 
     Args:
-        before: the plan; None for the question's own.
         model: the `config.json` of a whole model without a name.
 
     Raises:
-        InputError: there is no such plan, nothing is changed, or a change is unknown or wrong.
+        InputError: nothing is changed, or a change is unknown or wrong.
         InfeasiblePlanError: nothing satisfies the changed flags or memory limit.
         ProfileError: a profile is missing, has changed, or lacks an operation.
     """
-    before = before or _named(planner, question)
     if before.kind == "training" and not planner.reads_files:
-        check_served(dict(_arguments(question)))
+        with spelled(question.spelling):
+            check_served(dict(_arguments(question)))
     machine = planner.sources.profile_of(before)
     is_moved = machine.digest != before.inputs.profile_fingerprint
     if is_moved and not planner.sources.must_match:
@@ -141,16 +137,6 @@ def change_plan(
         refuse_model(model)
         after = plan_again(_layer_request(before.inputs, question), used)
     return WhatIfAnswer(before=before, after=after)
-
-
-def _named(planner: Planner, question: WhatIf) -> AnyPlan:
-    if (question.plan_id is None) == (not question.inputs):
-        raise InputError(
-            "the plan to change is not named", "give either the plan's id or its inputs"
-        )
-    if question.plan_id is None:
-        return planner.drafted(question.inputs)
-    return planner.sources.plan(question.plan_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

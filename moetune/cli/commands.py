@@ -95,8 +95,8 @@ def option(
     default: Any = None,  # noqa: ANN401 - of any kind
     required: bool = False,
     multiple: bool = False,
+    count: bool = False,
     use: Callable[[typer.Context, Any], None] | None = None,
-    **attributes: Any,  # noqa: ANN401 - typer's
 ) -> Parameter:
     """Return an option.
 
@@ -109,8 +109,8 @@ def option(
         names: that a shell completes.
         title: under which it stands in help.
         multiple: whether it may be given several times; its value is then a list.
+        count: whether its value is how often it is given.
         use: as of `Parameter`.
-        attributes: of `typer.Option`.
     """
     *given, last = flags.split()
     if last.startswith("-"):
@@ -122,7 +122,7 @@ def option(
         form = given[0].rsplit("-", 1)[-1].upper() if kind is str else usual
     info = typer.Option(
         *given, help=words, metavar=form, rich_help_panel=title, autocompletion=_completer(names),
-        show_default=bool(form) and default is not None, **_bounds(kind), **attributes,
+        show_default=bool(form) and default is not None, count=count, **_bounds(kind),
     )  # fmt: skip
     if required:
         default = inspect.Parameter.empty

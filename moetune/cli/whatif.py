@@ -82,8 +82,8 @@ def whatif(
         changes["constraints"] = {
             name.removeprefix("--"): value or None for name, value in constraint
         }
-    question = WhatIf(plan_id=plan, changes=changes, speeds=dict(speed), spelling=_FLAGS)
+    question = WhatIf(changes=changes, speeds=dict(speed), spelling=_FLAGS)
     wanted = session.plan(plan)
     with session.planner(profile) as planner:
-        answer = answer_of(planner, question, wanted, model=model)
+        answer = answer_of(planner, wanted, question, model=model)
     session.screen.answer(whatif_sections(answer), answer.document)

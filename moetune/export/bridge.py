@@ -12,8 +12,13 @@ from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.megatron_models import TEXT_CLASSES, recipe_of
 from moetune.domain.targets import MegatronCore
 from moetune.domain.transformers_rules import ABSENT
-from moetune.export.megatron_model import Value
-from moetune.export.megatron_values import MegatronValues, megatron_values, stage_letters
+from moetune.export.megatron_values import (
+    GRAPHS_BY_MODULE,
+    MegatronValues,
+    Value,
+    megatron_values,
+    stage_letters,
+)
 from moetune.export.planned import Export, Planned, remarks
 
 _FILE = "bridge_layout.py"
@@ -34,7 +39,6 @@ _RESET: MappingProxyType[str, Value] = MappingProxyType({
     "moe_pad_expert_input_to_capacity": False, "microbatch_group_size_per_vp_stage": None,
 })  # fmt: skip
 """Fields that a recipe may have set and that the layout may not need."""
-_GRAPHS_BY_MODULE: MegatronCore = (0, 18)
 _ASYNCHRONOUS: MegatronCore = (0, 18)
 """First core whose Bridge saves the shards of Megatron-FSDP beside the training."""
 _GRAPHED_FSDP: MegatronCore = (0, 18)
@@ -188,7 +192,7 @@ def _model(planned: Planned, values: MegatronValues) -> Iterator[str]:
     """Yield the lines of the model's own fields."""
     layout, decoder = planned.layout, planned.decoder
     unset = dict(_RESET)
-    if planned.core >= _GRAPHS_BY_MODULE:
+    if planned.core >= GRAPHS_BY_MODULE:
         unset |= {"cuda_graph_scope": None, "cuda_graph_modules": ()}
     else:
         unset["cuda_graph_scope"] = ()

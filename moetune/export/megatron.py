@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from types import MappingProxyType
 
-from moetune.export.megatron_model import MegatronModel, Value, megatron_model
-from moetune.export.megatron_values import megatron_values, stage_letters
+from moetune.export.megatron_model import MegatronModel, megatron_model
+from moetune.export.megatron_values import Value, megatron_values, stage_letters
 from moetune.export.planned import Export, Planned, remarks
 
 _FLAGS = MappingProxyType({

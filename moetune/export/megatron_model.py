@@ -7,21 +7,23 @@ bases and epsilons, comes from the configuration where it is a user's own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.attention import GroupedQueryAttention, LatentAttention
-from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.attention import GroupedQueryAttention, Indexer, LatentAttention
+from moetune.domain.experts import DenseFfn, RoutedExperts, Router
 from moetune.domain.megatron_models import hybrid_symbols
 from moetune.domain.recurrent import GatedDeltaNet, StateSpace
 from moetune.domain.targets import MegatronCore
-
-Value: TypeAlias = int | float | bool | str | tuple[str, ...] | tuple[int, ...] | None
+from moetune.export.megatron_values import Keys, Value, values_of
 
 _LAYER_NORMS = frozenset({"gpt2", "nemotron"})
 """Families whose norms are LayerNorm."""
 _ZERO_CENTERED = frozenset({"nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 """Families whose norms' weights are around 0 (`layernorm_zero_centered_gamma`)."""
+_BALANCED_SCORES = ("sigmoid", "sqrtsoftplus")
+"""Of routers with a bias that balances loads."""
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps")
 _ROPE_FIELDS = {"rope_theta": "rotary_base", "partial_rotary_factor": "rotary_percent"}
 _GPT_OSS: Mapping[str, Value] = {
@@ -36,6 +38,73 @@ _YARN: Mapping[str, Value] = {
     "rotary_scaling_factor": 32.0, "yarn_original_max_position_embeddings": 4096,
     "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0,
 }  # fmt: skip
+
+_KEYS: Mapping[type, Keys] = MappingProxyType({
+    Decoder: {"num_layers": "num_layers", "hidden_size": "d_model"},
+    GroupedQueryAttention: {
+        "num_attention_heads": "num_heads",
+        "num_query_groups": "num_kv_heads",
+        "kv_channels": "head_dim",
+        "attention_output_gate": lambda mixer: mixer.gate_width > 0 or None,
+        "add_qkv_bias": lambda mixer: (mixer.qkv_biases > 0 and not mixer.out_biases) or None,
+        "qk_layernorm": lambda mixer: mixer.norm_parameters > 0 or None,
+        "window_size": lambda mixer: None if mixer.window is None else (mixer.window - 1, 0),
+    },
+    LatentAttention: {
+        "num_attention_heads": "num_heads",
+        "multi_latent_attention": lambda _: True,
+        "q_lora_rank": "q_rank",
+        "kv_lora_rank": "kv_rank",
+        "qk_head_dim": "nope_dim",
+        "qk_pos_emb_head_dim": "rope_dim",
+        "v_head_dim": "v_head_dim",
+        # Latent attention has no use for it; without it the heads must divide the width.
+        "kv_channels": "v_head_dim",
+        "qk_layernorm": lambda _: True,
+    },
+    Indexer: {
+        "experimental_attention_variant": lambda _: "dsa",
+        "dsa_indexer_n_heads": "num_heads",
+        "dsa_indexer_head_dim": "head_dim",
+        "dsa_indexer_topk": "top_k",
+        "apply_rope_fusion": lambda _: False,
+    },
+    GatedDeltaNet: {
+        "experimental_attention_variant": lambda _: "gated_delta_net",
+        "linear_conv_kernel_dim": "kernel",
+        "linear_key_head_dim": "key_dim",
+        "linear_value_head_dim": "value_dim",
+        "linear_num_key_heads": "num_key_heads",
+        "linear_num_value_heads": "num_value_heads",
+    },
+    StateSpace: {
+        "mamba_num_heads": "num_heads",
+        "mamba_head_dim": lambda mixer: mixer.d_inner // mixer.num_heads,
+        "mamba_num_groups": "num_groups",
+        "mamba_state_dim": "d_state",
+    },
+    RoutedExperts: {
+        "num_moe_experts": "num_experts",
+        "moe_ffn_hidden_size": "d_hidden",
+        "moe_router_topk": "top_k",
+        "moe_shared_expert_intermediate_size": lambda part: part.shared and part.shared.d_hidden,
+        "moe_shared_expert_gate": lambda part: part.shared_gate > 0 or None,
+        "moe_latent_size": "latent",
+    },
+    Router: {
+        "moe_router_score_function":
+            lambda router: "softmax" if "softmax" in router.score else router.score,
+        "moe_router_pre_softmax":
+            lambda router: (router.score == "softmax" and not router.is_normalized) or None,
+        "moe_router_enable_expert_bias":
+            lambda router: (router.has_bias and router.score in _BALANCED_SCORES) or None,
+        "moe_router_num_groups":
+            lambda router: router.num_groups if router.num_groups > 1 else None,
+        "moe_router_group_topk":
+            lambda router: router.top_groups if router.num_groups > 1 else None,
+    },
+})  # fmt: skip
+"""Fields of `TransformerConfig`, by the attributes of a decoder and of its parts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,20 +136,17 @@ def megatron_model(
         config: of Hugging Face, as far as it is known.
         length: tokens of a sequence.
     """
-    model = MegatronModel()
-    model.fields |= {"num_layers": decoder.num_layers, "hidden_size": decoder.d_model}
+    model = MegatronModel(fields=values_of(_KEYS[Decoder], decoder))
     for mixer in decoder.mixers:
-        match mixer:
-            case GroupedQueryAttention():
-                _grouped(model, mixer)
-            case LatentAttention():
-                _latent(model, mixer)
-            case GatedDeltaNet():
-                _delta(model, mixer, decoder)
-            case StateSpace():
-                _mamba(model, mixer)
-            case _:  # `megatron_models` allows no other
-                continue
+        model.fields |= values_of(_KEYS[type(mixer)], mixer)
+        if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
+            model.fields |= values_of(_KEYS[Indexer], mixer.indexer)
+        elif isinstance(mixer, GroupedQueryAttention):
+            _grouped(model, mixer)
+        elif isinstance(mixer, GatedDeltaNet):
+            is_delta = (any(isinstance(one, GatedDeltaNet) for one in block.parts)
+                        for block in decoder.blocks)  # fmt: skip
+            model.fields["linear_attention_freq"] = tuple(map(int, is_delta))
     _feed_forward(model, decoder)
     _norms(model, decoder, config)
     _positions(model, decoder, config, length)
@@ -95,71 +161,13 @@ def megatron_model(
 
 
 def _grouped(model: MegatronModel, mixer: GroupedQueryAttention) -> None:
-    model.fields |= {
-        "num_attention_heads": mixer.num_heads,
-        "num_query_groups": mixer.num_kv_heads,
-        "kv_channels": mixer.head_dim,
-    }
+    """Say what the fields of grouped-query attention do not."""
     if mixer.num_kv_heads != mixer.num_heads:
         model.flags["group_query_attention"] = True
-    if mixer.gate_width:
-        model.fields["attention_output_gate"] = True
-    if mixer.qkv_biases and not mixer.out_biases:
-        model.fields["add_qkv_bias"] = True
-    if mixer.norm_parameters:
-        model.fields["qk_layernorm"] = True
-        if mixer.norm_parameters > 2 * mixer.head_dim:
-            model.notes.append(
-                "norms of queries and keys over the width of all heads: Megatron norms each head"
-            )
-    if mixer.window is not None:
-        model.fields["window_size"] = (mixer.window - 1, 0)
-
-
-def _latent(model: MegatronModel, mixer: LatentAttention) -> None:
-    model.fields |= {
-        "num_attention_heads": mixer.num_heads,
-        "multi_latent_attention": True,
-        "q_lora_rank": mixer.q_rank,
-        "kv_lora_rank": mixer.kv_rank,
-        "qk_head_dim": mixer.nope_dim,
-        "qk_pos_emb_head_dim": mixer.rope_dim,
-        "v_head_dim": mixer.v_head_dim,
-        # Latent attention has no use for it; without it the heads must divide the width.
-        "kv_channels": mixer.v_head_dim,
-        "qk_layernorm": True,
-    }
-    if mixer.indexer is not None:
-        model.fields |= {
-            "experimental_attention_variant": "dsa",
-            "dsa_indexer_n_heads": mixer.indexer.num_heads,
-            "dsa_indexer_head_dim": mixer.indexer.head_dim,
-            "dsa_indexer_topk": mixer.indexer.top_k,
-            "apply_rope_fusion": False,
-        }
-
-
-def _delta(model: MegatronModel, mixer: GatedDeltaNet, decoder: Decoder) -> None:
-    is_delta = (any(isinstance(part, GatedDeltaNet) for part in one.parts)
-                for one in decoder.blocks)  # fmt: skip
-    model.fields |= {
-        "experimental_attention_variant": "gated_delta_net",
-        "linear_attention_freq": tuple(map(int, is_delta)),
-        "linear_conv_kernel_dim": mixer.kernel,
-        "linear_key_head_dim": mixer.key_dim,
-        "linear_value_head_dim": mixer.value_dim,
-        "linear_num_key_heads": mixer.num_key_heads,
-        "linear_num_value_heads": mixer.num_value_heads,
-    }
-
-
-def _mamba(model: MegatronModel, mixer: StateSpace) -> None:
-    model.fields |= {
-        "mamba_num_heads": mixer.num_heads,
-        "mamba_head_dim": mixer.d_inner // mixer.num_heads,
-        "mamba_num_groups": mixer.num_groups,
-        "mamba_state_dim": mixer.d_state,
-    }
+    if mixer.norm_parameters > 2 * mixer.head_dim:
+        model.notes.append(
+            "norms of queries and keys over the width of all heads: Megatron norms each head"
+        )
 
 
 def _feed_forward(model: MegatronModel, decoder: Decoder) -> None:
@@ -183,32 +191,14 @@ def _feed_forward(model: MegatronModel, decoder: Decoder) -> None:
 
 def _experts(model: MegatronModel, routed: RoutedExperts, decoder: Decoder) -> None:
     router = routed.router
-    model.fields |= {
-        "num_moe_experts": routed.num_experts,
-        "moe_ffn_hidden_size": routed.d_hidden,
-        "moe_router_topk": routed.top_k,
-        "moe_router_score_function": "softmax" if "softmax" in router.score else router.score,
-    }
+    model.fields |= values_of(_KEYS[RoutedExperts], routed) | values_of(_KEYS[Router], router)
     is_routed = tuple(int(block.routed is not None) for block in decoder.blocks)
     if 0 in is_routed and not decoder.has_mamba:
         model.fields["moe_layer_freq"] = is_routed
-    if router.score == "softmax" and not router.is_normalized:
-        model.fields["moe_router_pre_softmax"] = True
-    if router.has_bias and router.score in ("sigmoid", "sqrtsoftplus"):
-        model.fields["moe_router_enable_expert_bias"] = True
-    elif router.has_bias:
+    if router.has_bias and router.score not in _BALANCED_SCORES:
         model.notes.append(
             "the router's balance bias, which Megatron has with sigmoid scores alone"
         )
-    if router.num_groups > 1:
-        model.fields["moe_router_num_groups"] = router.num_groups
-        model.fields["moe_router_group_topk"] = router.top_groups
-    if routed.shared is not None:
-        model.fields["moe_shared_expert_intermediate_size"] = routed.shared.d_hidden
-    if routed.shared_gate:
-        model.fields["moe_shared_expert_gate"] = True
-    if routed.latent is not None:
-        model.fields["moe_latent_size"] = routed.latent
 
 
 def _norms(model: MegatronModel, decoder: Decoder, config: Mapping[str, object]) -> None:

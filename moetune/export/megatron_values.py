@@ -4,23 +4,28 @@ Names and values of `TransformerConfig`, `DistributedDataParallelConfig`, `Optim
 training loop; the command line and Megatron-Bridge write the same ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn
 from moetune.domain.megatron_rules import hybrid_stages
 from moetune.domain.optimizers import Optimizer, optimizer_of
 from moetune.domain.recurrent import StateSpace
-from moetune.domain.training import Recompute, TokenDispatcher
-from moetune.export.megatron_model import Value
+from moetune.domain.targets import MegatronCore
+from moetune.domain.training import FoldedLayout, Recompute, TokenDispatcher
 from moetune.export.planned import Planned
 
-_DISPATCHERS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
+Value: TypeAlias = int | float | bool | str | tuple[str, ...] | tuple[int, ...] | None
+Keys: TypeAlias = Mapping[str, str | Callable[[Any], Value]]
+"""Fields of a runtime's class, each with the attribute whose value it has, or what makes it."""
+_DISPATCHERS: Mapping[TokenDispatcher, str] = MappingProxyType(
     {"all_gather": "allgather", "all_to_all": "alltoall", "deepep": "flex", "hybrid_ep": "flex"}
 )
-_FLEX: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
+_FLEX: Mapping[TokenDispatcher, str] = MappingProxyType(
     {"deepep": "deepep", "hybrid_ep": "hybridep"}
 )
 _NARROW: MappingProxyType[str, dict[str, Value]] = MappingProxyType(
@@ -34,7 +39,7 @@ _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _MOMENTS = MappingProxyType({4: "bf16", 8: "fp32"})
 _FP32_BYTES = 4
 _SHARED_CONNECTIONS = 32
-_GRAPHS_BY_MODULE = (0, 18)
+GRAPHS_BY_MODULE: MegatronCore = (0, 18)
 """First core whose graphs of parts are `cuda_graph_modules`, and whose whole steps an own kind."""
 _STASH: Mapping[str, Value] = MappingProxyType({
     "moe_paged_stash": True, "moe_expert_rank_capacity_factor": 1.5,
@@ -43,6 +48,40 @@ _STASH: Mapping[str, Value] = MappingProxyType({
 })  # fmt: skip
 """Of whole steps with experts: Megatron-Bridge 0.6, `perf_recipes/qwen/common.py`."""
 _FIRST_FSDP_STAGE = 2
+_LAYOUT: Keys = MappingProxyType({
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
+    "sequence_parallel": lambda layout: layout.tp > 1,
+    "recompute_granularity": lambda layout: _granularity(layout.recompute),
+    "recompute_method": lambda layout: "uniform" if "full" in layout.recompute else None,
+    "recompute_num_layers": lambda layout: 1 if "full" in layout.recompute else None,
+    "recompute_modules": lambda layout: _modules(layout.recompute),
+    "overlap_moe_expert_parallel_comm": lambda layout: layout.overlap == "batch" or None,
+    "delay_wgrad_compute": lambda layout: layout.overlap == "batch" or None,
+    "cpu_offloading": lambda layout: layout.offload_activations > 0 or None,
+    # else each rank makes all parameters before it shards them
+    "init_model_with_meta_device": lambda layout: layout.zero > _FIRST_FSDP_STAGE or None,
+})  # fmt: skip
+"""Of `TransformerConfig`, by the attributes of a layout."""
+_EXPERTS: Keys = MappingProxyType({
+    "moe_token_dispatcher_type": lambda layout: _DISPATCHERS[layout.dispatcher],
+    "moe_grouped_gemm": lambda _: True,
+    "moe_flex_dispatcher_backend": lambda layout: _FLEX.get(layout.dispatcher),
+    "moe_router_dtype": lambda layout: "fp32" if layout.dispatcher in _FLEX else None,
+})  # fmt: skip
+"""The same of models with experts."""
+_DDP: Keys = MappingProxyType({
+    "use_distributed_optimizer": lambda layout: layout.zero > 0,
+    "use_megatron_fsdp": lambda layout: layout.zero >= _FIRST_FSDP_STAGE or None,
+    "data_parallel_sharding_strategy":
+        lambda layout: _SHARDING[layout.zero] if layout.zero >= _FIRST_FSDP_STAGE else None,
+    "overlap_grad_reduce": lambda _: True,
+    "overlap_param_gather": lambda layout: layout.zero > 0,
+})  # fmt: skip
+"""Of `DistributedDataParallelConfig`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,40 +105,34 @@ class MegatronValues:
     max_connections: int
 
 
+def values_of(keys: Keys, source: object) -> dict[str, Value]:
+    """Return the fields of an object; those without a value are left out."""
+    values = (
+        (key, attrgetter(made)(source) if isinstance(made, str) else made(source))
+        for key, made in keys.items()
+    )
+    return {key: value for key, value in values if value is not None}
+
+
 def megatron_values(planned: Planned) -> MegatronValues:
     """Return the fields that make Megatron run the layout."""
-    layout = planned.layout
-    model: dict[str, Value] = {
-        "tensor_model_parallel_size": layout.tp,
-        "pipeline_model_parallel_size": layout.pp,
-        "context_parallel_size": layout.cp,
-        "expert_model_parallel_size": layout.ep,
-        "expert_tensor_parallel_size": layout.etp,
-        "sequence_parallel": layout.tp > 1,
-        **_dispatch(planned),
-        **_recompute(layout.recompute),
-    }
-    if layout.overlap == "batch":
-        model |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}
+    layout, decoder = planned.layout, planned.decoder
+    model = values_of(_LAYOUT, layout)
+    if decoder.num_moe_layers:
+        model |= values_of(_EXPERTS, layout)
     if layout.offload_activations:
-        layers = layout.offloaded_layers(planned.decoder)
-        model |= {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
+        model["cpu_offloading_num_layers"] = layout.offloaded_layers(decoder)
     model |= _graphs(planned) | _exchanged_sequence(planned)
-    if layout.zero > _FIRST_FSDP_STAGE:  # else each rank makes all parameters before it shards them
-        model["init_model_with_meta_device"] = True
-    if layout.pp > 1 and planned.decoder.has_mamba:
-        sizes = hybrid_stages(layout, planned.decoder)
-        model |= {
-            "num_layers_in_first_pipeline_stage": sizes[0],
-            "num_layers_in_last_pipeline_stage": sizes[-1],
-        }
-    model |= _NARROW.get(planned.job.dtype, {})
+    if layout.pp > 1 and decoder.has_mamba:
+        first, *_, last = hybrid_stages(layout, decoder)
+        model["num_layers_in_first_pipeline_stage"] = first
+        model["num_layers_in_last_pipeline_stage"] = last
     optimizer = optimizer_of(planned.job.optimizer)
     return MegatronValues(
-        model=model, ddp=_sharding(planned),
+        model=model | _NARROW.get(planned.job.dtype, {}), ddp=values_of(_DDP, layout),
         optimizer=_optimizer(optimizer) | _host_optimizer(layout.offload_optimizer),
         reduces_in_fp32=optimizer.gradient_bytes == _FP32_BYTES,
-        keeps_remainders=optimizer.keeps_remainders, max_connections=_connections(planned),
+        keeps_remainders=optimizer.keeps_remainders, max_connections=_connections(layout),
     )  # fmt: skip
 
 
@@ -108,22 +141,9 @@ def stage_letters(planned: Planned) -> str:
     return "|".join(planned.layout.stages_of(planned.decoder))
 
 
-def _dispatch(planned: Planned) -> dict[str, Value]:
-    if not planned.decoder.num_moe_layers:
-        return {}
-    name = planned.layout.dispatcher
-    found: dict[str, Value] = {
-        "moe_token_dispatcher_type": _DISPATCHERS[name],
-        "moe_grouped_gemm": True,
-    }
-    if name in _FLEX:
-        found |= {"moe_flex_dispatcher_backend": _FLEX[name], "moe_router_dtype": "fp32"}
-    return found
-
-
 def _graphs(planned: Planned) -> dict[str, Value]:
     """Return the fields of CUDA graphs of parts of a block, or of a whole step."""
-    by_module = planned.core >= _GRAPHS_BY_MODULE
+    by_module = planned.core >= GRAPHS_BY_MODULE
     scope = "cuda_graph_modules" if by_module else "cuda_graph_scope"
     match planned.layout.cuda_graphs:
         case "none":
@@ -176,25 +196,15 @@ def _captured(planned: Planned) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _recompute(modules: tuple[Recompute, ...]) -> dict[str, Value]:
-    if "full" in modules:
-        return {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
+def _granularity(modules: tuple[Recompute, ...]) -> str | None:
     if not modules:
-        return {}
+        return None
+    return "full" if "full" in modules else "selective"
+
+
+def _modules(modules: tuple[Recompute, ...]) -> tuple[str, ...] | None:
     names = tuple("layernorm" if name == "norm" else name for name in modules)
-    return {"recompute_granularity": "selective", "recompute_modules": names}
-
-
-def _sharding(planned: Planned) -> dict[str, Value]:
-    stage = planned.layout.zero
-    found: dict[str, Value] = {"use_distributed_optimizer": stage > 0}
-    if stage >= _FIRST_FSDP_STAGE:
-        found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": _SHARDING[stage]}
-    return found | {"overlap_grad_reduce": True, "overlap_param_gather": stage > 0}
+    return None if "full" in names else names or None
 
 
 def _optimizer(optimizer: Optimizer) -> dict[str, Value]:
@@ -222,13 +232,11 @@ def _host_optimizer(share: float) -> dict[str, Value]:
     }
 
 
-def _connections(planned: Planned) -> int:
+def _connections(layout: FoldedLayout) -> int:
     """Return 1, so that kernels start in their order, but where several streams must run.
 
     Megatron asks for 1 with tensor or context parallelism before Blackwell, for more with its
     overlap of exchanges, and refuses 1 with FSDP.
     """
-    layout = planned.layout
-    if layout.overlap == "batch" or layout.zero >= _FIRST_FSDP_STAGE:
-        return _SHARED_CONNECTIONS
-    return 1
+    runs_streams = layout.overlap == "batch" or layout.zero >= _FIRST_FSDP_STAGE
+    return _SHARED_CONNECTIONS if runs_streams else 1

@@ -13,7 +13,7 @@ from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.samples import AttentionPoint, CollectiveOp, Point, RowsPoint
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Grid, adam_elements, collective, gemm_points
-from moetune.solve.model.modules import projections_of
+from moetune.solve.model.passes import projections_of
 
 _MAX_GRADIENT_LADDERS = 8
 _OF_GRADIENTS: tuple[CollectiveOp, ...] = ("all_gather", "reduce_scatter")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from moetune.domain.cluster import DeviceKind, Group
+from moetune.domain.costs import LinearCost
 from moetune.domain.samples import (
     AttentionPoint,
     CollectivePoint,
@@ -51,32 +52,23 @@ _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
-    """Rough speed of an all-to-all, by one rank's input bytes."""
-
-    seconds: float
-    bytes_per_second: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """Rough speeds from a first probe.
 
     Args:
         macs_per_second: by dtype.
-        wires: of each group that is measured.
+        wires: all-to-alls of each group that is measured, by one rank's input bytes.
         kind: of device.
     """
 
     macs_per_second: Mapping[str, float]
     copy_bytes_per_second: float
-    wires: Mapping[Group, Wire]
+    wires: Mapping[Group, LinearCost]
     kind: DeviceKind = "cpu"
 
     def wire_seconds(self, group: Group, num_bytes: float, in_flight: int = 1) -> float:
         """Return a rough time of all-to-alls that are issued together."""
-        wire = self.wires[group]
-        return in_flight * (wire.seconds + num_bytes / wire.bytes_per_second)
+        return in_flight * self.wires[group].seconds(num_bytes)
 
 
 def operation_seconds(point: Point, rates: Rates) -> float:
@@ -95,7 +87,7 @@ def operation_seconds(point: Point, rates: Rates) -> float:
         case CopyPoint():
             seconds = point.num_bytes / rates.copy_bytes_per_second * (1 + point.both_ways)
         case InterferencePoint() if point.comm_bytes and rates.wires:
-            slowest = max(rates.wires, key=lambda group: rates.wires[group].seconds)
+            slowest = max(rates.wires, key=lambda group: rates.wires[group].alpha_seconds)
             seconds = rates.wire_seconds(
                 slowest, point.comm_bytes, 1 if point.is_alone else IN_FLIGHT
             )
@@ -196,13 +188,11 @@ def probe(points: Sequence[Point], bench: Bench, timed: Callable[[Point], Timing
     )
 
 
-def _wire(group: Group, seconds: Callable[[Point], float]) -> Wire:
+def _wire(group: Group, seconds: Callable[[Point], float]) -> LinearCost:
     small, large = (collective("all_to_all", group, size) for size in (_SMALL_BYTES, _LARGE_BYTES))
     start_seconds = seconds(small)
-    return Wire(
-        seconds=start_seconds,
-        bytes_per_second=large.num_bytes / max(seconds(large) - start_seconds, 1e-7),
-    )
+    beta_seconds = max(seconds(large) - start_seconds, 1e-7) / large.num_bytes
+    return LinearCost(alpha_seconds=start_seconds, beta_seconds=beta_seconds)
 
 
 def default_dtypes(kind: DeviceKind, preset: Preset) -> tuple[str, ...]:

@@ -4,20 +4,12 @@ All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Whi
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from moetune.domain.cluster import (
-    Cluster,
-    DeviceKind,
-    Group,
-    Machine,
-    spread_groups,
-)
+from moetune.domain.cluster import DeviceKind, Group, Machine, spread_groups
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.samples import (
-    Point,
-)
+from moetune.domain.samples import Point
 from moetune.measure.decoder_points import MeasuredModel, decoder_points
 from moetune.measure.grid import (
     GRIDS,
@@ -88,17 +80,9 @@ class PointChoice:
         )
 
 
-def choose_points(
-    *,
-    cluster: Cluster,
-    dtypes: Sequence[str],
-    group_sizes: Sequence[int],
-    layers: Sequence[LayerShape] = (),
-    models: Sequence[MeasuredModel] = (),
-    preset: Preset = "quick",
-    max_tokens: int = 4096,
-) -> PointChoice:
-    """Return the points that the models and layers need, and those of a grid.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointScope:
+    """The layers and models to measure for, and where.
 
     Under several nodes each collective is measured among consecutive ranks and among ranks
     spread over nodes (`spread_groups`).
@@ -109,33 +93,33 @@ def choose_points(
         layers: shapes whose GEMMs, payloads and memory-bound operations are measured exactly.
         models: of which every tensor-parallel width is measured exactly.
         max_tokens: tokens on one rank in one step.
-
-    Raises:
-        InputError: an unknown dtype, a group larger than the machine, or a layer whose experts
-            divide by none of the group sizes.
     """
-    machine = cluster.machine
-    _check_sizes(group_sizes, machine.num_devices)
-    scope = _Scope(
-        machine=machine, grid=GRIDS[preset, machine.kind], dtypes=dtypes, group_sizes=group_sizes,
-        layers=layers, models=models, max_tokens=max_tokens,
-    )  # fmt: skip
-    needed, others = (that_fit(points, machine) for points in (scope.needed(), scope.others()))
-    chosen = PointChoice(needed=needed, others=others)
-    return replace(chosen, others=chosen.without(frozenset(needed)).others)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scope:
-    """The layers and models to measure for, and where; arguments as those of `choose_points`."""
 
     machine: Machine
-    grid: Grid
     dtypes: Sequence[str]
     group_sizes: Sequence[int]
-    layers: Sequence[LayerShape]
-    models: Sequence[MeasuredModel]
-    max_tokens: int
+    layers: Sequence[LayerShape] = ()
+    models: Sequence[MeasuredModel] = ()
+    preset: Preset = "quick"
+    max_tokens: int = 4096
+
+    def points(self) -> PointChoice:
+        """Return the points that the models and layers need, and those of a grid.
+
+        Raises:
+            InputError: an unknown dtype, a group larger than the machine, or a layer whose experts
+                divide by none of the group sizes.
+        """
+        _check_sizes(self.group_sizes, self.machine.num_devices)
+        needed = that_fit(self._needed(), self.machine)
+        others = that_fit(self._others(), self.machine)
+        known = frozenset(needed)
+        return PointChoice(needed=needed, others=tuple(one for one in others if one not in known))
+
+    @property
+    def grid(self) -> Grid:
+        """The sizes of the preset on this kind of device."""
+        return GRIDS[self.preset, self.machine.kind]
 
     @property
     def of_layers(self) -> list[Workload]:
@@ -163,7 +147,7 @@ class _Scope:
         """Groups of consecutive ranks, and of ranks spread over nodes."""
         return [*((size, 0) for size in self.linked), *spread_groups(self.linked, self.machine)]
 
-    def needed(self) -> Iterator[Point]:
+    def _needed(self) -> Iterator[Point]:
         """Yield the sizes of the layers and models."""
         workloads, grid = self.workloads, self.grid
         yield from layer_points(workloads, self.groups, grid)
@@ -188,7 +172,7 @@ class _Scope:
             yield from gate_points(workloads, grid)
             yield from launch_points(workloads)
 
-    def others(self) -> Iterator[Point]:
+    def _others(self) -> Iterator[Point]:
         """Yield the grid's sizes, for what the layers and models do not say."""
         workloads, grid = self.workloads, self.grid
         yield from tensor_points(workloads, self.groups, grid)

@@ -116,9 +116,9 @@ def run_session(
     sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
     chosen = representatives(device, control.num_ranks)
     bench = Bench(device=device, ranks=ranks, representatives=chosen)
-    runner = _PointRunner(bench)
     effort = _EFFORTS[assignment.preset, device.kind].for_sharers(max(sharers))
-    rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
+    visits = _Visits(bench, effort, on_news, start)
+    rates = control.broadcast_object(visits.probe(assignment.points), "rough speeds")
     seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}
     by_worth = _affordable(assignment, seconds)
     # Behind the probe: kernels and workspaces take memory, too.
@@ -127,8 +127,7 @@ def run_session(
     if control.rank == 0:
         on_news(estimates)
     if not assignment.plan_only:
-        visits = _Visits(runner, effort, ranks, on_news, start)
-        _visit_all(by_worth, visits, assignment, seconds)
+        visits.visit_all(by_worth, assignment, seconds)
 
 
 def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
@@ -184,53 +183,79 @@ def _estimates(
     return Estimates(seconds=chosen, total_seconds=min(budget_seconds, total))
 
 
-def _visit_all(
-    by_worth: Sequence[Sequence[Point]],
-    visits: "_Visits",
-    assignment: Assignment,
-    seconds: Mapping[Point, float],
-) -> None:
-    """Visit in rounds until every point is certain, or the budget is spent.
+class _Visits:
+    """The samples of a session so far, one a visit, measured together with the other ranks.
 
     Args:
-        seconds: estimated, of a visit; one that would take longer than what is left is omitted.
+        start: beginning of the session, on `perf_counter`.
     """
-    budget_seconds = math.inf if assignment.budget_seconds is None else assignment.budget_seconds
 
-    def visit_each(points: Sequence[Point]) -> bool:
-        """Return whether there was time for any of them."""
-        is_any = False
-        for point in [one for one in points if not visits.is_settled(one)]:
-            if seconds[point] <= budget_seconds - visits.elapsed_seconds():
-                visits.visit(point)
-                is_any = True
-        return is_any
-
-    for number in count():
-        new, again = round_of(by_worth, number, assignment.seed)
-        visit_each(new)
-        visit_each(doubtful(visits.samples))
-        if not visit_each(again) and number >= len(by_worth):
-            return
-
-
-class _PointRunner:
-    """Measures one point after another on this rank, together with the other ranks."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench, self._clock = bench, Clock(bench.device)
+    def __init__(
+        self, bench: Bench, effort: Effort, on_news: Callable[[News], object], start: float
+    ) -> None:
+        self._bench, self._effort, self._on_news, self._start = bench, effort, on_news, start
+        self._control, self._clock = bench.ranks.control, Clock(bench.device)
+        self._samples: dict[Point, list[Sample]] = {}
 
     def probe(self, points: Sequence[Point]) -> Rates:
         """Return rough speeds."""
         return probe(points, self._bench, lambda point: self._timed(point, _PROBE))
 
-    def sample(self, point: Point, effort: Effort) -> Sample:
+    def visit_all(
+        self,
+        by_worth: Sequence[Sequence[Point]],
+        assignment: Assignment,
+        seconds: Mapping[Point, float],
+    ) -> None:
+        """Visit in rounds until every point is certain, or the budget is spent.
+
+        Args:
+            seconds: estimated, of a visit; one that would take longer than what is left is omitted.
+        """
+        budget = math.inf if assignment.budget_seconds is None else assignment.budget_seconds
+
+        def visit_each(points: Sequence[Point]) -> bool:
+            """Return whether there was time for any of them."""
+            is_any = False
+            for point in [one for one in points if not self._is_settled(one)]:
+                if seconds[point] <= budget - self._elapsed_seconds():
+                    self._visit(point)
+                    is_any = True
+            return is_any
+
+        for number in count():
+            new, again = round_of(by_worth, number, assignment.seed)
+            visit_each(new)
+            visit_each(doubtful(self._samples))
+            if not visit_each(again) and number >= len(by_worth):
+                return
+
+    def _is_settled(self, point: Point) -> bool:
+        """Return whether another visit would tell nothing new."""
+        visits = self._samples.get(point, [])
+        if any(visit.error for visit in visits) or len(visits) >= MAX_VISITS:
+            return True
+        return len(visits) >= NUM_VISITS and relative_uncertainty(visits) <= CERTAIN
+
+    def _elapsed_seconds(self) -> float:
+        """Return the time since the start, the same on all ranks."""
+        (elapsed,) = largest(self._control, (time.perf_counter() - self._start,), "elapsed time")
+        return elapsed
+
+    def _visit(self, point: Point) -> None:
+        """Measure the point, and report the sample on rank 0."""
+        sample = self._sample(point)
+        self._samples.setdefault(point, []).append(sample)
+        if self._control.rank == 0:
+            self._on_news(sample)
+
+    def _sample(self, point: Point) -> Sample:
         """Return the point's times, or its error."""
         try:
-            timing = self._timed(point, effort)
+            timing = self._timed(point, self._effort)
         except FailedPointError as error:
             return Sample(point=point, seconds=(), error=error.what)
-        (is_low,) = largest(self._bench.ranks.control, (self._clock.is_low(),), "low clocks")
+        (is_low,) = largest(self._control, (self._clock.is_low(),), "low clocks")
         seen = {UNSTABLE: timing.is_unstable, THROTTLED: is_low > 0}
         return Sample(
             point=point,
@@ -246,46 +271,7 @@ class _PointRunner:
             experiment = prepare_experiment(point, bench)
         except (RuntimeError, MemoryError, InputError) as error:
             text = explain(error)
-        reason = first_text(bench.ranks.control, text, "the preparation of a point")
+        reason = first_text(self._control, text, "the preparation of a point")
         if experiment is None or reason:
             raise FailedPointError(reason)
         return measure(experiment, device=bench.device, ranks=bench.ranks, effort=effort)
-
-
-class _Visits:
-    """The samples of a session so far, one a visit.
-
-    Args:
-        start: beginning of the session, on `perf_counter`.
-    """
-
-    def __init__(
-        self,
-        runner: _PointRunner,
-        effort: Effort,
-        ranks: MeasuringRanks,
-        on_news: Callable[[News], object],
-        start: float,
-    ) -> None:
-        self._runner, self._effort, self._control = runner, effort, ranks.control
-        self._on_news, self._start = on_news, start
-        self.samples: dict[Point, list[Sample]] = {}
-
-    def visit(self, point: Point) -> None:
-        """Measure the point, and report the sample on rank 0."""
-        sample = self._runner.sample(point, self._effort)
-        self.samples.setdefault(point, []).append(sample)
-        if self._control.rank == 0:
-            self._on_news(sample)
-
-    def is_settled(self, point: Point) -> bool:
-        """Return whether another visit would tell nothing new."""
-        visits = self.samples.get(point, [])
-        if any(visit.error for visit in visits) or len(visits) >= MAX_VISITS:
-            return True
-        return len(visits) >= NUM_VISITS and relative_uncertainty(visits) <= CERTAIN
-
-    def elapsed_seconds(self) -> float:
-        """Return the time since the start, the same on all ranks."""
-        (elapsed,) = largest(self._control, (time.perf_counter() - self._start,), "elapsed time")
-        return elapsed

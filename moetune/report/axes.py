@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from moetune.domain.units import format_bytes, format_seconds
 
@@ -104,8 +104,7 @@ def _unit(number: float, units: Sequence[tuple[float, str]]) -> tuple[float, str
     return next((unit for unit in units if number >= unit[0]), units[-1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(NamedTuple):
     """A labelled place; `share` is 0 where the axis begins and 1 where it ends."""
 
     share: float
@@ -146,35 +145,29 @@ class Scale:
     def ticks(self) -> tuple[Tick, ...]:
         """Return the labelled places: the categories, the axis's own, else round ones."""
         if self.axis.kind == "category":
-            return tuple(Tick(share=self.share(name), text=name) for name in self.categories)
+            return tuple(Tick(self.share(name), name) for name in self.categories)
         if self.axis.ticks:
-            ticks = [Tick(share=self.share(at), text=text) for at, text in self.axis.ticks]
+            ticks = [Tick(self.share(at), text) for at, text in self.axis.ticks]
             inside = [tick for tick in ticks if abs(tick.share - 0.5) <= 0.5 + _NEARLY]
             return tuple(inside[:: -(-len(inside) // (_MOST_TICKS + 1)) or 1])
-        return self._dates() if self.axis.kind == "date" else self._round_numbers()
-
-    def _round_numbers(self) -> tuple[Tick, ...]:
-        step = _round_step((self.high - self.low) / _MOST_TICKS)
+        is_date, span = self.axis.kind == "date", self.high - self.low
+        step = _date_step(span) if is_date else _round_step(span / _MOST_TICKS)
         if self.axis.is_count:
             step = max(step, 1.0)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        values = [at * step for at in range(first, last + 1)]
-        return tuple(
-            Tick(share=self.share(one), text=_text(one, step, is_share=self.axis.is_share))
-            for one in values
-        )
-
-    def _dates(self) -> tuple[Tick, ...]:
-        span = self.high - self.low
-        step = next((one for one in _SPANS if span / one <= _MOST_TICKS), _SPANS[-1])
-        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        first, last = math.ceil(self.low / step - _NEARLY), math.floor(self.high / step + _NEARLY)
         return tuple(
             Tick(
-                share=(at * step - self.low) / span,
-                text=_date_text(_EPOCH + timedelta(seconds=at * step), step, has_days=span > _DAY),
+                (value - self.low) / span,
+                _date_text(value, step, span)
+                if is_date
+                else _text(value, step, is_share=self.axis.is_share),
             )
-            for at in range(first, last + 1)
+            for value in (at * step for at in range(first, last + 1))
         )
+
+
+def _date_step(span: float) -> float:
+    return next((step for step in _SPANS if span / step <= _MOST_TICKS), _SPANS[-1])
 
 
 def _number(value: Value, kind: Kind) -> float:
@@ -211,7 +204,8 @@ def _text(value: float, step: float, *, is_share: bool) -> str:
     return f"{value + 0.0:{sign},.{max(0, digits - 2)}%}"
 
 
-def _date_text(at: datetime, step: int, *, has_days: bool) -> str:
-    if step >= _DAY or (has_days and at.hour == at.minute == 0):
+def _date_text(seconds: float, step: float, span: float) -> str:
+    at = _EPOCH + timedelta(seconds=seconds)
+    if step >= _DAY or (span > _DAY and at.hour == at.minute == 0):
         return f"{at:%b} {at.day}"
     return f"{at:%H:%M}" if step >= _MINUTE else f"{at:%H:%M:%S}"

@@ -1,10 +1,13 @@
-"""Operations of a profile as curves over their size, and what they take from each other."""
+"""Operations of a profile as curves over their size, and figures of them with their fits."""
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
+
+import numpy as np
 
 from moetune.domain.cluster import Machine, placement_name
 from moetune.domain.cost_keys import (
@@ -17,13 +20,29 @@ from moetune.domain.cost_keys import (
     unit_of,
 )
 from moetune.domain.costs import LinearCost
-from moetune.domain.interference import Interference
 from moetune.domain.profile import FitError, GemmLine, Profile
-from moetune.domain.samples import LAUNCHES, ResourceClass
-from moetune.fit.curve import Line
-from moetune.fit.index import Points, ProfileIndex, index_of
+from moetune.domain.samples import LAUNCHES
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.fit.curve import Line as Fitted
+from moetune.fit.curve import left_out_errors
+from moetune.fit.index import Points as Measured
+from moetune.fit.index import ProfileIndex, index_of
+from moetune.fit.operations import Curves
+from moetune.fit.pool import Series
+from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_seconds
+from moetune.report.axes import Axis, log_seconds, log_sizes
+from moetune.report.marks import SERIES, Band, Line, Mark, Outline, Panel, Points
+from moetune.report.section import Figure, Value
 
 _NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
+_BAND_PERCENT = (5.0, 95.0)
+_PER_OCTAVE = 4
+_LEAST_STEPS = 24
+_UNMEASURED: Mapping[str, tuple[float, float]] = MappingProxyType({
+    "bytes": (2.0**10, 2.0**28), "MACs": (2.0**20, 2.0**40), "elements": (2.0**10, 2.0**34),
+    "chunks": (1.0, 64.0),
+})  # fmt: skip
+"""Range of sizes in which a line without measured sizes is drawn, by the line's unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +53,9 @@ class OperationCurve:
         name: unique in the profile, such as "all_to_all, 8 ranks, 4 in flight".
         kind: "collective", "GEMM", "copy", "memory-bound operation" or "attention".
         unit: of the size: "bytes", "rows", "elements", "chunks", "sequences" or "MACs".
-        find: returns the measured points, or the line where nothing was measured; of a table's
+        read: returns the measured points, or the line where nothing was measured; of a table's
             GEMM it completes the curve, which takes milliseconds.
-        num_points: known sizes.
+        num_points: measured sizes.
         line: the α–β line over the same size, in seconds.
         error: of the line's fit; of a GEMM's shape, that of its dtype's line.
     """
@@ -44,8 +63,8 @@ class OperationCurve:
     name: str
     kind: str
     unit: str
-    find: Callable[[], Points | Line]
-    num_points: int
+    read: Callable[[], Measured | Fitted | None]
+    num_points: int = 0
     line: LinearCost | None
     error: FitError | None
 
@@ -60,41 +79,40 @@ class OperationCurve:
         return self.kind == "attention" or (self.kind == "GEMM" and self.unit == "rows")
 
     @property
-    def found(self) -> Points | Line:
+    def basis(self) -> Measured | Fitted:
         """The points or the line."""
-        return self.find()
+        basis = self.read()
+        assert basis is not None  # noqa: S101 - the index has what its keys name
+        return basis
 
 
 def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
     """Return all operations of the profile, collectives first."""
     index = index_of(profile)
-    others: tuple[CostKey, ...] = (
-        *index.keys(CopyKey),
-        *index.keys(RowsKey),
-        *index.keys(AttentionKey),
-    )
+    first: list[CostKey] = [*index.keys(CollectiveKey), *index.pool.of(GemmKey)]
+    last: list[CostKey] = [*index.keys(CopyKey), *index.keys(RowsKey)]
+    last += index.keys(AttentionKey)
     return (
-        *(_operation(index, key) for key in index.keys(CollectiveKey)),
-        *(_gemm(index, key) for key in index.pool.of(GemmKey)),
+        *(_curve(index, key) for key in first),
         *(gemm_line(line) for line in profile.gemm if index.gemm_line(line.dtype)),
-        *(_operation(index, key) for key in others),
+        *(_curve(index, key) for key in last),
     )
 
 
-def _operation(index: ProfileIndex, key: CostKey) -> OperationCurve:
-    """Return a known operation whose line, if any, is over its own size."""
-    known, line = index.basis(key), index.lines.get(key)
-    assert known is not None  # noqa: S101 - it is one of the keys
+def _curve(index: ProfileIndex, key: CostKey) -> OperationCurve:
+    """Return an operation; the line of a GEMM's shape is its dtype's, over rows."""
+    read: Callable[[], Measured | Fitted | None] = partial(index.basis, key)
+    series, line = index.pool.series.get(key), index.lines.get(key)
+    cost = line.cost if line else None
+    if isinstance(key, GemmKey):
+        read, line = partial(index.gemm_points, key), index.lines.get(GemmKey(key.dtype))
+        scale = math.prod(key.shape)
+        cost = replace(line.cost, beta_seconds=line.cost.beta_seconds * scale) if line else None
     name, kind, unit = _words(key, index.profile.machine)
     return OperationCurve(
-        name=name,
-        kind=kind,
-        unit=unit,
-        find=lambda: known,
-        num_points=len(known.series.sizes) if isinstance(known, Points) else 0,
-        line=line.cost if line else None,
-        error=line.error if line else None,
-    )
+        name=name, kind=kind, unit=unit, read=read, num_points=len(series.sizes) if series else 0,
+        line=cost, error=line.error if line else None,
+    )  # fmt: skip
 
 
 def _words(key: CostKey, machine: Machine) -> tuple[str, str, str]:
@@ -120,56 +138,207 @@ def _words(key: CostKey, machine: Machine) -> tuple[str, str, str]:
             return f"gemm {key.dtype} {key.product}, {shape}", "GEMM", unit_of(key)
 
 
-def _gemm(index: ProfileIndex, key: GemmKey) -> OperationCurve:
-    """Return a measured shape; its line is the dtype's, over rows."""
-    name, kind, unit = _words(key, index.profile.machine)
-    line = index.lines.get(GemmKey(key.dtype))
-    cost = line.cost if line else None
-    return OperationCurve(
-        name=name,
-        kind=kind,
-        unit=unit,
-        find=partial(_points_of, index, key),
-        num_points=len(index.pool.series[key].sizes),
-        line=replace(cost, beta_seconds=cost.beta_seconds * math.prod(key.shape)) if cost else None,
-        error=line.error if line else None,
-    )
-
-
 def gemm_line(line: GemmLine) -> OperationCurve:
     """Return a dtype's line over all its GEMMs, over multiply-accumulates."""
     name = f"gemm {line.dtype}"
-    found = Line(cost=line.cost, label=name)
+    basis = Fitted(cost=line.cost, label=name)
     if line.error:
-        found = replace(found, relative_error=line.error.median)
+        basis = replace(basis, relative_error=line.error.median)
     return OperationCurve(
+        name=name, kind="GEMM", unit="MACs", read=lambda: basis, line=line.cost, error=line.error
+    )
+
+
+def fit_figure(operation: OperationCurve) -> Figure:
+    """Return raw times, medians, the curve between them, its 5–95 % band and the α–β line."""
+    basis, curve = operation.basis, _Curve.of(operation)
+    words = (
+        f"{operation.name} has a line and no measured points: the band follows from assumed "
+        "errors of its start-up time and its rate."
+    )
+    marks, rows = curve.marks("predicted", band="5–95 %"), curve.rows("predicted")
+    if isinstance(basis, Measured):
+        words = (
+            f"{operation.name} at {operation.num_points} sizes. The curve follows the medians and "
+            "never falls; 90 % of draws from the measurement's noise and the fit's error lie in "
+            "the band."
+        )
+        marks = (*marks, *_measured(operation, basis.series, curve.sizes))
+        rows = [*_measured_rows(basis.series), *rows]
+    figure = _figure(operation, name="fit", words=words, marks=marks, first="kind", rows=rows)
+    return replace(figure, is_wide=True)
+
+
+def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[str, str]) -> Figure:
+    """Return the same operation of two profiles in one figure."""
+    curves = tuple(zip(names, map(_Curve.of, (first, second)), SERIES, strict=False))
+    return _figure(
+        first,
+        name=f"fit-{first.key}",
+        words=f"Predicted times of {first.name} in both profiles, with their 5–95 % bands.",
+        marks=[mark for name, curve, color in curves for mark in curve.marks(name, color=color)],
+        first="profile",
+        rows=[row for name, curve, _ in curves for row in curve.rows(name)],
+    )
+
+
+def _figure(
+    operation: OperationCurve, *, name: str, words: str, marks: Sequence[Mark], first: str,
+    rows: Sequence[tuple[Value, ...]],
+) -> Figure:  # fmt: skip
+    """Return times over an operation's size.
+
+    Args:
+        first: name of the rows' first column.
+    """
+    times = log_seconds("time of one")
+    return Figure(
         name=name,
-        kind="GEMM",
-        unit="MACs",
-        find=lambda: found,
-        num_points=0,
-        line=line.cost,
-        error=line.error,
+        title=operation.name,
+        words=words,
+        panels=(Panel(x=_sizes_axis(operation), y=times, marks=tuple(marks)),),
+        header=(first, _sizes_column(operation), "seconds", "p05_seconds", "p95_seconds"),
+        rows=tuple(rows),
     )
 
 
-def _points_of(index: ProfileIndex, key: GemmKey) -> Points:
-    points = index.gemm_points(key)
-    assert points is not None  # noqa: S101 - the pool names what was measured
-    return points
+def residual_figure(operation: OperationCurve) -> Figure | None:
+    """Return the relative errors of predictions at the measured points; None without points.
 
-
-CLASSES: dict[ResourceClass, str] = {
-    "comp": "computation",
-    "comm": "communication",
-    "mem": "copies",
-}
-OVERLAPPED = (*CLASSES.values(), "both others")
-
-
-def overlapped_speeds(table: Interference, victim: ResourceClass) -> tuple[float | None, ...]:
-    """Return the victim's relative speed with each class (None: its own) and with both others."""
-    alone = (
-        None if other == victim else table.speed(victim, frozenset({other})) for other in CLASSES
+    The curve is fitted without the predicted point; the α–β line to all points.
+    """
+    basis, line = operation.basis, operation.line
+    if not isinstance(basis, Measured):
+        return None
+    sizes, medians = basis.series.sizes, basis.series.medians
+    left_out = left_out_errors(sizes=sizes, seconds=medians, alpha_seconds=basis.alpha_seconds)
+    if not left_out:
+        return None
+    curve = {sizes[at]: error for at, error in left_out.items()}
+    pairs = zip(sizes, medians, strict=True)
+    of_line = {size: line.seconds(size) / seconds - 1 for size, seconds in pairs} if line else {}
+    unit = operation.unit
+    return Figure(
+        name="residuals",
+        is_low=True,
+        title="Residuals",
+        words=(
+            "Relative error of the prediction at each measured median: by the curve without the "
+            "point, and by the α–β line. The two ends of the curve are never left out."
+        ),
+        panels=(
+            Panel(
+                x=_sizes_axis(operation),
+                y=Axis(title="relative error", is_share=True),
+                marks=(
+                    _residuals("α–β line", of_line, unit, color="muted", outline="x"),
+                    _residuals("curve, point left out", curve, unit, color=SERIES[0]),
+                ),
+            ),
+        ),
+        header=(_sizes_column(operation), "curve_left_out", "alpha_beta_line"),
+        rows=tuple((size, curve.get(size), of_line.get(size)) for size in sizes),
     )
-    return (*alone, table.speed(victim, frozenset(CLASSES)))
+
+
+def _residuals(
+    name: str, errors: Mapping[float, float], unit: str, *, color: str,
+    outline: Outline | None = None,
+) -> Points:  # fmt: skip
+    """Return relative errors by their size."""
+    return Points(
+        name=name, x=tuple(errors), y=tuple(errors.values()), color=color, size=9, outline=outline,
+        hover=tuple(
+            f"{name}: {_size_text(size, unit)}: {error:+.1%}" for size, error in errors.items()
+        ),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Curve:
+    """Predicted seconds by size, with the ends of their 5–95 % range."""
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @classmethod
+    def of(cls, operation: OperationCurve) -> "_Curve":
+        sizes = _grid(operation)
+        [seconds] = Curves().times(operation.basis).seconds_at(np.array(sizes)).tolist()
+        drawn = drawn_seconds(operation.basis, sizes, num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
+        low, high = np.percentile(drawn, _BAND_PERCENT, axis=0).tolist()
+        return cls(sizes=tuple(sizes), seconds=tuple(seconds), low=tuple(low), high=tuple(high))
+
+    def marks(self, name: str, *, color: str = SERIES[0], band: str = "") -> tuple[Mark, ...]:
+        """Return the band, which may have a name, and the line in it."""
+        return (
+            Band(x=self.sizes, low=self.low, high=self.high, name=band, color=f"{color}/0.16"),
+            Line(x=self.sizes, y=self.seconds, name=name, color=color),
+        )
+
+    def rows(self, name: str) -> list[tuple[Value, ...]]:
+        """Return the numbers behind a first column."""
+        columns = zip(self.sizes, self.seconds, self.low, self.high, strict=True)
+        return [(name, *row) for row in columns]
+
+
+def _grid(operation: OperationCurve) -> list[float]:
+    """Return sizes in even logarithmic steps, from half the smallest point to twice the largest."""
+    basis, error = operation.basis, operation.error
+    if isinstance(basis, Measured):
+        low, high = basis.series.sizes[0] / 2, basis.series.sizes[-1] * 2
+    elif error is not None:
+        low, high = error.low, error.high
+    else:
+        low, high = _UNMEASURED[operation.unit]
+    steps = max(_LEAST_STEPS, round(_PER_OCTAVE * math.log2(high / low)))
+    return [low * (high / low) ** (step / steps) for step in range(steps + 1)]
+
+
+def _measured(
+    operation: OperationCurve, series: Series, sizes: tuple[float, ...]
+) -> Iterator[Mark]:
+    """Yield what was measured: the α–β line, single times, and their medians on top."""
+    if (line := operation.line) is not None:
+        seconds = tuple(line.seconds(size) for size in sizes)
+        yield Line(name="α–β line", x=sizes, y=seconds, color="muted", is_dotted=True, width=1.5)
+    pairs = zip(series.sizes, series.times, strict=True)
+    single = [(size, seconds) for size, times in pairs for seconds in times]
+    yield Points(
+        name="single blocks", color="second/0.35", size=4,
+        x=tuple(size for size, _ in single), y=tuple(seconds for _, seconds in single),
+    )  # fmt: skip
+    yield Points(
+        name="medians", color=SERIES[0], size=8, x=tuple(series.sizes), y=tuple(series.medians),
+        hover=tuple(
+            f"measured: {_size_text(size, operation.unit)}: {format_seconds(median)}"
+            for size, median in zip(series.sizes, series.medians, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def _measured_rows(series: Series) -> list[tuple[Value, ...]]:
+    rows: list[tuple[Value, ...]] = []
+    for size, median, times in zip(series.sizes, series.medians, series.times, strict=True):
+        rows.append(("median", size, median, None, None))
+        rows += [("block", size, seconds, None, None) for seconds in times]
+    return rows
+
+
+def _size_text(size: float, unit: str) -> str:
+    return format_bytes(round(size)) if unit == "bytes" else f"{size:,.0f} {unit}"
+
+
+def _sizes_axis(operation: OperationCurve) -> Axis:
+    titles = {
+        "bytes": "input of one rank" if operation.kind == "collective" else "size",
+        "rows": "rows of one expert",
+        "MACs": "multiply-accumulates",
+    }
+    return log_sizes(titles.get(operation.unit, operation.unit), unit=operation.unit)
+
+
+def _sizes_column(operation: OperationCurve) -> str:
+    return f"size_{operation.unit.lower()}"

@@ -1,14 +1,18 @@
-"""Figures of plans: chunks by batch, time against memory, parts of a step and of its memory."""
+"""Figures of plans: chunks by batch, time against memory, parts of a step, memory, timelines."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from moetune.domain.plan import Plan
+from moetune.domain.samples import ResourceClass
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.axes import ROWS, Axis, bytes_unit, log_sizes, seconds_unit
 from moetune.report.marks import OUTLINES, SERIES, Bars, Line, Mark, Outline, Panel, Points, Upright
 from moetune.report.section import Figure, percent
+from moetune.solve.layer.timeline import Span, Timeline, operation_and_chunk, shown_name
 
 
 def degree_figure(plans: Mapping[str, Plan]) -> Figure:
@@ -17,14 +21,16 @@ def degree_figure(plans: Mapping[str, Plan]) -> Figure:
     Args:
         plans: by the name in the legend. A single plan's own batch size is marked.
     """
-    named = {f"{name} " if len(plans) > 1 else "": plan for name, plan in plans.items()}
+    is_alone = len(plans) == 1
     marks: list[Mark] = [
         line
-        for (name, plan), color in zip(named.items(), SERIES, strict=False)
-        for line in _steps(plan, name, color)
+        for (name, plan), color in zip(plans.items(), SERIES, strict=False)
+        for line in _steps(plan, "" if is_alone else f"{name} ", color)
     ]
-    if plan := named.get(""):
-        marks.append(Upright(at=plan.tokens_per_rank, words="this plan"))
+    if is_alone:
+        marks += [Upright(at=plan.tokens_per_rank, words="this plan") for plan in plans.values()]
+    sizes = log_sizes("tokens per rank", unit="tokens")
+    chunks = Axis(title="chunks", from_zero=True, is_count=True)
     return Figure(
         name="degrees",
         title="Chunks by batch",
@@ -32,27 +38,21 @@ def degree_figure(plans: Mapping[str, Plan]) -> Figure:
             "Number of chunks that a step's tokens are cut into, by the tokens on each rank. A "
             "layer that runs with this plan looks its batch up here."
         ),
-        panels=(
-            Panel(
-                x=log_sizes("tokens per rank", unit="tokens"),
-                y=Axis(title="chunks", from_zero=True, is_count=True),
-                marks=tuple(marks),
-            ),
-        ),
+        panels=(Panel(x=sizes, y=chunks, marks=tuple(marks)),),
         header=("plan", "low_tokens", "high_tokens", "forward_degree", "backward_degree"),
-        rows=tuple((name, *row) for name, one in plans.items() for row in one.pipeline.ranges),
+        rows=tuple((name, *row) for name, plan in plans.items() for row in plan.pipeline.ranges),
     )
 
 
 def _steps(plan: Plan, name: str, color: str) -> Iterator[Line]:
     """Yield both phases' degrees as lines of steps."""
     ranges = plan.pipeline.ranges
-    sizes = tuple(row[0] for row in ranges) + tuple(row[1] for row in ranges[-1:])
+    last = ranges[-1:]
+    sizes = tuple(row[0] for row in ranges) + tuple(row[1] for row in last)
     for at, phase in enumerate(("forward", "backward"), start=2):
-        degrees = tuple(row[at] for row in (*ranges, *ranges[-1:]))
         yield Line(
-            name=f"{name}{phase}", x=sizes, y=degrees, color=color, has_steps=True,
-            is_dotted=phase == "backward",
+            name=f"{name}{phase}", x=sizes, y=tuple(row[at] for row in (*ranges, *last)),
+            color=color, has_steps=True, is_dotted=phase == "backward",
         )  # fmt: skip
 
 
@@ -95,13 +95,14 @@ def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figu
     most = max(option.memory_bytes for option in options)
     second, time_unit = seconds_unit(min(option.step_seconds for option in options))
     byte, size_unit = bytes_unit(most)
-    is_near = limit_bytes is not None and limit_bytes <= _NEAR * most
-    limit = (Upright(at=(limit_bytes or 0) / byte, words="limit"),) if is_near else ()
-    far = f" The limit is {format_bytes(limit_bytes)}." if limit_bytes and not is_near else ""
-
-    def fits(option: Option) -> bool:
-        return limit_bytes is None or option.memory_bytes <= limit_bytes
-
+    limit, far = limit_bytes or math.inf, ""
+    marks = [*_options(options, front, units=(byte, second), limit=limit)]
+    if limit <= _NEAR * most:
+        marks.append(Upright(at=limit / byte, words="limit"))
+    elif limit_bytes:
+        far = f" The limit is {format_bytes(limit_bytes)}."
+    sizes = Axis(title=f"memory of one device, {size_unit}")
+    times = Axis(title=f"one step, {time_unit}")
     return Figure(
         name="memory",
         title="Step time against memory",
@@ -109,59 +110,50 @@ def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figu
             "Down and to the left is better: no option is both faster and smaller than one on the "
             "line. The filled point is the plan." + far
         ),
-        panels=(
-            Panel(
-                x=Axis(title=f"memory of one device, {size_unit}"),
-                y=Axis(title=f"one step, {time_unit}"),
-                marks=(*_options(options, front, units=(byte, second), fits=fits), *limit),
-            ),
-        ),
+        panels=(Panel(x=sizes, y=times, marks=tuple(marks)),),
         header=("option", "group", "memory_bytes", "step_seconds", "on_front", "chosen", "fits"),
         rows=tuple(
             (
-                one.name, one.group, one.memory_bytes, one.step_seconds,
-                _yes(is_so=one in front), _yes(is_so=one.is_chosen), _yes(is_so=fits(one)),
+                option.name, option.group, option.memory_bytes, option.step_seconds,
+                *("yes" if is_so else "no"
+                  for is_so in (option in front, option.is_chosen, option.memory_bytes <= limit)),
             )
-            for one in options
+            for option in options
         ),
     )  # fmt: skip
 
 
 def _options(
-    options: Sequence[Option], front: Sequence[Option], *, units: tuple[float, float],
-    fits: Callable[[Option], bool],
-) -> Iterator[Mark]:  # fmt: skip
+    options: Sequence[Option], front: Sequence[Option], *, units: tuple[float, float], limit: float
+) -> Iterator[Mark]:
     """Yield the front, the options of each group, and the chosen one on top."""
     byte, second = units
-
-    def places(some: Sequence[Option]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        sizes = tuple(option.memory_bytes / byte for option in some)
-        return sizes, tuple(option.step_seconds / second for option in some)
 
     def points(
         some: Sequence[Option], name: str, color: str, size: float, outline: Outline | None
     ) -> Points:
-        x, y = places(some)
         return Points(
-            x=x, y=y, name=name, color=color, size=size, outline=outline,
+            x=tuple(option.memory_bytes / byte for option in some),
+            y=tuple(option.step_seconds / second for option in some),
+            name=name, color=color, size=size, outline=outline,
             hover=tuple(
                 f"{option.name}\n{format_seconds(option.step_seconds)}, "
-                f"{format_bytes(option.memory_bytes)}{'' if fits(option) else ', does not fit'}"
+                f"{format_bytes(option.memory_bytes)}"
+                f"{'' if option.memory_bytes <= limit else ', does not fit'}"
                 for option in some
             ),
         )  # fmt: skip
 
-    x, y = places(front)
-    yield Line(x=x, y=y, name="Pareto front", color="accent/0.6", width=1.5, has_steps=True)
+    yield Line(
+        x=tuple(option.memory_bytes / byte for option in front),
+        y=tuple(option.step_seconds / second for option in front),
+        name="Pareto front", color="accent/0.6", width=1.5, has_steps=True,
+    )  # fmt: skip
     groups = dict.fromkeys(option.group for option in options)
     for group, outline in zip(groups, itertools.cycle(OUTLINES), strict=False):
         some = [option for option in options if option.group == group]
         yield points(some, group, "second", 8, outline)
     yield points([option for option in options if option.is_chosen], "chosen", "accent", 12, None)
-
-
-def _yes(*, is_so: bool) -> str:
-    return "yes" if is_so else "no"
 
 
 def phases_figure(plans: Mapping[str, Plan]) -> Figure:
@@ -194,19 +186,14 @@ def stacked_figure(parts: Mapping[str, Mapping[str, float]], *, title: str, word
         parts: seconds by phase, of at most three phases, by the name next to the bar.
     """
     second, unit = seconds_unit(max(sum(phases.values()) for phases in parts.values()))
+    times = Axis(title=unit, from_zero=True)
     return Figure(
         name="phases",
         title=title,
         words=words,
-        panels=(
-            Panel(x=Axis(title=unit, from_zero=True), y=ROWS, marks=tuple(_stacked(parts, second))),
-        ),
+        panels=(Panel(x=times, y=ROWS, marks=tuple(_stacked(parts, second))),),
         header=("plan", "phase", "seconds"),
-        rows=tuple(
-            (name, phase, seconds)
-            for name, phases in parts.items()
-            for phase, seconds in phases.items()
-        ),
+        rows=tuple((name, *phase) for name, phases in parts.items() for phase in phases.items()),
     )
 
 
@@ -230,51 +217,126 @@ _BESIDE = 1.4
 """Of the longest bar, so that its size fits beside it on a phone, too."""
 
 
-def memory_parts_figure(
-    parts: Mapping[str, float], *, limit_bytes: int | None, words: str
-) -> Figure:
+def memory_parts_figure(parts: Mapping[str, float], *, limit_bytes: int, words: str) -> Figure:
     """Return the parts that take memory as bars, the largest first, then what the limit leaves.
 
     Args:
         parts: bytes by name; those of none are omitted.
-        limit_bytes: usable memory of the device; None where it is not known.
+        limit_bytes: usable memory of the device.
         words: whose memory it is, a sentence.
     """
     taken = sum(parts.values())
+    free = limit_bytes - taken
     taking = sorted(((name, size) for name, size in parts.items() if size), key=lambda row: -row[1])
-    left = [] if limit_bytes is None else [_left(limit_bytes - taken)]
-    longest = max((size for _, size in (*taking, *left)), default=1)
+    left = [("free below the limit" if free >= 0 else "missing to the limit", abs(free))]
+    longest = max(size for _, size in (*taking, *left))
     byte, unit = bytes_unit(longest)
-    whole = limit_bytes or taken
-    of = "" if limit_bytes is None else f" of the limit of {format_bytes(limit_bytes)}"
+    marks = tuple(
+        Bars(
+            rows=tuple(name for name, _ in rows), starts=(0.0,) * len(rows),
+            lengths=tuple(size / byte for _, size in rows), color=color,
+            texts=tuple(format_bytes(size) for _, size in rows),
+            hover=tuple(
+                f"{name}: {format_bytes(size)}, {percent(size / limit_bytes)}"
+                for name, size in rows
+            ),
+        )
+        for rows, color in ((taking, SERIES[0]), (left, SERIES[2]))
+    )  # fmt: skip
     return Figure(
         name="memory-parts",
         title="Memory part by part",
         is_wide=True,
-        words=f"{words} {format_bytes(taken)}{of}.",
-        panels=(
-            Panel(
-                x=Axis(title=unit, end=_BESIDE * longest / byte),
-                y=ROWS,
-                marks=tuple(
-                    Bars(
-                        rows=tuple(name for name, _ in rows), starts=(0.0,) * len(rows),
-                        lengths=tuple(size / byte for _, size in rows), color=color,
-                        texts=tuple(format_bytes(size) for _, size in rows),
-                        hover=tuple(
-                            f"{name}: {format_bytes(size)}, {percent(size / whole)}"
-                            for name, size in rows
-                        ),
-                    )
-                    for rows, color in ((taking, SERIES[0]), (left, SERIES[2]))
-                    if rows
-                ),
-            ),
-        ),
+        words=f"{words} {format_bytes(taken)} of the limit of {format_bytes(limit_bytes)}.",
+        panels=(Panel(x=Axis(title=unit, end=_BESIDE * longest / byte), y=ROWS, marks=marks),),
         header=("part", "bytes", "share"),
-        rows=tuple((name, size, size / whole) for name, size in (*taking, *left)),
+        rows=tuple((name, size, size / limit_bytes) for name, size in (*taking, *left)),
+    )
+
+
+CLASSES: Mapping[ResourceClass, str] = MappingProxyType({
+    "comp": "computation", "comm": "communication", "mem": "copies",
+})  # fmt: skip
+"""Of resources, by what they do."""
+_COLORS: dict[ResourceClass, tuple[str, str]] = {
+    "comp": ("accent", "surface"), "comm": ("second", "surface"), "mem": ("third", "ink"),
+}  # fmt: skip
+"""Of bars, and of the text in them."""
+_MEANINGS = {
+    "before": "first half of the experts", "after": "second half", "sum": "sum of the outputs",
+    "save": "copy to the host", "load": "copy back",
+}  # fmt: skip
+"""Of an operation's first word, where that alone does not say it."""
+
+
+def timeline_figure(*, forward: Timeline, backward: Timeline) -> Figure:
+    """Return both phases of a layer's step, one lane per stream, on the same time scale."""
+    phases = {"forward": forward, "backward": backward}
+    longest = max(timeline.makespan_seconds for timeline in phases.values())
+    second, unit = seconds_unit(longest)
+    return Figure(
+        name="timeline",
+        title="Timeline of one step",
+        words=(
+            f"The simulated forward pass takes {format_seconds(forward.makespan_seconds)}, the "
+            f"backward pass {format_seconds(backward.makespan_seconds)}. "
+            f"{_letters(forward, backward)}"
+        ),
+        panels=tuple(
+            Panel(
+                title=f"{phase} {format_seconds(timeline.makespan_seconds)}",
+                x=Axis(title=unit, end=1.02 * longest / second),
+                y=ROWS,
+                marks=tuple(_bars(phase, timeline, second)),
+            )
+            for phase, timeline in phases.items()
+        ),
+        is_wide=True,
+        header=("phase", "span", "class", "stream", "start_seconds", "end_seconds"),
+        rows=tuple(
+            (phase, shown_name(span.name), CLASSES[span.resource], span.stream, span.start_seconds,
+             span.end_seconds)
+            for phase, timeline in phases.items()
+            for span in timeline.spans
+        ),
     )  # fmt: skip
 
 
-def _left(size: float) -> tuple[str, float]:
-    return ("free below the limit", size) if size >= 0 else ("missing to the limit", -size)
+def _bars(phase: str, timeline: Timeline, second: float) -> Iterator[Bars]:
+    """Yield the bars of each class of resources."""
+    for resource, name in CLASSES.items():
+        spans = [span for span in timeline.spans if span.resource == resource]
+        color, text_color = _COLORS[resource]
+        if spans:
+            yield Bars(
+                name=name, color=color, text_color=text_color,
+                rows=tuple(span.stream for span in spans),
+                starts=tuple(span.start_seconds / second for span in spans),
+                lengths=tuple(_seconds(span) / second for span in spans),
+                texts=tuple(_short(span.name) for span in spans),
+                hover=tuple(
+                    f"{phase} {shown_name(span.name)}\n{format_seconds(_seconds(span))}, "
+                    f"from {format_seconds(span.start_seconds)}"
+                    for span in spans
+                ),
+            )  # fmt: skip
+
+
+def _seconds(span: Span) -> float:
+    return span.end_seconds - span.start_seconds
+
+
+def _short(name: str) -> str:
+    """Return "D1" of "dispatch 0"; "" of what is no chunk's."""
+    operation, chunk = operation_and_chunk(name)
+    return "" if chunk is None else f"{operation[:1].upper()}{chunk + 1}"
+
+
+def _letters(*timelines: Timeline) -> str:
+    """Return what the bars' letters stand for, in the order that they appear."""
+    names = [operation_and_chunk(span.name) for one in timelines for span in one.spans]
+    operations = dict.fromkeys(
+        operation.partition(" ")[0] for operation, chunk in names if chunk is not None
+    )
+    meanings = ", ".join(f"{one[:1].upper()} {_MEANINGS.get(one, one)}" for one in operations)
+    return f"Letters with a chunk's number: {meanings}."

@@ -6,14 +6,15 @@ Jinja, and `--json` prints their values.
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.report.marks import Panel
 
 Value: TypeAlias = str | int | float | None
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +45,9 @@ class Cell:
         return cls(text=words, value=words, href=href, mark=mark)
 
     @classmethod
-    def count(cls, number: int) -> "Cell":
-        """Return a cell with a whole number."""
-        return cls(text=f"{number:,}", value=number)
+    def count(cls, number: float) -> "Cell":
+        """Return a cell with a number, of which the text is whole."""
+        return cls(text=f"{number:,.0f}", value=number)
 
     @classmethod
     def seconds(cls, number: float | None) -> "Cell":
@@ -71,8 +72,7 @@ _MOST_ON_A_PHONE = 3
 """Columns that fit beside each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Highlight:
+class Highlight(NamedTuple):
     """One of the few numbers to read first, with a note to compare it with."""
 
     name: str
@@ -105,6 +105,27 @@ class Table:
     empty: str = "Nothing yet."
     is_narrow: bool = False
     num_more: int = 0
+
+    @classmethod
+    def of(
+        cls, name: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell | str]],
+        *, prose: tuple[str, ...] = (), wide: tuple[str, ...] = (), notes: tuple[str, ...] = (),
+        empty: str = "Nothing yet.", is_narrow: bool = False, num_more: int = 0,
+    ) -> "Table":  # fmt: skip
+        """Return the table with a row for each item.
+
+        Args:
+            columns: what returns an item's cell or its words, by the heading.
+        """
+        cells = [[column(item) for column in columns.values()] for item in items]
+        return cls(
+            name=name, header=tuple(columns), prose=prose, wide=wide, notes=notes, empty=empty,
+            is_narrow=is_narrow, num_more=num_more,
+            rows=tuple(
+                tuple(Cell.words(cell) if isinstance(cell, str) else cell for cell in row)
+                for row in cells
+            ),
+        )  # fmt: skip
 
     @property
     def is_stacked(self) -> bool:

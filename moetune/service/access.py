@@ -13,6 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,7 +23,7 @@ from moetune.service.problems import ForbiddenError
 
 MIN_TOKEN_CHARACTERS = 16
 _MAX_FILE_BYTES = 4096
-_MAKE_ONE = "make one:  (umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > {})"
+_MAKE = "make one:  (umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > {})"
 
 
 def read_token_file(path: Path) -> str:
@@ -34,14 +35,36 @@ def read_token_file(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            _check_mode(path, os.fstat(file.fileno()))
+            _check_mode(path, os.fstat(file.fileno()).st_mode)
             content = file.read(_MAX_FILE_BYTES)
     except OSError as error:
+        raise _no_token(path, f"cannot be read: {error.strerror}") from None
+    token = content.decode("ascii", errors="replace").strip()
+    if len(token) < MIN_TOKEN_CHARACTERS:
+        raise _no_token(path, f"has fewer than {MIN_TOKEN_CHARACTERS} characters")
+    if len(content) >= _MAX_FILE_BYTES:
+        raise _no_token(path, "is too long for a token")
+    if not all("!" <= character <= "~" for character in token):
+        raise _no_token(path, "holds spaces, or characters beyond printable ASCII")
+    return token
+
+
+def _check_mode(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise _no_token(path, "is not a regular file")
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(
-            f"token file '{path}' cannot be read: {error.strerror}",
-            _make_one(path),
-        ) from None
-    return _checked(path, content)
+            f"token file '{path}' is open to others (mode {stat.S_IMODE(mode):04o})",
+            f"chmod 600 {_quoted(path)}, and make a new token if others may have read it",
+        )
+
+
+def _no_token(path: Path, problem: str) -> InputError:
+    return InputError(f"token file '{path}' {problem}", _MAKE.format(_quoted(path)))
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def check_secret_file(path: Path, what: str) -> None:
@@ -56,38 +79,6 @@ def check_secret_file(path: Path, what: str) -> None:
         raise InputError(f"{what} {path} cannot be read: {error.strerror}") from None
     if mode & stat.S_IROTH:
         raise InputError(f"{what} {path} can be read by everybody", f"chmod o-r {_quoted(path)}")
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
-
-
-def _make_one(path: Path) -> str:
-    return _MAKE_ONE.format(_quoted(path))
-
-
-def _check_mode(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise InputError(f"token file '{path}' is not a regular file", _make_one(path))
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(
-            f"token file '{path}' is open to others (mode {stat.S_IMODE(found.st_mode):04o})",
-            f"chmod 600 {_quoted(path)}, and make a new token if others may have read it",
-        )
-
-
-def _checked(path: Path, content: bytes) -> str:
-    token = content.decode("ascii", errors="replace").strip()
-    problem = ""
-    if len(token) < MIN_TOKEN_CHARACTERS:
-        problem = f"has fewer than {MIN_TOKEN_CHARACTERS} characters"
-    elif len(content) >= _MAX_FILE_BYTES:
-        problem = "is too long for a token"
-    elif not all("!" <= character <= "~" for character in token):
-        problem = "holds spaces, or characters beyond printable ASCII"
-    if problem:
-        raise InputError(f"token file '{path}' {problem}", _make_one(path))
-    return token
 
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0
@@ -194,29 +185,27 @@ def is_loopback(host: str) -> bool:
         InputError: the name cannot be resolved.
     """
     try:
-        found = socket.getaddrinfo(host, None)
+        addresses = _addresses(host)
     except (OSError, UnicodeError):
         raise InputError(
             f"host {host!r} has no address", "give an address of this machine, or 127.0.0.1"
         ) from None
-    return all(ipaddress.ip_address(str(one[4][0])).is_loopback for one in found)
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 def names_of(host: str) -> tuple[str, ...]:
     """Return the Host names that a service listening on `host` accepts by default."""
     names = dict.fromkeys((*LOOPBACK_NAMES, host.lower()))
     if host in _WILDCARDS:
-        names |= dict.fromkeys(_own_names())
+        machine = socket.gethostname()
+        names |= dict.fromkeys((machine.lower(), socket.getfqdn(machine).lower()))
+        with suppress(OSError):
+            names |= dict.fromkeys(_addresses(machine))
     return tuple(names)
 
 
-def _own_names() -> tuple[str, ...]:
-    name = socket.gethostname()
-    try:
-        addresses = [str(one[4][0]) for one in socket.getaddrinfo(name, None)]
-    except OSError:
-        addresses = []
-    return (name.lower(), socket.getfqdn(name).lower(), *addresses)
+def _addresses(name: str) -> list[str]:
+    return [str(info[4][0]) for info in socket.getaddrinfo(name, None)]
 
 
 def _equal(given: str | None, wanted: str | None) -> bool:

@@ -34,7 +34,6 @@ from moetune.service.pages.routes import add_pages
 from moetune.service.problems import (
     RETRY_AFTER_SECONDS,
     Problem,
-    http_problem,
     problem_of,
     problem_response,
 )
@@ -156,13 +155,21 @@ def _add_problems(app: FastAPI, refused: Callable[[Scope, Problem], Response]) -
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
+        status, path = HTTPStatus(error.status_code), request.url.path
         details = {
-            HTTPStatus.NOT_FOUND: f"{request.url.path} does not exist",
-            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.url.path} does not support {request.method}",
+            HTTPStatus.NOT_FOUND: f"{path} does not exist",
+            HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not support {request.method}",
         }
-        detail = details.get(HTTPStatus(error.status_code), error.detail)
-        hint = "" if wants_page(request.scope) else "GET /openapi.json describes every address"
-        return refused(request.scope, http_problem(error, detail, hint))
+        is_lost = status == HTTPStatus.NOT_FOUND and not wants_page(request.scope)
+        problem = Problem(
+            status=status,
+            title=status.phrase.lower(),
+            detail=details.get(status, error.detail),
+            code=InputError.exit_code,
+            hint="GET /openapi.json describes every address" if is_lost else "",
+            headers=error.headers or {},
+        )
+        return refused(request.scope, problem)
 
     @app.exception_handler(RequestValidationError)
     async def wrong_query(request: Request, error: RequestValidationError) -> Response:

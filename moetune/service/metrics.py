@@ -1,6 +1,6 @@
 """Prometheus metrics: requests, errors of predictions, readiness and fits of the store."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 
@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import MoetuneError
-from moetune.domain.records import FitInfo, Observation
+from moetune.domain.records import Observation
 from moetune.service.quotas import KINDS, Kind, Quotas
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -27,7 +27,6 @@ class Metrics:
 
     def __init__(self, planner: ServicePlanner, quotas: Quotas) -> None:
         self._registry = CollectorRegistry()
-        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter(
             "moetune_requests",
             "Requests answered.",
@@ -63,24 +62,17 @@ class Metrics:
         Args:
             route: pattern of the matched route; "" for none.
         """
-        count, times = self._children_of(method, route, status)
-        count.inc()
-        times.observe(seconds)
-
-    def _children_of(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
-        """Return the two series of such requests, cached: prometheus_client's look-up is slow."""
-        known = method if method in _METHODS else "other"
-        key = known, route or "none", status
-        if key not in self._children:
-            self._children[key] = self._requests.labels(*key), self._seconds.labels(key[1])
-        return self._children[key]
+        self._requests.labels(
+            method if method in _METHODS else "other", route or "none", status
+        ).inc()
+        self._seconds.labels(route or "none").observe(seconds)
 
     def observed(self, observations: Sequence[Observation]) -> None:
         """Count the errors of the predictions of stored observations."""
-        for one in observations:
-            if one.error is not None:
-                source = one.source if one.source in _SOURCES else "other"
-                self._errors.labels(source).observe(abs(one.error))
+        for step in observations:
+            if step.error is not None:
+                source = step.source if step.source in _SOURCES else "other"
+                self._errors.labels(source).observe(abs(step.error))
 
     def refused(self, kind: Kind, count: int) -> None:
         """Count rows that a client may not add."""
@@ -103,40 +95,37 @@ class _StoreState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the gauges."""
-        is_ready = not self._planner.problems()
-        yield GaugeMetricFamily(
-            "moetune_ready", "Whether the database can be used.", value=float(is_ready)
-        )
-        yield from self._limits(is_ready=is_ready)
-        fitted = GaugeMetricFamily(
-            "moetune_profile_fitted_timestamp_seconds",
-            "When the newest fit of a profile was stored.",
-            labels=("profile",),
-        )
-        for fit in self._newest_fits() if is_ready else ():
-            fitted.add_metric((fit.profile,), datetime.fromisoformat(fit.created_at).timestamp())
-        yield fitted
-
-    def _limits(self, *, is_ready: bool) -> Iterator[Metric]:
-        limits = self._quotas.limits
+        is_ready, limits = not self._planner.problems(), self._quotas.limits
+        yield GaugeMetricFamily("moetune_ready", "Whether the database can be used.", is_ready)
         if is_ready:
             with suppress(MoetuneError):
-                size = float(self._quotas.size_bytes())
-                yield GaugeMetricFamily("moetune_store_bytes", "Size of the rows.", value=size)
-        most = float(limits.store_bytes)
-        yield GaugeMetricFamily("moetune_store_limit_bytes", "Size that they may have.", value=most)
-        hourly = GaugeMetricFamily(
-            "moetune_quota_per_hour", "Rows that one client may add in an hour.", labels=("kind",)
+                size = self._quotas.size_bytes()
+                yield GaugeMetricFamily("moetune_store_bytes", "Size of the rows.", size)
+        yield GaugeMetricFamily(
+            "moetune_store_limit_bytes", "Size that they may have.", limits.store_bytes
         )
-        for kind in KINDS:
-            hourly.add_metric((kind,), float(limits.of(kind)))
-        yield hourly
+        yield _labelled(
+            "moetune_quota_per_hour",
+            "Rows that one client may add in an hour.",
+            "kind",
+            {kind: limits.of(kind) for kind in KINDS},
+        )
+        yield _labelled(
+            "moetune_profile_fitted_timestamp_seconds",
+            "When the newest fit of a profile was stored.", "profile",
+            self._fitted_at() if is_ready else {},
+        )  # fmt: skip
 
-    def _newest_fits(self) -> Iterable[FitInfo]:
-        newest: dict[str, FitInfo] = {}
-        try:
+    def _fitted_at(self) -> Mapping[str, float]:
+        times: dict[str, float] = {}
+        with suppress(MoetuneError):
             for fit in self._planner.reading.fits(limit=_NUM_FITS):
-                newest.setdefault(fit.profile, fit)
-        except MoetuneError:
-            return ()
-        return newest.values()
+                times.setdefault(fit.profile, datetime.fromisoformat(fit.created_at).timestamp())
+        return times
+
+
+def _labelled(name: str, words: str, label: str, values: Mapping[str, float]) -> Metric:
+    gauge = GaugeMetricFamily(name, words, labels=(label,))
+    for text, value in values.items():
+        gauge.add_metric((text,), value)
+    return gauge

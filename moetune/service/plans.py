@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, cast
 
 from fastapi import Depends
 from starlette.requests import Request
@@ -103,15 +103,27 @@ async def trace(pools: WorkerPools, plan_id: PlanId) -> Response:
 
 async def changed(pools: WorkerPools, request: Request) -> Response:
     """Plan again with other inputs or speeds; nothing is stored."""
-    question = question_in(await read_document(request, pools, schema=WHATIF_SCHEMA))
-    planner, before = pools.planner, None
-    if question.plan_id is not None and not question.inputs:
-        await _document(pools, question.plan_id)
-    elif question.plan_id is None and asks_for_model(question.inputs):
-        with spelled(AS_ARGUMENTS):
-            asked = await pools.read(served_question, question.inputs)
-            before = (await pools.solve(planner.ask, *asked)).plan
-    return document((await pools.solve(whatif, planner, question, before)).document)
+    body = await read_document(request, pools, schema=WHATIF_SCHEMA)
+    question, before = question_in(body), await _before(pools, body)
+    return document((await pools.solve(whatif, pools.planner, before, question)).document)
+
+
+async def _before(pools: WorkerPools, body: Mapping[str, object]) -> AnyPlan:
+    """Return the plan to change: a stored one, else that of inputs, which is not stored."""
+    planner, plan_id, inputs = pools.planner, body.get("plan_id"), _table(body, "inputs")
+    if plan_id is not None and not isinstance(plan_id, str):
+        raise InputError(f"plan_id must be a string, got {shown(plan_id)}")
+    if (plan_id is None) == (not inputs):
+        raise InputError(
+            "the plan to change is not named", "give either the plan's id or its inputs"
+        )
+    if plan_id is not None:
+        return await _stored(pools, plan_id)
+    if not asks_for_model(inputs):
+        return await pools.solve(planner.drafted, inputs)
+    with spelled(AS_ARGUMENTS):
+        asked = await pools.read(served_question, inputs)
+        return (await pools.solve(planner.ask, *asked)).plan
 
 
 async def stored_plans(pools: WorkerPools, after: PlanCursor = "", limit: Limit = 50) -> Response:
@@ -126,16 +138,16 @@ def question_in(body: Mapping[str, object]) -> WhatIf:
     Raises:
         InputError: an unknown key, or a value of the wrong type.
     """
-    tables = ("inputs", "changes", "speeds")
-    check_keys(body, ("plan_id", *tables), "the body", "key")
-    plan_id = body.get("plan_id")
-    if plan_id is not None and not isinstance(plan_id, str):
-        raise InputError(f"plan_id must be a string, got {shown(plan_id)}")
-    given: dict[str, Any] = {name: body[name] for name in tables if name in body}
-    for name, value in given.items():
-        if not isinstance(value, dict):
-            raise InputError(f"{name} must be an object, got {shown(value)}")
-    return WhatIf(plan_id=plan_id, **given)
+    check_keys(body, ("plan_id", "inputs", "changes", "speeds"), "the body", "key")
+    speeds = cast("Mapping[str, float]", _table(body, "speeds"))  # the planner checks them
+    return WhatIf(changes=_table(body, "changes"), speeds=speeds)
+
+
+def _table(body: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = body.get(name, {})
+    if not isinstance(value, dict):
+        raise InputError(f"{name} must be an object, got {shown(value)}")
+    return value
 
 
 async def _stored(pools: WorkerPools, plan_id: str) -> AnyPlan:

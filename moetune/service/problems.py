@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import MappingProxyType
 
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from moetune.domain.errors import (
@@ -26,7 +25,7 @@ from moetune.domain.errors import (
 PROBLEM_SCHEMA = "moetune.problem/1"
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2
-_MAX_DETAIL_CHARACTERS = 2000
+_MAX_CHARACTERS = 2000
 
 
 class UnreadableBodyError(InputError):
@@ -123,23 +122,6 @@ def problem_of(error: MoetuneError) -> Problem:
     )
 
 
-def http_problem(error: HTTPException, detail: str, hint: str) -> Problem:
-    """Return the problem of a request that reached no endpoint.
-
-    Args:
-        hint: of one that found no address.
-    """
-    status = HTTPStatus(error.status_code)
-    return Problem(
-        status=status,
-        title=status.phrase.lower(),
-        detail=detail,
-        code=InputError.exit_code if status < HTTPStatus.INTERNAL_SERVER_ERROR else 1,
-        hint=hint if status == HTTPStatus.NOT_FOUND else "",
-        headers=error.headers or {},
-    )
-
-
 def defect(request_id: str) -> Problem:
     """Return the problem of an unexpected exception, whose traceback is in the log."""
     return Problem(
@@ -178,6 +160,4 @@ def _headers(status: HTTPStatus, retry_after_seconds: int) -> Mapping[str, str]:
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= _MAX_DETAIL_CHARACTERS:
-        return text
-    return text[:_MAX_DETAIL_CHARACTERS] + " …"
+    return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + " …"

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection, inspect, text
-from sqlalchemy.schema import SchemaItem
 
 from moetune.domain.errors import BadStoreError, MoetuneError, SchemaMismatchError
 from moetune.store.address import Address
@@ -22,23 +21,13 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _ADVISORY_LOCK = 0x6D6F6574756E65  # "moetune" in ASCII
 
 
-def _is_ours(
-    item: SchemaItem,  # noqa: ARG001 - Alembic's signature
-    name: str | None,
-    kind: str,
-    reflected: bool,  # noqa: ARG001, FBT001 - Alembic's signature
-    compare_to: SchemaItem | None,  # noqa: ARG001 - Alembic's signature
-) -> bool:
-    """Return False for tables of others in the same database, such as Optuna's."""
-    return kind != "table" or name in metadata.tables
-
-
-# Optuna keeps its own `alembic_version`; batches because SQLite has almost no ALTER.
+# Optuna keeps its own `alembic_version`, and others may have tables in the same database. Batches
+# because SQLite has almost no ALTER.
 CONTEXT_OPTIONS: MappingProxyType[str, Any] = MappingProxyType(
     {
         "version_table": VERSION_TABLE,
         "render_as_batch": True,
-        "include_object": _is_ours,
+        "include_object": lambda _, name, kind, *_rest: kind != "table" or name in metadata.tables,
         "compare_type": True,
     }
 )

@@ -14,9 +14,9 @@ from moetune.app.plan import make_plan
 from moetune.app.planner import Planner
 from moetune.app.profile import estimate_profile
 from moetune.app.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
-from moetune.app.recording import Progress, SampleRecorder
+from moetune.app.recording import Progress, RecordedRun
 from moetune.app.sources import LocalSources
-from moetune.domain.cluster import HOST_MEMORY, Fingerprint, Machine
+from moetune.domain.cluster import HOST_MEMORY, Cluster, Fingerprint, Machine
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
@@ -156,16 +156,18 @@ class LeftSeconds(Progress):
 
 
 def test_the_time_left_is_that_of_all_visits_and_never_negative(
-    profile: Profile, monkeypatch: pytest.MonkeyPatch
+    profile: Profile, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     shown = LeftSeconds()
-    recorder = SampleRecorder(machine=profile.machine, progress=shown)
-    recorder.receive(Estimates(seconds={ONE: 1.0, OTHER: 2.0}, total_seconds=7.0))
-    now += 3.0
-    recorder.receive(Sample(point=ONE, seconds=(1.0,)))
-    now += 5.0
-    recorder.receive(Sample(point=OTHER, seconds=(1.0,)))
+    cluster = Cluster(machine=profile.machine, fingerprint=profile.fingerprint)
+    with open_store(database) as store:
+        run = RecordedRun(store, name="lab", cluster=cluster, preset="quick", progress=shown)
+        run.receive(Estimates(seconds={ONE: 1.0, OTHER: 2.0}, total_seconds=7.0))
+        now += 3.0
+        run.receive(Sample(point=ONE, seconds=(1.0,)))
+        now += 5.0
+        run.receive(Sample(point=OTHER, seconds=(1.0,)))
     assert shown.total == 7.0
     assert shown.left == [4.0, 0.0]

@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 
-from moetune.app.verify import (
-    Verification,
-    VerifiedStep,
-    observations_of,
-)
+from moetune.app.verify import Verification, VerifiedStep, observations_of
 from moetune.app.views.observed import MOVED, verdict, verification_sections
 from moetune.domain.operations import Operation, OperationTimes
 from tests.report.lab import lab_plan

@@ -20,10 +20,7 @@ from moetune.app.wiring import StoreFinder
 from moetune.domain.cluster import Cluster
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
-from moetune.domain.samples import (
-    Quality,
-    RowsPoint,
-)
+from moetune.domain.samples import Quality, RowsPoint
 from moetune.store import open_store
 from tests.fit.measured import FINGERPRINT, MACHINE
 from tests.report.lab import lab_profile

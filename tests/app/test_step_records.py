@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.plan import make_plan
-from moetune.app.step_records import with_steps
+from moetune.app.profile import with_steps
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan

@@ -35,7 +35,7 @@ def changed(
     changes: Mapping[str, object] | None = None,
     speeds: Mapping[str, float] | None = None,
 ) -> WhatIfAnswer:
-    question = WhatIf(plan_id=plan.id, changes=changes or {}, speeds=speeds or {})
+    question = WhatIf(changes=changes or {}, speeds=speeds or {})
     return change_plan(plan, profile=profile, question=question)
 
 

@@ -1,10 +1,8 @@
 """Run the command line in this process, as the program does."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import click
 
 from tests.documents import read_document
 
@@ -32,11 +30,12 @@ Planned = Callable[..., dict[str, Any]]
 """Takes a file and the flags of `moetune plan`: writes the plan, and returns its document."""
 
 
-def commands(group: click.Group, before: str = "") -> Mapping[str, click.Command]:
-    """Return the commands of a group and of the groups in it, by their words."""
-    context, found = click.Context(group), {}
-    for word in group.list_commands(context):
-        name, command = f"{before} {word}".strip(), group.get_command(context, word)
-        assert command is not None
-        found |= commands(command, name) if isinstance(command, click.Group) else {name: command}
-    return found
+def commands(command: Any, words: str = "") -> dict[str, Any]:
+    """Return a command, or the commands of a group and of the groups in it, by their words."""
+    inside = getattr(command, "commands", None)
+    if inside is None:
+        return {words: command}
+    named: dict[str, Any] = {}
+    for word, each in inside.items():
+        named |= commands(each, f"{words} {word}".strip())
+    return named

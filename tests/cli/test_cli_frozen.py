@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from typer.main import get_command
+
 import moetune
 from moetune.cli.app import INTERRUPTED, program
 from moetune.domain.errors import MoetuneError
@@ -38,7 +40,7 @@ def error_classes(kind: type[MoetuneError] = MoetuneError) -> Iterator[type[Moet
 
 
 def test_commands_and_their_options() -> None:
-    whole = {"moetune": program(), **commands(program())}
+    whole = {"moetune": program(), **commands(get_command(program()))}
     assert {name: options(one) for name, one in whole.items()} == FROZEN["commands"]
 
 

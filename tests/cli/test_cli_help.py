@@ -3,9 +3,10 @@
 import json
 import re
 import shlex
+from typing import Any
 
-import click
 import pytest
+from typer.main import get_command
 
 from moetune.cli.app import COMMANDS as SUMMARIES
 from moetune.cli.app import program
@@ -14,12 +15,14 @@ from moetune.domain.ask import GROUPS
 from moetune.domain.question import ASKS
 from tests.cli.running import Cli, commands
 
-COMMANDS = commands(program())
+COMMANDS = commands(get_command(program()))
 
 
 def test_summaries_are_those_of_the_commands_and_are_not_cut(cli: Cli) -> None:
-    whole = program()
-    named = {name: whole.get_command(click.Context(whole), name) for name in SUMMARIES}
+    named = {}
+    for name in SUMMARIES:
+        whole: Any = get_command(program({name}))
+        named[name] = whole.commands[name]
     listed = " ".join(cli("--help").out.partition("Commands:")[2].split())
     for name, summary in SUMMARIES.items():
         assert summary_of(str(getattr(named[name], "help", ""))) == summary

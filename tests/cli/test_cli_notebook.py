@@ -18,7 +18,7 @@ import pytest
 
 import moetune
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan_view import PlanView
+from moetune.app.notebook import PlanView
 from moetune.domain.question import Question
 from tests.cli.running import XL, Cli
 

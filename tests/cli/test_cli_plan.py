@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from moetune.cli.app import program
 from moetune.domain.any_plan import plan_from_json
@@ -197,7 +198,7 @@ def test_what_was_not_measured_is_named_with_a_command_that_measures_it(cli: Cli
     assert "all_to_all of 2 ranks" in named[0]
     command = next(one for one in plan["warnings"] if "moetune profile" in one)
     arguments = shlex.split(command.partition("moetune profile")[2])
-    wanted = commands(program())["profile"].make_context("profile", arguments).params
+    wanted = commands(get_command(program()))["profile"].make_context("profile", arguments).params
     given = {
         "name": "lab", "resume": True, "nproc": 2, "d_model": "256", "d_hidden": "1024",
         "num_experts": "4", "top_k": "1", "activation": "gelu", "tokens": 1024,

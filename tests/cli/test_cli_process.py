@@ -29,11 +29,11 @@ def _environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def _run(
-    home: Path, *words: str, check: bool = True, **environment: str
+    home: Path, *words: str, check: bool = True, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         (sys.executable, *words),
-        env=_environment(home, **environment), cwd=home, capture_output=True, text=True,
+        env=_environment(home, **(environment or {})), cwd=home, capture_output=True, text=True,
         check=check, encoding="utf-8", errors="replace",
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ def test_a_terminal_without_the_signs_or_with_few_columns_still_gets_the_answer(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     plan = ("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--no-save")
-    done = _run(tmp_path, *MOETUNE[1:], *plan, **environment)
+    done = _run(tmp_path, *MOETUNE[1:], *plan, environment=environment)
     assert "Cut the tokens into" in " ".join(done.stdout.split())
 
 

@@ -63,7 +63,7 @@ def test_a_model_of_a_file_is_planned(cli: Cli, tmp_path: Path) -> None:
 
 def test_nodes_are_ranks_of_the_profile(cli: Cli) -> None:
     plan = cli(*QWEN, "--nodes", "4", "--target", "megatron", "--tp", "1", "--pp", "2").out
-    assert "32 ranks" in plan
+    assert "32 GPUs" in plan
 
 
 def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:

@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from typer.main import get_command
+
 from moetune.cli.app import program
 from moetune.domain.question import ASKS, read_texts
 from tests.cli.running import commands
@@ -12,7 +14,7 @@ from tests.cli.running import commands
 
 def command_names() -> Mapping[str, Any]:
     """Return all commands by their full name."""
-    return commands(program())
+    return commands(get_command(program()))
 
 
 def parse(line: str) -> None:

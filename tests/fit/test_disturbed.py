@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from moetune.domain.cluster import Cluster, Fingerprint, Machine
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.profile import Profile
 from moetune.domain.samples import (
@@ -17,16 +17,16 @@ from moetune.domain.samples import (
 )
 from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
-from moetune.measure.points import choose_points
+from moetune.measure.points import PointScope
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=4, activation="gelu")
 MACHINE = Machine(kind="cpu", device="test", num_devices=2, devices_per_node=2, memory_bytes=2**34)
-POINTS = choose_points(
-    cluster=Cluster(machine=MACHINE, fingerprint=Fingerprint()), dtypes=("float32",),
+POINTS = PointScope(
+    machine=MACHINE, dtypes=("float32",),
     group_sizes=(2,), layers=(LAYER,), max_tokens=2048,
-).needed  # fmt: skip
+).points().needed  # fmt: skip
 NUM_VISITS = 6
 
 

@@ -19,11 +19,7 @@ from moetune.app.plan import make_plan
 from moetune.app.profiles import FoundProfile
 from moetune.app.subjects import LayerSubject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
-from moetune.app.views.comparison import (
-    comparison_sections,
-    machine_sections,
-    whatif_sections,
-)
+from moetune.app.views.comparison import comparison_sections, machine_sections, whatif_sections
 from moetune.app.views.models import model_section, models_section
 from moetune.app.views.observed import observed_sections, verification_sections
 from moetune.app.views.plan import explanation_sections, plan_sections

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.cluster import Cluster, Fingerprint, Machine
+from moetune.domain.cluster import Machine
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer, paper_decoder
@@ -15,7 +15,7 @@ from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.measure.decoder_points import MeasuredModel
 from moetune.measure.grid import Preset
-from moetune.measure.points import choose_points
+from moetune.measure.points import PointScope
 from tests import prices
 
 MACHINE = Machine(kind="cpu", device="lab", num_devices=4, devices_per_node=2, memory_bytes=2**34)
@@ -40,14 +40,18 @@ def measured(model: Transformer) -> MeasuredModel:
 def points_of(
     model: Transformer = MODEL, max_tokens: int = TOKENS, preset: Preset = "quick"
 ) -> tuple[Point, ...]:
-    return choose_points(
-        cluster=Cluster(machine=MACHINE, fingerprint=Fingerprint()),
-        dtypes=(DTYPE,),
-        group_sizes=(2, 4),
-        models=(measured(model),),
-        preset=preset,
-        max_tokens=max_tokens,
-    ).all
+    return (
+        PointScope(
+            machine=MACHINE,
+            dtypes=(DTYPE,),
+            group_sizes=(2, 4),
+            models=(measured(model),),
+            preset=preset,
+            max_tokens=max_tokens,
+        )
+        .points()
+        .all
+    )
 
 
 def costs_by(points: tuple[Point, ...]) -> Costs:
@@ -126,10 +130,10 @@ def test_a_step_of_the_optimiser_is_measured_on_all_parameters_and_on_shards() -
 
 def test_a_gpu_measures_the_hosts_optimizer_step_too() -> None:
     def ops(machine: Machine) -> set[str]:
-        chosen = choose_points(
-            cluster=Cluster(machine=machine, fingerprint=Fingerprint()),
+        chosen = PointScope(
+            machine=machine,
             dtypes=(DTYPE,), group_sizes=(2,), models=(measured(MODEL),),
-        )  # fmt: skip
+        ).points()  # fmt: skip
         return {point.op for point in chosen.all if isinstance(point, RowsPoint)}
 
     assert "host_adam" not in ops(MACHINE)
@@ -144,10 +148,10 @@ def test_a_dense_model_measures_no_experts() -> None:
 
 def test_a_model_of_hugging_face_has_its_shared_experts_and_latent_projections_measured() -> None:
     decoder = named_model("deepseek-v2-lite").decoder
-    points = choose_points(
-        cluster=Cluster(machine=MACHINE, fingerprint=Fingerprint()), dtypes=(DTYPE,),
+    points = PointScope(
+        machine=MACHINE, dtypes=(DTYPE,),
         group_sizes=(2,), models=(MeasuredModel(decoder=decoder, length=128),), max_tokens=128,
-    ).all  # fmt: skip
+    ).points().all  # fmt: skip
     shapes = {
         (point.d_in, point.d_out)
         for point in points

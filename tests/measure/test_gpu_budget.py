@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from moetune.domain.cluster import Cluster, Fingerprint, Machine
+from moetune.domain.cluster import Machine
+from moetune.domain.costs import LinearCost
 from moetune.domain.layer import LayerShape
 from moetune.domain.samples import (
     CollectivePoint,
@@ -11,8 +12,8 @@ from moetune.domain.samples import (
     InterferencePoint,
     Point,
 )
-from moetune.measure.estimate import Rates, Wire, visit_seconds
-from moetune.measure.points import PointChoice, choose_points, default_group_sizes
+from moetune.measure.estimate import Rates, visit_seconds
+from moetune.measure.points import PointChoice, PointScope, default_group_sizes
 from moetune.measure.session import _EFFORTS, Assignment, _affordable, _estimates
 
 EFFORT = _EFFORTS["full", "cuda"]
@@ -26,11 +27,11 @@ def _machine(num_ranks: int) -> Machine:
 
 
 def _choice(num_ranks: int, layers: tuple[LayerShape, ...]) -> PointChoice:
-    return choose_points(
-        cluster=Cluster(machine=_machine(num_ranks), fingerprint=Fingerprint()),
+    return PointScope(
+        machine=_machine(num_ranks),
         dtypes=("float32", "bfloat16"), group_sizes=default_group_sizes(num_ranks),
         layers=layers, preset="full", max_tokens=16384,
-    )  # fmt: skip
+    ).points()  # fmt: skip
 
 
 def _rates(points: Iterable[Point]) -> Rates:
@@ -38,7 +39,7 @@ def _rates(points: Iterable[Point]) -> Rates:
     groups = {one.group for one in points if hasattr(one, "group")}
     return Rates(
         macs_per_second={"float32": 2.5e13, "bfloat16": 3.5e14}, copy_bytes_per_second=5e10,
-        wires={group: Wire(seconds=2e-5, bytes_per_second=2.5e10) for group in groups},
+        wires={group: LinearCost(alpha_seconds=2e-5, beta_seconds=4e-11) for group in groups},
         kind="cuda",
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import torch
 
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.plan import make_plan
-from moetune.app.recording import Progress, SampleRecorder, StoredRun
+from moetune.app.recording import Progress, RecordedRun
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import PlanRequest
@@ -59,12 +59,11 @@ def test_the_profiles_machine_has_the_memory_that_was_measured(tmp_path: Path) -
     )
     with open_store(f"sqlite:///{tmp_path}/moetune.db") as store:
         cluster = Cluster(machine=machine, fingerprint=Fingerprint())
-        run = StoredRun(store, name="lab", cluster=cluster, preset="quick")
-        recorder = SampleRecorder(machine=machine, progress=Progress(), run=run)
+        run = RecordedRun(store, name="lab", cluster=cluster, preset="quick", progress=Progress())
         estimates = Estimates(seconds={POINT: 1.0}, total_seconds=1.0, usable_bytes=13 * GIB)
-        recorder.receive(estimates)
-        recorder.receive(Sample(point=POINT, seconds=(1.0,)))
-        assert recorder.machine == replace(machine, memory_bytes=13 * GIB)
+        run.receive(estimates)
+        run.receive(Sample(point=POINT, seconds=(1.0,)))
+        assert run.cluster.machine == replace(machine, memory_bytes=13 * GIB)
         assert [one.memory_bytes for one in store.machines()] == [13 * GIB]
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from moetune.domain.cluster import Cluster, DeviceKind, Fingerprint, Machine
+from moetune.domain.cluster import DeviceKind, Machine
+from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.samples import (
@@ -16,41 +17,39 @@ from moetune.domain.samples import (
 )
 from moetune.measure.estimate import (
     Rates,
-    Wire,
     operation_seconds,
 )
 from moetune.measure.grid import Preset
-from moetune.measure.points import choose_points, default_group_sizes
+from moetune.measure.points import PointScope, default_group_sizes
 from moetune.measure.sizes import memory_bytes
 
 GIB = 2**30
 
 
-def cluster_of(
+def machine_of(
     num_ranks: int,
     kind: DeviceKind = "cpu",
     memory: int = 64 * GIB,
     per_node: int | None = None,
-) -> Cluster:
-    machine = Machine(
+) -> Machine:
+    return Machine(
         kind=kind,
         device="test",
         num_devices=num_ranks,
         devices_per_node=per_node or num_ranks,
         memory_bytes=memory,
     )
-    return Cluster(machine=machine, fingerprint=Fingerprint())
 
 
 def choose(num_ranks: int = 2, preset: Preset = "quick", **more: object) -> tuple[Point, ...]:
     arguments: dict[str, object] = {
-        "cluster": cluster_of(num_ranks),
+        "machine": machine_of(num_ranks),
         "dtypes": ("float32",),
         "group_sizes": default_group_sizes(num_ranks),
         "preset": preset,
         **more,
     }
-    return choose_points(**arguments).all  # type: ignore[arg-type] # the keywords are the test's own
+    return PointScope(**arguments).points().all  # type: ignore[arg-type] # the keywords are the test's own
 
 
 @pytest.mark.parametrize("preset", ["quick", "full"])
@@ -113,7 +112,7 @@ def test_every_collective_is_measured_for_every_group_from_small_to_large(preset
 
 @pytest.mark.parametrize("preset", ["quick", "full"])
 def test_under_several_nodes_ranks_of_different_nodes_are_measured_too(preset: Preset) -> None:
-    points = choose(8, preset, cluster=cluster_of(8, per_node=2))
+    points = choose(8, preset, machine=machine_of(8, per_node=2))
     found: dict[CollectiveOp, set[tuple[int, int]]] = {}
     for point in points:
         if isinstance(point, CollectivePoint):
@@ -140,7 +139,7 @@ def test_all_reduces_of_a_layers_tokens_are_measured_in_chunks() -> None:
 
 def test_gatherings_and_sums_of_a_layers_sequence_shards_are_measured() -> None:
     layer = LayerShape(d_model=64, d_hidden=128, num_experts=4)
-    points = set(choose(8, layers=(layer,), max_tokens=512, cluster=cluster_of(8, per_node=4)))
+    points = set(choose(8, layers=(layer,), max_tokens=512, machine=machine_of(8, per_node=4)))
     for group_size in (2, 4):
         chunks = (512 * 64 * 4 // degree for degree in (1, 4, 16, 64))
         wanted: list[tuple[CollectiveOp, int]] = [("reduce_scatter", size) for size in chunks]
@@ -150,7 +149,7 @@ def test_gatherings_and_sums_of_a_layers_sequence_shards_are_measured() -> None:
 
 
 def test_one_gpu_talks_through_host_memory() -> None:
-    points = choose(1, cluster=cluster_of(1, "cuda"))
+    points = choose(1, machine=machine_of(1, "cuda"))
     ops = {point.op for point in points if isinstance(point, CollectivePoint)}
     assert ops == {"all_to_all"}
     assert InterferencePoint(victim="comm", others=("comp", "mem")) in points
@@ -161,7 +160,7 @@ def test_a_gpus_layers_have_uneven_loads_gates_and_launches() -> None:
     layer = LayerShape(d_model=64, d_hidden=128, num_experts=4)
 
     def added(kind: DeviceKind, dtype: str) -> tuple[set[str], set[int], set[str]]:
-        points = choose(2, cluster=cluster_of(2, kind), layers=[layer], dtypes=[dtype])
+        points = choose(2, machine=machine_of(2, kind), layers=[layer], dtypes=[dtype])
         gemms = [one for one in points if isinstance(one, GemmPoint)]
         ops = {one.op for one in points if isinstance(one, RowsPoint)}
         return (
@@ -178,7 +177,7 @@ def test_a_gpus_layers_have_uneven_loads_gates_and_launches() -> None:
 
 
 def test_no_point_takes_the_memory_away() -> None:
-    points = choose(cluster=cluster_of(2, memory=2**24))
+    points = choose(machine=machine_of(2, memory=2**24))
     assert points
     assert max(map(memory_bytes, points)) <= 2**21
 
@@ -200,7 +199,7 @@ def test_a_collective_takes_as_many_all_to_alls_as_it_sends_of_its_input(
     size = 2 if op == "send" else 4
     rates = Rates(
         macs_per_second={}, copy_bytes_per_second=1.0,
-        wires={(size, 0): Wire(seconds=0.5, bytes_per_second=1000.0)},
+        wires={(size, 0): LinearCost(alpha_seconds=0.5, beta_seconds=1e-3)},
     )  # fmt: skip
     for in_flight in (1, 3):
         point = CollectivePoint(op=op, group_size=size, num_bytes=3000, in_flight=in_flight)

@@ -14,34 +14,25 @@ from hypothesis import strategies as st
 
 from moetune.app.subjects import LayerSubject
 from moetune.app.views.layer_reasons import options_of
+from moetune.app.views.observed import drift_figure, rolling_median, sound_rows, thinned
 from moetune.app.views.plan import plan_sections
 from moetune.domain.plan import Plan
 from moetune.domain.records import Stored
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import SPACING_SHARE, interpolation_errors
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
-from moetune.report.fits import (
-    fit_figure,
-    residual_figure,
-)
 from moetune.report.html import STATIC
 from moetune.report.marks import ROLES, Bars, Line, Points
-from moetune.report.observed import (
-    drift_figure,
-    rolling_median,
-    sound_rows,
-    thinned,
-)
-from moetune.report.operations import OperationCurve, operations_of
+from moetune.report.operations import OperationCurve, fit_figure, operations_of, residual_figure
 from moetune.report.plan_figures import (
     Option,
     degree_figure,
     pareto_figure,
     pareto_front,
     phases_figure,
+    timeline_figure,
 )
 from moetune.report.section import Figure, all_figures
-from moetune.report.timelines import timeline_figure
 from moetune.solve.predict import plan_timelines
 from tests import prices
 from tests.report.lab import lab_plan, lab_profile, observations
@@ -150,7 +141,7 @@ def test_residuals_are_those_of_points_left_out() -> None:
     figure = residual_figure(shown)
     assert figure is not None
     left_out = [abs(float(row[1])) for row in figure.rows if row[1] is not None]
-    series = shown.found.series  # type: ignore[union-attr] # what has residuals has series
+    series = shown.basis.series  # type: ignore[union-attr] # what has residuals has series
     assert shown.line is not None
     expected = interpolation_errors(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=shown.line.alpha_seconds

@@ -8,14 +8,7 @@ import pytest
 
 from moetune.cli.render import Screen
 from moetune.report.html import environment
-from moetune.report.section import (
-    Cell,
-    Highlight,
-    Section,
-    Table,
-    percents,
-    values_of,
-)
+from moetune.report.section import Cell, Highlight, Section, Table, percents, values_of
 from moetune.report.text import WIDTH, text_of
 
 TABLE = Table(

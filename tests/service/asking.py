@@ -24,6 +24,8 @@ BASE_URL = "http://127.0.0.1:8642"
 TIMEOUT_SECONDS = 120.0
 READ, WRITE = "read-token-0123456789", "write-token-0123456789"
 """Tokens of a guarded service."""
+SMALL = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
+"""A question that takes the solver a second."""
 READY = re.compile(r"moetune serves (https?://\S+) \(database (.+)\)")
 
 

@@ -9,7 +9,7 @@ from moetune.app.planner import ServicePlanner, open_planner
 from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from tests.service.asking import READ, WRITE, Client, client_of
+from tests.service.asking import READ, SMALL, WRITE, Client, client_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -77,7 +77,7 @@ def steady_guarded(steady_planner: ServicePlanner) -> Iterator[Client]:
 
 @pytest.fixture
 def inputs() -> dict[str, Any]:
-    return {"model": "gpt-s", "profile": "rtx2080ti-x64"}
+    return SMALL
 
 
 @pytest.fixture(scope="module")

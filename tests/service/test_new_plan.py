@@ -115,6 +115,23 @@ def test_the_api_plans_models_as_the_command_does_and_whatif_changes_them(
     assert changed["after"]["id"] == client.post("/v1/plans:resolve", body(MODEL)).json()["id"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("routing", "/etc/passwd", "routing must be balanced or natural"),
+        ("model", "/etc/passwd", "model must be a name of the list"),
+        ("world-size", str(2**20), "changes.world_size must be from 1 to 16384"),
+    ],
+)
+def test_a_changed_question_is_held_to_the_limits_of_a_new_one(
+    client: Client, name: str, value: str, said: str
+) -> None:
+    question = {"inputs": body(MODEL), "changes": {"constraints": {name: value}}}
+    answer = client.post("/v1/whatif", question)
+    assert answer.status_code == 422
+    assert said in answer.json()["detail"]
+
+
 REFUSED = [
     (LAYER, {"world_size": "0"}, 422, "world_size", "must be from 1 to"),
     (LAYER, {"memory_limit": "24"}, 422, "memory_limit", "size '24' has no unit"),

@@ -1,18 +1,70 @@
 """The page in a real browser: figures are drawn, and nothing goes wrong or goes elsewhere."""
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Response
 
 from moetune.domain.plan import Plan
 from tests.report.lab import fill
 from tests.service.asking import Served, served
-from tests.service.browsing import focused, tab_to, watched
+from tests.service.test_new_plan import CONFIG, MODEL
 
 MANY = 10_000
+TIMEOUT_MS = 120_000
+MOST_TABS = 150
+DESK = {"viewport": {"width": 1280, "height": 900}}
+PHONE = {"viewport": {"width": 390, "height": 844}, "java_script_enabled": False}
+
+
+@contextmanager
+def watched(browser: Browser, url: str, **options: object) -> Iterator[Page]:
+    """Open a page whose errors, and requests to other hosts, fail the test."""
+    context = browser.new_context(base_url=url, **options)  # type: ignore[arg-type] # options of any kind
+    context.set_default_timeout(TIMEOUT_MS)
+    page = context.new_page()
+    wrong: list[str] = []
+    own = urlsplit(url).netloc
+
+    def answered(response: Response) -> None:
+        if response.status >= 400:
+            wrong.append(f"{response.status} {response.url}")
+
+    page.on(
+        "console",
+        lambda message: (
+            wrong.append(message.text) if message.type in {"error", "warning"} else None
+        ),
+    )
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "request",
+        lambda asked: (
+            wrong.append(asked.url) if urlsplit(asked.url).netloc not in {own, ""} else None
+        ),
+    )
+    page.on("response", answered)
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def focused(page: Page, attribute: str = "textContent") -> str:
+    return str(page.evaluate(f"document.activeElement.{attribute} || ''")).strip()
+
+
+def tab_to(page: Page, name: str, attribute: str = "textContent") -> None:
+    """Press Tab until an element is focused whose attribute begins so."""
+    for _ in range(MOST_TABS):
+        page.keyboard.press("Tab")
+        if focused(page, attribute).startswith(name):
+            return
+    raise AssertionError(f"{name} is not reached")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +92,7 @@ def empty_site(home: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def page(browser: Browser, site: Served) -> Iterator[Page]:
-    with watched(browser, site.url, viewport={"width": 1280, "height": 900}) as opened:
+    with watched(browser, site.url, **DESK) as opened:
         yield opened
 
 
@@ -154,7 +206,7 @@ def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: 
     with page.expect_download() as downloading:
         page.locator("[data-figure=observed] .csv").click()
     assert downloading.value.path().read_text().count("\n") == MANY + 1
-    page.get_by_role("link", name="Older observations").click()
+    page.get_by_role("link", name="Older", exact=True).click()
     page.wait_for_load_state()
     assert page.locator("[data-table=observations] tbody tr").count() == 100
 
@@ -259,3 +311,43 @@ def test_plans_are_filtered_and_compared_with_the_keyboard_alone(
     page.wait_for_url("**second=**")
     assert draw_all(page) == 2
     assert f"{second[:6]} has" in page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize("options", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_model_is_planned_pinned_kept_and_found(
+    browser: Browser, empty_site: Served, options: dict[str, object]
+) -> None:
+    with watched(browser, empty_site.url, **options) as page:
+        page.goto("/new")
+        for name in ("model", "world_size", "global_batch", "seq"):
+            page.locator(f"[name={name}]").fill(MODEL[name])
+        page.get_by_text("Pin the layout of a whole model").click()
+        page.get_by_label("Tensor parallel").fill("2")
+        page.get_by_role("button", name="Plan", exact=True).click()
+        page.wait_for_url("**/new?model=olmoe*tp=2*")
+        answer = page.locator("#answer")
+        assert "tp 2" in answer.locator("h2").first.inner_text()
+        assert answer.locator("[data-figure=memory-parts] rect").count()
+        if options is DESK:
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= page.evaluate("innerWidth")
+            tab_to(page, "Plan and keep")
+            page.keyboard.press("Enter")
+        else:
+            page.get_by_role("button", name="Plan and keep").click()
+        page.wait_for_url("**/plans/*")
+        page.get_by_role("link", name="New plan like this").click()
+        assert page.locator("[name=tp]").input_value() == "2"
+
+
+def test_a_pasted_configuration_stays_in_its_field(browser: Browser, empty_site: Served) -> None:
+    with watched(browser, empty_site.url, **DESK) as page:
+        page.goto("/new")
+        page.locator("[name=model]").fill("")
+        page.locator("[name=world_size]").fill("8")
+        page.get_by_text("Paste a configuration").click()
+        page.locator("[name=config_text]").fill(json.dumps(CONFIG))
+        page.get_by_role("button", name="Plan", exact=True).click()
+        page.wait_for_url("**config=**")
+        assert "Training pasted" in page.locator("#answer h2").first.inner_text()
+        assert json.loads(page.locator("[name=config_text]").input_value()) == CONFIG

@@ -16,11 +16,9 @@ import pytest
 
 from moetune.cli import app as program
 from tests.documents import read_document
-from tests.service.asking import Served, batch, command, environment, served
-from tests.service.certificates import make_certificate
+from tests.service.asking import SMALL, Served, batch, command, environment, served
 
 TOKEN = "write-token-0123456789"  # noqa: S105 - of a service that lives for a second
-ASKED = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
 
 
 def _run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +48,7 @@ def test_a_service_makes_its_database_serves_and_stops_when_told(tmp_path: Path)
     ):
         assert db.exists()
         assert f"(database {db})" in service.log.read_text()
-        made = client.post("/v1/plans:resolve", json=ASKED)
+        made = client.post("/v1/plans:resolve", json=SMALL)
         assert client.get(made.headers["content-location"]).content == made.content
         assert "server" not in made.headers
         assert service.stop() == 0
@@ -59,7 +57,7 @@ def test_a_service_makes_its_database_serves_and_stops_when_told(tmp_path: Path)
 
 
 def test_what_is_being_answered_is_answered_before_the_end(tmp_path: Path) -> None:
-    slow = json.dumps(ASKED).encode()
+    slow = json.dumps(SMALL).encode()
     with served(tmp_path) as service:
         address = service.url.removeprefix("http://").split(":")
         with socket.create_connection((address[0], int(address[1])), timeout=120) as connection:
@@ -102,7 +100,7 @@ def test_the_log_has_a_line_for_each_request_and_no_token(tmp_path: Path) -> Non
     ):
         headers = {"Authorization": f"Bearer {TOKEN}", "X-Request-ID": "job-7"}
         client.get("/v1/plans?token=a-secret-of-the-query", headers=headers)
-        client.post("/v1/plans:resolve", json=ASKED)
+        client.post("/v1/plans:resolve", json=SMALL)
         service.stop()
     requests = [line for line in service.lines if line["message"] == "request"]
     assert [(one["path"], one["status"]) for one in requests] == [
@@ -179,7 +177,7 @@ def test_what_was_acknowledged_outlives_a_kill_under_load(tmp_path: Path) -> Non
     kept: list[int] = []
     with served(tmp_path, db=db) as service:
         with httpx.Client(base_url=service.url, timeout=120) as client:
-            plan_id = client.post("/v1/plans:resolve", json=ASKED).json()["id"]
+            plan_id = client.post("/v1/plans:resolve", json=SMALL).json()["id"]
         threads = [
             threading.Thread(target=_write_until_gone, args=(service, plan_id, first, kept))
             for first in (1, 100_001, 200_001)
@@ -221,7 +219,13 @@ def _write_until_gone(service: Served, plan_id: str, first: int, kept: list[int]
 
 
 def test_tls_by_flag(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path)
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(cert)),
+        check=True, capture_output=True, timeout=240,
+    )  # fmt: skip
     token = str(_token_file(tmp_path))
     arguments = ("--tls-cert", str(cert), "--tls-key", str(key), "--write-token-file", token)
     with served(tmp_path, *arguments) as service:

@@ -58,79 +58,13 @@ def test_a_length_that_is_too_large_or_none_is_refused(narrow: Client, length: s
     assert answer.status_code == 413
 
 
-@pytest.mark.parametrize("path", POSTS)
-@pytest.mark.parametrize(
-    ("content", "status", "names"),
-    [
-        (b"", 400, "JSON"),
-        (b'{"model": "gpt-s", "profi', 400, "JSON"),
-        (b"\xff\xfe\x00", 400, "JSON"),
-        (b"[" * 10_000 + b"]" * 10_000, 400, "deep"),
-        (b'{"a":' * 40 + b"1" + b"}" * 40, 400, "deep"),
-        (b"1" * 5000, 400, "JSON"),
-        (b'{"a": 1e999}', 422, "inf"),
-        (b'{"a": NaN}', 422, "nan"),
-        (b'{"a": 9223372036854775808}', 422, "64 bits"),
-        (b'"\\ud800"', 422, ""),
-        (b'{"\\ud800": "\\ud800"}', 422, ""),
-        (b"[]", 422, ""),
-        (b"null", 422, ""),
-    ],
-)
-def test_a_body_that_is_no_document_is_refused(
-    steady: Client, path: str, content: bytes, status: int, names: str
-) -> None:
-    answer = steady.post(path, content=content, headers=JSON)
-    assert answer.status_code == status
-    assert names in answer.json()["detail"]
-
-
-@pytest.mark.parametrize("path", POSTS)
-@pytest.mark.parametrize(
-    "kind",
-    [
-        None,
-        "text/plain",
-        "application/x-www-form-urlencoded",
-        "application/octet-stream",
-        "application/x-python-pickle",
-        "multipart/form-data; boundary=x",
-    ],
-)
-def test_a_body_of_another_kind_is_refused_unread(
-    steady: Client, path: str, kind: str | None
-) -> None:
-    headers = {} if kind is None else {"Content-Type": kind}
-    answer = steady.post(path, content=b'{"model": "gpt-s"}', headers=headers)
-    assert answer.status_code == 415
-    assert "application/json" in answer.json()["hint"]
-
-
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "BREW"])
-@pytest.mark.parametrize("path", ["/v1/plans", "/v1/profiles", "/healthz"])
-def test_a_method_that_an_address_lacks_is_a_problem(
-    steady: Client, method: str, path: str
-) -> None:
-    answer = steady.ask(method, path)
-    assert answer.status_code == 405
-    assert answer.json()["detail"] == f"{path} does not support {method}"
-    assert answer.headers["allow"]
-
-
-@pytest.mark.parametrize("path", ["/v1", "/v2/plans", "/docs", "/redoc", "/v1/plans/"])
-def test_an_address_that_is_none_is_a_problem(steady: Client, path: str) -> None:
-    answer = steady.get(path)
-    assert answer.status_code == 404
-    assert answer.json()["schema"] == "moetune.problem/1"
-
-
 def test_what_nobody_foresaw_is_a_500_that_names_the_request_and_shows_no_code(
     planner: ServicePlanner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> Any:
         raise ZeroDivisionError("a secret of the inside")
 
-    monkeypatch.setattr(type(planner), "known", fail)
+    monkeypatch.setattr(type(planner), "stored", fail)
     with client_of(create_app(planner, Access())) as client:
         answer = client.post(POSTS[0], {"model": "gpt-s"}, headers={"X-Request-ID": "job-7.rank-0"})
     assert answer.status_code == 500

@@ -13,7 +13,6 @@ from moetune.service.problems import MEDIA_TYPE
 from tests.service.asking import Client
 
 UNKNOWN = "ab" * 32
-PLANNED = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
 
 
 def _by_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -130,27 +129,6 @@ def test_explain_and_trace_are_the_documents_of_the_command_line(
     assert trace["schema"] == "moetune.timeline/2"
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "code", "names"),
-    [
-        ({"model": "gpt-9"}, 422, 2, "gpt-9"),
-        ({"world_size": 0}, 422, 2, "world_size"),
-        ({"profile": "nowhere"}, 424, 5, "nowhere"),
-        ({"memory_limit_bytes": 1000}, 409, 3, "memory"),
-        ({"schema": "moetune.inputs/2"}, 422, 2, "moetune.inputs/2"),
-    ],
-)
-def test_a_question_without_an_answer_says_why_with_the_command_lines_code(
-    steady: Client, inputs: dict[str, Any], change: dict[str, Any], status: int, code: int,
-    names: str,
-) -> None:  # fmt: skip
-    answer = steady.post("/v1/plans:resolve", {**inputs, **change})
-    problem = answer.json()
-    assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code)
-    assert names in problem["detail"] + problem["hint"]
-    assert steady.get("/v1/plans").json()["items"] == []
-
-
 @pytest.mark.parametrize("address", ["/v1/plans:resolve", "/v1/whatif"])
 @pytest.mark.parametrize("name", ["{}", "../secret.toml", "secret.toml"])
 def test_no_file_of_the_services_machine_is_read(
@@ -164,24 +142,6 @@ def test_no_file_of_the_services_machine_is_read(
     assert answer.status_code == 422
     assert "profile must be a name" in answer.json()["detail"]
     assert "hunter2" not in answer.text
-
-
-@pytest.mark.parametrize(
-    ("body", "names"),
-    [
-        ({"plan_id": 3}, "plan_id"),
-        ({"plan_id": "3f9c21"}, "3f9c21"),
-        ({"inputs": PLANNED, "speeds": {"communication": "2"}}, "communication"),
-        ({"inputs": PLANNED}, "nothing is changed"),
-        ({}, "not named"),
-    ],
-)
-def test_a_what_if_that_asks_nothing_sensible_is_refused(
-    steady: Client, body: dict[str, Any], names: str
-) -> None:
-    answer = steady.post("/v1/whatif", body)
-    assert answer.status_code in {404, 422}
-    assert names in answer.json()["detail"]
 
 
 def test_another_choice_is_the_document_of_the_command_line(

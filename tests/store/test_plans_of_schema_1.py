@@ -117,10 +117,11 @@ def test_a_timeline_ends_where_the_plan_says(old: ServicePlanner, plan_id: str) 
     assert end == pytest.approx(1e6 * (predicted.forward_seconds + predicted.backward_seconds))
 
 
-def test_what_if_begins_with_the_stored_plan(old: ServicePlanner) -> None:
+def test_a_stored_plan_is_planned_again_for_other_tokens(old: ServicePlanner) -> None:
     for plan_id in (INTERLEAVED, REUSED):
-        answer = whatif(old, WhatIf(plan_id=plan_id, changes={"tokens_per_rank": 2048}))
-        assert answer.before == plan_of(old, plan_id)
+        plan = plan_of(old, plan_id)
+        answer = whatif(old, plan, WhatIf(changes={"tokens_per_rank": 2048}))
+        assert answer.before == plan
         assert answer.after.schema == 2
         assert answer.after.inputs.constraints == answer.before.inputs.constraints
         assert answer.after.inputs.tokens_per_rank == 2048

@@ -4,25 +4,21 @@ import shutil
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import psycopg
 import pytest
-from sqlalchemy import URL, text
+from sqlalchemy import URL
 
 from moetune.domain.errors import (
     SchemaMismatchError,
     StoreUnavailableError,
 )
-from moetune.domain.plan import Plan
 from moetune.store import SqlStore, open_store
-from moetune.store.address import parse_address
-from moetune.store.database import Database
-
-PlanMaker = Callable[..., Plan]
+from tests.store.values import execute, make_plan
 
 
 @pytest.fixture
@@ -42,13 +38,8 @@ def pair(url: str) -> Iterator[tuple[SqlStore, SqlStore]]:
         yield store, reading
 
 
-def execute(url: str, statement: str) -> None:
-    with Database(parse_address(url)) as opened:
-        opened.write(lambda connection: connection.execute(text(statement)))
-
-
 def test_a_file_that_is_gone_is_said_not_made_again_and_taken_up_when_it_is_back(
-    file: Path, tmp_path: Path, make_plan: PlanMaker
+    file: Path, tmp_path: Path
 ) -> None:
     with open_store(str(file)) as store, open_store(str(file), read_only=True) as reading:
         store.save_plan(make_plan(1))
@@ -74,7 +65,7 @@ def test_a_file_that_is_gone_is_said_not_made_again_and_taken_up_when_it_is_back
 
 
 def test_a_file_that_is_put_in_its_place_is_read_and_written_instead(
-    file: Path, tmp_path: Path, make_plan: PlanMaker
+    file: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.db"
     with open_store(str(other)) as store:
@@ -90,9 +81,7 @@ def test_a_file_that_is_put_in_its_place_is_read_and_written_instead(
         assert [one.tokens_per_rank for one in store.plans()] == [8, 7]
 
 
-def test_a_postgresql_table_that_others_hold_is_given_up_soon(
-    socket_url: str, make_plan: PlanMaker
-) -> None:
+def test_a_postgresql_table_that_others_hold_is_given_up_soon(socket_url: str) -> None:
     with (
         open_store(socket_url, patience_seconds=0.2) as store,
         psycopg.connect(socket_url.replace("+psycopg", "")) as other,
@@ -107,9 +96,7 @@ def test_a_postgresql_table_that_others_hold_is_given_up_soon(
         assert len(store.plans()) == 1
 
 
-def test_many_threads_write_in_turn_and_none_is_locked_out(
-    file: Path, make_plan: PlanMaker
-) -> None:
+def test_many_threads_write_in_turn_and_none_is_locked_out(file: Path) -> None:
     errors: list[Exception] = []
     with open_store(str(file), patience_seconds=20) as store:
 
@@ -158,9 +145,7 @@ def test_a_database_that_lost_its_tables_is_no_bad_question(
             store.check_ready()
 
 
-def test_a_postgresql_that_takes_no_changes_is_not_ready(
-    socket_url: str, make_plan: PlanMaker
-) -> None:
+def test_a_postgresql_that_takes_no_changes_is_not_ready(socket_url: str) -> None:
     open_store(socket_url).close()
     standby = f"{socket_url}&options=-c%20default_transaction_read_only%3Don"
     with open_store(standby) as store:
@@ -212,9 +197,7 @@ class Wire:
                 one.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_postgresql_that_is_gone_is_said_and_taken_up_when_it_is_back(
-    network_url: URL, make_plan: PlanMaker
-) -> None:
+def test_a_postgresql_that_is_gone_is_said_and_taken_up_when_it_is_back(network_url: URL) -> None:
     wire = Wire(("127.0.0.1", network_url.port or 0))
     url = network_url.set(port=wire.port).render_as_string(hide_password=False)
     try:

@@ -2,18 +2,17 @@
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.store import backup, check, engine, open_store, upgrade
 from moetune.store.engine import file_system
+from tests.store.values import CLUSTER, MEASURED, make_profile
 
 BATCH = 5
 
@@ -40,13 +39,11 @@ def writing(url: str, run_id: int, batch: tuple[Sample, ...]) -> Iterator[None]:
         thread.join()
 
 
-def test_a_backup_taken_while_others_write_is_whole(
-    tmp_path: Path, cluster: Cluster, measured: tuple[Sample, ...]
-) -> None:
+def test_a_backup_taken_while_others_write_is_whole(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/moetune.db"
     with open_store(url) as store:
-        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
-        with writing(url, run_id, measured):
+        run_id = store.start_run(name="h200", cluster=CLUSTER, preset="quick")
+        with writing(url, run_id, MEASURED):
             before = len(store.samples(run_id))
             copy = backup(url, tmp_path / "copy.db")
             after = len(store.samples(run_id))
@@ -54,9 +51,9 @@ def test_a_backup_taken_while_others_write_is_whole(
     assert check(str(copy)) == ()
     with open_store(str(copy)) as restored:
         kept = restored.samples(run_id)
-        restored.add_samples(run_id, measured)
+        restored.add_samples(run_id, MEASURED)
     assert before <= len(kept) <= after + BATCH
-    assert kept == measured * (len(kept) // BATCH)
+    assert kept == MEASURED * (len(kept) // BATCH)
 
 
 def test_a_backup_is_taken_from_a_file_that_another_process_holds_locked(tmp_path: Path) -> None:
@@ -80,14 +77,12 @@ def test_a_backup_replaces_nothing_and_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_damaged_database_gives_no_backup(
-    tmp_path: Path, make_profile: Callable[..., Profile], measured: tuple[Sample, ...]
-) -> None:
+def test_a_damaged_database_gives_no_backup(tmp_path: Path) -> None:
     path, target = tmp_path / "moetune.db", tmp_path / "copies" / "copy.db"
     target.parent.mkdir()
     with open_store(str(path)) as store:
         for _ in range(20):
-            store.save_profile(make_profile(samples=measured))
+            store.save_profile(make_profile(samples=MEASURED))
     whole = bytearray(path.read_bytes())
     whole[30_000:34_000] = b"\xff" * 4000
     path.write_bytes(whole)
@@ -148,14 +143,14 @@ def journal_of(path: Path) -> str:
      ("cifs", "delete"), ("lustre", "delete"), ("fuse.sshfs", "delete"), ("9p", "delete")],
 )  # fmt: skip
 def test_a_network_file_system_gets_the_journal_that_works_there(
-    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str, journal: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, journal: str
 ) -> None:
     path = tmp_path / "moetune.db"
     open_store(str(path)).close()
     assert journal_of(path) == "wal"
     monkeypatch.setattr(engine, "file_system", lambda _path, *, mounts: kind if mounts else "")
     with open_store(str(path)) as store:
-        store.start_run(name="h200", cluster=cluster, preset="quick")
+        store.start_run(name="h200", cluster=CLUSTER, preset="quick")
     assert journal_of(path) == journal
     upgrade(str(path))
     assert check(str(path)) == ()

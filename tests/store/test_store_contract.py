@@ -9,31 +9,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
 
-from moetune.domain.cluster import Cluster, Fingerprint
+from moetune.domain.cluster import Fingerprint
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.operations import Operation, OperationTimes
-from moetune.domain.plan import Decision, Plan
-from moetune.domain.profile import Profile
-from moetune.domain.records import Observation, Removed, RunStatus, Settled
+from moetune.domain.plan import Decision
+from moetune.domain.records import Removed, Settled
 from moetune.domain.samples import GemmPoint, Sample
 from moetune.domain.storable import LONGEST_SECONDS, SHORTEST_SECONDS
 from moetune.store import SqlStore, check, open_store
-from moetune.store.address import parse_address
-from moetune.store.database import Database
 from moetune.store.rows import utc_now
+from tests.store.values import CLUSTER, MEASURED, execute, make_plan, make_profile, observation
 from tests.training_plans import training_plan
-
-ProfileMaker = Callable[..., Profile]
-PlanMaker = Callable[..., Plan]
-
-
-def observation(plan_id: str, *seconds: float) -> Observation:
-    return Observation(
-        plan_id=plan_id, forward_degree=4, backward_degree=3, tokens_per_rank=2**33,
-        predicted_seconds=0.1 + 0.2, seconds=seconds or (1e-9,), source="verify",
-    )  # fmt: skip
 
 
 def settled(plan_id: str, *seconds: float, tokens: int = 2**33) -> Settled:
@@ -47,373 +34,334 @@ def settled(plan_id: str, *seconds: float, tokens: int = 2**33) -> Settled:
     )  # fmt: skip
 
 
-class TestStore:
-    def test_runs_are_listed_newest_first_with_what_they_hold(
-        self, store: SqlStore, cluster: Cluster, measured: tuple[Sample, ...]
-    ) -> None:
-        first = store.start_run(name="one", cluster=cluster, preset="quick")
-        second = store.start_run(name="two", cluster=cluster, preset="full")
-        store.add_samples(first, measured)
-        store.finish_run(first, status="complete")
-        newest, oldest = store.runs()
-        assert (newest.id, newest.name, newest.preset) == (second, "two", "full")
-        assert (newest.status, newest.num_samples) == ("running", 0)
-        assert (oldest.status, oldest.num_samples) == ("complete", len(measured))
-        assert (oldest.device, oldest.num_devices) == ("NVIDIA H200", 8)
-        assert oldest.provenance == "measured"
-        assert oldest.created_at.endswith("+00:00")
-        assert newest.created_at > oldest.created_at
+def test_runs_are_listed_newest_first_with_what_they_hold(store: SqlStore) -> None:
+    first = store.start_run(name="one", cluster=CLUSTER, preset="quick")
+    second = store.start_run(name="two", cluster=CLUSTER, preset="full")
+    store.add_samples(first, MEASURED)
+    store.finish_run(first, status="complete")
+    newest, oldest = store.runs()
+    assert (newest.id, newest.name, newest.preset) == (second, "two", "full")
+    assert (newest.status, newest.num_samples) == ("running", 0)
+    assert (oldest.status, oldest.num_samples) == ("complete", len(MEASURED))
+    assert (oldest.device, oldest.num_devices) == ("NVIDIA H200", 8)
+    assert oldest.provenance == "measured"
+    assert oldest.created_at.endswith("+00:00")
+    assert newest.created_at > oldest.created_at
 
-    @pytest.mark.parametrize(("status", "found"), [("partial", True), ("complete", False)])
-    def test_open_run_finds_the_latest_run_that_is_not_complete(
-        self, store: SqlStore, cluster: Cluster, status: RunStatus, found: bool  # noqa: FBT001 - a case
-    ) -> None:  # fmt: skip
-        fingerprint = cluster.fingerprint
-        assert store.open_run(name="h200", fingerprint=fingerprint) is None
-        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
-        assert store.open_run(name="h200", fingerprint=fingerprint) == run_id
-        store.finish_run(run_id, status=status)
-        assert store.open_run(name="h200", fingerprint=fingerprint) == (run_id if found else None)
 
-    def test_open_run_ignores_a_run_with_other_software(
-        self, store: SqlStore, cluster: Cluster
-    ) -> None:
-        store.start_run(name="h200", cluster=cluster, preset="quick")
-        updated = replace(cluster.fingerprint, software={"torch": "99.0"})
-        assert store.open_run(name="h200", fingerprint=updated) is None
+def test_open_run_finds_the_latest_run_that_is_not_complete(store: SqlStore) -> None:
+    fingerprint = CLUSTER.fingerprint
+    assert store.open_run(name="h200", fingerprint=fingerprint) is None
+    run_id = store.start_run(name="h200", cluster=CLUSTER, preset="quick")
+    assert store.open_run(name="h200", fingerprint=fingerprint) == run_id
+    store.finish_run(run_id, status="partial")
+    assert store.open_run(name="h200", fingerprint=fingerprint) == run_id
+    store.finish_run(run_id, status="complete")
+    assert store.open_run(name="h200", fingerprint=fingerprint) is None
 
-    def test_a_run_that_is_not_there_is_named(
-        self, store: SqlStore, measured: tuple[Sample, ...], make_profile: ProfileMaker
-    ) -> None:
-        for call in (
-            lambda: store.add_samples(17, measured),
-            lambda: store.finish_run(17, status="complete"),
-            lambda: store.samples(17),
-            lambda: store.save_profile(make_profile(), run_id=17),
-        ):
-            with pytest.raises(InputError, match="17"):
-                call()
 
-    def test_samples_added_after_a_fit_do_not_change_it(
-        self,
-        store: SqlStore,
-        cluster: Cluster,
-        measured: tuple[Sample, ...],
-        make_profile: ProfileMaker,
-    ) -> None:
-        run_id = store.start_run(name="h200-x8", cluster=cluster, preset="quick")
-        store.add_samples(run_id, measured[:2])
-        profile = make_profile(samples=measured[:2])
-        store.save_profile(profile, run_id=run_id)
-        store.add_samples(run_id, measured[2:])
-        assert store.profile("h200-x8") == profile
-        store.save_profile(make_profile(samples=measured), run_id=run_id)
-        assert store.profile("h200-x8") == make_profile(samples=measured)
+def test_open_run_ignores_a_run_with_other_software(store: SqlStore) -> None:
+    store.start_run(name="h200", cluster=CLUSTER, preset="quick")
+    updated = replace(CLUSTER.fingerprint, software={"torch": "99.0"})
+    assert store.open_run(name="h200", fingerprint=updated) is None
 
-    def test_a_fitted_profile_with_samples_that_are_not_its_runs_is_refused(
-        self,
-        store: SqlStore,
-        cluster: Cluster,
-        measured: tuple[Sample, ...],
-        make_profile: ProfileMaker,
-    ) -> None:
-        run_id = store.start_run(name="h200-x8", cluster=cluster, preset="quick")
-        with pytest.raises(InputError, match=f"other samples than run {run_id}"):
-            store.save_profile(make_profile(samples=measured), run_id=run_id)
-        assert store.profile("h200-x8") is None
 
-    def test_an_imported_profile_comes_back_exactly(
-        self, store: SqlStore, measured: tuple[Sample, ...], make_profile: ProfileMaker
-    ) -> None:
-        profile = replace(
-            make_profile("rtx", samples=measured),
-            provenance="published",
-            citation="PipeMoE, Fig. 6",
-        )
-        store.save_profile(profile)
-        assert store.profile("rtx") == profile
-        (run,) = store.runs()
-        assert (run.provenance, run.status, run.num_samples) == ("published", "complete", 5)
+def test_a_run_that_is_not_there_is_named(store: SqlStore) -> None:
+    for call in (
+        lambda: store.add_samples(17, MEASURED),
+        lambda: store.finish_run(17, status="complete"),
+        lambda: store.samples(17),
+        lambda: store.save_profile(make_profile(), run_id=17),
+    ):
+        with pytest.raises(InputError, match="17"):
+            call()
 
-    def test_published_profiles_without_a_fingerprint_keep_their_own_machines(
-        self, store: SqlStore, make_profile: ProfileMaker
-    ) -> None:
-        for name, devices in (("x16", 16), ("x64", 64)):
-            profile = make_profile(name)
-            machine = replace(profile.machine, num_devices=devices)
-            store.save_profile(replace(profile, machine=machine, fingerprint=Fingerprint()))
-        assert [run.num_devices for run in store.runs()] == [64, 16]
 
-    def test_the_newest_profile_of_a_name_is_the_current_one(
-        self, store: SqlStore, make_profile: ProfileMaker
-    ) -> None:
-        for beta in (1e-12, 3e-12, 2e-12):
-            store.save_profile(make_profile(beta=beta))
-        assert store.profile("h200-x8") == make_profile(beta=2e-12)
-        assert len(store.runs()) == 3
+def test_samples_added_after_a_fit_do_not_change_it(store: SqlStore) -> None:
+    run_id = store.start_run(name="h200-x8", cluster=CLUSTER, preset="quick")
+    store.add_samples(run_id, MEASURED[:2])
+    profile = make_profile(samples=MEASURED[:2])
+    store.save_profile(profile, run_id=run_id)
+    store.add_samples(run_id, MEASURED[2:])
+    assert store.profile("h200-x8") == profile
+    store.save_profile(make_profile(samples=MEASURED), run_id=run_id)
+    assert store.profile("h200-x8") == make_profile(samples=MEASURED)
 
-    def test_removing_a_profile_takes_its_runs_and_nothing_else(
-        self,
-        store: SqlStore,
-        cluster: Cluster,
-        measured: tuple[Sample, ...],
-        make_profile: ProfileMaker,
-    ) -> None:
-        store.save_profile(make_profile("kept", samples=measured))
-        store.save_profile(make_profile("gone", samples=measured))
-        run_id = store.start_run(name="gone", cluster=cluster, preset="quick")
-        assert store.remove_profile("gone") == 2
-        assert store.remove_profile("gone") == 0
-        assert store.profile("gone") is None
-        assert [run.name for run in store.runs()] == ["kept"]
-        assert store.profile("kept") == make_profile("kept", samples=measured)
-        with pytest.raises(InputError, match=f"no run {run_id}"):
-            store.add_samples(run_id, measured)
 
-    def test_the_id_of_a_removed_run_is_never_given_again(
-        self, store: SqlStore, cluster: Cluster
-    ) -> None:
-        removed = store.start_run(name="gone", cluster=cluster, preset="quick")
-        store.remove_profile("gone")
-        assert store.start_run(name="new", cluster=cluster, preset="quick") > removed
+def test_a_fitted_profile_with_samples_that_are_not_its_runs_is_refused(store: SqlStore) -> None:
+    run_id = store.start_run(name="h200-x8", cluster=CLUSTER, preset="quick")
+    with pytest.raises(InputError, match=f"other samples than run {run_id}"):
+        store.save_profile(make_profile(samples=MEASURED), run_id=run_id)
+    assert store.profile("h200-x8") is None
 
-    def test_a_plan_comes_back_exactly_by_any_prefix_of_its_id(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        plan = make_plan()
+
+def test_an_imported_profile_comes_back_exactly(store: SqlStore) -> None:
+    profile = replace(
+        make_profile("rtx", samples=MEASURED),
+        provenance="published",
+        citation="PipeMoE, Fig. 6",
+    )
+    store.save_profile(profile)
+    assert store.profile("rtx") == profile
+    (run,) = store.runs()
+    assert (run.provenance, run.status, run.num_samples) == ("published", "complete", 5)
+
+
+def test_published_profiles_without_a_fingerprint_keep_their_own_machines(store: SqlStore) -> None:
+    for name, devices in (("x16", 16), ("x64", 64)):
+        profile = make_profile(name)
+        machine = replace(profile.machine, num_devices=devices)
+        store.save_profile(replace(profile, machine=machine, fingerprint=Fingerprint()))
+    assert [run.num_devices for run in store.runs()] == [64, 16]
+
+
+def test_the_newest_profile_of_a_name_is_the_current_one(store: SqlStore) -> None:
+    for beta in (1e-12, 3e-12, 2e-12):
+        store.save_profile(make_profile(beta=beta))
+    assert store.profile("h200-x8") == make_profile(beta=2e-12)
+    assert len(store.runs()) == 3
+
+
+def test_removing_a_profile_takes_its_runs_and_nothing_else(store: SqlStore) -> None:
+    store.save_profile(make_profile("kept", samples=MEASURED))
+    store.save_profile(make_profile("gone", samples=MEASURED))
+    run_id = store.start_run(name="gone", cluster=CLUSTER, preset="quick")
+    assert store.remove_profile("gone") == 2
+    assert store.remove_profile("gone") == 0
+    assert store.profile("gone") is None
+    assert [run.name for run in store.runs()] == ["kept"]
+    assert store.profile("kept") == make_profile("kept", samples=MEASURED)
+    with pytest.raises(InputError, match=f"no run {run_id}"):
+        store.add_samples(run_id, MEASURED)
+
+
+def test_the_id_of_a_removed_run_is_never_given_again(store: SqlStore) -> None:
+    removed = store.start_run(name="gone", cluster=CLUSTER, preset="quick")
+    store.remove_profile("gone")
+    assert store.start_run(name="new", cluster=CLUSTER, preset="quick") > removed
+
+
+def test_a_plan_comes_back_exactly_by_any_prefix_of_its_id(store: SqlStore) -> None:
+    plan = make_plan()
+    store.save_plan(plan)
+    for length in (1, 8, 63, 64):
+        assert store.plan(plan.id[:length]) == plan
+
+
+@pytest.mark.parametrize("prefix", ["", "%", "_", "z", "A", "0" * 65, "'"])
+def test_what_is_no_prefix_of_an_id_finds_nothing(store: SqlStore, prefix: str) -> None:
+    store.save_plan(make_plan())
+    assert store.plan(prefix) is None
+
+
+@pytest.mark.parametrize("digit", ["0", "f"])
+def test_a_prefix_finds_ids_that_go_on_with_the_first_digit_and_with_the_last(
+    store: SqlStore, digit: str
+) -> None:
+    plan = next(one for one in map(make_plan, itertools.count(1)) if one.id[2] == digit)
+    store.save_plan(plan)
+    for length in (2, 3, 64):
+        assert store.plan(plan.id[:length]) == plan
+
+
+def test_a_prefix_of_several_plans_is_ambiguous_and_names_them(store: SqlStore) -> None:
+    plans = [make_plan(tokens) for tokens in range(1, 40)]
+    for plan in plans:
         store.save_plan(plan)
-        for length in (1, 8, 63, 64):
-            assert store.plan(plan.id[:length]) == plan
+    first = plans[0].id[0]
+    with pytest.raises(InputError, match="ambiguous") as caught:
+        store.plan(first)
+    same = sorted(plan.id for plan in plans if plan.id.startswith(first))
+    assert same[1][:8] in str(caught.value)
+    assert store.plan(same[1]) is not None
 
-    @pytest.mark.parametrize("prefix", ["", "%", "_", "z", "A", "0" * 65, "'"])
-    def test_what_is_no_prefix_of_an_id_finds_nothing(
-        self, store: SqlStore, make_plan: PlanMaker, prefix: str
-    ) -> None:
-        store.save_plan(make_plan())
-        assert store.plan(prefix) is None
 
-    @pytest.mark.parametrize("digit", ["0", "f"])
-    def test_a_prefix_finds_ids_that_go_on_with_the_first_digit_and_with_the_last(
-        self, store: SqlStore, make_plan: PlanMaker, digit: str
-    ) -> None:
-        plan = next(one for one in map(make_plan, itertools.count(1)) if one.id[2] == digit)
+def test_operations_of_observed_steps_come_back_exactly(store: SqlStore) -> None:
+    plan = make_plan(1)
+    store.save_plan(plan)
+    operation = Operation(name="all_to_all", phase="backward", size=2**40, degree=3)
+    times = OperationTimes(
+        operation=operation, predicted_seconds=None, seconds=(1 / 3, 1e-9)
+    )  # fmt: skip
+    others = replace(times, operation=replace(operation, name="experts"), predicted_seconds=0.1)
+    made = replace(
+        observation(plan.id, 1.0, 2.0),
+        operations=(times, others),
+        device_id="0123456789abcdef",
+        strategy="S2",
+    )
+    store.add_observations([made, observation(plan.id)])
+    newest, oldest = store.observation_page(plan.id)
+    assert (newest.value, oldest.value) == (observation(plan.id), made)
+
+
+def test_a_removed_plan_takes_what_was_observed_under_it(store: SqlStore) -> None:
+    kept, gone = make_plan(1), make_plan(2)
+    for plan in (kept, gone):
         store.save_plan(plan)
-        for length in (2, 3, 64):
-            assert store.plan(plan.id[:length]) == plan
+        store.add_observations([observation(plan.id), observation(plan.id)])
+        store.add_settled(settled(plan.id))
+    assert store.remove_plans([gone.id]) == Removed(plans=1, observations=2, settled=1)
+    assert store.plan(gone.id) is None
+    assert store.observation_page(gone.id) == ()
+    assert store.settled(gone.id) == ()
+    assert store.plan(kept.id) == kept
+    assert (len(store.observation_page(kept.id)), len(store.settled(kept.id))) == (2, 1)
 
-    def test_a_prefix_of_several_plans_is_ambiguous_and_names_them(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        plans = [make_plan(tokens) for tokens in range(1, 40)]
-        for plan in plans:
-            store.save_plan(plan)
-        first = plans[0].id[0]
-        with pytest.raises(InputError, match="ambiguous") as caught:
-            store.plan(first)
-        same = sorted(plan.id for plan in plans if plan.id.startswith(first))
-        assert same[1][:8] in str(caught.value)
-        assert store.plan(same[1]) is not None
 
-    def test_operations_of_observed_steps_come_back_exactly(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        plan = make_plan(1)
+def test_nothing_is_removed_where_one_is_not_stored(store: SqlStore) -> None:
+    plan = make_plan(1)
+    store.save_plan(plan)
+    store.add_observations([observation(plan.id)])
+    (row,) = store.observation_page(None)
+    with pytest.raises(NotFoundError, match="'abababababab'"):
+        store.remove_plans([plan.id, "ab" * 32])
+    with pytest.raises(NotFoundError, match=f"observation {row.id + 1}"):
+        store.remove_observations([row.id, row.id + 1])
+    assert store.plan(plan.id) == plan
+    assert store.observation_page(None) == (row,)
+    assert store.remove_observations([row.id, row.id]) == 1
+    assert store.observation_page(None) == ()
+
+
+def test_pruning_takes_what_is_older_and_keeps_plans_that_are_in_use(store: SqlStore) -> None:
+    unused, used, settling, new = map(make_plan, range(1, 5))
+    for plan in (unused, used, settling):
         store.save_plan(plan)
-        operation = Operation(name="all_to_all", phase="backward", size=2**40, degree=3)
-        times = OperationTimes(
-            operation=operation, predicted_seconds=None, seconds=(1 / 3, 1e-9)
-        )  # fmt: skip
-        others = replace(times, operation=replace(operation, name="experts"), predicted_seconds=0.1)
-        made = replace(
-            observation(plan.id, 1.0, 2.0),
-            operations=(times, others),
-            device_id="0123456789abcdef",
-            strategy="S2",
-        )
-        store.add_observations([made, observation(plan.id)])
-        newest, oldest = store.observation_page(plan.id)
-        assert (newest.value, oldest.value) == (observation(plan.id), made)
+    store.add_observations([observation(unused.id), observation(used.id)])
+    store.add_settled(settled(unused.id))
+    time.sleep(0.01)
+    then = utc_now()
+    store.save_plan(new)
+    store.add_observations([observation(used.id, 2.0)])
+    store.add_settled(settled(settling.id))
+    old = Removed(plans=1, observations=2, settled=1)
+    assert store.prune(then, dry_run=True) == old
+    assert len(store.plans()) == 4
+    assert store.prune(then) == old
+    assert {plan.id for plan in store.plans()} == {used.id, settling.id, new.id}
+    (left,) = store.observation_page(used.id)
+    assert left.value == observation(used.id, 2.0)
+    assert store.prune(then) == Removed(plans=0, observations=0, settled=0)
 
-    def test_a_removed_plan_takes_what_was_observed_under_it(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        kept, gone = make_plan(1), make_plan(2)
-        for plan in (kept, gone):
-            store.save_plan(plan)
-            store.add_observations([observation(plan.id), observation(plan.id)])
-            store.add_settled(settled(plan.id))
-        assert store.remove_plans([gone.id]) == Removed(plans=1, observations=2, settled=1)
-        assert store.plan(gone.id) is None
-        assert store.observation_page(gone.id) == ()
-        assert store.settled(gone.id) == ()
-        assert store.plan(kept.id) == kept
-        assert (len(store.observation_page(kept.id)), len(store.settled(kept.id))) == (2, 1)
 
-    def test_nothing_is_removed_where_one_is_not_stored(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        plan = make_plan(1)
-        store.save_plan(plan)
-        store.add_observations([observation(plan.id)])
-        (row,) = store.observation_page(None)
-        with pytest.raises(NotFoundError, match="'abababababab'"):
-            store.remove_plans([plan.id, "ab" * 32])
-        with pytest.raises(NotFoundError, match=f"observation {row.id + 1}"):
-            store.remove_observations([row.id, row.id + 1])
-        assert store.plan(plan.id) == plan
-        assert store.observation_page(None) == (row,)
-        assert store.remove_observations([row.id, row.id]) == 1
-        assert store.observation_page(None) == ()
+def test_the_size_grows_with_rows_and_shrinks_when_they_are_gone(store: SqlStore) -> None:
+    plan = make_plan(1)
+    store.save_plan(plan)
+    times = [math.sqrt(number) for number in range(1, 501)]  # nothing to compress
+    before = store.size_bytes()
+    store.add_observations([observation(plan.id, *times)] * 200)
+    full = store.size_bytes()
+    assert full > before + 200 * 500
+    assert store.prune(utc_now()).observations == 200
+    store.compact()
+    assert store.size_bytes() < before + (full - before) // 4
 
-    def test_pruning_takes_what_is_older_and_keeps_plans_that_are_in_use(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        unused, used, settling, new = map(make_plan, range(1, 5))
-        for plan in (unused, used, settling):
-            store.save_plan(plan)
-        store.add_observations([observation(unused.id), observation(used.id)])
-        store.add_settled(settled(unused.id))
-        time.sleep(0.01)
-        then = utc_now()
-        store.save_plan(new)
-        store.add_observations([observation(used.id, 2.0)])
-        store.add_settled(settled(settling.id))
-        old = Removed(plans=1, observations=2, settled=1)
-        assert store.prune(then, dry_run=True) == old
-        assert len(store.plans()) == 4
-        assert store.prune(then) == old
-        assert {plan.id for plan in store.plans()} == {used.id, settling.id, new.id}
-        (left,) = store.observation_page(used.id)
-        assert left.value == observation(used.id, 2.0)
-        assert store.prune(then) == Removed(plans=0, observations=0, settled=0)
 
-    def test_the_size_grows_with_rows_and_shrinks_when_they_are_gone(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        plan = make_plan(1)
-        store.save_plan(plan)
-        times = [math.sqrt(number) for number in range(1, 501)]  # nothing to compress
-        before = store.size_bytes()
-        store.add_observations([observation(plan.id, *times)] * 200)
-        full = store.size_bytes()
-        assert full > before + 200 * 500
-        assert store.prune(utc_now()).observations == 200
-        store.compact()
-        assert store.size_bytes() < before + (full - before) // 4
+def test_times_that_nothing_takes_are_refused_wherever_they_enter(store: SqlStore) -> None:
+    plan = make_plan(1)
+    store.save_plan(plan)
+    run_id = store.start_run(name="h200", cluster=CLUSTER, preset="quick")
+    point = GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1)
+    sample = Sample(point=point, seconds=(1.0, 1e308))
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: store.add_observations([observation(plan.id, 1e308)]),
+        lambda: store.add_settled(settled(plan.id, 5e-324)),
+        lambda: store.save_plan(make_plan(2, step_seconds=1e-320)),
+        lambda: store.add_samples(run_id, [sample]),
+        lambda: store.save_profile(make_profile(samples=(sample,))),
+        lambda: store.save_profile(make_profile(beta=1e300)),
+    )
+    for call in calls:
+        with pytest.raises(InputError, match="which no"):
+            call()
+    assert len(store.plans()) == 1
+    for rows in (store.samples(run_id), store.observation_page(None), store.fits()):
+        assert rows == ()
 
-    def test_times_that_nothing_takes_are_refused_wherever_they_enter(
-        self, store: SqlStore, cluster: Cluster, make_plan: PlanMaker, make_profile: ProfileMaker
-    ) -> None:
-        plan = make_plan(1)
-        store.save_plan(plan)
-        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
-        point = GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1)
-        sample = Sample(point=point, seconds=(1.0, 1e308))
-        calls: tuple[Callable[[], object], ...] = (
-            lambda: store.add_observations([observation(plan.id, 1e308)]),
-            lambda: store.add_settled(settled(plan.id, 5e-324)),
-            lambda: store.save_plan(make_plan(2, step_seconds=1e-320)),
-            lambda: store.add_samples(run_id, [sample]),
-            lambda: store.save_profile(make_profile(samples=(sample,))),
-            lambda: store.save_profile(make_profile(beta=1e300)),
-        )
-        for call in calls:
-            with pytest.raises(InputError, match="which no"):
-                call()
-        assert len(store.plans()) == 1
-        for rows in (store.samples(run_id), store.observation_page(None), store.fits()):
-            assert rows == ()
 
-    def test_what_searches_decided_comes_back_exactly_and_every_time(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        for tokens in (1, 2):
-            store.save_plan(make_plan(tokens))
-        one, two = make_plan(1).id, make_plan(2).id
-        made = [
+def test_what_searches_decided_comes_back_exactly_and_every_time(store: SqlStore) -> None:
+    for tokens in (1, 2):
+        store.save_plan(make_plan(tokens))
+    one, two = make_plan(1).id, make_plan(2).id
+    made = [
+        settled(one),
+        replace(settled(one, 9999999.999999998), memory_reuse="S4"),
+        replace(
             settled(one),
-            replace(settled(one, 9999999.999999998), memory_reuse="S4"),
-            replace(
-                settled(one),
-                decision=Decision(forward_degree=2, backward_degree=1, strategy="S3"),
-            ),
-            settled(one),
-        ]
-        store.add_settled(made[0])
-        store.add_settled(settled(two, tokens=7))
-        for other in made[1:]:
-            store.add_settled(other)
-        assert store.settled(one) == tuple(made)
-        assert store.settled(two) == (settled(two, tokens=7),)
+            decision=Decision(forward_degree=2, backward_degree=1, strategy="S3"),
+        ),
+        settled(one),
+    ]
+    store.add_settled(made[0])
+    store.add_settled(settled(two, tokens=7))
+    for other in made[1:]:
+        store.add_settled(other)
+    assert store.settled(one) == tuple(made)
+    assert store.settled(two) == (settled(two, tokens=7),)
 
-    def test_a_decision_that_another_program_changed_is_named(
-        self, store: SqlStore, url: str, make_plan: PlanMaker
-    ) -> None:
-        store.save_plan(make_plan())
-        store.add_settled(settled(make_plan().id))
-        with Database(parse_address(url)) as database:
-            database.write(lambda one: one.execute(text("UPDATE settled SET strategy = 'S9'")))
-        with pytest.raises(InputError, match=r"settled size 1.*S9"):
-            store.settled(make_plan().id)
-        assert any("settled size 1" in problem for problem in check(url))
 
-    def test_values_that_no_column_holds_are_refused(
-        self, store: SqlStore, cluster: Cluster
-    ) -> None:
-        for machine, name in (
-            (replace(cluster.machine, memory_bytes=2**70), "big"),
-            (cluster.machine, "half a character \ud800"),
-        ):
-            with pytest.raises(InputError, match="cannot hold this value"):
-                store.start_run(
-                    name=name, cluster=replace(cluster, machine=machine), preset="quick"
-                )
+def test_a_decision_that_another_program_changed_is_named(store: SqlStore, url: str) -> None:
+    store.save_plan(make_plan())
+    store.add_settled(settled(make_plan().id))
+    execute(url, "UPDATE settled SET strategy = 'S9'")
+    with pytest.raises(InputError, match=r"settled size 1.*S9"):
+        store.settled(make_plan().id)
+    assert any("settled size 1" in problem for problem in check(url))
+
+
+def test_values_that_no_column_holds_are_refused(store: SqlStore) -> None:
+    for machine, name in (
+        (replace(CLUSTER.machine, memory_bytes=2**70), "big"),
+        (CLUSTER.machine, "half a character \ud800"),
+    ):
+        with pytest.raises(InputError, match="cannot hold this value"):
+            store.start_run(name=name, cluster=replace(CLUSTER, machine=machine), preset="quick")
+    assert store.runs() == ()
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seconds=st.lists(st.floats(SHORTEST_SECONDS, LONGEST_SECONDS), min_size=1),
+    marks=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9)),
+)
+def test_any_sample_comes_back_exactly(
+    store: SqlStore, seconds: list[float], marks: list[str]
+) -> None:
+    sample = Sample(
+        point=GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1),
+        seconds=tuple(seconds),
+        marks=tuple(marks),
+    )
+    run_id = store.start_run(name="any", cluster=CLUSTER, preset="quick")
+    store.add_samples(run_id, [sample])
+    assert store.samples(run_id) == (sample,)
+
+
+def test_a_read_only_store_refuses_to_write(url: str) -> None:
+    open_store(url).close()
+    with open_store(url, read_only=True) as store:
+        with pytest.raises(Exception, match="read-only"):
+            store.start_run(name="h200", cluster=CLUSTER, preset="quick")
+        with pytest.raises(Exception, match="read-only"):
+            store.save_plan(make_plan())
         assert store.runs() == ()
 
-    @settings(
-        max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
-    @given(
-        seconds=st.lists(st.floats(SHORTEST_SECONDS, LONGEST_SECONDS), min_size=1),
-        marks=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9)),
-    )
-    def test_any_sample_comes_back_exactly(
-        self, store: SqlStore, cluster: Cluster, seconds: list[float], marks: list[str]
-    ) -> None:
-        sample = Sample(
-            point=GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1),
-            seconds=tuple(seconds),
-            marks=tuple(marks),
-        )
-        run_id = store.start_run(name="any", cluster=cluster, preset="quick")
-        store.add_samples(run_id, [sample])
-        assert store.samples(run_id) == (sample,)
 
-    def test_a_read_only_store_refuses_to_write(
-        self, url: str, cluster: Cluster, make_plan: PlanMaker
-    ) -> None:
-        open_store(url).close()
-        with open_store(url, read_only=True) as store:
-            with pytest.raises(Exception, match="read-only"):
-                store.start_run(name="h200", cluster=cluster, preset="quick")
-            with pytest.raises(Exception, match="read-only"):
-                store.save_plan(make_plan())
-            assert store.runs() == ()
-
-    def test_a_training_plan_comes_back_exactly(
-        self, store: SqlStore, make_plan: PlanMaker
-    ) -> None:
-        plan = training_plan()
-        store.save_plan(plan)
-        store.save_plan(plan)
-        store.save_plan(make_plan())
-        assert store.plan(plan.id) == store.plan("0123") == plan
-        assert store.plan(make_plan().id) == make_plan()
-        [info] = [one for one in store.plans() if one.id == plan.id]
-        assert (info.model, info.profile, info.world_size) == ("olmoe", "h100-x8", 16)
-        assert info.tokens_per_rank == 64 * 4096 // 16
-        later = training_plan(trust="measured")
-        store.save_plan(later)
-        assert store.plan(plan.id) == later
-        assert store.remove_plans([plan.id]).plans == 1
-        assert store.plan(plan.id) is None
+def test_a_training_plan_comes_back_exactly(store: SqlStore) -> None:
+    plan = training_plan()
+    store.save_plan(plan)
+    store.save_plan(plan)
+    store.save_plan(make_plan())
+    assert store.plan(plan.id) == store.plan("0123") == plan
+    assert store.plan(make_plan().id) == make_plan()
+    [info] = [one for one in store.plans() if one.id == plan.id]
+    assert (info.model, info.profile, info.world_size) == ("olmoe", "h100-x8", 16)
+    assert info.tokens_per_rank == 64 * 4096 // 16
+    later = training_plan(trust="measured")
+    store.save_plan(later)
+    assert store.plan(plan.id) == later
+    assert store.remove_plans([plan.id]).plans == 1
+    assert store.plan(plan.id) is None

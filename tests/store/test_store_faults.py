@@ -15,11 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, event
 
-from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.plan import Plan
-from moetune.domain.profile import Profile
-from moetune.domain.samples import Sample
 from moetune.store import (
     backup,
     check,
@@ -28,6 +24,7 @@ from moetune.store import (
     open_store,
     upgrade,
 )
+from tests.store.values import CLUSTER, MEASURED, make_plan, make_profile
 
 pytestmark = pytest.mark.unmeasured
 
@@ -35,14 +32,12 @@ Maker = Callable[[], object]
 
 
 @pytest.fixture
-def file(
-    tmp_path: Path, make_profile: Callable[..., Profile], measured: tuple[Sample, ...]
-) -> Path:
+def file(tmp_path: Path) -> Path:
     """A database with some pages of rows, and nothing beside it."""
     path = tmp_path / "moetune.db"
     with open_store(str(path)) as store:
         for _ in range(20):
-            store.save_profile(make_profile(samples=measured))
+            store.save_profile(make_profile(samples=MEASURED))
     return path
 
 
@@ -103,56 +98,45 @@ def test_a_file_is_named_by_its_path_or_by_a_url(
         assert (tmp_path / path).read_bytes().startswith(b"SQLite format 3\0")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"x", b"name = 'profile'\n" * 99, b"SQLite format 3\0" + b"\xff" * 4080, b"\0" * 4096],
+_NO_DATABASES = (
+    b"x",
+    b"name = 'profile'\n" * 99,
+    b"SQLite format 3\0" + b"\xff" * 4080,
+    b"\0" * 4096,
 )
-def test_a_file_that_is_no_database_is_bad_input_and_stays_as_it_is(
-    tmp_path: Path, content: bytes
+_CUTS = (1, 99, 100, 512, 4095, 4096, 4097, 20_000, -4096)
+
+
+@pytest.mark.parametrize("damage", [*_NO_DATABASES, *_CUTS])
+def test_a_file_that_is_no_whole_database_is_bad_input_and_stays_as_it_is(
+    file: Path, tmp_path: Path, damage: bytes | int
 ) -> None:
-    path = tmp_path / "other.toml"
-    path.write_bytes(content)
-    for use in every_use(str(path), tmp_path / "copy"):
-        with pytest.raises(InputError) as caught:
-            use()
-        assert str(path) in caught.value.what
-        assert caught.value.hint
-    assert path.read_bytes() == content
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("keep", [1, 99, 100, 512, 4095, 4096, 4097, 20_000, -4096])
-def test_a_truncated_file_is_bad_input(file: Path, tmp_path: Path, keep: int) -> None:
     whole = file.read_bytes()
     assert len(whole) > 40_000
-    file.write_bytes(whole[:keep])
+    content = damage if isinstance(damage, bytes) else whole[:damage]
+    file.write_bytes(content)
     for use in every_use(str(file), tmp_path / "copy"):
-        with pytest.raises(InputError, match=r"is (damaged|no database)"):
+        with pytest.raises(InputError, match=r"is (damaged|no database)") as caught:
             use()
+        assert str(file) in caught.value.what
+        assert caught.value.hint
+    assert file.read_bytes() == content
     assert not (tmp_path / "copy").exists()
 
 
-def test_an_empty_file_is_a_new_database_but_not_for_reading(tmp_path: Path) -> None:
-    path = tmp_path / "empty.db"
-    path.touch()
-    assert current(str(path)).found is None
-    with pytest.raises(InputError, match="no moetune database"):
-        open_store(str(path), read_only=True)
-    for use in (lambda: check(str(path)), lambda: backup(str(path), tmp_path / "copy")):
-        with pytest.raises(InputError, match="no moetune database"):
-            use()
-    assert path.stat().st_size == 0
-    open_store(str(path)).close()
-    assert check(str(path)) == ()
-
-
-def test_an_absent_file_is_not_made_by_reading(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "absent.db"
-    uses = every_use(str(path), tmp_path / "copy")
-    for use in (uses[1], uses[3], uses[5]):
-        with pytest.raises(InputError, match="no moetune database"):
-            use()
-    assert list(tmp_path.iterdir()) == []
+def test_an_empty_or_absent_file_is_a_new_database_but_not_for_reading(tmp_path: Path) -> None:
+    empty, absent = tmp_path / "empty.db", tmp_path / "folder" / "absent.db"
+    empty.touch()
+    for path in (empty, absent):
+        uses = every_use(str(path), tmp_path / "copy")
+        assert current(str(path)).found is None
+        for use in (uses[1], uses[3], uses[5]):
+            with pytest.raises(InputError, match="no moetune database"):
+                use()
+    assert list(tmp_path.iterdir()) == [empty]
+    assert empty.stat().st_size == 0
+    open_store(str(empty)).close()
+    assert check(str(empty)) == ()
 
 
 def test_a_folder_or_a_path_through_a_file_is_bad_input(file: Path, tmp_path: Path) -> None:
@@ -169,17 +153,20 @@ def test_a_name_that_no_file_can_have_is_said(tmp_path: Path) -> None:
         open_store(str(tmp_path / ("x" * 300)))
 
 
-def _in_child(work: Callable[[], str], *, as_nobody: bool) -> str:
-    """Run `work` in a forked process; the modules that it needs are loaded already."""
+def _failure_of_nobody(work: Maker) -> str:
+    """Return the error of `work` in a forked process of a user without rights."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            if as_nobody and os.getuid() == 0:
+            if os.getuid() == 0:
                 os.setgroups([])
                 os.setgid(65534)
                 os.setuid(65534)
-            os.write(writing, work().encode())
+            work()
+            os.write(writing, b"no error")
+        except MoetuneError as error:
+            os.write(writing, str(error).encode())
         finally:
             os._exit(0)
     os.close(writing)
@@ -198,38 +185,27 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def _failure(work: Maker) -> str:
-    try:
-        work()
-    except MoetuneError as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
-
-
-def test_what_one_may_not_read_or_write_is_said(open_folder: Path, cluster: Cluster) -> None:
+def test_what_one_may_not_read_or_write_is_said(open_folder: Path) -> None:
     path = open_folder / "moetune.db"
     open_store(str(path)).close()
     url = str(path)
 
     def write() -> None:
         with open_store(url) as store:
-            store.start_run(name="h200", cluster=cluster, preset="quick")
-
-    def as_nobody(work: Maker) -> str:
-        return _in_child(lambda: _failure(work), as_nobody=True)
+            store.start_run(name="h200", cluster=CLUSTER, preset="quick")
 
     path.chmod(0o444)
-    assert "read-only" in as_nobody(write)
+    assert "read-only" in _failure_of_nobody(write)
     path.chmod(0o000)
-    assert "cannot be opened" in as_nobody(write)
+    assert "cannot be opened" in _failure_of_nobody(write)
     open_folder.chmod(0o555)
     new = str(open_folder / "new.db")
-    assert "cannot be opened" in as_nobody(lambda: open_store(new))
+    assert "cannot be opened" in _failure_of_nobody(lambda: open_store(new))
     open_folder.chmod(0o000)
-    assert "cannot be opened" in as_nobody(lambda: open_store(url))
+    assert "cannot be opened" in _failure_of_nobody(lambda: open_store(url))
     open_folder.chmod(0o555)
     deeper = str(open_folder / "deeper" / "new.db")
-    assert "cannot be opened or made" in as_nobody(lambda: open_store(deeper))
+    assert "cannot be opened or made" in _failure_of_nobody(lambda: open_store(deeper))
     with open_store(url) as store:
         assert store.runs() == ()
 
@@ -239,7 +215,7 @@ def test_what_one_may_not_read_or_write_is_said(open_folder: Path, cluster: Clus
 )
 @given(st.data())
 def test_whatever_bytes_of_a_file_change_only_our_errors_come_out(
-    file: Path, make_plan: Callable[..., Plan], data: st.DataObject
+    file: Path, data: st.DataObject
 ) -> None:
     whole = file.read_bytes()
     start = data.draw(st.integers(0, len(whole) - 1))
@@ -276,18 +252,16 @@ def test_a_row_that_another_program_changed_is_named(file: Path) -> None:
             store.profile("h200-x8")
 
 
-def test_a_full_database_says_so_and_keeps_the_rows_whole(
-    file: Path, cluster: Cluster, measured: tuple[Sample, ...]
-) -> None:
+def test_a_full_database_says_so_and_keeps_the_rows_whole(file: Path) -> None:
     store = open_store(str(file))
-    run_id = store.start_run(name="full", cluster=cluster, preset="quick")
+    run_id = store.start_run(name="full", cluster=CLUSTER, preset="quick")
 
     @event.listens_for(store.database.engine, "begin")
     def limit(connection: Connection) -> None:
         connection.exec_driver_sql("PRAGMA max_page_count = 1")  # what is there, not a page more
 
     with pytest.raises(MoetuneError, match="the disk is full; nothing was written"):
-        store.add_samples(run_id, measured * 500)
+        store.add_samples(run_id, MEASURED * 500)
     assert store.samples(run_id) == ()
     store.close()
     assert check(str(file)) == ()
@@ -299,23 +273,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_file_that_stays_locked_is_given_up_with_a_clear_error(
-    file: Path, cluster: Cluster
-) -> None:
+def test_a_file_that_stays_locked_is_given_up_with_a_clear_error(file: Path) -> None:
     with open_store(str(file)) as store, closing(sqlite3.connect(file)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(MoetuneError, match="stayed locked by another process") as caught:
-            store.start_run(name="h200", cluster=cluster, preset="quick")
+            store.start_run(name="h200", cluster=CLUSTER, preset="quick")
         assert caught.value.exit_code == 1
         assert len(store.runs()) == 20  # reading goes on
         other.rollback()
-        assert store.start_run(name="h200", cluster=cluster, preset="quick") == 21
+        assert store.start_run(name="h200", cluster=CLUSTER, preset="quick") == 21
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_reader_that_keeps_the_old_journal_in_place_does_not_keep_others_out(
-    file: Path, cluster: Cluster
-) -> None:
+def test_a_reader_that_keeps_the_old_journal_in_place_does_not_keep_others_out(file: Path) -> None:
     with closing(sqlite3.connect(file)) as other:
         assert other.execute("PRAGMA journal_mode = delete").fetchone() == ("delete",)
         other.execute("BEGIN")
@@ -324,19 +294,19 @@ def test_a_reader_that_keeps_the_old_journal_in_place_does_not_keep_others_out(
             assert len(store.runs()) == 20
         other.rollback()
         with open_store(str(file)) as store:
-            store.start_run(name="h200", cluster=cluster, preset="quick")
+            store.start_run(name="h200", cluster=CLUSTER, preset="quick")
     with closing(sqlite3.connect(file)) as later:
         assert later.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_lock_that_goes_away_is_waited_for(file: Path, cluster: Cluster) -> None:
+def test_a_lock_that_goes_away_is_waited_for(file: Path) -> None:
     other = sqlite3.connect(file, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     releaser = threading.Timer(0.2, other.rollback)
     with open_store(str(file)) as store:
         releaser.start()
-        assert store.start_run(name="h200", cluster=cluster, preset="quick") == 21
+        assert store.start_run(name="h200", cluster=CLUSTER, preset="quick") == 21
     releaser.join()
     other.close()
 

@@ -14,15 +14,13 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, select, text, update
 
-from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError, SchemaMismatchError
-from moetune.domain.plan import Plan
-from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, CopyPoint, Sample
 from moetune.store import backup, check, current, migrate, open_store, upgrade
 from moetune.store.address import parse_address
 from moetune.store.database import Database
 from moetune.store.schema import fits
+from tests.store.values import CLUSTER, MEASURED, execute, make_plan, make_profile
 
 OLD_SCHEMA = Path(__file__).with_name("schema_0001.sql")
 HEAD = migrate.known_revisions()[-1]
@@ -31,10 +29,6 @@ HEAD = migrate.known_revisions()[-1]
 def run(url: str, work: Callable[[Connection], object]) -> None:
     with Database(parse_address(url)) as database:
         database.write(work)
-
-
-def execute(url: str, statement: str) -> None:
-    run(url, lambda connection: connection.execute(text(statement)))
 
 
 def tables(url: str) -> set[str]:
@@ -93,7 +87,7 @@ def test_the_comparison_with_the_schema_sees_a_changed_table(url: str) -> None:
 
 
 def test_an_older_file_is_refused_untouched_until_it_is_upgraded_with_its_rows(
-    old_file: str, make_plan: Callable[..., Plan]
+    old_file: str,
 ) -> None:
     before = Path(old_file).read_bytes()
     for read_only in (False, True):
@@ -231,9 +225,7 @@ def test_observations_of_steps_alone_are_kept_when_those_of_operations_come(url:
     assert (kept.seconds, kept.operations, kept.device_id) == ((0.5,), (), "")
 
 
-def test_corrected_profiles_are_as_measured_after_the_upgrade(
-    url: str, make_profile: Callable[..., Profile]
-) -> None:
+def test_corrected_profiles_are_as_measured_after_the_upgrade(url: str) -> None:
     profile = make_profile()
     with open_store(url) as store:
         store.save_profile(profile)
@@ -265,13 +257,10 @@ def test_a_newer_database_asks_for_the_newer_moetune(url: str) -> None:
 
 
 def test_a_revision_that_replaces_a_table_keeps_the_rows_that_refer_to_it(
-    url: str,
-    next_revision: Callable[[str], str],
-    make_profile: Callable[..., Profile],
-    measured: tuple[Sample, ...],
+    url: str, next_revision: Callable[[str], str]
 ) -> None:
     with open_store(url) as store:
-        store.save_profile(make_profile(samples=measured))
+        store.save_profile(make_profile(samples=MEASURED))
     number = next_revision(
         "with op.batch_alter_table('runs', recreate='auto') as batch:\n"
         "        batch.alter_column('preset', type_=sa.String(99))\n"
@@ -281,14 +270,11 @@ def test_a_revision_that_replaces_a_table_keeps_the_rows_that_refer_to_it(
         open_store(url)
     assert upgrade(url) == (HEAD, number)
     with open_store(url) as store:
-        assert store.profile("h200-x8") == make_profile(samples=measured)
+        assert store.profile("h200-x8") == make_profile(samples=MEASURED)
 
 
 def test_a_revision_that_fails_half_way_leaves_the_database_as_it_was(
-    url: str,
-    next_revision: Callable[[str], str],
-    make_profile: Callable[..., Profile],
-    monkeypatch: pytest.MonkeyPatch,
+    url: str, next_revision: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_store(url) as store:
         store.save_profile(make_profile())
@@ -307,7 +293,7 @@ def test_a_revision_that_fails_half_way_leaves_the_database_as_it_was(
 
 
 def test_a_revision_that_would_leave_orphans_is_undone(
-    tmp_path: Path, next_revision: Callable[[str], str], make_profile: Callable[..., Profile]
+    tmp_path: Path, next_revision: Callable[[str], str]
 ) -> None:
     url = f"{tmp_path}/moetune.db"
     with open_store(url) as store:
@@ -332,11 +318,11 @@ def test_a_database_of_another_program_with_a_table_of_our_name_is_refused_untou
     assert tables(url) == before
 
 
-def test_other_tables_in_the_same_database_are_left_alone(url: str, cluster: Cluster) -> None:
+def test_other_tables_in_the_same_database_are_left_alone(url: str) -> None:
     execute(url, "CREATE TABLE theirs (id INTEGER)")
     execute(url, "INSERT INTO theirs VALUES (7)")
     with open_store(url) as store:
-        store.start_run(name="h200", cluster=cluster, preset="quick")
+        store.start_run(name="h200", cluster=CLUSTER, preset="quick")
     assert check(url) == ()
     assert "theirs" in tables(url)
     execute(url, "SELECT 1 / (SELECT count(*) FROM theirs WHERE id = 7)")
@@ -361,7 +347,6 @@ def test_the_migrations_are_found_in_the_package_first_and_then_in_the_checkout(
 @pytest.mark.parametrize("moetune_first", [True, False])
 def test_optuna_keeps_its_studies_in_the_same_file(
     tmp_path: Path,
-    make_profile: Callable[..., Profile],
     moetune_first: bool,  # noqa: FBT001 - a case
 ) -> None:
     import optuna

@@ -8,31 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
 
 from moetune.domain.any_plan import plan_from_json
-from moetune.domain.cluster import Cluster, Fingerprint
+from moetune.domain.cluster import Fingerprint
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import BadStoreError, InputError, NotFoundError
-from moetune.domain.plan import Plan
-from moetune.domain.profile import Profile
-from moetune.domain.records import Observation
-from moetune.domain.samples import Sample
 from moetune.store import SqlStore, open_store, rows
-from moetune.store.address import parse_address
-from moetune.store.database import Database
+from tests.store.values import CLUSTER, MEASURED, execute, make_plan, make_profile, observation
 
 pytestmark = pytest.mark.unmeasured
-
-ProfileMaker = Callable[..., Profile]
-PlanMaker = Callable[..., Plan]
-
-
-def observation(plan_id: str, number: int = 1) -> Observation:
-    return Observation(
-        plan_id=plan_id, forward_degree=4, backward_degree=3, tokens_per_rank=number,
-        predicted_seconds=0.25, seconds=(0.1 + 0.2, 1 / 3), source="training",
-    )  # fmt: skip
 
 
 def turn_pages(turn: Callable[..., tuple[Any, ...]], limit: int, first: Any) -> list[Any]:
@@ -44,34 +28,30 @@ def turn_pages(turn: Callable[..., tuple[Any, ...]], limit: int, first: Any) -> 
     return found
 
 
-def test_machines_are_listed_newest_first_with_their_facts(
-    store: SqlStore, cluster: Cluster
-) -> None:
+def test_machines_are_listed_newest_first_with_their_facts(store: SqlStore) -> None:
     for devices in (1, 2, 4):
-        machine = replace(cluster.machine, num_devices=devices)
+        machine = replace(CLUSTER.machine, num_devices=devices)
         for _ in range(2):
-            store.start_run(name="h", cluster=replace(cluster, machine=machine), preset="quick")
+            store.start_run(name="h", cluster=replace(CLUSTER, machine=machine), preset="quick")
     found = store.machines()
     assert [one.num_devices for one in found] == [4, 2, 1]
     assert found[0].id > found[1].id > found[2].id
     newest = found[0]
     assert (newest.device, newest.kind, newest.devices_per_node) == ("NVIDIA H200", "cuda", 8)
     assert newest.memory_bytes == 150_754_820_096
-    assert newest.facts == cluster.fingerprint.hardware
-    assert newest.hardware_id == cluster.fingerprint.hardware_id
+    assert newest.facts == CLUSTER.fingerprint.hardware
+    assert newest.hardware_id == CLUSTER.fingerprint.hardware_id
     assert newest.created_at.endswith("+00:00")
     assert turn_pages(store.machines, 2, 0) == list(found)
 
 
-def test_fits_are_listed_newest_first_with_what_they_were_fitted_to(
-    store: SqlStore, cluster: Cluster, measured: tuple[Sample, ...], make_profile: ProfileMaker
-) -> None:
-    run_id = store.start_run(name="h200-x8", cluster=cluster, preset="quick")
+def test_fits_are_listed_newest_first_with_what_they_were_fitted_to(store: SqlStore) -> None:
+    run_id = store.start_run(name="h200-x8", cluster=CLUSTER, preset="quick")
     for count in (1, 3):
-        store.add_samples(run_id, measured[: count - len(store.samples(run_id))])
+        store.add_samples(run_id, MEASURED[: count - len(store.samples(run_id))])
         store.save_profile(make_profile(), run_id=run_id)
-    store.add_samples(run_id, measured)
-    published = replace(make_profile("rtx", samples=measured), provenance="published")
+    store.add_samples(run_id, MEASURED)
+    published = replace(make_profile("rtx", samples=MEASURED), provenance="published")
     store.save_profile(replace(published, fingerprint=Fingerprint()))
     found = store.fits()
     assert [(one.profile, one.num_samples) for one in found] == [
@@ -80,13 +60,11 @@ def test_fits_are_listed_newest_first_with_what_they_were_fitted_to(
     assert [one.provenance for one in found] == ["published", "measured", "measured"]
     machines = {one.id: one for one in store.machines()}
     assert machines[found[0].machine_id].facts == {}
-    assert machines[found[1].machine_id].facts == cluster.fingerprint.hardware
+    assert machines[found[1].machine_id].facts == CLUSTER.fingerprint.hardware
     assert turn_pages(store.fits, 1, 0) == list(found)
 
 
-def test_the_current_fit_changes_with_every_fit_and_never_comes_back(
-    store: SqlStore, make_profile: ProfileMaker
-) -> None:
+def test_the_current_fit_changes_with_every_fit_and_never_comes_back(store: SqlStore) -> None:
     seen = set()
     for _ in range(3):
         store.save_profile(make_profile())
@@ -99,9 +77,7 @@ def test_the_current_fit_changes_with_every_fit_and_never_comes_back(
     assert len(seen) == 4
 
 
-def test_a_plans_document_is_the_canonical_json_of_exactly_that_id(
-    store: SqlStore, make_plan: PlanMaker
-) -> None:
+def test_a_plans_document_is_the_canonical_json_of_exactly_that_id(store: SqlStore) -> None:
     plan = make_plan()
     store.save_plan(plan)
     document = store.plan_document(plan.id)
@@ -121,7 +97,7 @@ def test_a_plans_document_is_the_canonical_json_of_exactly_that_id(
 
 
 def test_plans_of_one_moment_are_on_one_page_each(
-    store: SqlStore, make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "utc_now", lambda: "2026-01-01T00:00:00.000000+00:00")
     made = {make_plan(tokens).id for tokens in range(1, 12)}
@@ -132,7 +108,7 @@ def test_plans_of_one_moment_are_on_one_page_each(
     assert set(found) == made
 
 
-def test_plans_are_chosen_by_model_profile_and_time(store: SqlStore, make_plan: PlanMaker) -> None:
+def test_plans_are_chosen_by_model_profile_and_time(store: SqlStore) -> None:
     layer = make_plan(1)
     model, profile = (
         replace(layer, inputs=inputs, id=inputs.plan_id)
@@ -156,14 +132,14 @@ def test_plans_are_chosen_by_model_profile_and_time(store: SqlStore, make_plan: 
 )
 @given(limit=st.integers(1, 4), comes=st.lists(st.integers(0, 2), min_size=12, max_size=12))
 def test_what_comes_while_pages_are_turned_moves_nothing_between_them(
-    store: SqlStore, make_plan: PlanMaker, limit: int, comes: list[int]
+    store: SqlStore, limit: int, comes: list[int]
 ) -> None:
     numbers = itertools.count(1 + max((one.tokens_per_rank for one in store.plans()), default=0))
 
     def come() -> str:
         plan = make_plan(next(numbers))
         store.save_plan(plan)
-        store.add_observations([observation(plan.id), observation(plan.id, 2)])
+        store.add_observations([observation(plan.id), observation(plan.id, tokens=2)])
         return plan.id
 
     for _ in range(3):
@@ -191,36 +167,34 @@ def test_what_comes_while_pages_are_turned_moves_nothing_between_them(
     assert later[-len(observed) :] == observed
 
 
-def test_a_page_after_a_plan_that_is_not_there_is_refused(
-    store: SqlStore, make_plan: PlanMaker
-) -> None:
+def test_a_page_after_a_plan_that_is_not_there_is_refused(store: SqlStore) -> None:
     store.save_plan(make_plan())
     for other in ("ab" * 32, make_plan().id[:63], "'", "%"):
         with pytest.raises(NotFoundError, match="no plan"):
             store.plans(after=other)
 
 
-def test_observations_come_in_pages_newest_first_with_number_and_time(
-    store: SqlStore, make_plan: PlanMaker
-) -> None:
+def test_observations_come_in_pages_newest_first_with_number_and_time(store: SqlStore) -> None:
     for tokens in (1, 2):
         store.save_plan(make_plan(tokens))
     one, two = make_plan(1).id, make_plan(2).id
-    store.add_observations([observation(one, 1), observation(two, 2), observation(one, 3)])
-    store.add_observations([observation(two, 4)])
+    store.add_observations(
+        [observation(one, tokens=1), observation(two, tokens=2), observation(one, tokens=3)]
+    )
+    store.add_observations([observation(two, tokens=4)])
     everything = store.observation_page(None)
     assert [kept.value.tokens_per_rank for kept in everything] == [4, 3, 2, 1]
     assert [kept.id for kept in everything] == sorted((k.id for k in everything), reverse=True)
     assert everything[0].created_at >= everything[-1].created_at
-    assert everything[-1].value == observation(one, 1)
+    assert everything[-1].value == observation(one, tokens=1)
     assert [kept.value for kept in store.observation_page(one)] == [
-        observation(one, 3), observation(one, 1),
+        observation(one, tokens=3), observation(one, tokens=1),
     ]  # fmt: skip
     assert store.observation_page(one, after=everything[1].id) == everything[3:]
     assert store.observation_page(None, limit=1) == everything[:1]
 
 
-def test_observations_are_appended_all_or_none(store: SqlStore, make_plan: PlanMaker) -> None:
+def test_observations_are_appended_all_or_none(store: SqlStore) -> None:
     store.save_plan(make_plan())
     known = make_plan().id
     store.add_observations([])
@@ -228,20 +202,19 @@ def test_observations_are_appended_all_or_none(store: SqlStore, make_plan: PlanM
         store.add_observations([observation(known), observation("cd" * 32), observation("ab" * 32)])
     assert not isinstance(caught.value, BadStoreError)
     with pytest.raises(InputError, match="cannot hold this value"):
-        store.add_observations([observation(known), observation(known, 2**70)])
+        store.add_observations([observation(known), observation(known, tokens=2**70)])
     assert store.observation_page(known) == ()
-    many = [observation(known, number) for number in range(1, 1001)]
+    many = [observation(known, tokens=number) for number in range(1, 1001)]
     store.add_observations(many)
     stored = store.observation_page(known, limit=1000)
     assert [row.value for row in stored] == many[::-1]
 
 
-def test_a_page_reads_no_documents(url: str, make_plan: PlanMaker) -> None:
+def test_a_page_reads_no_documents(url: str) -> None:
     with open_store(url) as store:
         for tokens in (1, 2):
             store.save_plan(make_plan(tokens))
-        with Database(parse_address(url)) as database:
-            database.write(lambda one: one.execute(text("UPDATE plans SET document = '7'")))
+        execute(url, "UPDATE plans SET document = '7'")
         assert len(store.plans()) == 2
         assert store.plan_document(make_plan(1).id) == "7"
         with pytest.raises(BadStoreError, match="plan "):

@@ -8,11 +8,11 @@ from contextlib import closing
 import pytest
 from sqlalchemy import URL, Connection, event, text
 
-from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.store import check, current, open_store, upgrade
 from moetune.store.address import parse_address
 from moetune.store.database import Database
+from tests.store.values import CLUSTER
 
 END_THE_OTHERS = text(
     "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
@@ -103,17 +103,17 @@ def test_without_the_driver_the_command_that_installs_it_is_named(
     assert "guess-word" not in str(caught.value)
 
 
-def test_a_lost_connection_is_made_again(socket_url: str, cluster: Cluster) -> None:
+def test_a_lost_connection_is_made_again(socket_url: str) -> None:
     with open_store(socket_url) as store:
         for _ in range(3):
             with Database(parse_address(socket_url)) as other:
                 other.write(lambda connection: connection.execute(END_THE_OTHERS))
-            store.start_run(name="h200", cluster=cluster, preset="quick")
+            store.start_run(name="h200", cluster=CLUSTER, preset="quick")
         assert len(store.runs()) == 3
 
 
 def test_a_connection_lost_at_the_commit_is_not_tried_again_and_said_to_be_open(
-    socket_url: str, cluster: Cluster
+    socket_url: str,
 ) -> None:
     with open_store(socket_url) as store:
         commits = []
@@ -125,7 +125,7 @@ def test_a_connection_lost_at_the_commit_is_not_tried_again_and_said_to_be_open(
                 other.read(lambda connection: connection.execute(END_THE_OTHERS))
 
         with pytest.raises(MoetuneError, match="it may or may not be stored"):
-            store.start_run(name="h200", cluster=cluster, preset="quick")
+            store.start_run(name="h200", cluster=CLUSTER, preset="quick")
         assert len(commits) == 1
     with open_store(socket_url) as store:
         assert store.runs() == ()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from moetune.domain.cluster import Cluster
 from moetune.domain.samples import CopyPoint
 from moetune.store import check, open_store
+from tests.store.values import CLUSTER
 
 WORKER = Path(__file__).with_name("store_worker.py")
 NUM_WRITERS, NUM_WRITES = 8, 50
@@ -52,11 +52,9 @@ def finish(process: Worker) -> list[int]:
     return [int(line) for line in output.split()]
 
 
-def test_eight_processes_writing_fifty_times_lose_nothing_while_others_read(
-    url: str, cluster: Cluster
-) -> None:
+def test_eight_processes_writing_fifty_times_lose_nothing_while_others_read(url: str) -> None:
     with open_store(url) as store, ExitStack() as stack:
-        run_id = store.start_run(name="shared", cluster=cluster, preset="quick")
+        run_id = store.start_run(name="shared", cluster=CLUSTER, preset="quick")
         writers = [
             stack.enter_context(worker("write", url, run_id, tag, NUM_WRITES, 1))
             for tag in range(NUM_WRITERS)
@@ -95,12 +93,10 @@ def test_processes_that_open_the_same_new_database_at_once_all_get_it(url: str) 
     assert check(url) == ()
 
 
-def test_everything_acknowledged_survives_kill_9_and_every_batch_is_whole(
-    url: str, cluster: Cluster
-) -> None:
+def test_everything_acknowledged_survives_kill_9_and_every_batch_is_whole(url: str) -> None:
     size = 20
     with open_store(url) as store, ExitStack() as stack:
-        run_id = store.start_run(name="killed", cluster=cluster, preset="quick")
+        run_id = store.start_run(name="killed", cluster=CLUSTER, preset="quick")
         writers = [
             stack.enter_context(worker("write", url, run_id, tag, 0, size)) for tag in range(2)
         ]

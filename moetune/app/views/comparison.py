@@ -1,7 +1,7 @@
 """Two plans or two profiles side by side, as sections, with every field that differs."""
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from moetune.app.compare import asked_otherwise, compare
 from moetune.app.profile_quality import quality_of
@@ -15,8 +15,7 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.profile import Profile
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.fits import overlay_figure
-from moetune.report.operations import OperationCurve, operations_of
+from moetune.report.operations import OperationCurve, operations_of, overlay_figure
 from moetune.report.plan_figures import degree_figure, phases_figure
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural, sentence
 
@@ -27,10 +26,18 @@ _KINDS = {"collective": "Collectives", "GEMM": "GEMMs", "copy": "Copies"}
 _SMALL, _LARGE = 0.01, 100
 _TIMES = ("predicted.parts.", "predicted.mean_parts.")
 _SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
-_RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC"), "_per_element": (1e9, "G")}
 _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
     (lambda key: key.endswith("_bytes") or key.startswith(_OF_A_RANK), format_bytes),
     (lambda key: key.endswith("_seconds") or key.startswith(_TIMES), format_seconds),
+    (lambda key: key.endswith("_per_byte"), lambda value: f"{format_seconds(value * 1e9)} per GB"),
+    (
+        lambda key: key.endswith("_per_mac"),
+        lambda value: f"{format_seconds(value * 1e12)} per TMAC",
+    ),
+    (
+        lambda key: key.endswith("_per_element"),
+        lambda value: f"{format_seconds(value * 1e9)} per G",
+    ),
     (
         lambda key: key.endswith("flops_per_second_per_device"),
         lambda value: f"{value / 1e12:,.3g} TFLOP/s",
@@ -83,18 +90,15 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
     """
     changes, *effects = answer.words
     after = answer.after
+    reason = binding_words(after.best) if after.kind == "training" else after.decision.why
     words = Section(
         name="answer",
         title=changes,
         doubts=suspect_words(after, answer.before.inputs.profile),
-        paragraphs=(*effects, sentence(_reason(after))),
+        paragraphs=(*effects, sentence(reason)),
     )
     beside = _beside(answer.before, after, _CHANGES, is_drawn=True) if is_drawn else ()
     return words, *beside
-
-
-def _reason(plan: AnyPlan) -> str:
-    return binding_words(plan.best) if plan.kind == "training" else plan.decision.why
 
 
 def _beside(
@@ -102,22 +106,26 @@ def _beside(
 ) -> Iterator[Section]:
     """Yield both plans' figures, and every field in which they differ."""
     if is_drawn:
-        plans = dict(zip(names, (first, second), strict=True))
-        figures = () if first.id == second.id else compared_figures(plans)
-        yield Section(name="both", figures=figures)
+        yield Section(name="both", figures=tuple(_figures(first, second, names)))
     left, right = (dict(_flat("", plan.fields)) for plan in (first, second))
     if any(left.get(key) != right.get(key) for key in ("layout.pp", "memory.rank")):
-        for found in (left, right):  # parts are those of another pipeline rank
-            for key in [key for key in found if key.startswith(_OF_A_RANK)]:
-                del found[key]
-    yield differences_section(
-        [
-            (key, left.get(key), right.get(key))
-            for key in dict.fromkeys((*left, *right))
-            if left.get(key) != right.get(key)
-        ],
-        names=names,
-    )
+        left, right = (  # parts are those of another pipeline rank
+            {key: value for key, value in fields.items() if not key.startswith(_OF_A_RANK)}
+            for fields in (left, right)
+        )
+    rows = [(key, left.get(key), right.get(key)) for key in dict.fromkeys((*left, *right))]
+    yield _differences([row for row in rows if row[1] != row[2]], names)
+
+
+def _figures(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[Figure]:
+    """Yield figures of two plans of one kind; nothing of a layer and a model, or of equal plans."""
+    if first.id == second.id:
+        return
+    if first.kind == "training" == second.kind:
+        yield from training_figures(dict(zip(names, (first, second), strict=True)))
+    elif "training" not in {first.kind, second.kind}:
+        layers = dict(zip(names, (first.as_layer(), second.as_layer()), strict=True))
+        yield from (phases_figure(layers), degree_figure(layers))
 
 
 def machine_sections(
@@ -129,42 +137,42 @@ def machine_sections(
         names: the profiles' names in figures and tables.
         is_drawn: add figures of the operations that both have.
     """
-    found = [(one.key, one.first, one.second) for one in compare_profiles(first, second)]
-    differences = differences_section(found, names=names)
+    rows = [(row.key, row.first, row.second) for row in compare_profiles(first, second)]
+    differences = _differences(rows, names)
     if not is_drawn:
         return (differences,)
-    words, figures = _machine_words(first, second, names), _overlays(first, second, names)
-    return Section(name="both", paragraphs=tuple(words), figures=tuple(figures)), differences
+    seconds = {curve.name: curve for curve in operations_of(second)}
+    pairs = [
+        (curve, seconds[curve.name]) for curve in operations_of(first) if curve.name in seconds
+    ]
+    words = (*_quality_words(first, second, names), *_speed_words(pairs, names[1]))
+    figures = tuple(overlay_figure(*pair, names) for pair in pairs[:_MOST_OVERLAYS])
+    return Section(name="both", paragraphs=words, figures=figures), differences
 
 
-def _machine_words(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[str]:
-    """Yield how good both profiles are, and how much slower each kind of operation is."""
-    labels = ["of unknown quality" if one is None else one.label
-              for one in (quality_of(first), quality_of(second))]  # fmt: skip
+def _quality_words(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[str]:
+    """Yield how good both profiles are, and their machines where these differ."""
+    labels = [quality.label if quality else "of unknown quality"
+              for quality in map(quality_of, (first, second))]  # fmt: skip
     yield f"{names[0]} is {labels[0]}, {names[1]} is {labels[1]}."
     if first.machine != second.machine:
         yield f"{names[0]}: {machine_scope(first)}. {names[1]}: {machine_scope(second)}."
+
+
+def _speed_words(
+    pairs: Sequence[tuple[OperationCurve, OperationCurve]], name: str
+) -> Iterator[str]:
+    """Yield how much slower each kind of operation is in the second profile, of that name."""
     ratios: dict[str, list[float]] = {}
-    for one, other in _pairs(first, second):
-        if one.line and other.line and one.line.beta_seconds:
-            ratio = other.line.beta_seconds / one.line.beta_seconds
-            ratios.setdefault(_KINDS.get(one.kind, one.kind), []).append(ratio)
-    for kind, found in ratios.items():
+    for curve, second in pairs:
+        if curve.line and second.line and curve.line.beta_seconds:
+            ratio = second.line.beta_seconds / curve.line.beta_seconds
+            ratios.setdefault(_KINDS.get(curve.kind, curve.kind), []).append(ratio)
+    for kind, some in ratios.items():
         yield (
-            f"{kind} of a large size take {statistics.median(found):.2f} × as long on {names[1]}, "
-            f"by the median of {plural(len(found), 'operation')}."
+            f"{kind} of a large size take {statistics.median(some):.2f} × as long on {name}, "
+            f"by the median of {plural(len(some), 'operation')}."
         )
-
-
-def _overlays(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[Figure]:
-    for pair in _pairs(first, second)[:_MOST_OVERLAYS]:
-        yield overlay_figure(*pair, names)
-
-
-def _pairs(first: Profile, second: Profile) -> list[tuple[OperationCurve, OperationCurve]]:
-    """Return the operations that both profiles have."""
-    theirs = {one.name: one for one in operations_of(second)}
-    return [(one, theirs[one.name]) for one in operations_of(first) if one.name in theirs]
 
 
 def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:
@@ -182,13 +190,11 @@ def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:
         yield where, value
 
 
-def differences_section(
-    found: Sequence[tuple[str, object, object]], *, names: tuple[str, str]
-) -> Section:
+def _differences(rows: Sequence[tuple[str, object, object]], names: tuple[str, str]) -> Section:
     """Return every field with its two values and their ratio.
 
     Args:
-        found: (key, first value, second value); the key's ending tells the unit.
+        rows: (key, first value, second value); the key's ending tells the unit.
         names: the headings of the values.
     """
     table = Table(
@@ -201,7 +207,7 @@ def differences_section(
                 _value(key, second),
                 _ratio(first, second),
             )
-            for key, first, second in found
+            for key, first, second in rows
         ),
         empty=f"None: {names[0]} and {names[1]} are equal.",
     )
@@ -225,29 +231,12 @@ def _number(key: str, value: float) -> str:
     for is_of, words in _UNITS:
         if is_of(key):
             return words(value)
-    for ending, (factor, name) in _RATES.items():
-        if key.endswith(ending):
-            return f"{format_seconds(value * factor)} per {name}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _ratio(first: object, second: object) -> Cell:
-    numbers = [one for one in (first, second) if isinstance(one, int | float)]
-    if len(numbers) != len((first, second)) or not numbers[0]:
+    if not isinstance(first, int | float) or not isinstance(second, int | float) or not first:
         return EMPTY
-    ratio = numbers[1] / numbers[0]
+    ratio = second / first
     text = f"{ratio:,.{2 if ratio < _LARGE else 0}f} ×"
-    if 0 < ratio < _SMALL:
-        text = f"under {_SMALL} ×"
-    return Cell(text=text, value=ratio, unit="1")
-
-
-def compared_figures(plans: Mapping[str, AnyPlan]) -> tuple[Figure, ...]:
-    """Return figures of plans of one kind side by side; none of a layer and a model."""
-    models = {name: plan for name, plan in plans.items() if plan.kind == "training"}
-    if len(models) == len(plans):
-        return tuple(training_figures(models))
-    if models:
-        return ()
-    layers = {name: plan.as_layer() for name, plan in plans.items()}
-    return phases_figure(layers), degree_figure(layers)
+    return Cell(text=f"under {_SMALL} ×" if 0 < ratio < _SMALL else text, value=ratio, unit="1")

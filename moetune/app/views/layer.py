@@ -78,17 +78,17 @@ def _highlights(subject: LayerSubject) -> Iterator[Highlight]:
         verdict.probability_best,
     )
     low, high = map(format_seconds, (times.p05_step_seconds, times.p95_step_seconds))
-    yield Highlight(name="One step of the layer", cell=Cell.seconds(step), note=f"{low} to {high}")
+    yield Highlight("One step of the layer", Cell.seconds(step), f"{low} to {high}")
     gain = times.sequential_step_seconds / step if step else None
     against = Cell(text=f"{gain:.2f} ×" if gain else "–", value=gain)
-    yield Highlight(name="Against one chunk", cell=against, note="as fast")
+    yield Highlight("Against one chunk", against, "as fast")
     if speed is not None:
         note = f"on each device, {mfu_words(speed)}"
-        yield Highlight(name="Model FLOP/s", cell=speed_cell(speed), note=note)
+        yield Highlight("Model FLOP/s", speed_cell(speed), note)
     of_limit = f"of {format_bytes(limit)}" if limit else ""
-    yield Highlight(name="Memory of one device", cell=Cell.size(plan.needed_bytes), note=of_limit)
+    yield Highlight("Memory of one device", Cell.size(plan.needed_bytes), of_limit)
     binds = Cell.words(verdict.binding.capitalize())
-    yield Highlight(name="What binds", cell=binds, note=f"{trust_words(plan)} costs")
+    yield Highlight("What binds", binds, f"{trust_words(plan)} costs")
     slower = f"; {percent(regret)} slower on average" if regret >= LEAST_REGRET else ""
     yield Highlight(
         name="How sure",

@@ -1,6 +1,7 @@
 """Reasons of a layer's plan: its terms, memory strategies, and degrees for other tokens."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from moetune.app.subjects.layer import LayerSubject
 from moetune.app.views.layer import how_sure, is_one_chunk, plan_decision
@@ -10,9 +11,14 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
 from moetune.domain.units import format_seconds
 from moetune.fit.costs import costs_of
-from moetune.report.plan_figures import Option, degree_figure, pareto_figure, phases_figure
+from moetune.report.plan_figures import (
+    Option,
+    degree_figure,
+    pareto_figure,
+    phases_figure,
+    timeline_figure,
+)
 from moetune.report.section import Cell, Figure, Section, Table, sentence
-from moetune.report.timelines import timeline_figure
 from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
@@ -69,31 +75,25 @@ def _terms(subject: LayerSubject, *, is_drawn: bool) -> Section:
 
 
 def _phases(subject: LayerSubject, forward: PhaseTerms, backward: PhaseTerms) -> Table:
-    return Table(
-        name="phases-terms",
-        header=(
-            "phase", "chunks", "transfer", "experts", "all experts", "exposed", "hidden",
-            "planned",
-        ),
-        rows=tuple(
-            (
-                Cell.words(name),
-                Cell.count(terms.degree),
-                Cell.seconds(terms.transfer_seconds),
-                Cell.seconds(terms.compute_seconds),
-                Cell.seconds(terms.total_compute_seconds),
-                Cell.seconds(terms.exposed_communication_seconds),
-                Cell.seconds(terms.hidden_seconds),
-                Cell.seconds(terms.seconds),
-            )
-            for name, terms in (("forward", forward), ("backward", backward))
-        ),
+    return Table.of(
+        "phases-terms",
+        (("forward", forward), ("backward", backward)),
+        {
+            "phase": lambda phase: phase[0],
+            "chunks": lambda phase: Cell.count(phase[1].degree),
+            "transfer": lambda phase: Cell.seconds(phase[1].transfer_seconds),
+            "experts": lambda phase: Cell.seconds(phase[1].compute_seconds),
+            "all experts": lambda phase: Cell.seconds(phase[1].total_compute_seconds),
+            "exposed": lambda phase: Cell.seconds(phase[1].exposed_communication_seconds),
+            "hidden": lambda phase: Cell.seconds(phase[1].hidden_seconds),
+            "planned": lambda phase: Cell.seconds(phase[1].seconds),
+        },
         notes=(
             f"transfer: {_transfer(subject.plan)}; {_PHASES}",
             *_remarks(subject.plan, forward, backward),
             *_measured_steps(subject, forward, backward),
         ),
-    )  # fmt: skip
+    )
 
 
 def _transfer(plan: Plan) -> str:
@@ -144,28 +144,29 @@ def _strategies(subject: LayerSubject, *, is_drawn: bool) -> Iterator[Section]:
         return
     missing = [name for name in STRATEGY_WORDS if name not in {row.strategy for row in strategies}]
     absent = f"{', '.join(missing)}: not measured, the profile lacks copies to the host and back."
-    table = Table(
-        name="strategies",
-        header=("strategy", "chunks", "peak", "formulas", "host", "step", "Eq. 10", "how"),
-        rows=tuple(map(_strategy, strategies)),
+    table = Table.of(
+        "strategies",
+        strategies,
+        {
+            "strategy": lambda row: Cell.words(row.strategy, mark="chosen" * row.is_chosen),
+            "chunks": lambda row: f"{row.forward_degree} and {row.backward_degree}",
+            "peak": lambda row: Cell.size(row.peak_bytes),
+            "formulas": lambda row: Cell.size(row.needed_bytes),
+            "host": lambda row: Cell.size(row.host_bytes or None),
+            "step": lambda row: Cell.seconds(row.step_seconds),
+            "Eq. 10": _paper_cell,
+            "how": lambda row: STRATEGY_WORDS[row.strategy],
+        },
         prose=("how",),
         notes=(*((absent,) if missing else ()), _BYTES, _PAPER),
     )
     yield Section(name="memory", title="Ways to keep activations", tables=(table,), figures=figures)
 
 
-def _strategy(terms: StrategyTerms) -> tuple[Cell, ...]:
-    paper = format_seconds(terms.paper_seconds) + (" *" if terms.is_paper_choice else "")
-    return (
-        Cell.words(terms.strategy, mark="chosen" if terms.is_chosen else ""),
-        Cell.words(f"{terms.forward_degree} and {terms.backward_degree}"),
-        Cell.size(terms.peak_bytes),
-        Cell.size(terms.needed_bytes),
-        Cell.size(terms.host_bytes or None),
-        Cell.seconds(terms.step_seconds),
-        Cell(text=paper, value=terms.paper_seconds, unit="s"),
-        Cell.words(STRATEGY_WORDS[terms.strategy]),
-    )
+def _paper_cell(row: StrategyTerms) -> Cell:
+    """Return the step by the paper's rule, with a star for its choice."""
+    cell = Cell.seconds(row.paper_seconds)
+    return replace(cell, text=f"{cell.text} *") if row.is_paper_choice else cell
 
 
 def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
@@ -173,13 +174,14 @@ def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
     if plan.workload.sequence_parallel:
         tokens = "tokens of all ranks"
     ranges = plan.pipeline.ranges
-    table = Table(
-        name="ranges",
-        header=(tokens, "forward", "backward"),
-        rows=tuple(
-            (Cell(text=f"{low:,}–{high:,}", value=low), Cell.count(forward), Cell.count(backward))
-            for low, high, forward, backward in ranges
-        ),
+    table = Table.of(
+        "ranges",
+        ranges,
+        {
+            tokens: lambda row: Cell(text=f"{row[0]:,}–{row[1]:,}", value=row[0]),
+            "forward": lambda row: Cell.count(row[2]),
+            "backward": lambda row: Cell.count(row[3]),
+        },
         is_narrow=True,
     )
     return Section(

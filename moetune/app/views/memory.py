@@ -4,9 +4,11 @@ from moetune.app.memory import FittedLayout, MemoryAnswer
 from moetune.app.views.model_words import host_words
 from moetune.app.views.words import parts_table
 from moetune.domain.training import FoldedLayout
+from moetune.domain.training_document import TrainingMemory
 from moetune.domain.units import format_bytes
 from moetune.report.plan_figures import memory_parts_figure
 from moetune.report.section import Cell, Highlight, Section, Table, plural
+from moetune.solve.model.memory import RankMemory
 
 SCHEMA = "moetune.memory/1"
 
@@ -45,30 +47,45 @@ def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
         f"The {'plainest' if answer.fits else 'smallest'} takes {peak}: "
         f"{first.layout.words}, ZeRO-{first.layout.zero}{_host(first.layout)}."
     )
-    highlights = (
-        Highlight(name="GPUs", cell=Cell.count(job.world_size), note="the fewest")
-        if question.world_size is None and answer.fits
-        else Highlight(name="GPUs", cell=Cell.count(job.world_size)),
-        Highlight(
-            name="Memory", cell=Cell.size(round(first.memory.peak_bytes)), note=f"of {limit}"
-        ),
-    )
-    figure = memory_parts_figure(
-        first.memory.parts, limit_bytes=question.limit_bytes,
-        words=f"Of a device with {first.layout.words}:",
-    )  # fmt: skip
-    memory = first.memory
-    parts = parts_table("parts", ("part", "memory"), memory.parts, whole=memory.peak_bytes)
+    fewest = "the fewest" if question.world_size is None and answer.fits else ""
+    size = Cell.size(round(first.memory.peak_bytes))
     return (
         Section(
-            name="answer", paragraphs=(words, *job.decoder.uncounted_words), highlights=highlights
+            name="answer",
+            paragraphs=(words, *job.decoder.uncounted_words),
+            highlights=(
+                Highlight("GPUs", Cell.count(job.world_size), fewest),
+                Highlight("Memory", size, f"of {limit}"),
+            ),
         ),
         Section(
             name="layouts",
             title="What fits, the plainest first" if answer.fits else "The smallest layout",
             tables=(_layouts(answer),),
         ),
-        Section(name="memory", title="Where it goes", tables=(parts,), figures=(figure,)),
+        memory_section(
+            first.memory, title="Where it goes", limit_bytes=question.limit_bytes,
+            words=f"Of a device with {first.layout.words}:",
+        ),
+    )  # fmt: skip
+
+
+def memory_section(
+    memory: RankMemory | TrainingMemory, *, title: str, limit_bytes: int, words: str
+) -> Section:
+    """Return the parts of a device's memory, and what its activations are of.
+
+    Args:
+        words: whose memory it is, for the figure.
+    """
+    return Section(
+        name="memory",
+        title=title,
+        tables=(
+            parts_table("memory", ("part", "memory"), memory.parts),
+            parts_table("activations", ("activations of", "memory"), memory.activations),
+        ),
+        figures=(memory_parts_figure(memory.parts, limit_bytes=limit_bytes, words=words),),
     )
 
 
@@ -79,22 +96,20 @@ def _host(layout: FoldedLayout) -> str:
 
 
 def _layouts(answer: MemoryAnswer) -> Table:
-    more = max(0, answer.num_fitting - len(answer.found))
-    return Table(
-        name="layouts",
-        header=("layout", "zero", "recompute", "memory", "states", "activations"),
-        rows=tuple(
-            (
-                Cell.words(one.layout.words + _host(one.layout)),
-                Cell.count(one.layout.zero),
-                Cell.words(one.layout.recompute_words),
-                Cell.size(round(one.memory.peak_bytes)),
-                Cell.size(round(sum(map(one.memory.parts.__getitem__, _STATES)))),
-                Cell.size(round(one.memory.parts["activations"])),
-            )
-            for one in answer.found
-        ),
-        num_more=more,
+    return Table.of(
+        "layouts",
+        answer.found,
+        {
+            "layout": lambda fitted: fitted.layout.words + _host(fitted.layout),
+            "zero": lambda fitted: Cell.count(fitted.layout.zero),
+            "recompute": lambda fitted: fitted.layout.recompute_words,
+            "memory": lambda fitted: Cell.size(round(fitted.memory.peak_bytes)),
+            "states": lambda fitted: Cell.size(
+                round(sum(map(fitted.memory.parts.__getitem__, _STATES)))
+            ),
+            "activations": lambda fitted: Cell.size(round(fitted.memory.parts["activations"])),
+        },
+        num_more=max(0, answer.num_fitting - len(answer.found)),
     )
 
 

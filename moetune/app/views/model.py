@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from moetune.app.subjects.model import ModelSubject, kinds_of
+from moetune.app.views.memory import memory_section
 from moetune.app.views.model_words import (
     binding_words,
     decision_words,
@@ -25,12 +26,7 @@ from moetune.domain.chunks import Chunks
 from moetune.domain.pipeline import stage_words
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.plan_figures import (
-    Option,
-    memory_parts_figure,
-    pareto_figure,
-    stacked_figure,
-)
+from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import (
     EMPTY,
     Cell,
@@ -102,16 +98,11 @@ def _answer(subject: ModelSubject) -> Section:
         ),
         notes=tuple(map(sentence, plan.warnings)),
         highlights=(
+            Highlight("One step", Cell.seconds(plan.step_seconds), f"{low} to {high}"),
+            Highlight("Tokens a second", Cell.count(tokens), f"of each device, {speed}"),
             Highlight(
-                name="One step", cell=Cell.seconds(plan.step_seconds), note=f"{low} to {high}"
-            ),
-            Highlight(
-                name="Tokens a second", cell=Cell(text=f"{tokens:,.0f}", value=tokens),
-                note=f"of each device, {speed}",
-            ),
-            Highlight(
-                name="Memory of a device", cell=Cell.size(peak),
-                note=f"of {format_bytes(limit)}, {percent(peak / limit, digits=0)}",
+                "Memory of a device", Cell.size(peak),
+                f"of {format_bytes(limit)}, {percent(peak / limit, digits=0)}",
             ),
         ),
     )  # fmt: skip
@@ -168,31 +159,20 @@ def _time(subject: ModelSubject) -> Section:
     return Section(
         name="terms", title="Time of a step, on the slowest pipeline rank",
         paragraphs=(f"Of the step: {', '.join(kinds)}.",),
-        tables=(parts_table("time", ("part", "time"), parts, whole=step, cell=Cell.seconds),),
+        tables=(parts_table("time", ("part", "time"), parts, Cell.seconds),),
         figures=tuple(training_figures({"this plan": plan})),
     )  # fmt: skip
 
 
 def _memory(plan: TrainingDocument) -> Section:
     memory, limit = plan.memory, plan.inputs.memory_limit_bytes
-    parts, activations = memory.parts, memory.activations
-    figure = memory_parts_figure(
-        parts, limit_bytes=limit,
-        words=f"Predicted peak of a device of pipeline rank {memory.rank}, which needs most:",
-    )  # fmt: skip
     peak = format_bytes(memory.peak_bytes)
-    return Section(
-        name="memory",
+    return memory_section(
+        memory,
         title=f"Memory of pipeline rank {memory.rank}: {peak} of {format_bytes(limit)}",
-        tables=(
-            parts_table("memory", ("part", "memory"), parts, whole=memory.peak_bytes),
-            parts_table(
-                "activations", ("activations of", "memory"), activations,
-                whole=sum(activations.values()),
-            ),
-        ),
-        figures=(figure,),
-    )  # fmt: skip
+        limit_bytes=limit,
+        words=f"Predicted peak of a device of pipeline rank {memory.rank}, which needs most:",
+    )
 
 
 def _front(plan: TrainingDocument) -> Table:
@@ -222,23 +202,21 @@ def _front(plan: TrainingDocument) -> Table:
 
 
 def _others(plan: TrainingDocument) -> Table:
-    best = plan.best.predicted.step_seconds
-    return Table(
-        name="alternatives",
-        header=("layout", "recompute", "overlap", "schedule", "step", "slower", "FLOP/s", "memory"),
-        rows=tuple(
-            (
-                Cell.words(one.words),
-                Cell.words(one.layout.recompute_words),
-                Cell.words(one.layout.overlap),
-                Cell.words(str(one.layout.schedule)),
-                Cell.seconds(one.predicted.step_seconds),
-                Cell.share(one.predicted.step_seconds / best - 1, sign=True),
-                speed_cell(one.predicted.throughput),
-                Cell.size(one.memory.peak_bytes),
-            )
-            for one in plan.alternatives
-        ),
+    return Table.of(
+        "alternatives",
+        plan.alternatives,
+        {
+            "layout": lambda answer: answer.words,
+            "recompute": lambda answer: answer.layout.recompute_words,
+            "overlap": lambda answer: answer.layout.overlap,
+            "schedule": lambda answer: str(answer.layout.schedule),
+            "step": lambda answer: Cell.seconds(answer.predicted.step_seconds),
+            "slower": lambda answer: Cell.share(
+                answer.predicted.step_seconds / plan.step_seconds - 1, sign=True
+            ),
+            "FLOP/s": lambda answer: speed_cell(answer.predicted.throughput),
+            "memory": lambda answer: Cell.size(answer.memory.peak_bytes),
+        },
         wide=("FLOP/s",),
     )
 
@@ -292,22 +270,22 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
     """Yield how full the fullest rank of each layer is."""
     if plan.placement is None:
         return
-    table = Table(
-        name="placement",
-        header=("layer of experts", "own order", "placed", "at least"),
-        rows=tuple(
-            (
-                Cell.count(number),
-                *(
-                    Cell(text=f"{skew:.3f}", value=skew)
-                    for skew in (layer.natural_skew, layer.placed_skew, layer.least_skew)
-                ),
-            )
-            for number, layer in enumerate(plan.placement.layers, start=1)
-        ),
+    table = Table.of(
+        "placement",
+        enumerate(plan.placement.layers, start=1),
+        {
+            "layer of experts": lambda row: Cell.count(row[0]),
+            "own order": lambda row: _skew(row[1].natural_skew),
+            "placed": lambda row: _skew(row[1].placed_skew),
+            "at least": lambda row: _skew(row[1].least_skew),
+        },
     )
     title = "Rows of the fullest rank over the mean"
     yield Section(name="placement", title=title, tables=(table,))
+
+
+def _skew(skew: float) -> Cell:
+    return Cell(text=f"{skew:.3f}", value=skew)
 
 
 def _hidden(best: TrainingAnswer) -> Iterator[str]:

@@ -6,15 +6,19 @@ Nothing here loads a solver: `moetune models` answers at once.
 from dataclasses import fields
 
 from moetune.app.models import FoundModel
+from moetune.app.views.words import layer_words
 from moetune.domain.architecture import Decoder, Part
 from moetune.domain.document import encode
 from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts
-from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS, WHOLE_MODELS, Model
 from moetune.huggingface.registry import RegisteredModel
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural
 
-BILLION = 10**9
+_BILLION = 10**9
+_MOST_COLUMNS = 6
+"""Of amounts, that a terminal shows."""
+_SHOWN = 4
+"""Places of blocks that are said."""
 _NOTE = (
     "Columns of kinds: parameters of one block. FLOPs: of a token, forward and backward, as "
     "Megatron-LM counts them for its TFLOP/s."
@@ -23,36 +27,28 @@ _NOTE = (
 
 def models_section() -> Section:
     """Return every named layer with its sizes."""
-    table = Table(
-        name="models",
-        header=("name", "layer", "d_model", "d_hidden", "experts", "top_k", "tokens"),
-        rows=tuple(
-            (
-                Cell.words(model.name),
-                Cell.words(model.title),
-                *(Cell(text=str(size), value=size) for size in (model.d_model, model.d_hidden)),
-                _experts(model),
-                Cell(text=str(model.top_k), value=model.top_k),
-                Cell.count(model.tokens_per_rank),
-            )
-            for model in MODELS.values()
-        ),
+    table = Table.of(
+        "models",
+        MODELS.values(),
+        {
+            "name": lambda model: model.name,
+            "layer": lambda model: model.title,
+            "d_model": lambda model: Cell(text=str(model.d_model), value=model.d_model),
+            "d_hidden": lambda model: Cell(text=str(model.d_hidden), value=model.d_hidden),
+            "experts": _experts,
+            "top_k": lambda model: Cell.count(model.top_k),
+            "tokens": lambda model: Cell.count(model.tokens_per_rank),
+        },
     )
     return Section(name="models", tables=(table,))
 
 
 def registry_section(models: tuple[RegisteredModel, ...]) -> Section:
     """Return the named whole models, those of Hugging Face with the sizes that are published."""
-    table = Table(
-        name="registry",
-        header=("name", "published"),
-        rows=tuple(
-            (Cell.words(name), Cell.words(words))
-            for name, words in (
-                *((one.name, f"{one.title} ({one.source})") for one in WHOLE_MODELS.values()),
-                *((one.name, one.published) for one in models),
-            )
-        ),
+    published = [(model.name, f"{model.title} ({model.source})") for model in WHOLE_MODELS.values()]
+    published += [(model.name, model.published) for model in models]
+    table = Table.of(
+        "registry", published, {"name": lambda row: row[0], "published": lambda row: row[1]}
     )
     return Section(name="registry", title="Whole models", tables=(table,))
 
@@ -79,14 +75,14 @@ def decoder_sections(found: FoundModel, *, length: int) -> tuple[Section, ...]:
     if decoder is None:
         return ()
     rows = [
-        ("layer", _layer_words(found.layer)),
+        ("layer", layer_words(found.layer)),
         ("blocks", f"{decoder.num_layers}, {decoder.num_moe_layers} with experts"),
-        ("parameters", billions(decoder.parameters.total)),
-        ("active", billions(decoder.active_parameters.total)),
+        ("parameters", _billions(decoder.parameters.total)),
+        ("active", _billions(decoder.active_parameters.total)),
     ]
     if decoder.predictions:
         steps = plural(len(decoder.predictions), "step")
-        more = billions(decoder.prediction_parameters)
+        more = _billions(decoder.prediction_parameters)
         rows.append(("multi-token prediction", f"{steps}, {more} more"))
     flops = decoder.flops_per_token(length).total / 1e9
     rows.append(
@@ -109,47 +105,42 @@ def _blocks_section(decoder: Decoder) -> Section:
     for first, count, kind in decoder.runs:
         last = first + count - 1
         places.setdefault(kind, []).append(str(first) if count == 1 else f"{first}–{last}")
-    rows = tuple(
-        (
-            Cell.count(number),
-            Cell.count(decoder.blocks.count(block)),
-            Cell.words(_some(places[number])),
-            Cell.words(" + ".join(map(_part_words, block.parts))),
-        )
-        for number, block in enumerate(decoder.kinds)
-    )
     table = Table(
-        name="blocks", header=("kind", "blocks", "which", "parts"), rows=rows, prose=("parts",)
+        name="blocks",
+        header=("kind", "blocks", "which", "parts"),
+        rows=tuple(
+            (
+                Cell.count(number),
+                Cell.count(decoder.blocks.count(block)),
+                Cell.words(
+                    ", ".join(places[number][:_SHOWN]) + " …" * (len(places[number]) > _SHOWN)
+                ),
+                Cell.words(" + ".join(map(_part_words, block.parts))),
+            )
+            for number, block in enumerate(decoder.kinds)
+        ),
+        prose=("parts",),
     )
     return Section(name="blocks", title="Blocks", tables=(table,))
 
 
-def _some(places: list[str]) -> str:
-    """Return places of blocks, the first of many."""
-    shown = 4
-    return ", ".join(places[:shown]) + (" …" if len(places) > shown else "")
-
-
 def _parts_section(decoder: Decoder, length: int) -> Section:
     """Return parameters and FLOPs of each part of the whole model and of a block of each kind."""
-    columns = [(f"kind {number}", block.parameters) for number, block in enumerate(decoder.kinds)]
-    flops = decoder.flops_per_token(length)
+    columns = {
+        "parameters": decoder.parameters,
+        "active": decoder.active_parameters,
+        "FLOPs": decoder.flops_per_token(length),
+        **{f"kind {number}": block.parameters for number, block in enumerate(decoder.kinds)},
+    }
     names = [item.name for item in fields(Amounts) if getattr(decoder.parameters, item.name)]
-    rows = tuple(
-        (
-            Cell.words(name),
-            _amount(getattr(decoder.parameters, name)),
-            _amount(getattr(decoder.active_parameters, name)),
-            _amount(getattr(flops, name)),
-            *(_amount(getattr(amounts, name)) for _, amounts in columns),
-        )
-        for name in names
-    )
     table = Table(
         name="parts",
-        header=("part", "parameters", "active", "FLOPs", *(name for name, _ in columns)),
-        rows=rows,
-        wide=tuple(name for name, _ in columns[3:]),
+        header=("part", *columns),
+        rows=tuple(
+            (Cell.words(name), *(_amount(getattr(amounts, name)) for amounts in columns.values()))
+            for name in names
+        ),
+        wide=(*columns,)[_MOST_COLUMNS:],
         notes=(_NOTE,),
     )
     return Section(name="parts", title="Parts", tables=(table,))
@@ -178,16 +169,9 @@ def _part_words(part: Part) -> str:
     return words if part.shared is None else f"{words}, shared {part.shared.d_hidden:,}"
 
 
-def _layer_words(layer: LayerShape) -> str:
-    experts = (
-        f"{layer.num_experts} experts, top {layer.top_k}" if layer.num_experts > 1 else "dense"
-    )
-    return f"{layer.d_model} × {layer.d_hidden}, {experts}, {layer.activation}"
-
-
-def billions(count: float) -> str:
+def _billions(count: float) -> str:
     """Return "6.8 B"; small models in millions."""
-    return f"{count / 1e9:,.1f} B" if count >= BILLION else f"{count / 1e6:,.1f} M"
+    return f"{count / _BILLION:,.1f} B" if count >= _BILLION else f"{count / 1e6:,.1f} M"
 
 
 def _experts(model: Model) -> Cell:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -15,15 +15,27 @@ from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import is_sound
 from moetune.domain.throughput import Throughput
 from moetune.domain.units import format_seconds, format_share
-from moetune.report.observed import (
-    WINDOW,
-    drift_figure,
-    errors_of,
-    rolling_median,
-    sound_rows,
+from moetune.report.axes import Axis
+from moetune.report.marks import Line, Panel, Points
+from moetune.report.section import (
+    EMPTY,
+    Cell,
+    Figure,
+    Highlight,
+    Section,
+    Table,
+    Value,
+    percent,
+    plural,
 )
-from moetune.report.section import EMPTY, Cell, Highlight, Section, Table, percent
 
+WINDOW = 21
+"""Observations in the rolling median: enough that a few slow steps do not move it."""
+MOST_POINTS = 600
+_HEADER = (
+    "id", "time_utc", "plan", "source", "tokens_per_rank", "forward_degree", "backward_degree",
+    "predicted_seconds", "observed_seconds", "error", "median_error",
+)  # fmt: skip
 MOST_CHANGES = 5
 MOVED = 1.15
 """An operation that takes so much longer, or shorter, than predicted is named."""
@@ -31,30 +43,37 @@ MOVED = 1.15
 
 def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...]:
     """Return each decision's step, predicted and measured, and whether the numbers are equal."""
-    planned, one = found.planned, found.one_chunk
+    planned, alone = found.planned, found.one_chunk
     deviation = max(step.deviation for step in found.steps)
-    table = Table(
-        name="steps",
-        header=("", "strategy", "forward", "backward", "predicted", "measured", "error", "FLOP/s"),
-        wide=("FLOP/s",),  # of the plan, they stand in the sentence above
-        rows=tuple(_step(one, _speed(plan, one.step_seconds)) for one in found.steps),
-        notes=(
-            (
-                f"Outputs and gradients equal those of one chunk within {deviation:.1e}. "
-                f"The busiest rank had {found.imbalance:.2f} × the mean rows, the plan assumes "
-                f"{found.planned_imbalance:.2f}."
-            ),
-        ),
+    equal = (
+        f"Outputs and gradients equal those of one chunk within {deviation:.1e}. The busiest rank "
+        f"had {found.imbalance:.2f} × the mean rows, the plan assumes "
+        f"{found.planned_imbalance:.2f}."
     )
-    found_speed = _speed(plan, planned.step_seconds)
-    speed = f" ({speed_words(found_speed)})" if found_speed else ""
+    table = Table.of(
+        "steps",
+        found.steps,
+        {
+            "": lambda step: "plan" if step.is_planned else "",
+            "strategy": lambda step: step.strategy,
+            "forward": lambda step: Cell.count(step.forward_degree),
+            "backward": lambda step: Cell.count(step.backward_degree),
+            "predicted": lambda step: Cell.seconds(step.predicted_seconds),
+            "measured": lambda step: Cell.seconds(step.step_seconds),
+            "error": lambda step: Cell.share(step.error, sign=True),
+            "FLOP/s": lambda step: speed_cell(_speed(plan, step.step_seconds)),
+        },
+        wide=("FLOP/s",),  # of the plan, they stand in the sentence above
+        notes=(equal,),
+    )
+    speed = _speed(plan, planned.step_seconds)
+    of_speed = f" ({speed_words(speed)})" if speed else ""
     words = (
-        f"Plan {plan.id[:6]} takes {format_seconds(planned.step_seconds)} a step here{speed}, "
-        f"{one.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
+        f"Plan {plan.id[:6]} takes {format_seconds(planned.step_seconds)} a step here{of_speed}, "
+        f"{alone.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
         f"{_expected(planned)} {_best(found)}"
     )
-    moved = tuple(_moved(planned))
-    return (Section(name="verification", paragraphs=(words, *moved), tables=(table,)),)
+    return (Section(name="verification", paragraphs=(words, *_moved(planned)), tables=(table,)),)
 
 
 WIDE = 2.0
@@ -66,33 +85,23 @@ def verdict(plan: Plan, found: Verification) -> str:
     name, took = f"plan {plan.id[:6]}", format_seconds(found.planned.step_seconds)
     if not found.is_equal:
         return f"chunks changed the numbers of {name} by more than {found.tolerance:g}"
-    where = "" if found.range_seconds is None else f" of {_span(found.range_seconds)}"
+    low, high = found.range_seconds or (0.0, 0.0)
+    span = f"{format_seconds(low)} to {format_seconds(high)}"
     if found.has_lost:
         gap = found.planned.step_seconds / found.one_chunk.step_seconds - 1
         return f"{name} lost to one chunk, which is {format_share(gap)} faster than its {took}"
     if not found.is_inside:
-        return f"{name} missed its own range{where}: a step takes {took}"
-    inside = f"its step of {took} is inside its range{where}"
+        return f"{name} missed its own range of {span}: a step takes {took}"
+    inside = f"its step of {took} is inside its range of {span}"
     if found.range_seconds is None:
         inside = f"its step takes {took}, and it promised no range"
     holds = f"{name[0].upper()}{name[1:]} holds here: {inside}, and one chunk is no faster."
-    return f"{holds}{_of_wide(found.range_seconds)}"
-
-
-def _of_wide(seconds: tuple[float, float] | None) -> str:
-    """Return what a plan's range is worth where it promises little; "" where it does not."""
-    if seconds is None or seconds[1] <= WIDE * seconds[0]:
-        return ""
-    factor = seconds[1] / seconds[0]
+    if high <= WIDE * low:
+        return holds
     return (
-        f" But a range whose end is {factor:.2g} times its beginning promises little: "
+        f"{holds} But a range whose end is {high / low:.2g} times its beginning promises little: "
         "measure again on an idle machine, and plan with that."
     )
-
-
-def _span(seconds: tuple[float, float]) -> str:
-    low, high = map(format_seconds, seconds)
-    return f"{low} to {high}"
 
 
 def observed_sections(
@@ -115,8 +124,14 @@ def observed_sections(
         changes: operations whose time changed, the newest first.
     """
     drawn = sound_rows(found)
+    changed = Section(
+        name="changes",
+        title="What changed",
+        paragraphs=tuple(f"{change.words}." for change in changes[:MOST_CHANGES]),
+        notes=("A plan made now takes what was observed into account.",),
+    )
     return (
-        *_changes(changes),
+        *((changed,) if changes else ()),
         Section(
             name="drift",
             highlights=tuple(_highlights(drawn, is_all=is_all)),
@@ -146,35 +161,10 @@ def observations_section(
     return Section(name="observations", tables=(table,))
 
 
-def _changes(changes: Sequence[OperationDrift]) -> Iterator[Section]:
-    """Yield the section of the operations that changed, if any did."""
-    if changes:
-        yield Section(
-            name="changes",
-            title="What changed",
-            paragraphs=tuple(f"{one.words}." for one in changes[:MOST_CHANGES]),
-            notes=("A plan made now takes what was observed into account.",),
-        )
-
-
 def _speed(plan: Plan, seconds: float) -> Throughput | None:
     """Return the throughput of the plan's layer in a step of so many seconds."""
     predicted = plan.throughput
     return predicted and predicted.over(seconds, plan.predicted.step_seconds)
-
-
-def _step(step: VerifiedStep, speed: Throughput | None) -> tuple[Cell, ...]:
-    unknown = step.predicted_seconds is None
-    return (
-        Cell.words("plan" if step.is_planned else ""),
-        Cell.words(step.strategy),
-        Cell.count(step.forward_degree),
-        Cell.count(step.backward_degree),
-        Cell(text="–") if unknown else Cell.seconds(step.predicted_seconds),
-        Cell.seconds(step.step_seconds),
-        Cell(text="–") if unknown else Cell.share(step.error, sign=True),
-        speed_cell(speed),
-    )
 
 
 def _expected(planned: VerifiedStep) -> str:
@@ -211,50 +201,140 @@ def _best(found: Verification) -> str:
     )
 
 
-def _highlights(found: Sequence[Stored[Observation]], *, is_all: bool) -> Iterator[Highlight]:
-    if not found:
+def _highlights(drawn: Sequence[Stored[Observation]], *, is_all: bool) -> Iterator[Highlight]:
+    if not drawn:
         return
-    errors = errors_of(found)
-    miss = statistics.median(map(abs, errors))
-    drift = rolling_median(errors[-WINDOW:], WINDOW)[-1]
-    yield Highlight(
-        name="Observations",
-        cell=Cell.count(len(found)),
-        note="in total" if is_all else "the newest ones",
-    )
-    yield Highlight(
-        name="Typical error", cell=Cell.share(miss), note="median of |predicted / observed − 1|"
-    )
-    yield Highlight(
-        name="Drift", cell=Cell.share(drift, sign=True), note=f"median of the last {WINDOW}"
-    )
-    latest = found[-1].created_at[:16].replace("T", " ")
-    yield Highlight(name="Latest", cell=Cell.words(latest), note="UTC")
+    errors = errors_of(drawn)
+    miss = Cell.share(statistics.median(map(abs, errors)))
+    drift = Cell.share(rolling_median(errors[-WINDOW:], WINDOW)[-1], sign=True)
+    count, which = Cell.count(len(drawn)), "in total" if is_all else "the newest ones"
+    yield Highlight("Observations", count, which)
+    yield Highlight("Typical error", miss, "median of |predicted / observed − 1|")
+    yield Highlight("Drift", drift, f"median of the last {WINDOW}")
+    yield Highlight("Latest", Cell.words(_minute(drawn[-1])), "UTC")
+
+
+def _minute(row: Stored[Observation]) -> str:
+    return row.created_at[:16].replace("T", " ")
 
 
 def _row(row: Stored[Observation], plans: str, plan: Plan | None) -> tuple[Cell, ...]:
     step = row.value
-    chunks = f"{step.forward_degree} and {step.backward_degree}"
+    address = f"{plans}{step.plan_id}" if plans else ""
     head = (
         Cell.count(row.id),
-        Cell.words(row.created_at[:16].replace("T", " ")),
-        Cell(
-            text=step.plan_id[:12], value=step.plan_id, mark="code",
-            href=f"{plans}{step.plan_id}" if plans else "",
-        ),
+        Cell.words(_minute(row)),
+        Cell(text=step.plan_id[:12], value=step.plan_id, mark="code", href=address),
         Cell.words(step.source),
         Cell.count(step.tokens_per_rank),
-        Cell.words(chunks),
+        Cell.words(f"{step.forward_degree} and {step.backward_degree}"),
         Cell.count(len(step.seconds)),
-    )  # fmt: skip
+    )
     if not is_sound(step):
         return (*head, EMPTY, EMPTY, Cell.words("no step takes its time", mark="suspect"), EMPTY)
     speed = plan.observed_throughput(step.tokens_per_rank, step.median_seconds) if plan else None
-    unknown = Cell(text="–")
     return (
         *head,
-        unknown if step.error is None else Cell.seconds(step.predicted_seconds),
+        Cell.seconds(step.predicted_seconds or None),
         Cell.seconds(step.median_seconds),
-        unknown if step.error is None else Cell.share(step.error, sign=True),
+        Cell.share(step.error, sign=True),
         speed_cell(speed),
+    )
+
+
+def observed_steps(rows: Iterable[Stored[Observation]]) -> tuple[Section, ...]:
+    """Return the figure of a plan's observed steps; nothing where none can be drawn."""
+    drawn = sound_rows(rows)
+    if not drawn:
+        return ()
+    return (Section(name="observed", title="Observed steps", figures=(drift_figure(drawn),)),)
+
+
+def sound_rows(rows: Iterable[Stored[Observation]]) -> tuple[Stored[Observation], ...]:
+    """Return the observations that can be drawn, oldest first; of others errors may overflow."""
+    return tuple(sorted((one for one in rows if is_sound(one.value)), key=lambda one: one.id))
+
+
+def errors_of(rows: Sequence[Stored[Observation]]) -> list[float]:
+    """Return the errors of the rows' predictions; 0 where nothing was predicted."""
+    return [row.value.error or 0.0 for row in rows]
+
+
+def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
+    """Return errors of predictions, of one plan or many, with their rolling median.
+
+    Args:
+        rows: of `sound_rows`, at least one.
+    """
+    errors = errors_of(rows)
+    drift = rolling_median(errors, WINDOW)
+    shown = thinned(errors, MOST_POINTS)
+    times = tuple(rows[at].created_at[:23] for at in shown)
+    latest = rows[-1].value
+    thinning = f" {len(shown):,} points are drawn, with all extremes; the CSV file has all points."
+    single = Points(
+        name="single", color="second/0.55", size=5, x=times,
+        y=tuple(errors[at] for at in shown), hover=tuple(_hover(rows[at]) for at in shown),
+    )  # fmt: skip
+    median = Line(name=f"median of {WINDOW}", x=times, y=tuple(drift[at] for at in shown))
+    axes = Axis(title="time, UTC", kind="date"), Axis(title="relative error", is_share=True)
+    return Figure(
+        name="drift",
+        is_wide=True,
+        is_low=True,
+        title="Drift",
+        words=(
+            f"{plural(len(rows), 'observation')}; the latest step took "
+            f"{format_seconds(latest.median_seconds)}, predicted were "
+            f"{format_seconds(latest.predicted_seconds)}. "
+            "Predicted over observed, minus 1: below 0 for slower steps. The line is the median "
+            f"of the last {WINDOW} observations and ends at {percent(drift[-1], sign=True)}. If it "
+            "stays away from 0, the machine's speed is "
+            f"no longer that of the profile.{thinning if len(shown) < len(rows) else ''}"
+        ),
+        panels=(Panel(x=axes[0], y=axes[1], marks=(single, median)),),
+        header=_HEADER,
+        rows=tuple(
+            (*_values(row), error, rolling)
+            for row, error, rolling in zip(rows, errors, drift, strict=True)
+        ),
+    )
+
+
+def rolling_median(values: Sequence[float], window: int) -> list[float]:
+    """Return for each value the median of it and up to `window` - 1 values before it."""
+    return [
+        statistics.median(values[max(0, at + 1 - window) : at + 1]) for at in range(len(values))
+    ]
+
+
+def thinned(values: Sequence[float], most: int) -> list[int]:
+    """Return the indices of at most `most` values to draw, in order, without losing an outlier.
+
+    They are the smallest and the largest value of each of equal stretches, and both ends.
+    """
+    count = len(values)
+    if count <= most:
+        return list(range(count))
+    stretches = max(1, (most - 2) // 2)
+    chosen = {0, count - 1}
+    for stretch in range(stretches):
+        part = range(stretch * count // stretches, (stretch + 1) * count // stretches)
+        chosen |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
+    return sorted(chosen)
+
+
+def _values(row: Stored[Observation]) -> tuple[Value, ...]:
+    step = row.value
+    return (
+        row.id, row.created_at[:23], step.plan_id, step.source, step.tokens_per_rank,
+        step.forward_degree, step.backward_degree, step.predicted_seconds, step.median_seconds,
+    )  # fmt: skip
+
+
+def _hover(row: Stored[Observation]) -> str:
+    step = row.value
+    return (
+        f"{row.created_at[:23]}\n{format_seconds(step.median_seconds)}, predicted "
+        f"{format_seconds(step.predicted_seconds)}\nplan {step.plan_id[:6]}, {step.source}"
     )

@@ -67,19 +67,18 @@ def _reasons(subject: Subject, of_kind: Reasons) -> Iterator[Section]:
 
 
 def _alternatives(subject: Subject) -> Table:
-    step = subject.choice.step_seconds
-    return Table(
-        name="alternatives",
-        header=("choice", "step", "slower by", "because"),
-        rows=tuple(
-            (
-                Cell.words(row.choice.name),
-                Cell.seconds(row.choice.step_seconds),
-                Cell.share(row.choice.step_seconds / step - 1 if step else None, sign=True),
-                Cell.words(row.lost_because or _parts(subject.choice, row.choice)),
-            )
-            for row in subject.alternatives
-        ),
+    choice, step = subject.choice, subject.choice.step_seconds
+    return Table.of(
+        "alternatives",
+        subject.alternatives,
+        {
+            "choice": lambda lost: lost.choice.name,
+            "step": lambda lost: Cell.seconds(lost.choice.step_seconds),
+            "slower by": lambda lost: Cell.share(
+                lost.choice.step_seconds / step - 1 if step else None, sign=True
+            ),
+            "because": lambda lost: lost.lost_because or _parts(choice, lost.choice),
+        },
         wide=("slower by",),
         empty="The constraints leave no other choice.",
     )

@@ -1,31 +1,47 @@
 """A profile as sections: its machine, how good it is, its operations, sources and interference."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import FoundProfile, ProfileInfo
-from moetune.app.views.profile_operations import (
-    fit_section,
-    measured_steps,
-    operation_to_draw,
-    operations_section,
-)
+from moetune.app.views.words import layer_words
 from moetune.domain.cluster import DEVICE_MEMORY
-from moetune.domain.profile import Profile
+from moetune.domain.document import shown as shortened
+from moetune.domain.profile import FitError, Profile
+from moetune.domain.records import prediction_error
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
+from moetune.domain.samples import StepRecord
 from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import index_of
 from moetune.fit.missing import group_name, launcher
 from moetune.report.operations import (
-    CLASSES,
-    OVERLAPPED,
+    OperationCurve,
+    fit_figure,
+    gemm_line,
     operations_of,
-    overlapped_speeds,
+    residual_figure,
 )
-from moetune.report.section import EMPTY, Cell, Section, Table, facts, percent, plural
+from moetune.report.plan_figures import CLASSES
+from moetune.report.section import (
+    EMPTY,
+    Cell,
+    Section,
+    Table,
+    facts,
+    percent,
+    plural,
+    without_empty_columns,
+)
 
+_RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
+_FIRST = "all_to_all"
+_MOST_OF_A_KIND = 6
+"""A full profile has a hundred shapes of GEMM."""
+_LIMITS = {"good": "at most 5 %", "usable": "at most 10 %", "suspect": "more than 10 %"}
+_MOST_NAMES = 3
 _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
 
 
@@ -52,19 +68,16 @@ def profile_sections(
 
 def profiles_section(found: Sequence[ProfileInfo]) -> Section:
     """Return the profiles of the store and the reference machines."""
-    table = Table(
-        name="profiles",
-        header=("name", "provenance", "machine", "from", "date"),
-        rows=tuple(
-            (
-                Cell.words(one.name),
-                Cell.words(one.provenance),
-                Cell.words(f"{one.num_devices} × {one.device}"),
-                Cell.words(" ".join(filter(None, (one.source, one.status)))),
-                Cell(text=one.created_at[:10], value=one.created_at or None),
-            )
-            for one in found
-        ),
+    table = Table.of(
+        "profiles",
+        found,
+        {
+            "name": lambda info: info.name,
+            "provenance": lambda info: info.provenance,
+            "machine": lambda info: f"{info.num_devices} × {info.device}",
+            "from": lambda info: " ".join(filter(None, (info.source, info.status))),
+            "date": lambda info: Cell(text=info.created_at[:10], value=info.created_at or None),
+        },
     )
     return Section(name="profiles", tables=(table,))
 
@@ -78,48 +91,35 @@ def machine_scope(profile: Profile) -> str:
     )
 
 
-_LIMITS = {"good": "at most 5 %", "usable": "at most 10 %", "suspect": "more than 10 %"}
-_MOST_NAMES = 3
-
-
 def quality_words(profile: Profile) -> Iterator[str]:
     """Yield how good a profile is and why, and what to measure next."""
-    known = [(one.error, one.name) for one in operations_of(profile) if one.error is not None]
-    quality = quality_of(profile)
-    if quality is None or not known:
+    errors = [(curve.error, curve.name) for curve in operations_of(profile) if curve.error]
+    quality, machine = quality_of(profile), profile.machine
+    launch = launcher((machine.num_devices, 0), machine)
+    command = f"`{launch} --name {profile.name} --preset full`"
+    if quality is None or not errors:
         yield (
             f"Its quality is not known: it is {profile.provenance}, without left-out points to "
             "compare with, so that plans assume an error of 5 % in each number."
         )
         if profile.provenance != "measured":
-            yield f"Measure it where such a machine is: `{_command(profile)}`."
+            yield f"Measure it where such a machine is: {command}."
         return
-    error, name = max(known, key=lambda one: one[0].median)
+    worst, name = max(errors, key=lambda error: error[0].median)
     yield (
         f"{quality.label.capitalize()}: the worst fit, of {name}, misses left-out points by "
-        f"{percent(error.median)} in the median; {error.quality} is {_LIMITS[error.quality]}."
+        f"{percent(worst.median)} in the median; {worst.quality} is {_LIMITS[worst.quality]}."
     )
-    if profile.provenance == "measured":
-        yield from _next_words([one for each, one in known if each.quality != "good"], profile)
-
-
-def _next_words(names: Sequence[str], profile: Profile) -> Iterator[str]:
-    unique = list(dict.fromkeys(names))
-    some = ", ".join(unique[:_MOST_NAMES])
-    more = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
-    if unique:
-        yield f"Measure next, on an idle machine: {some}{more}, with `{_command(profile)}`."
-
-
-def _command(profile: Profile) -> str:
-    """Return the command that measures all of the profile's machine."""
-    machine = profile.machine
-    return f"{launcher((machine.num_devices, 0), machine)} --name {profile.name} --preset full"
+    names = [*dict.fromkeys(name for error, name in errors if error.quality != "good")]
+    if names and profile.provenance == "measured":
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        some = ", ".join(names[:_MOST_NAMES])
+        yield f"Measure next, on an idle machine: {some}{more}, with {command}."
 
 
 def host_words(profile: Profile) -> str:
     """Return what a host of the machine has: devices, memory, network cards, and of a device."""
-    site, facts = site_of(profile), profile.fingerprint.hardware
+    site = site_of(profile)
     memory = "memory that is not known"
     if site.host_memory_bytes is not None:
         memory = f"{format_bytes(site.host_memory_bytes)} of memory"
@@ -127,10 +127,10 @@ def host_words(profile: Profile) -> str:
     if site.num_nics is not None:
         nics = plural(site.num_nics, "network card")
     words = f"A host has {plural(site.devices_per_node, 'device')}, {memory} and {nics}"
-    reported = facts.get(DEVICE_MEMORY, "")
-    if not reported.isdigit() or site.vendor == "cpu":
-        return f"{words}."
-    return f"{words}; {format_bytes(int(reported))} of each device are reported."
+    reported = profile.fingerprint.hardware.get(DEVICE_MEMORY, "")
+    if reported.isdigit() and site.vendor != "cpu":
+        words += f"; {format_bytes(int(reported))} of each device are reported"
+    return f"{words}."
 
 
 def _head(found: FoundProfile) -> Section:
@@ -139,6 +139,10 @@ def _head(found: FoundProfile) -> Section:
     origin = f"{profile.provenance.capitalize()}{source}; it {_PLACES[found.source]}."
     samples = plural(len(profile.samples), "sample")
     suspects = sum(sample.quality == "suspect" for sample in profile.samples)
+    doubt = (
+        f"{suspects:,} of {samples} {'varies' if suspects == 1 else 'vary'} too much to be "
+        "trusted: measure again on an idle machine."
+    )
     return Section(
         name="profile",
         title=profile.name,
@@ -148,14 +152,7 @@ def _head(found: FoundProfile) -> Section:
             host_words(profile),
             *quality_words(profile),
         ),
-        notes=(*((_suspects(suspects, samples),) if suspects else ()),),
-    )
-
-
-def _suspects(count: int, samples: str) -> str:
-    verb = "varies" if count == 1 else "vary"
-    return (
-        f"{count:,} of {samples} {verb} too much to be trusted: measure again on an idle machine."
+        notes=(doubt,) if suspects else (),
     )
 
 
@@ -196,36 +193,43 @@ def _table_name(table: DataTable) -> str:
 
 def _interference(profile: Profile) -> Section:
     """Return the speeds of operations beside others, and losses by size."""
-    losses = tuple(_losses(profile))
-    if profile.interference.is_none:
+    losses, speeds = tuple(_losses(profile)), profile.interference
+    if speeds.is_none:
         nothing = "No interference is known: overlapped operations run at full speed."
         return Section(name="interference", paragraphs=losses or (nothing,))
     table = Table(
         name="interference",
-        header=("speed of", *(f"with {one}" for one in OVERLAPPED)),
+        header=("speed of", *(f"with {name}" for name in CLASSES.values()), "with both others"),
         rows=tuple(
-            (Cell.words(name), *map(_speed, overlapped_speeds(profile.interference, one)))
-            for one, name in CLASSES.items()
+            (
+                Cell.words(name),
+                *(
+                    Cell(text="–", unit="1")
+                    if resource == victim
+                    else _speed(speeds.speed(victim, frozenset({resource})))
+                    for resource in CLASSES
+                ),
+                _speed(speeds.speed(victim, frozenset(CLASSES))),
+            )
+            for victim, name in CLASSES.items()
         ),
     )
-    return Section(
-        name="interference", title="Interference", paragraphs=losses, tables=(table,)
-    )  # fmt: skip
+    return Section(name="interference", title="Interference", paragraphs=losses, tables=(table,))
+
+
+def _speed(speed: float) -> Cell:
+    return Cell(text=f"{speed:.2f}", value=speed, unit="1")
 
 
 def _losses(profile: Profile) -> Iterator[str]:
     """Yield what an exchange takes from computation, where its sizes were measured."""
     lost = index_of(profile).comp_loss
     if lost is not None:
-        each = ", ".join(
+        sizes = ", ".join(
             f"{format_seconds(seconds)} at {format_bytes(round(size))}"
             for size, seconds in zip(lost.sizes, lost.seconds, strict=True)
         )
-        yield f"An exchange takes time from the computation beside it: {each}."
-
-
-def _speed(speed: float | None) -> Cell:
-    return Cell(text="–" if speed is None else f"{speed:.2f}", value=speed, unit="1")
+        yield f"An exchange takes time from the computation beside it: {sizes}."
 
 
 def _fingerprint(profile: Profile) -> Iterator[Section]:
@@ -237,3 +241,134 @@ def _fingerprint(profile: Profile) -> Iterator[Section]:
         if known:
             table = facts(name, sorted(known.items()), header=("fact", "value"))
             yield Section(name=name, title=title, tables=(table,))
+
+
+def operation_to_draw(operations: Sequence[OperationCurve], asked: str) -> OperationCurve | None:
+    """Return the operation with that key, else one of those that matter most.
+
+    That is the all-to-all of the most ranks with one in flight, else the first operation.
+    """
+    keyed = [one for one in operations if one.key == asked]
+    exchanges = [one for one in operations if one.name.startswith(_FIRST)]
+    alone = [one for one in exchanges if "in flight" not in one.name]
+    return next(iter([*keyed, *alone[-1:], *exchanges, *operations]), None)
+
+
+def fit_section(drawn: OperationCurve | None, *, asked: str) -> Section:
+    """Return the figures of one operation.
+
+    Args:
+        asked: key of the operation that was asked for; "" for any.
+    """
+    figures = [] if drawn is None else [fit_figure(drawn), residual_figure(drawn)]
+    doubts: tuple[str, ...] = ()
+    if asked and (drawn is None or drawn.key != asked):
+        instead = "none is drawn" if drawn is None else f"{drawn.name} is drawn instead"
+        doubts = (f"This profile has no operation {shortened(asked)}: {instead}.",)
+    return Section(
+        name="fit", doubts=doubts, figures=tuple(one for one in figures if one is not None)
+    )
+
+
+def fits_section(operations: Sequence[OperationCurve]) -> Section:
+    """Return figures of some operations of each kind, for a report, which has no links."""
+    kinds = dict.fromkeys(curve.kind for curve in operations)
+    some = [
+        curve
+        for kind in kinds
+        for curve in [curve for curve in operations if curve.kind == kind][:_MOST_OF_A_KIND]
+    ]
+    figures = tuple(replace(fit_figure(curve), name=f"fit-{curve.key}") for curve in some)
+    return Section(name="fits", title="Fits", figures=figures)
+
+
+def operations_section(
+    operations: Sequence[OperationCurve],
+    profile: Profile,
+    *,
+    shown: OperationCurve | None = None,
+    here: str = "",
+) -> Section:
+    """Return every operation with its line and its error, the many shapes last.
+
+    Args:
+        shown: the one that is drawn.
+        here: address to which an operation's key is appended; "" for no links.
+    """
+    drawn = {one.name for one in operations}
+    by_shape = [gemm_line(one) for one in profile.gemm if f"gemm {one.dtype}" not in drawn]
+    ordered = sorted(operations, key=lambda one: one.is_shape)
+    table = Table(
+        name="operations",
+        header=("operation", "start-up", "rate", "points", "error", "p95", "quality"),
+        rows=(
+            *map(_operation, by_shape),
+            *(_operation(one, shown=shown, here=here) for one in ordered),
+        ),
+        wide=("points",),
+        empty="The profile has no operations.",
+    )
+    return Section(name="operations", title="Operations", tables=(without_empty_columns(table),))
+
+
+def _operation(
+    one: OperationCurve, *, shown: OperationCurve | None = None, here: str = ""
+) -> tuple[Cell, ...]:
+    line = one.line
+    is_shown = shown is not None and one.key == shown.key
+    return (
+        Cell.words(
+            one.name,
+            href=f"{here}{one.key}#fit" if here else "",
+            mark="chosen" if is_shown else "",
+        ),
+        Cell.seconds(line.alpha_seconds if line else None),
+        _rate(line.beta_seconds, one.unit) if line else EMPTY,
+        Cell.count(one.num_points) if one.num_points else EMPTY,
+        *_errors(one.error),
+    )
+
+
+def _rate(beta_seconds: float, unit: str) -> Cell:
+    if unit == "chunks":
+        return Cell(text=f"{format_seconds(beta_seconds)} each", value=beta_seconds, unit="s")
+    factor, name = _RATES.get(unit, (1.0, ""))
+    if not beta_seconds or not name:
+        return EMPTY
+    return Cell(text=f"{1 / beta_seconds / factor:.3g} {name}", value=1 / beta_seconds)
+
+
+def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
+    if error is None:
+        return EMPTY, EMPTY, Cell(text="not known")
+    median, p95 = (
+        Cell(text=f"{100 * one:{'.3g' if one < 1 else ',.0f'}} %", value=one, unit="1")
+        for one in (error.median, error.p95)
+    )
+    return median, p95, Cell.words(error.quality, mark=error.quality)
+
+
+def measured_steps(profile: Profile) -> Iterator[Section]:
+    """Yield whole steps beside the sums of their operations, by which predictions are corrected."""
+    if not profile.steps:
+        return
+    table = Table.of(
+        "steps",
+        profile.steps,
+        {
+            "layer": lambda step: layer_words(step.workload.layer),
+            "ranks": lambda step: Cell.count(step.workload.world_size),
+            "tokens": lambda step: Cell.count(step.workload.tokens_per_rank),
+            "chunks": lambda step: Cell.count(step.degree),
+            "sum of operations": lambda step: Cell.seconds(_summed(step)),
+            "measured": lambda step: Cell.seconds(step.measured_seconds),
+            "error": lambda step: Cell.share(
+                prediction_error(_summed(step), step.measured_seconds), sign=True
+            ),
+        },
+    )
+    yield Section(name="steps", title="Steps of layers", tables=(table,))
+
+
+def _summed(step: StepRecord) -> float:
+    return step.chunks_seconds + step.overhead_seconds

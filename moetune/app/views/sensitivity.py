@@ -2,13 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from moetune.app.sensitivity import (
-    OP_WORDS,
-    KnobEffect,
-    PartEffect,
-    Sensitivity,
-    part_words,
-)
+from moetune.app.sensitivity import OP_WORDS, Sensitivity, part_words
 from moetune.fit.slowed import BANDWIDTH, START
 from moetune.report.section import Cell, Section, Table
 
@@ -30,9 +24,9 @@ def sensitivity_sections(found: Sensitivity) -> tuple[Section, ...]:
             title="Decisions of the plan",
             tables=(_knobs(found),),
             notes=tuple(
-                f"{one.choice} cannot be had: {one.note}."
-                for one in found.knobs
-                if one.seconds is None
+                f"{knob.choice} cannot be had: {knob.note}."
+                for knob in found.knobs
+                if knob.seconds is None
             ),
         ),
     )
@@ -51,36 +45,28 @@ def _shortest(parts: Sequence[str]) -> Iterator[str]:
 
 
 def _parts(found: Sensitivity) -> Table:
-    return Table(
-        name="parts",
-        header=("part", "for 1 % more time", "of the step"),
-        rows=tuple(map(_part, found.parts)),
-    )
-
-
-def _part(one: PartEffect) -> tuple[Cell, ...]:
-    return (
-        Cell.words(one.name),
-        Cell.seconds(one.seconds_per_percent),
-        Cell.share(one.share_per_percent, digits=3),
+    return Table.of(
+        "parts",
+        found.parts,
+        {
+            "part": lambda part: part.name,
+            "for 1 % more time": lambda part: Cell.seconds(part.seconds_per_percent),
+            "of the step": lambda part: Cell.share(part.share_per_percent, digits=3),
+        },
     )
 
 
 def _knobs(found: Sensitivity) -> Table:
-    return Table(
-        name="knobs",
-        header=("decision", "instead", "longer by", "of the step", "note"),
-        rows=tuple(map(_knob, found.knobs)),
+    return Table.of(
+        "knobs",
+        found.knobs,
+        {
+            "decision": lambda knob: knob.knob,
+            "instead": lambda knob: knob.choice,
+            "longer by": lambda knob: Cell.seconds(knob.seconds),
+            "of the step": lambda knob: Cell.share(knob.share, sign=True),
+            "note": lambda knob: "cannot be had" if knob.seconds is None else knob.note,
+        },
         wide=("of the step",),
         empty="The plan has no decision to move.",
-    )
-
-
-def _knob(one: KnobEffect) -> tuple[Cell, ...]:
-    return (
-        Cell.words(one.knob),
-        Cell.words(one.choice),
-        Cell.seconds(one.seconds),
-        Cell.share(one.share, sign=True),
-        Cell.words("cannot be had" if one.seconds is None else one.note),
     )

@@ -59,7 +59,7 @@ def _row(stored: StoredPlan, address: Callable[[str, str], str] | None) -> tuple
         Cell.seconds(plan.step_seconds) if plan else Cell.words("cannot be read"),
         Cell(text=made[5:], value=made),
         Cell.words(plan.kind) if plan else EMPTY,
-        EMPTY if tokens is None else Cell(text=f"{tokens:,.0f}", value=tokens),
+        EMPTY if tokens is None else Cell.count(tokens),
         Cell.size(plan.needed_bytes) if plan else EMPTY,
         Cell(text=f"{info.profile}{doubt}", value=info.profile, href=links["profiles"]),
         replace(speed_cell(speed), text=f"{speed.flops_per_second / 1e12:.3g}") if speed else EMPTY,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from moetune.domain.any_plan import AnyPlan
+from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile, SuspectGroup
 from moetune.domain.throughput import Throughput
@@ -35,6 +36,14 @@ def plan_scope(plan: AnyPlan, *, profile: Profile | None = None) -> str:
     return (
         f"{plural(experts, 'expert')} over {devices} · {plural(tokens, 'token')} {each} · {dtype}"
     )
+
+
+def layer_words(layer: LayerShape) -> str:
+    """Return "512 × 2048, 8 experts, top 1, gelu"."""
+    experts = (
+        f"{layer.num_experts} experts, top {layer.top_k}" if layer.num_experts > 1 else "dense"
+    )
+    return f"{layer.d_model} × {layer.d_hidden}, {experts}, {layer.activation}"
 
 
 def speed_words(speed: Throughput, device: str = "device") -> str:
@@ -77,16 +86,16 @@ def suspect_words(plan: AnyPlan, profile: str | None = None) -> tuple[str, ...]:
 
 
 def parts_table(
-    name: str, header: tuple[str, str], parts: Mapping[str, float], *, whole: float,
+    name: str, header: tuple[str, str], parts: Mapping[str, float],
     cell: Callable[[float], Cell] = lambda size: Cell.size(round(size)),
 ) -> Table:  # fmt: skip
-    """Return the parts that are there with their shares, the largest first.
+    """Return the parts that are there with their shares of all, the largest first.
 
     Args:
         header: of the parts and of their sizes.
         cell: returns that of a size; of bytes where it is omitted.
     """
-    rows = sorted(parts.items(), key=lambda part: -part[1])
+    rows, whole = sorted(parts.items(), key=lambda part: -part[1]), sum(parts.values())
     return Table(
         name=name,
         header=(*header, "share"),

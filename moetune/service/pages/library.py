@@ -1,6 +1,5 @@
 """Read access of the pages: profiles by name, plans by id, observations."""
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import FoundProfile
 from moetune.app.views.profile import machine_scope
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.errors import InputError, NotFoundError, ProfileError
+from moetune.domain.errors import NotFoundError, ProfileError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.records import FitInfo, PlanInfo
 from moetune.huggingface.registry import resolve_name
@@ -20,7 +19,6 @@ from moetune.service.pages.page import Field
 if TYPE_CHECKING:
     from moetune.store import SqlStore
 
-_NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_SUMMARIES = 1000
 
 
@@ -114,26 +112,13 @@ class Library:
         newest = self.store.plans(limit=50)
         return Field(
             name=name, label=label, placeholder="3f9c21", is_required=True,
-            suggested={one.id[:12]: _plan_words(one) for one in newest},
+            suggested={plan.id[:12]: _plan_words(plan) for plan in newest},
         )  # fmt: skip
 
 
-def _plan_words(one: PlanInfo) -> str:
+def _plan_words(plan: PlanInfo) -> str:
     """Return a plan's line in a list: "gpt-xl · 64 ranks · 8,192 tokens · rtx2080ti-x64"."""
     return (
-        f"{one.model or 'layer'} · {one.world_size:,} ranks · {one.tokens_per_rank:,} tokens · "
-        f"{one.profile}"
+        f"{plan.model or 'layer'} · {plan.world_size:,} ranks · {plan.tokens_per_rank:,} tokens · "
+        f"{plan.profile}"
     )
-
-
-def cursor(text: str) -> int:
-    """Return the id in `after=…` of an address; 0 for an empty text.
-
-    Raises:
-        InputError: it is not a whole number.
-    """
-    if not text:
-        return 0
-    if not _NUMBER.fullmatch(text):
-        raise InputError(f"after must be a whole number, got {text!r}", "begin with the first page")
-    return int(text)

@@ -1,6 +1,9 @@
 """Pages of measurements: machines, one profile, and observed steps."""
 
 from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import MappingProxyType
 
 from moetune.app.drift import observed_drifts
 from moetune.app.files import bundled_profiles
@@ -9,12 +12,29 @@ from moetune.app.report import MOST_OBSERVATIONS
 from moetune.app.views.observed import observed_sections
 from moetune.app.views.profile import profile_sections
 from moetune.domain.records import FitInfo, MachineInfo
+from moetune.report.html import age
 from moetune.report.section import Cell, Section, Table
-from moetune.service.pages.library import Library, cursor
-from moetune.service.pages.page import Link, Page, Text, address, age_now
+from moetune.service.bodies import RowCursor
+from moetune.service.pages.library import Library
+from moetune.service.pages.page import Form, Link, Page, Text, address
 
 _MOST_MACHINES = 200
 PAGE_SIZE = 100
+_COMMANDS = MappingProxyType(
+    {
+        "Add a profile with the write token; the newest of a name is the current one": (
+            "moetune profiles export NAME --output lab.toml\n"
+            'curl --fail-with-body "$MOETUNE_URL/v1/profiles" -H "Authorization: Bearer '
+            "$MOETUNE_TOKEN\" -H 'Content-Type: application/toml' --data-binary @lab.toml"
+        ),
+        "Describe a machine that you cannot measure yet: a reference machine stands in for what "
+        "is not said, plans made from it are labelled modelled, and the guide's page "
+        '"The profile file" explains each key': (
+            "moetune profiles new ours.toml --gpu h100 --gpus-per-node 8 --nodes 8 --nics 8 "
+            "--nic-rate 400Gbit/s"
+        ),
+    }
+)
 
 
 def machines_page(library: Library) -> Page:
@@ -27,15 +47,16 @@ def machines_page(library: Library) -> Page:
         _references(library, set(newest)),
     )
     return Page(
-        template="machines.html",
         title="Machines",
         here="machines",
-        sections=tuple(one for one in sections if one.name != "references" or one.tables[0].rows),
-        context={
-            "intro": "The machines, and the quality of their measured profiles, which is that of "
-            "the worst group of operations: good predicts left-out points within 5 %, usable "
-            "within 10 %.",
-        },
+        intro="The machines, and the quality of their measured profiles, which is that of the "
+        "worst group of operations: good predicts left-out points within 5 %, usable within 10 %.",
+        sections=tuple(
+            section
+            for section in sections
+            if section.name != "references" or section.tables[0].rows
+        ),
+        commands=_COMMANDS,
     )
 
 
@@ -50,62 +71,65 @@ def profile_page(library: Library, name: str, *, operation: Text = "") -> Page:
     """
     here = f"{address('profiles', name)}?operation="
     sections = profile_sections(library.profile(name), operation=operation, here=here)
+    file = address("v1", "profiles", name)
     return Page(
         title=name,
         here="machines",
+        scope=sections[0].scope,
+        links=(
+            Link(name="Compare", href=address("compare", what="profiles", first=name)),
+            Link(name="Profile file", href=file, file=f"{name}.json"),
+        ),
         sections=sections,
-        csv=lambda figure: address("profiles", name, f"{figure.name}.csv", operation=operation),
-        context={
-            "scope": sections[0].scope,
-            "links": (
-                Link(name="Compare", href=address("compare", what="profiles", first=name)),
-                Link(
-                    name="Profile file",
-                    href=address("v1", "profiles", name),
-                    file=f"{name}.json",
-                ),
-            ),
-        },
     )
 
 
-def observed_page(library: Library, *, plan: Text = "", after: Text = "") -> Page:
+def observed_page(library: Library, *, plan: Text = "", after: RowCursor = 0) -> Page:
     """Return the page of observations.
 
     Args:
         plan: beginning of a plan's id; "" for all plans.
-        after: id of the last observation on the previous page; "" for the newest.
+        after: id of the last observation on the previous page; 0 for the newest.
 
     Raises:
         NotFoundError: there is no such plan.
     """
     plan = plan.lower()
-    plan_id = library.any_plan(plan).id if plan else None
-    newest = library.store.observation_page(plan_id, limit=MOST_OBSERVATIONS)
-    number = cursor(after)
+    plan_id = library.any_plan(plan).id if plan else ""
+    newest = library.store.observation_page(plan_id or None, limit=MOST_OBSERVATIONS)
     rows = newest[:PAGE_SIZE]
-    if number:
-        rows = library.store.observation_page(plan_id, after=number, limit=PAGE_SIZE)
-    older = rows[-1].id if len(rows) == PAGE_SIZE else None
+    if after:
+        rows = library.store.observation_page(plan_id or None, after=after, limit=PAGE_SIZE)
+    older = str(rows[-1].id) if len(rows) == PAGE_SIZE else ""
+    sections = observed_sections(
+        newest,
+        rows,
+        is_all=len(newest) < MOST_OBSERVATIONS,
+        plans="/plans/",
+        known=plans_by_id(library.store, {row.value.plan_id for row in rows}),
+        changes=observed_drifts(newest),
+    )
+    links = (
+        Link(name=f"Plan {plan_id[:12]}", href=address("plans", plan_id)),
+        Link(name="All plans", href="/observed"),
+    )
+    intro = "Measured steps compared with their plans' predictions."
+    if not newest:
+        intro += (
+            f" They come from `moetune verify {plan_id[:12] or 'PLAN'}`, and from training jobs "
+            "that get their plans from this service."
+        )
+    field = replace(library.plan_field("plan", "Only of plan"), is_required=False)
+    form = Form(action="/observed", button="Show", fields=(field,), values={"plan": plan_id[:12]})
     return Page(
-        template="observed.html",
         title="Observed",
         here="observed",
-        sections=observed_sections(
-            newest,
-            rows,
-            is_all=len(newest) < MOST_OBSERVATIONS,
-            plans="/plans/",
-            known=plans_by_id(library.store, {one.value.plan_id for one in rows}),
-            changes=observed_drifts(newest),
-        ),
-        csv=lambda figure: address("observed", f"{figure.name}.csv", plan=plan),
-        context={
-            "plan": plan_id,
-            "is_empty": not newest,
-            "newer": address("observed", plan=plan) if number else "",
-            "older": address("observed", plan=plan, after=str(older)) if older else "",
-        },
+        intro=intro,
+        links=links if plan_id else (),
+        forms=(form,),
+        sections=sections,
+        newer=address("observed", plan=plan) if after else "",
+        older=address("observed", plan=plan, after=older) if older else "",
     )
 
 
@@ -122,18 +146,18 @@ def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Secti
         ),
         rows=tuple(
             (
-                Cell.words(one.device),
-                Cell.words(one.kind.upper()),
-                Cell.count(one.num_devices),
-                Cell.count(one.devices_per_node),
-                Cell.size(one.memory_bytes),
-                Cell.words(one.hardware_id if one.facts else "not known", mark="code"),
-                Cell.words(", ".join(names.get(one.id, ())) or "none"),
-                Cell.words(age_now(one.created_at)),
+                Cell.words(machine.device),
+                Cell.words(machine.kind.upper()),
+                Cell.count(machine.num_devices),
+                Cell.count(machine.devices_per_node),
+                Cell.size(machine.memory_bytes),
+                Cell.words(machine.hardware_id if machine.facts else "not known", mark="code"),
+                Cell.words(", ".join(names.get(machine.id, ())) or "none"),
+                _age(machine.created_at),
             )
-            for one in machines
+            for machine in machines
         ),
-        empty="No machine was measured yet: run `moetune profile` on one.",
+        empty="No machine was measured yet: run `moetune profile` on machine.",
     )  # fmt: skip
     return Section(name="machines", tables=(table,))
 
@@ -150,7 +174,7 @@ def _profiles(library: Library, newest: dict[str, FitInfo]) -> Section:
                 Cell.words(fit.provenance),
                 *_quality(library, fit.profile),
                 Cell.count(fit.num_samples),
-                Cell.words(age_now(fit.created_at)),
+                _age(fit.created_at),
             )
             for fit in fits
         ),
@@ -179,8 +203,12 @@ def _references(library: Library, stored: set[str]) -> Section:
 
 
 def _quality(library: Library, name: str) -> tuple[Cell, Cell]:
-    found = library.summary(name)
+    summary = library.summary(name)
     return (
-        Cell.words(found.scope),
-        Cell.words(found.quality or "not known", mark=found.quality),
+        Cell.words(summary.scope),
+        Cell.words(summary.quality or "not known", mark=summary.quality),
     )
+
+
+def _age(created_at: str) -> Cell:
+    return Cell.words(age(created_at, datetime.now(UTC)))

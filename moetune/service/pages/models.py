@@ -17,7 +17,7 @@ from moetune.domain.units import parse_count
 from moetune.huggingface.registry import registered_models
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Field, Page, address, filled
+from moetune.service.pages.page import Field, Form, Link, Page, address, filled
 from moetune.service.problems import problem_of
 
 _OF_PAPERS, _OF_MODELS = "rtx2080ti-x64", "h100-x8"
@@ -34,18 +34,17 @@ _FIELDS = (
 
 def models_page(_: Library) -> Page:
     """Return the list of named models: whole ones, then layers of papers."""
-    whole = [(one.name, one.title, one.published) for one in registered_models()]
-    papers = [(one.name, one.title, one.source) for one in WHOLE_MODELS.values()]
-    papers += [(one.name, one.title, one.source) for one in MODELS.values()]
-    sections = (
-        _list("models", "Hugging Face", "published", whole),
-        _list("papers", "Of the papers", "source", papers),
-    )
+    whole = [(model.name, model.title, model.published) for model in registered_models()]
+    papers = [(model.name, model.title, model.source) for model in WHOLE_MODELS.values()]
+    papers += [(layer.name, layer.title, layer.source) for layer in MODELS.values()]
     return Page(
         title="Models",
         here="models",
-        sections=sections,
-        context={"intro": "Each page says first on how few GPUs a model's training fits."},
+        intro="Each page says first on how few GPUs a model's training fits.",
+        sections=(
+            _list("models", "Hugging Face", "published", whole),
+            _list("papers", "Of the papers", "source", papers),
+        ),
     )
 
 
@@ -58,33 +57,38 @@ def model_page(library: Library, request: Request, name: str) -> Page:
     known = name if name in MODELS else known_name(name)
     if known is None:
         raise NotFoundError(f"there is no model {name[:200]!r}", "the list is at /models")
-    found = find_decoder_model(known, world_size=_RANKS)
-    if found.decoder is None:
-        return _layer_page(known, found)
-    form = filled(request, (one.name for one in _FIELDS))
-    length = parse_count(_USUAL["seq"])
+    model = find_decoder_model(known, world_size=_RANKS)
+    if model.decoder is None:
+        return _layer_page(known, model)
+    values = filled(request, (field.name for field in _FIELDS))
+    answer, problem = None, None
     try:
-        answer = library.planner.solver.run(fit_memory, _question(known, form))
-        memory: tuple[Section, ...] = memory_sections(answer)
-        problem: MoetuneError | None = None
-        length = answer.job.length
+        answer = library.planner.solver.run(fit_memory, _question(known, values))
     except MoetuneError as error:
-        answer, memory, problem = None, (), error
+        problem = problem_of(error)
+    length = answer.job.length if answer else parse_count(_USUAL["seq"])
+    memory = memory_sections(answer) if answer else ()
     return Page(
-        template="model.html",
-        title=found.title,
+        title=model.title,
         here="models",
-        sections=(*memory, *decoder_sections(found, length=length)),
-        context={
-            "form": form, "name": known, "fields_of": _FIELDS, "problem": problem,
-            "commands": _commands(known, answer, form),
-            "new_plan": _new_plan(known, answer),
-        },
-        csv=lambda figure: address(
-            "models", known, f"{figure.name}.csv", **form,
+        links=(*_links(_new_plan(known, answer)), Link(name="Sizes", href="#model")),
+        problem=problem,
+        forms=(
+            Form(
+                action=address("models", known), button="Show what fits", fields=_FIELDS,
+                values=values,
+            ),
         ),
-        status=int(problem_of(problem).status) if problem else 200,
+        sections=(*memory, *decoder_sections(model, length=length)),
+        commands=_commands(known, answer, values),
     )  # fmt: skip
+
+
+def _links(new_plan: str) -> tuple[Link, Link]:
+    return (
+        Link(name="New plan with this model", href=new_plan),
+        Link(name="All models", href="/models"),
+    )
 
 
 def _question(name: str, form: Mapping[str, str]) -> MemoryQuestion:
@@ -94,22 +98,18 @@ def _question(name: str, form: Mapping[str, str]) -> MemoryQuestion:
     return memory_question({"model": name, **read_texts(texts)}, device_memory=device_memory)
 
 
-def _layer_page(name: str, found: FoundModel) -> Page:
-    assert found.paper is not None  # noqa: S101 - only papers have layers alone
-    section = model_section(found.paper, world_size=_RANKS)
+def _layer_page(name: str, layer: FoundModel) -> Page:
+    assert layer.paper is not None  # noqa: S101 - only papers have layers alone
+    section = model_section(layer.paper, world_size=_RANKS)
+    plan = f"moetune plan --model {name} --profile {_OF_PAPERS}"
     return Page(
-        template="model.html",
-        title=found.title,
+        title=layer.title,
         here="models",
+        scope=section.scope,
+        links=_links(address("new", model=name, profile=_OF_PAPERS)),
         sections=(section,),
-        context={
-            "form": None, "name": name, "problem": None,
-            "commands": {
-                "The same in a terminal": f"moetune plan --model {name} --profile {_OF_PAPERS}"
-            },
-            "new_plan": address("new", model=name, profile=_OF_PAPERS),
-        },
-    )  # fmt: skip
+        commands={"The same in a terminal": plan},
+    )
 
 
 def _commands(name: str, answer: MemoryAnswer | None, form: Mapping[str, str]) -> Mapping[str, str]:
@@ -129,9 +129,7 @@ def _commands(name: str, answer: MemoryAnswer | None, form: Mapping[str, str]) -
 
 
 def _new_plan(name: str, answer: MemoryAnswer | None) -> str:
-    """Return the address of New plan with the model; "" of a paper's, which it does not have."""
-    if name in MODELS:
-        return ""
+    """Return the address of New plan with the model, on as few GPUs as it fits on."""
     if answer is None or not answer.fits:
         return address("new", model=name, target=_TARGET)
     job = answer.job

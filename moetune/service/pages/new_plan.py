@@ -7,7 +7,7 @@ that it can be shared; a pasted configuration is packed into it where it is shor
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
@@ -54,15 +54,13 @@ def _field(ask: Ask) -> Field:
     choices = tuple(map(str, ask.choices))
     if ask.kind is bool:
         choices = ("yes",) if ask.is_switch else ("yes", "no")
-    found = Field(
+    if ask.name == "dtype":
+        choices = tuple(dict.fromkeys((*TRAINING_DTYPES, *DTYPE_BYTES)))
+    return Field(
         name=ask.name, label=ask.label, hint=_NO_FILE.get(ask.name, ask.words), flag=ask.flag,
         choices=choices,
+        suggested=dict.fromkeys((*model_names(), *MODELS), "") if ask.name == "model" else {},
     )  # fmt: skip
-    if ask.name == "dtype":
-        return replace(found, choices=tuple(dict.fromkeys((*TRAINING_DTYPES, *DTYPE_BYTES))))
-    if ask.name == "model":
-        return replace(found, suggested=dict.fromkeys((*model_names(), *MODELS), ""))
-    return found
 
 
 _FIRST = ("model", "world_size", "memory_limit", "dtype")
@@ -91,12 +89,9 @@ class _Form:
     def of(cls, given: Mapping[str, str]) -> "_Form":
         """Return the form of an address or a body."""
         texts = {name: text.strip() for name, text in given.items() if text.strip()}
-        for name in ("token", "config", "config_text"):
-            texts.pop(name, None)
-        return cls(
-            texts=texts, config=given.get("config", "").strip(),
-            pasted=given.get("config_text", "").strip(),
-        )  # fmt: skip
+        texts.pop("token", None)
+        config, pasted = texts.pop("config", ""), texts.pop("config_text", "")
+        return cls(texts=texts, config=config, pasted=pasted)
 
     @property
     def is_empty(self) -> bool:
@@ -112,6 +107,16 @@ class _Form:
         if self.pasted:
             return pasted_config(self.pasted)
         return unpacked_config(self.config) if self.config else None
+
+    @property
+    def config_text(self) -> str:
+        """The configuration to show in its field: as it was pasted, or from the address."""
+        if self.pasted or not self.config:
+            return self.pasted
+        try:
+            return json.dumps(json.loads(unpacked_config(self.config).text), indent=2)
+        except MoetuneError:
+            return ""
 
     def address(self) -> str | None:
         """Return the address that asks the same; None where a configuration is too long for it.
@@ -129,11 +134,11 @@ class _Form:
         Raises:
             InputError: a field is unknown, or its text wrong.
         """
-        config = self.read_config()
-        more = {} if config is None else {"config": config}
-        profile = {name: text for name, text in self.texts.items() if name == "profile"}
-        texts = {name: text for name, text in self.texts.items() if name != "profile"}
-        return served_question({**read_texts(texts), **profile, **more})
+        texts = dict(self.texts)
+        more: dict[str, object] = {"profile": texts.pop("profile", None)}
+        if (config := self.read_config()) is not None:
+            more["config"] = config
+        return served_question({**read_texts(texts), **more})
 
     def command(self) -> str:
         """Return the command that asks the same."""
@@ -186,7 +191,7 @@ def add_new_plan(
         try:
             plan = await answer_and_store(request, pools, await pools.read(form.question))
         except MoetuneError as error:
-            return await pages.render(request, form, problem=error)
+            return await pages.render(request, form, error=error)
         return RedirectResponse(address("plans", plan.id), HTTPStatus.SEE_OTHER)
 
 
@@ -200,7 +205,7 @@ class _Pages:
 
     async def example(self, request: Request) -> Response:
         """Return the page with a question filled in, which nobody has asked yet."""
-        profile = await self.pools.read(self._own_profile) or _REFERENCE
+        profile = await self.pools.read(self._default_profile) or _REFERENCE
         return await self.render(request, _Form(texts={**_EXAMPLE, "profile": profile}))
 
     async def answer(self, request: Request, form: _Form) -> Response:
@@ -211,26 +216,30 @@ class _Pages:
             subject = await self.pools.read(self.pools.planner.explain, plan)
             sections = await self.pools.solve(plan_sections, subject, is_page=True)
         except MoetuneError as error:
-            return await self.render(request, form, problem=error)
+            return await self.render(request, form, error=error)
         return await self.render(request, form, plan=plan, sections=sections)
 
     async def render(
         self, request: Request, form: _Form, *, plan: AnyPlan | None = None,
-        sections: tuple[Section, ...] = (), problem: MoetuneError | None = None,
+        sections: tuple[Section, ...] = (), error: MoetuneError | None = None,
     ) -> Response:  # fmt: skip
         """Return the page of a form and its answer."""
         profiles = await self.pools.read(self.library.profile_names)
+        machine = Field(
+            name="profile", label="Machine", hint="measured or reference", flag="--profile",
+            choices=profiles,
+        )  # fmt: skip
         page = Page(
             template="new_plan.html",
             title="New plan",
             here="new",
+            problem=None if error is None else problem_of(error),
             sections=sections,
-            status=HTTPStatus.OK if problem is None else int(problem_of(problem).status),
             context={
-                "values": {"profile": "", **form.texts}, "config_text": _shown(form),
-                "first": (*(_field(ASKS[name]) for name in _FIRST), _machine(profiles)),
-                "groups": _GROUPS, "plan": plan, "problem": problem,
-                "where": "" if problem is None else _field_of(problem, form),
+                "values": {"profile": "", **form.texts}, "config_text": form.config_text,
+                "first": (*(_field(ASKS[name]) for name in _FIRST), machine),
+                "groups": _GROUPS, "plan": plan,
+                "where": "" if error is None else _field_of(error, form),
                 "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,
                 "model": plan and self.library.model_name(plan),
                 "may_write": right_in(request.scope) == "write",
@@ -238,7 +247,7 @@ class _Pages:
         )  # fmt: skip
         return self.renderer.render(page)
 
-    def _own_profile(self) -> str:
+    def _default_profile(self) -> str:
         """Return the profile that plans are made with where none is named; "" where none is."""
         try:
             return self.pools.planner.sources.profile(None).profile.name
@@ -246,26 +255,8 @@ class _Pages:
             return ""
 
 
-def _machine(profiles: tuple[str, ...]) -> Field:
-    return Field(
-        name="profile", label="Machine", hint="measured or reference", flag="--profile",
-        choices=profiles,
-    )  # fmt: skip
-
-
-def _field_of(problem: MoetuneError, form: _Form) -> str:
+def _field_of(error: MoetuneError, form: _Form) -> str:
     """Return the field that an error is about; "" for none."""
-    if "configuration" in problem.what and (form.config or form.pasted):
+    if "configuration" in error.what and (form.config or form.pasted):
         return "config_text"
-    return problem.field
-
-
-def _shown(form: _Form) -> str:
-    """Return the configuration to show in its field: as it was pasted, or from the address."""
-    if form.pasted or not form.config:
-        return form.pasted
-    try:
-        config = unpacked_config(form.config)
-    except MoetuneError:
-        return ""
-    return json.dumps(json.loads(config.text), indent=2)
+    return error.field

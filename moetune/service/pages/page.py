@@ -1,17 +1,15 @@
 """A page and its rendering, and the static files it needs: style, script, icon.
 
-Routes make a `Page` of sections; `PageRenderer` puts it into its template. Addresses of static
-files change with the files, so that browsers may cache them for ever.
+Routes make a `Page` of sections and forms; `PageRenderer` puts it into its template. Addresses of
+static files change with the files, so that browsers may cache them for ever.
 """
 
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated
 from urllib.parse import quote, urlencode
 
@@ -22,14 +20,26 @@ from starlette.staticfiles import PathLike, StaticFiles
 from starlette.types import Scope
 
 from moetune.domain.errors import NotFoundError
-from moetune.report.html import STATIC, age, environment
+from moetune.report.html import STATIC, environment
 from moetune.report.section import Figure, Section, all_figures
 from moetune.service.problems import Problem
 
-LONGEST = 200
-Text = Annotated[str, Query(max_length=LONGEST), AfterValidator(str.strip)]
+_LONGEST = 200
+Text = Annotated[str, Query(max_length=_LONGEST), AfterValidator(str.strip)]
 """A text in a page's address, without the spaces around it."""
 _FOR_EVER = "public, max-age=31536000, immutable"
+_HEADERS = {"Cache-Control": "no-cache", "Referrer-Policy": "same-origin"}
+"""A form's browser says where it comes from; other sites are told nothing."""
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+NAVIGATION = (
+    ("new", "/new", "New plan"),
+    ("plans", "/", "Plans"),
+    ("machines", "/machines", "Machines"),
+    ("models", "/models", "Models"),
+    ("observed", "/observed", "Observed"),
+    ("whatif", "/whatif", "What if"),
+    ("compare", "/compare", "Compare"),
+)
 
 
 class _StaticFiles(StaticFiles):
@@ -54,31 +64,19 @@ def static_files() -> tuple[StaticFiles, Mapping[str, str]]:
     return _StaticFiles(directory=STATIC), addresses
 
 
-_HEADERS = {"Cache-Control": "no-cache", "Referrer-Policy": "same-origin"}
-"""A form's browser says where it comes from; other sites are told nothing."""
-_TEMPLATES = Path(__file__).resolve().parent / "templates"
-NAVIGATION = (
-    ("new", "/new", "New plan"),
-    ("plans", "/", "Plans"),
-    ("machines", "/machines", "Machines"),
-    ("models", "/models", "Models"),
-    ("observed", "/observed", "Observed"),
-    ("whatif", "/whatif", "What if"),
-    ("compare", "/compare", "Compare"),
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """A link under a page's title.
 
     Args:
         file: name of the download; "" for a page.
+        is_here: whether it leads to the page itself.
     """
 
     name: str
     href: str
     file: str = ""
+    is_here: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +98,29 @@ class Field:
     flag: str = ""
     placeholder: str = ""
     choices: tuple[str, ...] = ()
-    suggested: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    suggested: Mapping[str, str] = field(default_factory=dict)
     is_required: bool = False
 
 
-def _no_data(_: Figure) -> str:
-    return ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A form whose fields become an address.
+
+    Args:
+        button: its words.
+        values: texts of its fields.
+        hidden: texts of fields that are not shown.
+        title: of a form behind the sections; "" of one before them.
+        words: under the title.
+    """
+
+    action: str
+    button: str
+    fields: tuple[Field, ...]
+    values: Mapping[str, str] = field(default_factory=dict)
+    hidden: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +129,27 @@ class Page:
 
     Args:
         here: key of its entry in `NAVIGATION`.
-        csv: returns the address of a figure's data.
-        context: more variables of its template, such as a form's.
+        scope: of the first section, whose head is omitted then; "" for none.
+        intro: a sentence under the title.
+        problem: of a request that cannot be answered.
+        newer, older: addresses of the first page of a list, and of the next one.
+        commands: what to do with it, by words on each.
+        context: more variables of its template.
     """
 
     template: str = "page.html"
     title: str
     here: str = ""
+    scope: str = ""
+    intro: str = ""
+    links: tuple[Link, ...] = ()
+    problem: Problem | None = None
+    forms: tuple[Form, ...] = ()
     sections: tuple[Section, ...] = ()
-    csv: Callable[[Figure], str] = _no_data
+    newer: str = ""
+    older: str = ""
+    commands: Mapping[str, str] = field(default_factory=dict)
     context: Mapping[str, object] = field(default_factory=dict)
-    status: int = 200
 
     def data(self, name: str) -> Response:
         """Return the data of one of its figures as a CSV file.
@@ -132,10 +157,10 @@ class Page:
         Raises:
             NotFoundError: the page has no such figure.
         """
-        figures = {one.name: one for one in all_figures(self.sections)}
+        figures = {figure.name: figure for figure in all_figures(self.sections)}
         if name not in figures:
-            known = ", ".join(figures) or "it has none"
-            raise NotFoundError(f"the page has no figure {name!r}", f"figures: {known}")
+            names = ", ".join(figures) or "it has none"
+            raise NotFoundError(f"the page has no figure {name!r}", f"figures: {names}")
         return Response(
             figures[name].csv,
             media_type="text/csv; charset=utf-8",
@@ -144,6 +169,10 @@ class Page:
                 "Cache-Control": "no-cache",
             },
         )
+
+
+def _no_data(_: Figure) -> str:
+    return ""
 
 
 class PageRenderer:
@@ -161,30 +190,30 @@ class PageRenderer:
         self._location = location
         self._templates = environment(_TEMPLATES)
 
-    def render(self, page: Page) -> HTMLResponse:
-        """Return the page as HTML."""
+    def render(self, page: Page, csv: Callable[[Figure], str] = _no_data) -> HTMLResponse:
+        """Return the page as HTML.
+
+        Args:
+            csv: returns the address of a figure's data.
+        """
         text = self._templates.get_template(page.template).render(
             navigation=NAVIGATION,
             addresses=self._addresses,
             location=self._location,
             version=version("moetune"),
             page=page,
-            **{"scope": "", "intro": "", "links": (), **page.context},
-        )  # fmt: skip
-        return HTMLResponse(text, page.status, headers=_HEADERS)
+            csv=csv,
+            **page.context,
+        )
+        if page.problem is None:
+            return HTMLResponse(text, headers=_HEADERS)
+        headers = {**_HEADERS, **page.problem.headers}
+        return HTMLResponse(text, int(page.problem.status), headers)
 
     def problem(self, problem: Problem) -> HTMLResponse:
         """Return an error as a page, with the next thing to do."""
-        answer = self.render(
-            Page(
-                template="problem.html",
-                title=problem.title.capitalize(),
-                context={"what": problem.detail, "hint": problem.hint},
-                status=int(problem.status),
-            )
-        )
-        answer.headers.update(problem.headers)
-        return answer
+        links = (Link(name="Plans", href="/"), Link(name="Machines", href="/machines"))
+        return self.render(Page(title=problem.title.capitalize(), problem=problem, links=links))
 
 
 def address(*parts: str, **query: str) -> str:
@@ -196,10 +225,5 @@ def address(*parts: str, **query: str) -> str:
 
 def filled(request: Request, names: Iterable[str]) -> dict[str, str]:
     """Return the fields of an address that have a text."""
-    given = {name: request.query_params.get(name, "").strip()[:LONGEST] for name in names}
+    given = {name: request.query_params.get(name, "").strip()[:_LONGEST] for name in names}
     return {name: text for name, text in given.items() if text}
-
-
-def age_now(created_at: str) -> str:
-    """Return how long ago a row was made."""
-    return age(created_at, datetime.now(UTC))

@@ -1,11 +1,12 @@
-"""Pages of plans: the list, one plan, and two plans or profiles side by side."""
+"""Pages of plans: the list, and one plan."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from moetune.app.library import StoredPlan, read_plans
+from moetune.app.library import read_plans
 from moetune.app.models import whole_names
-from moetune.app.views.comparison import comparison_sections, machine_sections
+from moetune.app.subjects import Subject
+from moetune.app.views.observed import observed_steps
 from moetune.app.views.plan import plan_sections
 from moetune.app.views.stored_plans import stored_plans_table
 from moetune.app.views.words import KINDS
@@ -14,11 +15,10 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
-from moetune.report.observed import drift_figure, sound_rows
-from moetune.report.section import Section, Table
+from moetune.report.section import Section
+from moetune.service.pages.compare import whatif_form
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Field, Link, Page, Text, address
-from moetune.service.pages.whatif import whatif_fields
+from moetune.service.pages.page import Field, Form, Link, Page, Text, address
 
 PAGE_SIZE = 50
 
@@ -34,7 +34,7 @@ def plans_page(
     """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
 
     Args:
-        kind: one of `KINDS`; "" for every one, as of the model and the profile.
+        kind: one of `KINDS`; "" for all, as of the model and the profile.
 
     Raises:
         InputError: there is no such kind.
@@ -45,36 +45,45 @@ def plans_page(
     if library.is_empty:
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
     query = {"model": model, "profile": profile, "kind": kind}
-    seen_infos = library.store.plans(  # kinds stand in the documents, which are not looked at
+    infos = library.store.plans(  # kinds stand in the documents, which are not looked at
         model=model or None, profile=profile or None, after=after, limit=PAGE_SIZE
     )
-    found = read_plans(library.store, seen_infos)
-    shown = [one for one in found if kind in {"", one.plan and one.plan.kind}]
-    older = seen_infos[-1].id if len(seen_infos) == PAGE_SIZE else ""
+    stored = read_plans(library.store, infos)
+    shown = [row for row in stored if kind in {"", row.plan and row.plan.kind}]
+    older = infos[-1].id if len(infos) == PAGE_SIZE else ""
+    more = " on this page matches: see older ones." if older else " matches."
+    table = stored_plans_table(shown, empty=f"No plan{more}", address=address)
     return Page(
-        template="plans.html",
         title="Plans",
         here="plans",
-        sections=(Section(name="plans", tables=(_table(shown, is_last=not older),)),),
-        context={
-            "values": query,
-            "fields_of": _filter_fields(library),
-            "newer": address("", **query) if after else "",
-            "older": address("", after=older, **query) if older else "",
-        },
-    )
+        forms=(
+            Form(
+                action="/plans", button="Open",
+                fields=(
+                    Field(
+                        name="plan", label="Plan id, or its beginning", placeholder="3f9c21",
+                        is_required=True,
+                    ),
+                ),
+            ),
+            Form(action="/", button="Filter", fields=_filter_fields(library), values=query),
+        ),
+        sections=(Section(name="plans", tables=(table,)),),
+        newer=address("", **query) if after else "",
+        older=address("", after=older, **query) if older else "",
+    )  # fmt: skip
 
 
 def _filter_fields(library: Library) -> tuple[Field, ...]:
-    models, profiles = (*MODELS, *whole_names()), library.profile_names()
-    return (
-        Field(name="model", label="Model", placeholder="all", suggested=dict.fromkeys(models, "")),
+    names = {"model": (*MODELS, *whole_names()), "profile": library.profile_names()}
+    suggesting = (
         Field(
-            name="profile", label="Profile", placeholder="all",
-            suggested=dict.fromkeys(profiles, ""),
-        ),
-        Field(name="kind", label="Kind", placeholder="all", choices=KINDS),
+            name=name, label=name.capitalize(), placeholder="all",
+            suggested=dict.fromkeys(texts, ""),
+        )
+        for name, texts in names.items()
     )  # fmt: skip
+    return (*suggesting, Field(name="kind", label="Kind", placeholder="all", choices=KINDS))
 
 
 def plan_page(library: Library, plan_id: str) -> Page:
@@ -84,55 +93,45 @@ def plan_page(library: Library, plan_id: str) -> Page:
         NotFoundError: there is none.
     """
     plan = library.any_plan(plan_id)
-    name = plan.id[:12]
-    sections = plan_sections(library.planner.explain(plan), is_page=True)
-    found = sound_rows(library.store.observation_page(plan.id, limit=500))
-    figures = (drift_figure(found),) if found else ()
-    observed = Section(name="observed", title="Observed steps", figures=figures)
-    known = library.model_name(plan)
+    subject = library.planner.explain(plan)
+    sections = plan_sections(subject, is_page=True)
+    observed = observed_steps(library.store.observation_page(plan.id, limit=500))
+    model = library.model_name(plan)
+    commands = {
+        words: f"moetune {command} {plan.id[:12]}{more}"
+        for words, (command, more) in _commands(plan, model).items()
+    }
     return Page(
-        template="plan.html",
         title=f"{sections[0].title}, plan {plan.id[:6]}",
         here="plans",
-        sections=(*sections, *((observed,) if found else ())),
-        csv=lambda figure: f"/plans/{plan.id}/{figure.name}.csv",
-        context={
-            "fields_of": whatif_fields(plan),
-            "plan": plan,
-            "profile_address": address("profiles", plan.inputs.profile),
-            "links": tuple(_plan_links(library, plan, known)),
-            "commands": {
-                words: f"moetune {command} {name}{more}"
-                for words, (command, more) in _commands(plan, known).items()
-            },
-        },
+        scope=f"{sections[0].scope} · profile {plan.inputs.profile} · plan {plan.id[:12]}",
+        links=tuple(_plan_links(library, subject, model)),
+        sections=(*sections, *observed),
+        forms=(whatif_form(plan, title="What if"),),
+        commands=commands,
     )
 
 
-def _plan_links(library: Library, plan: AnyPlan, model: str | None) -> Iterator[Link]:
+def _plan_links(library: Library, subject: Subject, model: str | None) -> Iterator[Link]:
     """Yield the links under a plan's title.
 
     Args:
         model: the name of a model that has a page.
     """
-    yield Link(name="What if", href="#whatif")
+    plan = subject.plan
+    yield Link(name="What if", href="#form")
     if plan.kind == "training" and model:
         yield Link(name="New plan like this", href=_asked_anew(library, plan, model))
     yield Link(name="Compare", href=address("compare", what="plans", first=plan.id))
     yield Link(name="Observed", href=address("observed", plan=plan.id))
+    yield Link(name="Profile", href=address("profiles", plan.inputs.profile))
     if model:
         yield Link(name="Model", href=address("models", model))
     document, short = address("v1", "plans", plan.id), plan.id[:6]
     yield Link(name="Plan file", href=document, file=f"plan-{short}.json")
-    if _has_trace(library, plan, model):
+    if plan.kind != "training" or (model and subject.profile is not None):
         file = f"trace-{short}.json"
         yield Link(name="Trace for Perfetto", href=f"{document}/trace", file=file)
-
-
-def _has_trace(library: Library, plan: AnyPlan, model: str | None) -> bool:
-    if plan.kind == "training":
-        return bool(model) and library.planner.explain(plan).profile is not None
-    return True
 
 
 def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]:
@@ -166,74 +165,3 @@ def _asked_anew(library: Library, plan: TrainingDocument, model: str) -> str:
 def _text(value: object) -> str:
     """Return the text of an argument, of a list of modules as a flag has it."""
     return ",".join(value) or "none" if isinstance(value, list) else str(value)
-
-
-def compare_page(
-    library: Library, *, what: Text = "plans", first: Text = "", second: Text = ""
-) -> Page:
-    """Return the form, and with two names the comparison.
-
-    Args:
-        what: "plans" or "profiles".
-        first, second: plans' ids or their beginnings, or profiles' names.
-
-    Raises:
-        InputError: `what` is something else.
-        NotFoundError: one of the two does not exist.
-    """
-    if what not in {"plans", "profiles"}:
-        raise InputError(f"what must be plans or profiles, got {what!r}")
-    names: tuple[str, str] = (first, second)
-    sections: tuple[Section, ...] = ()
-    longest = 12 if what == "plans" else None
-    if first and second:
-        compare = _plans if what == "plans" else _profiles
-        names, sections = compare(library, first, second)
-    return Page(
-        template="compare.html",
-        title="Compare",
-        here="compare",
-        sections=sections,
-        csv=lambda figure: address(
-            "compare", f"{figure.name}.csv", what=what, first=first, second=second
-        ),
-        context={
-            "what": what,
-            "fields_of": tuple(_compared_fields(library, what)),
-            "values": {"first": first[:longest], "second": second[:longest]},
-            "names": names,
-            "links": [address(what, first), address(what, second)],
-        },
-    )
-
-
-def _compared_fields(library: Library, what: str) -> Iterator[Field]:
-    for name in ("first", "second"):
-        label = f"{name.capitalize()} {what.removesuffix('s')}"
-        if what == "plans":
-            yield library.plan_field(name, label)
-        else:
-            yield Field(
-                name=name, label=label, choices=library.profile_names(), placeholder="Choose",
-                is_required=True,
-            )  # fmt: skip
-
-
-_Comparison = tuple[tuple[str, str], tuple[Section, ...]]
-
-
-def _plans(library: Library, first: str, second: str) -> _Comparison:
-    left, right = library.any_plan(first), library.any_plan(second)
-    names = left.id[:6], right.id[:6]
-    return names, comparison_sections(left, right, names=names, is_drawn=True)
-
-
-def _profiles(library: Library, first: str, second: str) -> _Comparison:
-    left, right = (library.profile(name).profile for name in (first, second))
-    names = left.name, right.name
-    return names, machine_sections(left, right, names=names, is_drawn=True)
-
-
-def _table(found: Sequence[StoredPlan], *, is_last: bool) -> Table:
-    none = "No plan matches." if is_last else "No plan on this page matches: see older ones."
-    return stored_plans_table(found, empty=none, address=address)

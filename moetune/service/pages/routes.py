@@ -5,20 +5,23 @@ from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.responses import RedirectResponse
 
+from moetune.domain.errors import NotAuthorisedError
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
+from moetune.service.pages.compare import compare_page, whatif_page
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
 from moetune.service.pages.models import model_page, models_page
 from moetune.service.pages.new_plan import add_new_plan
 from moetune.service.pages.page import Page, PageRenderer, Text, address, static_files
-from moetune.service.pages.plans import compare_page, plan_page, plans_page
-from moetune.service.pages.whatif import whatif_page
+from moetune.service.pages.plans import plan_page, plans_page
+from moetune.service.problems import Problem, problem_of
 from moetune.service.workers import WorkerPools
 
 _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
@@ -73,8 +76,10 @@ def _add_page(
         return made.data(figure)
 
     @router.get(path)
-    def shown(made: Annotated[Page, Depends(page)]) -> Response:
-        return renderer.render(made)
+    def shown(request: Request, made: Annotated[Page, Depends(page)]) -> Response:
+        here, query = quote(request.scope["path"].rstrip("/")), request.url.query
+        end = f"?{query}" if query else ""
+        return renderer.render(made, lambda figure: f"{here}/{figure.name}.csv{end}")
 
 
 def _add_login(router: APIRouter, access: Access, renderer: PageRenderer) -> None:
@@ -83,10 +88,10 @@ def _add_login(router: APIRouter, access: Access, renderer: PageRenderer) -> Non
     The token is sent once, then a session that only reads stands for it.
     """
 
-    def form(target: str, problem: str = "") -> Response:
-        status = HTTPStatus.UNAUTHORIZED if problem else HTTPStatus.OK
-        context = {"target": target, "problem": problem}
-        page = Page(template="login.html", title="Log in", context=context, status=status)
+    def form(target: str, problem: Problem | None = None) -> Response:
+        page = Page(
+            template="login.html", title="Log in", problem=problem, context={"target": target}
+        )
         answer = renderer.render(page)
         answer.headers.update({"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
         return answer
@@ -101,7 +106,8 @@ def _add_login(router: APIRouter, access: Access, renderer: PageRenderer) -> Non
         fields = await read_form(request)
         target = _local_path(fields.get("next", ""))
         if access.right_of(fields.get("token", "").strip()) == "none":
-            return form(target, "This is not a token of this service.")
+            wrong = NotAuthorisedError("This is not a token of this service.")
+            return form(target, problem_of(wrong))
         answer = RedirectResponse(target, HTTPStatus.SEE_OTHER)
         answer.set_cookie(
             COOKIE,

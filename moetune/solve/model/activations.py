@@ -22,7 +22,6 @@ from moetune.domain.recurrent import StateSpace
 from moetune.domain.targets import Target, find_target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
 from moetune.domain.units import dtype_bytes
-from moetune.solve.model.modules import ModuleName
 
 ELEMENT, FULL = dtype_bytes("bfloat16"), dtype_bytes("float32")
 AS_MEGATRON = find_target("megatron")
@@ -207,13 +206,6 @@ def _routed_modules(part: RoutedExperts, rows: float, kept: _Kept) -> dict[str, 
     if part.shared is not None and "shared_experts" not in layout.recompute:
         found["shared_experts"] = _ffn_bytes(part.shared, kept)
     return found
-
-
-AGAIN: Mapping[ModuleName, float] = {
-    "attention": 1 / 2, "mla_up_proj": 1 / 2, "mlp": 1 / 2, "shared_experts": 1 / 2, "norm": 1.0,
-    "router": 1.0, "permute": 1.0, "experts": 1.0, "moe_act": 1.0,
-}  # fmt: skip
-"""Share of a module's forward pass that the backward pass repeats."""
 
 
 def selective_modules(

@@ -23,7 +23,7 @@ from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
 from moetune.solve.model.activations import AS_MEGATRON, ELEMENT
 from moetune.solve.model.exchange import exchange_seconds
 from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.modules import (
+from moetune.solve.model.passes import (
     CHUNK_TOKENS,
     NO_TIME,
     BlockTimes,

@@ -19,9 +19,9 @@ from moetune.solve.model.chunks import (
     hidden_beside,
 )
 from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.modules import BlockTimes
 from moetune.solve.model.passes import (
     BlockSeconds,
+    BlockTimes,
     DevicePasses,
     block_seconds,
     device_passes,

@@ -13,7 +13,7 @@ it, behind the device's own share.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from moetune.domain.once import Tables, once
@@ -30,15 +30,9 @@ from moetune.solve.model.activations import (
     exchange_bytes,
     workspace_bytes,
 )
-from moetune.solve.model.parameters import (
-    SHARDS_GRADIENTS,
-    WHOLE_BLOCKS,
-    RankParameters,
-    shard_of,
-    state_bytes,
-)
 from moetune.solve.model.schedule import most_live
 from moetune.solve.model.stages import DecoderStages, RankBlocks, block_counts
+from moetune.solve.model.update import SHARDS_GRADIENTS, WHOLE_BLOCKS, shard_of, state_bytes
 
 HOST_OPTIMIZER_BYTES = 18
 """Of a parameter: master copy, two moments and the gradient in float32, the parameter in bfloat16
@@ -146,24 +140,20 @@ class MemoryModel(Tables):
     job: TrainingJob
     stages: DecoderStages
     target: Target = AS_MEGATRON
-    _parameters: RankParameters = field(init=False, repr=False)
-    _optimizer: Optimizer = field(init=False, repr=False)
-    _natural: "MemoryModel | None" = field(init=False, repr=False)
-    _even: "MemoryModel | None" = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        counted = RankParameters(decoder=self.job.decoder)
-        object.__setattr__(self, "_parameters", counted)
-        natural = self._with(NATURAL) if self.job.leaves_room else None
-        object.__setattr__(self, "_natural", natural)
-        routing = self.job.routing
-        is_law = isinstance(routing, ExpertLoads) and routing != BALANCED
-        object.__setattr__(self, "_even", self._with(BALANCED) if is_law else None)
-        object.__setattr__(self, "_optimizer", self.target.optimizer(self.job.optimizer))
+    @property
+    def _optimizer(self) -> Optimizer:
+        return self.target.optimizer(self.job.optimizer)
 
-    def _with(self, routing: ExpertLoads) -> "MemoryModel":
-        job = replace(self.job, routing=routing, leaves_room=False)
-        return MemoryModel(job=job, stages=self.stages, target=self.target)
+    @property
+    def _has_law(self) -> bool:
+        """Whether one law says how uneven the rows of every layer are."""
+        return isinstance(self.job.routing, ExpertLoads) and self.job.routing != BALANCED
+
+    @once(lambda routing: routing)
+    def _routed(self, routing: ExpertLoads) -> "MemoryModel":
+        """Return the memory with another routing."""
+        return replace(self, job=replace(self.job, routing=routing, leaves_room=False))
 
     def peak(self, layout: FoldedLayout) -> RankMemory:
         """Return the memory of the pipeline rank that has most."""
@@ -193,14 +183,14 @@ class MemoryModel(Tables):
             on_host: the largest share of the optimizer that the host may keep.
         """
         whole = self.stages.whole
-        dense, experts = (one / layout.pp for one in self._parameters.of(layout, whole))
+        dense, experts = (one / layout.pp for one in self.stages.parameters(layout, whole))
         states = self._states(layout, dense, experts, on_host)
         return LIBRARY_BYTES + (1 + FRAGMENTATION) * sum(states)
 
     def states_of_blocks(self, layout: FoldedLayout, *, on_host: float) -> list[float]:
         """Return the bytes of the states of a block of each kind: least of them, as `least`."""
-        every = self._parameters.of_kinds(layout)[: len(self.job.decoder.kinds)]
-        return [sum(self._states(layout, *one, on_host)) for one in every]
+        blocks = self.stages.parameters_of_blocks(layout)[: len(self.job.decoder.kinds)]
+        return [sum(self._states(layout, *block, on_host)) for block in blocks]
 
     def of_rank(self, layout: FoldedLayout, rank: int) -> RankMemory:
         """Return the memory of a pipeline rank."""
@@ -272,8 +262,10 @@ class MemoryModel(Tables):
     def _largest_block(self, layout: FoldedLayout, rank: RankBlocks) -> float:
         """Return the parameters on one device of the block that has most to shard."""
         dense, experts = _shards(layout)
-        every = (one for _, one in self._parameters.blocks(layout, rank))
-        return max((dense * one.dense + experts * one.experts for one in every), default=0.0)
+        blocks = self.stages.parameters_of_blocks(layout)
+        counted = zip(block_counts(rank, len(blocks)), blocks, strict=True)
+        sizes = (dense * one.dense + experts * one.experts for count, one in counted if count)
+        return max(sizes, default=0.0)
 
     @once(
         lambda layout: (
@@ -290,13 +282,14 @@ class MemoryModel(Tables):
     def _bytes_of_rank(
         self, layout: FoldedLayout, rank: RankBlocks, every_live: Sequence[float]
     ) -> _RankBytes:
-        dense, experts = self._parameters.of(layout, rank)
+        dense, experts = self.stages.parameters(layout, rank)
         fullest = max(rank.ranks, key=every_live.__getitem__)
         live = every_live[fullest]
         activations, workspace = self.activations(layout, rank, live)
         uneven = 0.0
-        if self._natural is not None:
-            uneven = sum(self._natural.activations(layout, rank, live)) - activations - workspace
+        if self.job.leaves_room:
+            natural = self._routed(NATURAL).activations(layout, rank, live)
+            uneven = sum(natural) - activations - workspace
         return _RankBytes(
             rank=fullest,
             live=live,
@@ -329,14 +322,14 @@ class MemoryModel(Tables):
         """
         blocks = self._bytes_of_blocks(layout, layout.recompute)
         counted = [*zip(block_counts(rank, len(blocks)), blocks, strict=True)]
-        if self._even is None:
+        if not self._has_law:
             return counted
         num = sum(itertools.compress(rank.counts, self.job.decoder.routed_kinds))
         share = 1 / math.sqrt(max(1, num))
-        even = self._even._counted(layout, rank)  # noqa: SLF001 - of another job
+        even = self._routed(BALANCED)._counted(layout, rank)  # noqa: SLF001 - of another routing
         return [
-            (count, one.towards(other, share))
-            for (count, one), (_, other) in zip(even, counted, strict=True)
+            (count, block.towards(fuller, share))
+            for (count, block), (_, fuller) in zip(even, counted, strict=True)
         ]
 
     def kept(self, layout: FoldedLayout) -> float:
@@ -348,10 +341,10 @@ class MemoryModel(Tables):
 
     def live(self, layout: FoldedLayout) -> tuple[float, ...]:
         """Return the micro-batches in work on each rank, in its blocks' worth."""
-        found = most_live(layout.order, layout.pp, layout.vpp, self.job.micro_batches(layout))
+        live = most_live(layout.order, layout.pp, layout.vpp, self.job.micro_batches(layout))
         if layout.overlap != "batch" or layout.pp == 1:
-            return found
-        return tuple(one + 1 / layout.vpp for one in found)  # one more stage's worth of warm-up
+            return live
+        return tuple(num + 1 / layout.vpp for num in live)  # one more stage's worth of warm-up
 
     def sizes_of_blocks(
         self, layout: FoldedLayout, recomputes: Sequence[tuple[Recompute, ...]]
@@ -360,8 +353,8 @@ class MemoryModel(Tables):
 
         Of even rows, which are the least.
         """
-        if self._even is not None:
-            return self._even.sizes_of_blocks(layout, recomputes)
+        if self._has_law:
+            return self._routed(BALANCED).sizes_of_blocks(layout, recomputes)
         num = len(self.job.decoder.kinds)
         return [self._bytes_of_blocks(layout, one)[:num] for one in recomputes]
 

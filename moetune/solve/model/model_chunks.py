@@ -20,8 +20,8 @@ from moetune.domain.chunks import (
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.units import dtype_bytes
-from moetune.solve.model.modules import projections_of
-from moetune.solve.model.parameters import WHOLE_BLOCKS
+from moetune.solve.model.passes import projections_of
+from moetune.solve.model.update import WHOLE_BLOCKS
 
 _LEAST_BYTES = 2**25
 """Of a chunk: `moetune.shard`'s own default, from which on copies run near their best rate."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from moetune.domain.pipeline import SPLITTING, Schedule, rank_of_stage
-from moetune.solve.model.modules import Passes
+from moetune.solve.model.passes import Passes
 from moetune.solve.model.schedule import KINDS, Pass, Timetable, timetable
 
 _ROUNDS = 4

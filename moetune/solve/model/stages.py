@@ -1,11 +1,14 @@
-"""Stages of a pipeline: the blocks and ends that each stage and each rank has."""
+"""Stages of a pipeline: the blocks, ends and parameters that each stage and each rank has."""
 
 import heapq
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
-from moetune.domain.architecture import Decoder
+from moetune.domain.architecture import Block, Decoder
+from moetune.domain.attention import LatentAttention
+from moetune.domain.experts import RoutedExperts
 from moetune.domain.once import Tables, once
 from moetune.domain.pipeline import StageLetters, rank_of_stage, stages_of_sizes
 from moetune.domain.training import FoldedLayout
@@ -52,6 +55,18 @@ class Cut(NamedTuple):
     which: tuple[int, ...]
 
 
+class Parameters(NamedTuple):
+    """Parameters on one device: all but the experts, and the experts."""
+
+    dense: float
+    experts: float
+
+
+def _sizes(layout: FoldedLayout) -> tuple[int, int, int]:
+    """Return what a block's parameters depend on."""
+    return layout.tp, layout.ep, layout.etp
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderStages(Tables):
     """A decoder's stages."""
@@ -77,6 +92,30 @@ class DecoderStages(Tables):
         """Return the blocks of the pipeline ranks; ranks with the same are one."""
         return _by_rank(self.cut(layout), layout)
 
+    @once(lambda layout, rank: (_sizes(layout), rank))
+    def parameters(self, layout: FoldedLayout, rank: StageBlocks) -> Parameters:
+        """Return a pipeline rank's parameters on one device."""
+        decoder = self.decoder
+        table = decoder.vocab_size * decoder.d_model / layout.tp
+        tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
+        dense, experts = table * tables, 0.0
+        blocks = self.parameters_of_blocks(layout)
+        for count, block in zip(block_counts(rank, len(blocks)), blocks, strict=True):
+            dense, experts = dense + count * block.dense, experts + count * block.experts
+        if rank.has_predictions:
+            dense += sum(one.projection for one in decoder.predictions) / layout.tp
+        return Parameters(dense, experts)
+
+    @once(_sizes)
+    def parameters_of_blocks(self, layout: FoldedLayout) -> tuple[Parameters, ...]:
+        """Return the parameters of each kind of block, then of each of multi-token prediction."""
+        tp, experts_cut = layout.tp, layout.ep * layout.etp
+        amounts = map(_amounts, self.decoder.kinds_and_predictions)
+        return tuple(
+            Parameters(whole + shared / tp, experts / experts_cut)
+            for whole, shared, experts in amounts
+        )
+
     def _stages(self, letters: StageLetters) -> list[StageBlocks]:
         order, kinds = self.decoder.kind_of_block, range(len(self.decoder.kinds))
         found, first = [], 0
@@ -100,6 +139,17 @@ def block_counts(stage: StageBlocks, num: int) -> tuple[int, ...]:
     """
     predictions = (int(stage.has_predictions),) * (num - len(stage.counts))
     return *stage.counts, *predictions
+
+
+@cache
+def _amounts(block: Block) -> tuple[float, float, float]:
+    """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts."""
+    amounts = block.parameters
+    routed = next((one for one in block.parts if isinstance(one, RoutedExperts)), None)
+    experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
+    latent = sum(one.latent_parameters for one in block.parts if isinstance(one, LatentAttention))
+    whole = amounts.router + amounts.norms + amounts.routed - experts + latent
+    return whole, amounts.attention - latent + amounts.dense + amounts.shared, experts
 
 
 def _by_rank(cut: Cut, layout: FoldedLayout) -> tuple[RankBlocks, ...]:

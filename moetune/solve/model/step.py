@@ -12,8 +12,7 @@ from moetune.solve.model.activations import ELEMENT, block_bytes
 from moetune.solve.model.block import GEMM_FORMS
 from moetune.solve.model.blocks import BlockTable
 from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.modules import Passes
-from moetune.solve.model.passes import FORWARD_OF_BOTH, BlockSeconds, Room, computing
+from moetune.solve.model.passes import FORWARD_OF_BOTH, BlockSeconds, Passes, Room, computing
 from moetune.solve.model.pipeline import StagePipeline, least_seconds, play
 from moetune.solve.model.stages import (
     DecoderStages,

@@ -1,15 +1,58 @@
-"""Time of a step's gradients, parameters and optimizer, beside and behind its passes."""
+"""States of parameters: their bytes, and the time of their update next to and behind the passes.
 
-from dataclasses import dataclass, field
+From ZeRO stage 1 on a replica has its shard of the states alone, from stage 2 on of the gradients,
+too, and under stage 3 of the parameters. Dense parameters have dp·cp replicas, experts edp.
+"""
+
+from dataclasses import dataclass
 
 from moetune.domain.once import Tables, once
+from moetune.domain.optimizers import Optimizer
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.parameters import SHARDS_GRADIENTS, Parameters, RankParameters, shard_of
 from moetune.solve.model.passes import NO_ROOM, WITHOUT_END, Room
-from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.stages import DecoderStages, Parameters
+
+SHARDS_GRADIENTS = 2
+"""The ZeRO stage, and those above it."""
+WHOLE_BLOCKS = 2
+"""Of a sharded model that a device has at once: the one that is computed and the next one.
+
+Megatron-FSDP takes twice a block as the size of its queues (`suggested_communication_unit_size`).
+"""
+
+
+def shard_of(layout: FoldedLayout, dense: float, experts: float) -> float:
+    """Return the parameters of one replica's shard."""
+    return dense / (layout.dp * layout.cp) + experts / layout.edp
+
+
+def state_bytes(
+    layout: FoldedLayout, optimizer: Optimizer, dense: float, experts: float, *, on_host: float
+) -> tuple[float, float, float]:
+    """Return the bytes of so many parameters, of their gradients, and of their states.
+
+    FSDP2 shards float32 parameters at every stage. At stage 2 what it gathers stays for the whole
+    step, and gradients of micro-batches are added up whole
+    (`torch/distributed/fsdp/_fully_shard/_fsdp_param.py`, `unsharded_accumulated_grad`).
+
+    Args:
+        on_host: share of the optimizer that the host keeps.
+    """
+    count, shard, zero = dense + experts, shard_of(layout, dense, experts), layout.zero
+    is_whole = zero <= SHARDS_GRADIENTS
+    parameters = optimizer.parameter_bytes * (count if is_whole else shard)
+    gradients = optimizer.gradient_bytes * (shard if zero >= SHARDS_GRADIENTS else count)
+    if optimizer.updates_parameters and is_whole:
+        parameters = optimizer.parameter_bytes * shard + ELEMENT * count
+        gradients += optimizer.gradient_bytes * count * (layout.pp > 1)
+    return (
+        parameters,
+        gradients,
+        (1 - on_host) * optimizer.state_bytes * (shard if zero else count),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +67,6 @@ class UpdatePrices(Tables):
     device: DevicePrices
     stages: DecoderStages
     target: Target
-    _parameters: RankParameters = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        counted = RankParameters(decoder=self.job.decoder)
-        object.__setattr__(self, "_parameters", counted)
 
     def gradients(self, layout: FoldedLayout, room: Room, *, num_micro_batches: int) -> float:
         """Return the exposed time of the reduction of gradients and the gathering of parameters.
@@ -137,7 +175,7 @@ class UpdatePrices(Tables):
     def _most_parameters(self, layout: FoldedLayout) -> tuple[Parameters, int]:
         """Return the parameters of a device of the rank that has most, and its blocks."""
         every = (
-            (self._parameters.of(layout, one), max(1, sum(one.counts)))
+            (self.stages.parameters(layout, one), max(1, sum(one.counts)))
             for one in self.stages.ranks(layout)
         )
         return max(every, key=lambda one: sum(one[0]))

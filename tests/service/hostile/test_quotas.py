@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moetune.domain.errors import InputError
 from moetune.service.problems import QuotaError, StoreFullError
 from moetune.service.quotas import QuotaLimits, Quotas
-from tests.service.asking import batch, served
+from tests.service.asking import SMALL, batch, served
 
 HOUR = 3600.0
 
@@ -99,13 +99,12 @@ def metrics(url: str) -> dict[str, float]:
 def test_a_service_refuses_what_is_too_much_and_counts_it(tmp_path: Path) -> None:
     limits = ("--plans-per-hour", "1", "--observations-per-hour", "5")
     with served(tmp_path, *limits) as running, httpx.Client(base_url=running.url) as http:
-        asked = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
-        made = http.post("/v1/plans:resolve", json=asked)
+        made = http.post("/v1/plans:resolve", json=SMALL)
         assert made.status_code == 200
-        other = http.post("/v1/plans:resolve", json={**asked, "model": "gpt-xl"})
+        other = http.post("/v1/plans:resolve", json={**SMALL, "model": "gpt-xl"})
         assert other.status_code == 429
         assert 3000 < int(other.headers["Retry-After"]) <= 3600
-        assert http.post("/v1/plans:resolve", json=asked).status_code == 200  # it is stored
+        assert http.post("/v1/plans:resolve", json=SMALL).status_code == 200  # it is stored
         body = batch(made.json()["id"], {}, {}, {})
         codes = [http.post("/v1/observations", json=body).status_code for _ in range(3)]
         assert codes == [201, 429, 429]
@@ -117,13 +116,12 @@ def test_a_service_refuses_what_is_too_much_and_counts_it(tmp_path: Path) -> Non
 
 
 def test_a_service_whose_store_is_full_still_answers_what_is_stored(tmp_path: Path) -> None:
-    asked = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
     db = tmp_path / "team.db"
     with served(tmp_path, db=db) as running:
-        assert httpx.post(f"{running.url}/v1/plans:resolve", json=asked).status_code == 200
+        assert httpx.post(f"{running.url}/v1/plans:resolve", json=SMALL).status_code == 200
     with served(tmp_path, "--max-store", "64KiB", db=db) as running:
-        assert httpx.post(f"{running.url}/v1/plans:resolve", json=asked).status_code == 200
-        other = httpx.post(f"{running.url}/v1/plans:resolve", json={**asked, "model": "gpt-xl"})
+        assert httpx.post(f"{running.url}/v1/plans:resolve", json=SMALL).status_code == 200
+        other = httpx.post(f"{running.url}/v1/plans:resolve", json={**SMALL, "model": "gpt-xl"})
         assert other.status_code == 507
         assert "moetune db prune" in other.json()["hint"]
         assert httpx.get(f"{running.url}/readyz").status_code == 200

@@ -18,7 +18,7 @@ from moetune.config import Settings
 from moetune.report.section import Figure
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from tests.service.asking import batch, client_of
+from tests.service.asking import SMALL, batch, client_of
 
 WRONG: list[dict[str, Any]] = [
     {"seconds": [1e308]}, {"seconds": [1.0, 5e-324]}, {"predicted_seconds": 1e-320},
@@ -31,8 +31,7 @@ def test_times_that_no_step_takes_are_refused_and_pages_stay_whole(
     change: dict[str, Any], planner: ServicePlanner
 ) -> None:
     with client_of(create_app(planner, Access())) as client:
-        asked = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
-        plan_id = client.post("/v1/plans:resolve", asked).json()["id"]
+        plan_id = client.post("/v1/plans:resolve", SMALL).json()["id"]
         answer = client.post("/v1/observations", batch(plan_id, {}, change))
         assert answer.status_code == 422
         assert "which no step takes" in answer.json()["detail"]
@@ -59,8 +58,7 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
     database: Path, planner: ServicePlanner, tmp_path: Path
 ) -> None:
     with client_of(create_app(planner, Access())) as client:
-        asked = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
-        plan_id = client.post("/v1/plans:resolve", asked).json()["id"]
+        plan_id = client.post("/v1/plans:resolve", SMALL).json()["id"]
         client.post("/v1/observations", batch(plan_id))
         strange = [insert(database, plan_id, *row) for row in ((1.0, "[1e308]"), (1e-320, "[1.0]"))]
         paths = (

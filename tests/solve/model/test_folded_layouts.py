@@ -11,7 +11,6 @@ from moetune.domain.pipeline import Schedule, rank_of_stage, read_stages
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.training_rules import broken_rules, check_layout
 from moetune.huggingface.registry import named_model
-from moetune.solve.model.parameters import RankParameters
 from moetune.solve.model.stages import DecoderStages, balanced_stages
 
 QWEN = named_model("qwen3-30b-a3b").decoder
@@ -62,7 +61,7 @@ def test_the_devices_hold_the_model_once(decoder: object) -> None:
         layout = FoldedLayout(dp=8, tp=tp, pp=pp, vpp=vpp, ep=ep)
         total = 0.0
         for rank in DecoderStages(model).ranks(layout):
-            dense, experts = RankParameters(decoder=model).of(layout, rank)
+            dense, experts = DecoderStages(model).parameters(layout, rank)
             replicated = sum(
                 count * (kind.parameters.router + kind.parameters.norms) * (1 - 1 / tp)
                 for count, kind in zip(rank.counts, model.kinds, strict=True)
@@ -164,7 +163,7 @@ def test_predictions_are_where_their_letters_are() -> None:
     assert third.has_predictions
     assert not last.has_predictions
     assert sum(last.counts) == 0
-    dense, experts = RankParameters(decoder=DEEPSEEK).of(apart, last)
+    dense, experts = DecoderStages(DEEPSEEK).parameters(apart, last)
     assert (dense, experts) == (DEEPSEEK.vocab_size * DEEPSEEK.d_model, 0)
 
 

@@ -11,7 +11,6 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.memory import MemoryModel, RankMemory
-from moetune.solve.model.parameters import RankParameters
 from moetune.solve.model.stages import DecoderStages
 
 MOONLIGHT = TrainingJob(
@@ -97,7 +96,7 @@ def test_tensor_ranks_have_whole_projections_to_latent_vectors() -> None:
     decoder, whole = MOONLIGHT.decoder, FoldedLayout(dp=8, ep=8)
     [rank] = DecoderStages(decoder).ranks(whole)
     one, half = (
-        RankParameters(decoder=decoder).of(layout, rank).dense for layout in (whole, LAYOUT)
+        DecoderStages(decoder).parameters(layout, rank).dense for layout in (whole, LAYOUT)
     )
     latent = 27 * 2048 * (512 + 64)
     everywhere = latent + 26 * 64 * 2048 + 27 * (2 * 2048 + 512)

@@ -8,7 +8,7 @@ from graphlib import TopologicalSorter
 import pytest
 
 from moetune.domain.pipeline import SCHEDULES, Schedule
-from moetune.solve.model.modules import Passes
+from moetune.solve.model.passes import Passes
 from moetune.solve.model.pipeline import StagePipeline, least_seconds, play
 from tests.solve.model.test_schedule import torchs_orders
 from tests.solve.stage_events import event_by_event
