@@ -223,7 +223,7 @@ if __name__ == "__main__":
     try:
         sys.exit(quickstart(with_lab=_arguments().lab))
     except MoetuneError as problem:
-        Screen().error(problem, as_json=False)
+        Screen().error(problem)
         sys.exit(problem.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -168,28 +168,23 @@ def default_database(environ: Mapping[str, str]) -> str:
     Returns:
         NO_STORE for a user without a home folder.
     """
-    folder = environ.get("XDG_DATA_HOME")
     try:
-        home = Path(folder) if folder else _home(environ) / ".local" / "share"
+        return str(_folder(environ, "XDG_DATA_HOME", ".local/share") / "moetune.db")
     except InputError:
         return NO_STORE
-    return str(home / "moetune" / "moetune.db")
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
     """Return the user's own settings file, which need not exist; None without a home folder."""
-    folder = environ.get("XDG_CONFIG_HOME")
     try:
-        home = Path(folder) if folder else _home(environ) / ".config"
+        return _folder(environ, "XDG_CONFIG_HOME", ".config") / config_files.FILE_NAME
     except InputError:
         return None
-    return home / "moetune" / config_files.FILE_NAME
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """Return the user's cache folder, whose files may be deleted at any time."""
-    home = environ.get("XDG_CACHE_HOME") or str(_home(environ) / ".cache")
-    return Path(home) / "moetune"
+    return _folder(environ, "XDG_CACHE_HOME", ".cache")
 
 
 def service_token(environ: Mapping[str, str]) -> str | None:
@@ -272,11 +267,15 @@ def _hidden(match: re.Match[str]) -> str:
     return f"{match[1]}:***" if match[1] is not None else "***"
 
 
-def _home(environ: Mapping[str, str]) -> Path:
+def _folder(environ: Mapping[str, str], variable: str, usual: str) -> Path:
+    """Return moetune's folder in the one of a variable, else in the user's home."""
+    if environ.get(variable):
+        return Path(environ[variable]) / "moetune"
     try:
-        return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+        home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
     except RuntimeError:
         raise InputError("this user has no home folder", "set HOME") from None
+    return home / usual / "moetune"
 
 
 def _files(environ: Mapping[str, str], directory: Path) -> Iterator[tuple[str, dict[str, object]]]:

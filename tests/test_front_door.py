@@ -10,7 +10,7 @@ import moetune
 from moetune.domain import errors
 from tests.properties import README, page
 
-HEAVY = {"torch", "numpy", "sqlalchemy", "alembic", "optuna", "typer", "rich"}
+HEAVY = {"torch", "numpy", "sqlalchemy", "alembic", "optuna", "click", "rich"}
 
 
 def test_names_of_the_front_door_are_sorted_and_no_name_is_twice() -> None:

@@ -83,9 +83,15 @@ def examine(configuration: Configuration) -> Diagnosis:
         software_id=cluster.fingerprint.software_id if cluster else None,
         machine_problem=problem,
         store=_store_report(configuration.settings),
-        settings=_shown_settings(configuration),
+        settings=shown_settings(configuration),
         origins=configuration.origins,
     )
+
+
+def shown_settings(configuration: Configuration) -> Mapping[str, object]:
+    """Return the settings by name, without a password."""
+    shown: dict[str, object] = encode(configuration.settings)
+    return {**shown, "db": without_password(configuration.settings.db)}
 
 
 def _store_report(settings: Settings) -> StoreReport:
@@ -107,11 +113,6 @@ def _finding(error: MoetuneError) -> Finding:
     # Planning alone needs no package that is missing.
     exit_code = 0 if isinstance(error, MissingPackageError) else error.exit_code
     return Finding(error=error.what, hint=error.hint, exit_code=exit_code)
-
-
-def _shown_settings(configuration: Configuration) -> Mapping[str, object]:
-    shown: dict[str, object] = encode(configuration.settings)
-    return {**shown, "db": without_password(configuration.settings.db)}
 
 
 def _versions() -> Mapping[str, str]:

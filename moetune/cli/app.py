@@ -1,4 +1,4 @@
-"""The typer program: its commands, the options before them, and exit codes of errors."""
+"""The program: its commands, the options before them, and exit codes of errors."""
 
 import gc
 import io
@@ -8,13 +8,14 @@ from collections.abc import Container, Sequence
 from contextlib import redirect_stderr
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, cast
+from types import MappingProxyType
+from typing import Any, cast
 
 import typer
 
 from moetune.cli import completion
-from moetune.cli.help import Commands, GroupedCommand
-from moetune.cli.session import Session, session_of
+from moetune.cli.commands import new_program, option, with_parameters
+from moetune.cli.session import Session
 from moetune.config import environment
 from moetune.domain.errors import InputError, MoetuneError, needed_by
 
@@ -23,9 +24,11 @@ _LONG = frozenset({"profile", "verify", "serve"})
 """Commands that run layers or answer for long, and collect their garbage as usual."""
 _ALLOCATIONS = 200_000
 """Between collections of garbage in the others, where they took a fifth of the time."""
-_BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--no-color")
 _NOT_PLANNED = ("--lora", "--qlora", "--peft", "--adapter")
 """Beginnings of options of fine-tuning by adapters, to which no option here is near."""
+
+_BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--no-color")
+_WORDS = "Measure a cluster once, solve for the best Mixture-of-Experts plan, and run it."
 
 # Click's UsageError, the base of all errors in arguments. Some versions of typer include click and
 # others import it: this finds the class in both.
@@ -53,8 +56,24 @@ COMMANDS = {
     "doctor": "Print this installation and its problems.",
     "completion": "Print the script that completes commands and names.",
 }
-"""Summaries by name. Each is a module of `moetune.cli` that has a function of its name, or an
-`app` of several."""
+"""Summaries by name."""
+_MODULES = MappingProxyType({"sensitivity": "explain", "observations": "plans", "config": "doctor"})
+"""Modules of `moetune.cli` that have commands of another name."""
+
+
+_BEFORE = (
+    option("--db", "Database: a file, sqlite:///… or postgresql+psycopg://…", form="URL"),
+    option("--config", "Read settings from this file only.", Path),
+    option("--no-config", "Read no settings file.", bool, default=False),
+    option(
+        "--verbose -v", "Print more notes; -vv also prints tracebacks.", int, form="", default=0,
+        count=True,
+    ),
+    option("--quiet -q", "No notes on stderr.", bool, default=False),
+    option("--no-color", "Print without colour.", bool, default=False),
+    option("--version", "Print the version.", bool, default=False),
+)  # fmt: skip
+"""Options before the command."""
 
 
 def program(names: Container[str] = COMMANDS) -> typer.Typer:
@@ -63,30 +82,15 @@ def program(names: Container[str] = COMMANDS) -> typer.Typer:
     Importing all of them takes half a second: the others are only named, for help, for
     completions and for suggestions.
     """
-    # No rich markup: importing rich takes longer than the command line may take to start.
-    app = typer.Typer(
-        name="moetune",
-        cls=Commands,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["--help", "-h"]},
-    )
-    app.callback(invoke_without_command=True)(_moetune)
+    app = new_program(name="moetune", help=_WORDS)
+    app.callback(invoke_without_command=True)(with_parameters(_begin, *_BEFORE))
     for name, summary in COMMANDS.items():
         if name in names:
-            _add(app, name)
+            module = import_module(f"moetune.cli.{_MODULES.get(name, name)}")
+            getattr(module, name).add_to(app, name)
         else:
             app.command(name, help=summary)(_named)
     return app
-
-
-def _add(app: typer.Typer, name: str) -> None:
-    module = import_module(f"moetune.cli.{name}")
-    if hasattr(module, "app"):
-        app.add_typer(module.app, name=name, cls=Commands)
-    else:
-        app.command(name, epilog=module.EPILOG, cls=GroupedCommand)(getattr(module, name))
 
 
 def _named() -> None:
@@ -119,23 +123,21 @@ def main(arguments: Sequence[str]) -> int:
     if environment().get(completion.VARIABLE):
         return _complete()
     session = Session(arguments=tuple(arguments))
-    as_json = "--json" in arguments
     try:
-        app = program(session.arguments)
         with needed_by(_command(arguments)):
+            app = program(session.arguments)
             code = app(args=[*arguments], prog_name="moetune", standalone_mode=False, obj=session)
     except MoetuneError as error:
-        session.screen.error(error, as_json=as_json)
-        return error.exit_code
+        return _fail(session, error)
     except _UsageError as error:
-        return _show_usage_error(session, error, as_json=as_json)
+        return _fail(session, _usage_error(error))
     except (typer.Abort, KeyboardInterrupt):
         session.screen.note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - users see a traceback with -vv only
-        return _show_defect(session, error, as_json=as_json)
+        return _fail(session, _defect(error))
     return code if isinstance(code, int) else 0
 
 
@@ -157,12 +159,16 @@ def _complete() -> int:
     return 0
 
 
-def _show_usage_error(session: Session, error: Exception, *, as_json: bool) -> int:
-    context = getattr(error, "ctx", None)
-    where = context.command_path if context else "moetune"
+def _fail(session: Session, error: MoetuneError) -> int:
+    session.screen.error(error)
+    return error.exit_code
+
+
+def _usage_error(error: Exception) -> InputError:
+    context, option = getattr(error, "ctx", None), str(getattr(error, "option_name", ""))
     what = str(getattr(error, "format_message", error.__str__)())
     what = what.replace(": Value error, ", ": ")  # typer's, of pydantic
-    hint, option = f"see `{where} --help`", str(getattr(error, "option_name", ""))
+    hint = f"see `{context.command_path if context else 'moetune'} --help`"
     if option in _BEFORE_THE_COMMAND:
         hint = f"write it before the command; {hint}"
     if option.startswith(_NOT_PLANNED):
@@ -171,54 +177,27 @@ def _show_usage_error(session: Session, error: Exception, *, as_json: bool) -> i
             "`moetune plan` and `moetune memory` plan the training of all parameters; that of "
             "adapters needs less memory"
         )
-    usage_error = InputError(what, hint)
-    session.screen.error(usage_error, as_json=as_json)
-    return usage_error.exit_code
+    return InputError(what, hint)
 
 
-def _show_defect(session: Session, error: Exception, *, as_json: bool) -> int:
+def _defect(error: Exception) -> MoetuneError:
     defect = MoetuneError(
         f"moetune failed: {type(error).__name__}: {error}",
         "this is a defect of moetune: run it again with -vv and report what it prints",
     )
     defect.__cause__ = error
-    session.screen.error(defect, as_json=as_json)
-    return defect.exit_code
+    return defect
 
 
-def _moetune(
-    context: typer.Context,
-    db: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Database: a file, sqlite:///… or postgresql+psycopg://…"),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read settings from this file only.")
-    ] = None,
-    no_config: Annotated[
-        bool, typer.Option("--no-config", help="Read no settings file.")
-    ] = False,
-    verbose: Annotated[
-        int,
-        typer.Option(
-            "--verbose", "-v", count=True, show_default=False,
-            help="Print more notes; -vv also prints tracebacks.",
-        ),
-    ] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes on stderr.")] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colour.")] = False,
-    show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version.")
-    ] = False,
-) -> None:  # fmt: skip
-    """Measure a cluster once, solve for the best Mixture-of-Experts plan, and run it."""
-    session = session_of(context)
-    session.db, session.config_file, session.no_config = db, config, no_config
-    session.verbosity, session.quiet, session.color = verbose, quiet, not no_color
-    if show_version:
-        from importlib.metadata import version
+def _begin(context: typer.Context, values: dict[str, Any]) -> None:
+    session: Session = context.ensure_object(Session)
+    session.db, session.config_file = values["db"], values["config"]
+    session.no_config, session.verbosity = values["no_config"], values["verbose"]
+    session.quiet, session.color = values["quiet"], not values["no_color"]
+    if values["version"]:
+        from importlib.metadata import version as version_of
 
-        session.screen.line(f"moetune {version('moetune')}")
+        session.screen.line(f"moetune {version_of('moetune')}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         session.screen.line(context.get_help())

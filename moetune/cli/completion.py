@@ -1,29 +1,34 @@
-"""`moetune completion`: the script with which a shell completes, and the answers to it."""
+"""Completion by a shell: its script, and names of models, profiles and plans.
+
+Names are silent where something is wrong: the user has not run a command.
+"""
 
 import shlex
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import typer
 
-from moetune.cli.session import Json, example, session_of
+from moetune.cli.commands import argument, command
+from moetune.domain.errors import MoetuneError
 
-EPILOG = example("moetune completion bash")
+if TYPE_CHECKING:
+    from moetune.cli.session import Session
+    from moetune.store import SqlStore
+
 VARIABLE = "_MOETUNE_COMPLETE"
 """Set by a shell that asks for completions."""
-
 _LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 """Variables in which bash, and zsh and fish, pass the line so far."""
+ID_LETTERS = 8
+"""Of a plan's id, which is as unique as a store needs and still readable."""
 
 
-def completion(
-    context: typer.Context,
-    shell: Annotated[
-        Literal["bash", "zsh", "fish"], typer.Argument(help="The shell that you type in.")
-    ],
-    *,
-    json: Json = False,
-) -> None:
+@command(
+    "moetune completion bash",
+    argument("shell", "The shell that you type in.", ("bash", "zsh", "fish")),
+)
+def completion(session: "Session", shell: str) -> None:
     """Print the script that completes commands and names.
 
     bash: add `source <(moetune completion bash)` to ~/.bashrc. zsh: add the same with zsh to
@@ -31,12 +36,12 @@ def completion(
     """
     from typer._completion_shared import get_completion_script
 
-    screen = session_of(context).screen
     script = get_completion_script(prog_name="moetune", complete_var=VARIABLE, shell=shell)
-    if json:
-        screen.document({"schema": "moetune.completion/1", "shell": shell, "script": script})
+    if session.as_json:
+        document = {"schema": "moetune.completion/1", "shell": shell, "script": script}
+        session.screen.document(document)
     else:
-        typer.echo(script)
+        session.screen.raw(f"{script}\n")
 
 
 def prepare_answer(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -49,3 +54,51 @@ def prepare_answer(environ: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(shlex.split(line))
     except ValueError:  # a quote is still open
         return tuple(line.split())
+
+
+def model_names(_context: typer.Context, _letters: str) -> Iterable[str]:
+    """Return the named models, of the papers and of Hugging Face."""
+    from moetune.domain.model import MODELS, WHOLE_MODELS
+    from moetune.huggingface.registry import model_names as registered
+
+    return *MODELS, *WHOLE_MODELS, *registered()
+
+
+def profile_names(context: typer.Context, letters: str) -> Iterable[str]:
+    """Return the profiles of the store and the reference machines."""
+    from moetune.app.files import bundled_profiles
+
+    return *stored_profiles(context, letters), *bundled_profiles()
+
+
+def gpu_names(_context: typer.Context, _letters: str) -> Iterable[str]:
+    """Return the GPUs of the reference machines."""
+    from moetune.app.describe import gpus
+
+    return gpus()
+
+
+def stored_profiles(context: typer.Context, _letters: str) -> Iterable[str]:
+    """Return the profiles of the store, newest first."""
+    return _stored(context, lambda store: [run.name for run in store.runs()])
+
+
+def plan_ids(context: typer.Context, letters: str) -> Iterable[str]:
+    """Return short ids of the stored plans, newest first; whole ones where more is typed."""
+    length = None if len(letters) > ID_LETTERS else ID_LETTERS
+    return _stored(context, lambda store: [plan.id[:length] for plan in store.plans()])
+
+
+def _stored(context: typer.Context, names: Callable[["SqlStore"], list[str]]) -> list[str]:
+    """Return names from the store; none where there is no store or it cannot be read."""
+    from moetune.app import wiring
+
+    before = context.find_root().params
+    try:
+        settings = wiring.configure(
+            db=before.get("db"), file=before.get("config"), no_files=bool(before.get("no_config"))
+        ).settings
+        with wiring.find_store(settings) as store:
+            return names(store) if store else []
+    except MoetuneError:
+        return []

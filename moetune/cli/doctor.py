@@ -1,46 +1,58 @@
-"""`moetune doctor`: machine, software, database and settings, for a bug report."""
+"""`moetune doctor` and `moetune config`: this installation, and the settings that apply."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import typer
-
-from moetune.cli.config import settings_table
+from moetune.cli.commands import command, group, option
 from moetune.cli.render import Screen
-from moetune.cli.session import Json, example, session_of
+from moetune.cli.session import Session
 from moetune.domain.document import encode
 from moetune.domain.units import format_bytes
-from moetune.report.section import Section, plural
+from moetune.report.section import Cell, Section, Table, plural
 from moetune.report.section import facts as facts_table
 
 if TYPE_CHECKING:
     from moetune.app.doctor import Diagnosis, Finding
 
-EPILOG = example("moetune doctor --json > report.json")
+
+@command("moetune config show --origin", option("--origin", "Show the source of each value.", bool))
+def show(session: Session, *, origin: bool) -> None:
+    """Show every setting that applies in this folder."""
+    from moetune.app.doctor import shown_settings
+
+    configuration = session.configuration()
+    settings, origins = shown_settings(configuration), configuration.origins if origin else {}
+    document = {"schema": "moetune.config/1", "settings": settings}
+    if session.as_json:
+        session.screen.document({**document, "origins": origins} if origin else document)
+    else:
+        session.screen.table(_settings_table(settings, origins), indent=0)
 
 
-def doctor(context: typer.Context, *, json: Json = False) -> None:
+config = group("config", "The settings that apply in this folder.", show)
+
+
+@command("moetune doctor --json > report.json")
+def doctor(session: Session) -> int:
     """Print this installation and its problems.
 
     Machine, software, database and settings: everything that a bug report needs.
     """
     from moetune.app.doctor import DOCTOR_SCHEMA, examine
 
-    session = session_of(context)
     report = examine(session.configuration())
-    if json:
+    if session.as_json:
         session.screen.document({"schema": DOCTOR_SCHEMA, **encode(report)})
     else:
         _show(session.screen, report)
-    if report.exit_code:
-        raise typer.Exit(report.exit_code)
+    return report.exit_code
 
 
 def _show(screen: Screen, report: "Diagnosis") -> None:
     _show_machine(screen, report)
     _show_store(screen, report)
     screen.say("Settings", style="bold")
-    screen.table(settings_table(report.settings, report.origins))
+    screen.table(_settings_table(report.settings, report.origins))
     _facts(screen, "Versions", report.versions)
 
 
@@ -87,3 +99,20 @@ def _facts(screen: Screen, title: str, facts: Mapping[str, str]) -> None:
     screen.section(
         Section(name="facts", title=title, tables=(facts_table("facts", facts.items()),))
     )
+
+
+def _settings_table(settings: Mapping[str, object], origins: Mapping[str, str]) -> Table:
+    """Return the settings and their values; with origins also the source of each."""
+    columns = 3 if origins else 2
+    rows = ((name, _shown(value), origins.get(name, "")) for name, value in settings.items())
+    return Table(
+        name="settings",
+        header=("setting", "value", "from")[:columns],
+        rows=tuple(tuple(map(Cell.words, row[:columns])) for row in rows),
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "—" if value is None else str(value)

@@ -1,52 +1,30 @@
-"""`moetune explain`: the reasons of a plan, and why it is not another choice."""
+"""`moetune explain` and `moetune sensitivity`: the reasons of a plan, and what its step follows."""
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
 
-import typer
+from moetune.cli.commands import ALL, AT_LEAST_1, command, option
+from moetune.cli.options import MODEL, PLAN, PROFILE
+from moetune.cli.session import Session
 
-from moetune.cli.session import (
-    All,
-    Json,
-    PlanArgument,
-    ProfileOption,
-    TrainedModelOption,
-    example,
-    session_of,
+
+@command(
+    "moetune explain 3f9c21 --degree 8",
+    PLAN,
+    option("--degree", "Why not so many chunks, forward and backward?", AT_LEAST_1),
+    option("--forward-degree", "Why not so many chunks forward?", AT_LEAST_1),
+    option("--backward-degree", "Why not so many chunks backward?", AT_LEAST_1),
+    option("--strategy", "Why not keep activations that way: none, S1, S2, S3 or S4?"),
+    option(
+        "--layout",
+        "Why not this layout of a whole model: tp=2,pp=4, or as a plan prints it?",
+        form="SIZES",
+    ),
+    MODEL,
+    PROFILE,
+    ALL,
 )
-
-EPILOG = example("moetune explain 3f9c21 --degree 8")
-
-
 def explain(
-    context: typer.Context,
-    plan: PlanArgument,
-    degree: Annotated[
-        int | None, typer.Option(min=1, help="Why not so many chunks, forward and backward?")
-    ] = None,
-    forward_degree: Annotated[
-        int | None, typer.Option(min=1, help="Why not so many chunks forward?")
-    ] = None,
-    backward_degree: Annotated[
-        int | None, typer.Option(min=1, help="Why not so many chunks backward?")
-    ] = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(help="Why not keep activations that way: none, S1, S2, S3 or S4?"),
-    ] = None,
-    layout: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZES",
-            help="Why not this layout of a whole model: tp=2,pp=4, or as a plan prints it?",
-        ),
-    ] = None,
-    model: TrainedModelOption = None,
-    profile: ProfileOption = None,
-    *,
-    all_: All = False,
-    json: Json = False,
+    session: Session, plan: str, model: str | None, profile: str | None, **choice: str | int | None
 ) -> None:
     """Explain a plan's choice and its times, or why it is not another one.
 
@@ -54,26 +32,29 @@ def explain(
     uncertainty.
     With another choice: by how much it is slower, of what, and whether it fits and is allowed.
     """
-    from moetune.app.files import find_plan
-    from moetune.app.planner import local_planner
     from moetune.app.subjects import WhyNot
     from moetune.app.views.plan import explanation_sections, why_not_sections
 
-    session = session_of(context, all_rows=all_)
-    question = WhyNot(
-        degree=degree, forward_degree=forward_degree, backward_degree=backward_degree,
-        strategy=strategy, layout=layout,
-    )  # fmt: skip
-    wanted = find_plan(plan, stores=session.find_store)
-    with local_planner(session.settings, profile=profile) as planner:
+    question, wanted = WhyNot(**choice), session.plan(plan)  # type: ignore[arg-type] # as declared
+    with session.planner(profile) as planner:
         if question.is_asked:
             answer = planner.why_not(wanted, question, model=model)
-            document: Mapping[str, object] = answer.document
-            view = partial(why_not_sections, answer)
+            session.screen.show(answer.document, partial(why_not_sections, answer))
         else:
             subject = planner.explain(wanted, model=model)
-            document, view = subject.document, partial(explanation_sections, subject)
-    if json:
-        session.screen.document(document)
-    else:
-        session.screen.answer(view())
+            session.screen.show(subject.document, partial(explanation_sections, subject))
+
+
+@command("moetune sensitivity 3f9c21", PLAN, MODEL, PROFILE)
+def sensitivity(session: Session, plan: str, model: str | None, profile: str | None) -> None:
+    """Say which part of the machine and which decision a plan's step follows.
+
+    Each part is made 1 % slower and faster with the plan's choice held fixed; each decision is
+    moved to its neighbours. Nothing is stored.
+    """
+    from moetune.app.views.sensitivity import sensitivity_sections
+
+    wanted = session.plan(plan)
+    with session.planner(profile) as planner:
+        answer = planner.sensitivity(wanted, model=model)
+    session.screen.show(answer.document, partial(sensitivity_sections, answer))

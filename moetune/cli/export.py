@@ -2,66 +2,51 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from moetune.cli.session import Json, PlanArgument, example, session_of
+from moetune.cli.commands import command, option
+from moetune.cli.options import PLAN
+from moetune.cli.session import Session
 from moetune.domain.spelling import about
 from moetune.domain.targets import TARGETS
 
-EPILOG = example("moetune export plan.json --output layout.sh")
 
-
+@command(
+    "moetune export plan.json --output layout.sh",
+    PLAN,
+    option(
+        "--target --to",
+        f"{', '.join(TARGETS)}; or with a version: megatron@0.17. Default: the plan's own.",
+        form="TARGET",
+    ),
+    option("--model", "The config.json of a plan whose model has no name.", form="PATH"),
+    option("--output", "Write to this file. Default: stdout.", Path),
+)
 def export(
-    context: typer.Context,
-    plan: PlanArgument,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "--to",
-            metavar="TARGET",
-            help=f"{', '.join(TARGETS)}; or with a version: megatron@0.17. "
-            "Default: the plan's own.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="The config.json of a plan whose model has no name."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write to this file. Default: stdout.")
-    ] = None,
-    *,
-    json: Json = False,
+    session: Session, plan: str, target: str | None, model: str | None, output: Path | None
 ) -> None:
     """Write a training plan as arguments, a configuration or a function of a runtime."""
     from moetune.app.export import export_plan
-    from moetune.app.files import find_plan, write_text
+    from moetune.app.files import write_text
     from moetune.domain.targets import find_target
 
-    session = session_of(context)
     screen = session.screen
-    stores = session.find_store
     with about("target"):
         find_target(target or TARGETS[0])  # before the plan, which may be far away
-    made = find_plan(plan, stores=stores).as_model()
-    found = export_plan(made, to=target or made.target, model=model, stores=stores)
-    export = found.export
+    made = session.plan(plan).as_model()
+    written = export_plan(made, to=target or made.target, model=model, stores=session.find_store)
+    export = written.export
+    launch = f"Launch (file name {export.file_name}):  {export.launch}"
     if output is not None:
         write_text(output, export.text)
-    if json:
-        screen.document(found.document)
+        if export.file_name in export.launch:
+            command = export.launch.replace(export.file_name, shlex.quote(str(output)))
+            launch = f"Launch:  {command}"
+    if session.as_json:
+        screen.document(written.document)
     elif output is None:
-        typer.echo(export.text, nl=False)
+        screen.raw(export.text)
     else:
-        screen.line(f"Written to {output}, for {found.target.label}.")
-    if not json:
-        for one in export.not_expressed:
-            screen.note(f"Not expressed: {one}.")
-        if output is not None and export.file_name in export.launch:
-            written = shlex.quote(str(output))
-            screen.note(f"Launch:  {export.launch.replace(export.file_name, written)}")
-        else:
-            screen.note(f"Launch (file name {export.file_name}):  {export.launch}")
+        screen.line(f"Written to {output}, for {written.target.label}.")
+    for option_name in export.not_expressed:
+        screen.hint(f"Not expressed: {option_name}.")
+    screen.hint(launch)

@@ -1,36 +1,42 @@
 """`moetune plan`: the best plan for a layer or a whole model on a profile's machine."""
 
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, TypeVar
 
-import typer
-
-from moetune.cli.next_step import what_runs_it
-from moetune.cli.options import Texts, with_fields
-from moetune.cli.session import Json, ProfileOption, Session, example, saved_or_written, session_of
+from moetune.cli.commands import command, option
+from moetune.cli.options import PROFILE, fields, texts_of
+from moetune.cli.session import Session
+from moetune.config import NO_STORE, environment
+from moetune.domain.errors import SchemaMismatchError, StoreUnavailableError
 from moetune.domain.question import ASKS
 
 if TYPE_CHECKING:
-    from moetune.app.planner import NewPlan
-    from moetune.app.profiles import FoundProfile
+    from moetune.domain.any_plan import AnyPlan
+    from moetune.domain.cluster import Machine
 
-EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
+T = TypeVar("T")
+_OF_STORES = StoreUnavailableError, SchemaMismatchError
 
 
-@with_fields(*ASKS)
+@command(
+    "moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16",
+    *fields(*ASKS),
+    PROFILE,
+    option("--output", "Also write the plan to this file.", Path),
+    option("--no-save", "Do not save the plan in the store.", bool),
+)
 def plan(
-    context: typer.Context,
-    asked: Texts,
+    session: Session,
+    profile: str | None,
+    output: Path | None,
     *,
-    profile: ProfileOption = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the plan to this file.")
-    ] = None,
-    no_save: Annotated[
-        bool, typer.Option("--no-save", help="Do not save the plan in the store.")
-    ] = False,
-    json: Json = False,
+    no_save: bool,
+    **asked: str | bool | None,
 ) -> None:
     """Solve for the best plan of a layer or model.
 
@@ -40,43 +46,86 @@ def plan(
     from moetune.app.files import write_text
     from moetune.app.planner import plan_question
     from moetune.app.requests import ask
+    from moetune.app.staleness import stale_note
+    from moetune.app.subjects import subject_of
+    from moetune.app.views.plan import plan_sections
     from moetune.domain.question import read_texts
 
-    question, session = ask(read_texts(asked)), session_of(context)
-    make = partial(plan_question, question, profile=profile)
-    planned, save = saved_or_written(session, make, save=not no_save, output=output)
-    made, screen = planned.plan, session.screen
+    make = partial(plan_question, ask(read_texts(texts_of(asked))), profile=profile)
+    planned, is_saved = saved_or_written(session, make, save=not no_save, output=output)
+    made, used, screen = planned.plan, planned.found, session.screen
     if output is not None:
         write_text(output, made.text)
-    _say_profile(session, planned.found)
-    if json:
-        typer.echo(made.text, nl=False)
+    if note := stale_note(used.profile):
+        screen.note(f"Note: {note}.")
+    screen.detail(f"profile {used.profile.name} ({used.digest[:8]}, {used.source})")
+    if session.as_json:
+        screen.raw(made.text)
     else:
-        _show(session, planned)
+        screen.sections(plan_sections(subject_of(made, profile=used.profile)))
+        screen.say()
     short = made.id[:6]
     if output is not None:
         screen.note(f"Plan {short} is written to {output}.")
-    if not save:
+    if not is_saved:
         screen.note(f"Plan {short} is not saved in the store.")
-    elif json:
+    elif session.as_json:
         screen.note(f"Plan {short} saved.")
     else:
         screen.line(f"Plan {short} saved. Explain it: moetune explain {short}")
-        screen.line(what_runs_it(made, planned.found.profile.machine))
+        screen.line(_what_runs_it(made, used.profile.machine))
 
 
-def _say_profile(session: Session, found: "FoundProfile") -> None:
-    from moetune.app.staleness import stale_note
+def saved_or_written(
+    session: Session, plan: Callable[..., T], *, save: bool, output: Path | None
+) -> tuple[T, bool]:
+    """Return a plan and whether the store has it.
 
-    if note := stale_note(found.profile):
-        session.screen.note(f"Note: {note}.")
-    session.screen.detail(f"profile {found.profile.name} ({found.digest[:8]}, {found.source})")
+    A plan that is written to a file is not lost where the store cannot be used: that is a warning.
+
+    Args:
+        plan: takes the settings, and whether to save.
+        output: the file.
+
+    Raises:
+        MoetuneError: as of `plan`; of the store, where there is no file.
+    """
+    try:
+        return plan(settings=session.settings, save=save), save
+    except _OF_STORES as problem:
+        if not save or output is None:
+            raise
+        reason = problem
+    try:
+        made = plan(settings=session.settings, save=False)
+    except _OF_STORES:  # nor can it be read
+        made = plan(settings=replace(session.settings, db=NO_STORE), save=False)
+    session.screen.note(f"warning: the plan is not saved in the store: {reason}")
+    return made, False
 
 
-def _show(session: Session, planned: "NewPlan") -> None:
-    from moetune.app.subjects import subject_of
-    from moetune.app.views.plan import plan_sections
+def _what_runs_it(plan: "AnyPlan", machine: "Machine") -> str:
+    """Return the command that writes a plan for its runtime, or runs a layer where it has room."""
+    from moetune.domain.cluster import torchrun
 
-    screen, used = session.screen, planned.found.profile
-    screen.answer(plan_sections(subject_of(planned.plan, profile=used)))
-    screen.say()
+    if plan.kind == "training":
+        return f"Write it for {plan.target}: moetune export {plan.id[:6]}"
+    command, ranks = f"moetune verify {plan.id[:6]}", plan.layout.expert_ranks
+    if ranks <= num_devices(environment().get("CUDA_VISIBLE_DEVICES")):
+        return f"Verify it on this machine: {command}"
+    per_node = min(ranks, machine.devices_per_node)
+    nodes = math.ceil(ranks / per_node)
+    launch = torchrun(nodes, per_node).replace(" --rdzv-endpoint", " \\\n    --rdzv-endpoint")
+    return f"Verify it on its {ranks} ranks, on each node:\n  {launch} -m {command}"
+
+
+def num_devices(visible: str | None, devices: Path = Path("/dev")) -> int:
+    """Return the NVIDIA devices that this process may use, else its cores, without loading torch.
+
+    Args:
+        visible: the variable CUDA_VISIBLE_DEVICES, which names them.
+    """
+    count = len(list(devices.glob("nvidia[0-9]*")))
+    if visible is not None:
+        count = min(count, len([device for device in visible.split(",") if device]))
+    return count or len(os.sched_getaffinity(0))

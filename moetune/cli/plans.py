@@ -1,147 +1,138 @@
-"""`moetune plans`: list, show, export, compare and remove stored plans."""
+"""`moetune plans` and `moetune observations`: what the store has of plans and of their steps."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from moetune.cli.completers import model_names, plan_ids, profile_names
-from moetune.cli.session import (
-    MOST_ROWS,
-    All,
-    Json,
-    PlanArgument,
-    ProfileOption,
-    example,
-    session_of,
-)
+from moetune.cli.commands import ALL, MOST_ROWS, Between, argument, command, group, option
+from moetune.cli.completion import model_names, plan_ids, profile_names
+from moetune.cli.options import PLAN, PROFILE
+from moetune.cli.session import Session
+from moetune.domain.document import encode
 from moetune.domain.units import parse_age
 from moetune.report.section import Section, plural
 
-app = typer.Typer(help="Stored plans.", rich_markup_mode=None)
 
-
-@app.command("list", epilog=example("moetune plans list --model gpt-xl --newer-than 7d"))
+@command(
+    "moetune plans list --model gpt-xl --newer-than 7d",
+    option("--model", "Only plans for this model.", names=model_names),
+    option("--profile", "Only plans with this profile.", names=profile_names),
+    option("--newer-than", "Only plans made since: 12h, 7d.", parse_age),
+    ALL,
+)
 def list_(
-    context: typer.Context,
-    *,
-    model: Annotated[
-        str | None, typer.Option(autocompletion=model_names, help="Only plans for this model.")
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(autocompletion=profile_names, help="Only plans with this profile.")
-    ] = None,
-    newer_than: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only plans made since: 12h, 7d.")
-    ] = None,
-    all_: All = False,
-    json: Json = False,
+    session: Session, model: str | None, profile: str | None, newer_than: float | None
 ) -> None:
     """List the plans of the store, newest first."""
     from moetune.app.library import read_plans, time_ago
     from moetune.app.views.stored_plans import stored_plans_table
 
-    session = session_of(context, all_rows=all_)
-    since = "" if newer_than is None else time_ago(parse_age(newer_than))
+    since = "" if newer_than is None else time_ago(newer_than)
     with session.find_store() as store:
-        found = store.plans(model=model, profile=profile, since=since) if store else ()
-        shown = found if all_ or json else found[:MOST_ROWS]
+        plans = store.plans(model=model, profile=profile, since=since) if store else ()
+        shown = plans[:MOST_ROWS] if session.most_rows and not session.as_json else plans
         read = read_plans(store, shown)
-    document = {"schema": "moetune.plans.list/1", "plans": found}
     none = "No plan matches; `moetune plan` makes one."
-    table = stored_plans_table(read, empty=none, num_more=len(found) - len(shown))
-    session.screen.answer((Section(name="plans", tables=(table,)),), document, as_json=json)
+    table = stored_plans_table(read, empty=none, num_more=len(plans) - len(shown))
+    document = {"schema": "moetune.plans.list/1", "plans": plans}
+    session.screen.answer((Section(name="plans", tables=(table,)),), document)
 
 
-@app.command("show", epilog=example("moetune plans show 1a2b3c"))
-def show(
-    context: typer.Context, plan: PlanArgument, profile: ProfileOption = None, *, json: Json = False
-) -> None:
+@command("moetune plans show 1a2b3c", PLAN, PROFILE)
+def show(session: Session, plan: str, profile: str | None) -> None:
     """Show a plan as `moetune plan` printed it."""
-    from moetune.app.files import find_plan
-    from moetune.app.planner import local_planner
     from moetune.app.views.plan import plan_sections
 
-    session = session_of(context)
-    found = find_plan(plan, stores=session.find_store)
-    if json:
-        session.screen.document(found)
-        return
-    with local_planner(session.settings, profile=profile) as planner:
-        session.screen.answer(plan_sections(planner.explain(found)))
+    wanted = session.plan(plan)
+    with session.planner(profile) as planner:
+        session.screen.show(wanted, lambda: plan_sections(planner.explain(wanted)))
 
 
-@app.command("export", epilog=example("moetune plans export 1a2b3c --output plan.json"))
-def export(
-    context: typer.Context,
-    plan: PlanArgument,
-    *,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write this file instead of stdout.")
-    ] = None,
-    json: Json = False,
-) -> None:
+@command(
+    "moetune plans export 1a2b3c --output plan.json",
+    PLAN,
+    option("--output", "Write this file instead of stdout.", Path),
+)
+def export(session: Session, plan: str, output: Path | None) -> None:
     """Print a plan as the JSON file that the runtime reads, or write a file."""
-    from moetune.app.files import find_plan, write_text
+    from moetune.app.files import write_text
 
-    session = session_of(context)
-    found = find_plan(plan, stores=session.find_store)
+    wanted = session.plan(plan)
     if output is None:
-        typer.echo(found.text, nl=False)
+        session.screen.raw(wanted.text)
         return
-    write_text(output, found.text)
-    if json:
-        document = {"schema": "moetune.plans.export/1", "id": found.id, "file": str(output)}
-        session.screen.document(document)
-    else:
-        session.screen.note(f"plan {found.id[:6]} is written to {output}")
+    write_text(output, wanted.text)
+    document = {"schema": "moetune.plans.export/1", "id": wanted.id, "file": str(output)}
+    session.screen.said(document)
+    session.screen.hint(f"plan {wanted.id[:6]} is written to {output}")
 
 
-@app.command("diff", epilog=example("moetune plans diff 1a2b3c plan.json"))
-def diff(
-    context: typer.Context,
-    first: PlanArgument,
-    second: PlanArgument,
-    *,
-    all_: All = False,
-    json: Json = False,
-) -> None:
+@command(
+    "moetune plans diff 1a2b3c plan.json",
+    argument("first", PLAN.words, names=plan_ids),
+    argument("second", PLAN.words, names=plan_ids),
+    ALL,
+)
+def diff(session: Session, first: str, second: str) -> None:
     """Say how two plans differ, and show every field in which they do."""
-    from moetune.app.files import find_plan
     from moetune.app.views.comparison import comparison_sections
 
-    session = session_of(context, all_rows=all_)
-    left, right = (find_plan(one, stores=session.find_store) for one in (first, second))
+    left, right = session.plan(first), session.plan(second)
     names = (left.id[:6], right.id[:6]) if left.id != right.id else (first, second)
     document = {"schema": "moetune.plans.diff/1", "first": left.id, "second": right.id}
-    sections = comparison_sections(left, right, names=names)
-    session.screen.answer(sections, document, as_json=json)
+    session.screen.answer(comparison_sections(left, right, names=names), document)
 
 
-@app.command("remove", epilog=example("moetune plans remove 1a2b3c"))
-def remove(
-    context: typer.Context,
-    plans: Annotated[
-        list[str],
-        typer.Argument(metavar="PLAN...", autocompletion=plan_ids, help="Beginnings of ids."),
-    ],
-    *,
-    json: Json = False,
-) -> None:
+@command(
+    "moetune plans remove 1a2b3c",
+    argument("plans", "Beginnings of ids.", form="PLAN...", names=plan_ids, multiple=True),
+)
+def remove(session: Session, plans: Sequence[str]) -> None:
     """Delete plans, and what was observed under them."""
-    from moetune.app import wiring
-    from moetune.app.library import plan_ids
+    from moetune.app import library
 
-    session = session_of(context)
-    with session.find_store() as existing:  # a command that removes must not make a database
-        wanted = plan_ids(existing, plans)
-    with wiring.open_store(session.settings) as store:
-        removed = store.remove_plans(wanted)
-    if json:
-        session.screen.document({"schema": "moetune.plans.remove/1", "removed": removed})
-    else:
-        session.screen.line(
-            f"removed {plural(removed.plans, 'plan')}, with "
-            f"{plural(removed.observations, 'observation')} and "
-            f"{plural(removed.settled, 'settled size')}"
-        )
+    with session.made_store() as store:
+        removed = store.remove_plans(library.plan_ids(store, plans))
+    session.screen.said(
+        {"schema": "moetune.plans.remove/1", "removed": removed},
+        f"removed {plural(removed.plans, 'plan')}, with "
+        f"{plural(removed.observations, 'observation')} and "
+        f"{plural(removed.settled, 'settled size')}",
+    )
+
+
+plans = group("plans", "Stored plans.", list_, show, export, diff, remove)
+
+
+@command(
+    "moetune observations list --plan 1a2b3c",
+    option("--plan", "Beginning of a plan's id.", names=plan_ids),
+    option("--limit", "Most, the newest first.", Between(1, 100_000), default=1000),
+    ALL,
+)
+def list_observations(session: Session, plan: str | None, limit: int) -> None:
+    """List the newest observations, newest first."""
+    from moetune.app import library
+    from moetune.app.views.observed import observations_section
+
+    with session.find_store() as store:
+        rows = library.list_observations(store, plan, limit=limit)
+    values = [{"id": row.id, "created_at": row.created_at, **encode(row.value)} for row in rows]
+    document = {"schema": "moetune.observations.list/1", "observations": values}
+    session.screen.answer((observations_section(rows),), document)
+
+
+@command(
+    "moetune observations remove 17",
+    argument("observations", "As listed.", int, form="ID...", multiple=True),
+)
+def remove_observations(session: Session, observations: Sequence[int]) -> None:
+    """Delete observations."""
+    with session.made_store() as store:
+        count = store.remove_observations(observations)
+    document = {"schema": "moetune.observations.remove/1", "removed": count}
+    session.screen.said(document, f"removed {plural(count, 'observation')}")
+
+
+observations = group(
+    "observations", "Observed steps of plans.", list=list_observations, remove=remove_observations
+)

@@ -2,38 +2,31 @@
 
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from moetune import config
-from moetune.app import wiring
 from moetune.app.profile_quality import not_measured
-from moetune.cli.completers import profile_names
-from moetune.cli.options import Texts, with_fields
+from moetune.cli.commands import AT_LEAST_1, command, option
+from moetune.cli.completion import profile_names
+from moetune.cli.options import OVERSUBSCRIBE, fields, texts_of
 from moetune.cli.progress import ScreenProgress, clock
-from moetune.cli.session import Json, Oversubscribe, Session, command_again, example, session_of
+from moetune.cli.session import Session
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.samples import Point
-from moetune.domain.spelling import about, parsed, read_flag
+from moetune.domain.spelling import about
 from moetune.domain.units import dtype_bytes, full_dtype, parse_count, parse_seconds
 from moetune.measure.grid import Preset
 from moetune.report.section import Cell, Table
 
 if TYPE_CHECKING:
     from moetune.app.profile_request import MeasurementSetting, ProfileOutcome, ProfileRequest
-    from moetune.domain.profile import Profile
 
-
-EPILOG = example("moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k")
 _TOKENS = 4096
 _INTERRUPTED = 130
-_BUDGET = "80s"
+_BUDGET_SECONDS = 80.0
 """Of a run that names neither a budget nor a preset, and then is quick: two minutes with its start
 and its fit."""
-
-
 _MEASURED = (
     "model", "d_model", "d_hidden", "num_experts", "top_k", "activation", "num_layers",
     "num_heads", "vocab", "moe_every", "seq",
@@ -41,108 +34,113 @@ _MEASURED = (
 """Fields of the question that say what is measured: a layer, or a whole model."""
 
 
-@with_fields(*_MEASURED)
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(map(parse_count, _words(text)))
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    names = tuple(map(full_dtype, _words(text)))
+    for name in names:
+        dtype_bytes(name)  # which refuses an unknown one
+    return names
+
+
+@command(
+    "moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k",
+    *fields(*_MEASURED),
+    option("--name", "Of the profile. Default: the device and number of ranks."),
+    option("--nproc", "Ranks to start. Default: 1. Not under torchrun.", AT_LEAST_1),
+    option("--preset", "How much to measure.", ("quick", "full")),
+    option(
+        "--budget",
+        "Longest time: 90s, 30m. Default: 80s, quick; with --preset no limit.",
+        parse_seconds,
+    ),
+    option("--dtype dtypes", "Element types, such as float32,bfloat16.", _dtypes, form="DTYPE"),
+    option(
+        "--group-sizes",
+        "Group sizes, such as 2,4. Default: divisors and powers of two.",
+        _counts,
+        form="SIZES",
+    ),
+    option("--tokens", "Tokens per rank and step, such as 8k.", parse_count),
+    option(
+        "--base",
+        "A profile of the same device, such as h100-x8: where nothing is measured here, "
+        "its times count, scaled by what both know.",
+        form="NAME|FILE",
+        names=profile_names,
+    ),
+    option("--plan-only", "Estimate points and time, measure nothing.", bool),
+    option("--resume", "Measure only the points that an earlier run lacks.", bool),
+    OVERSUBSCRIBE,
+)
 def profile(
-    context: typer.Context,
-    asked: Texts,
+    session: Session,
+    nproc: int | None,
     *,
-    name: Annotated[
-        str | None, typer.Option(help="Of the profile. Default: the device and number of ranks.")
-    ] = None,
-    nproc: Annotated[
-        int | None, typer.Option(min=1, help="Ranks to start. Default: 1. Not under torchrun.")
-    ] = None,
-    preset: Annotated[Preset | None, typer.Option(help="How much to measure.")] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Longest time: 90s, 30m. Default: 80s, quick; with --preset no limit.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Element types, such as float32,bfloat16.")
-    ] = None,
-    group_sizes: Annotated[
-        str | None,
-        typer.Option(help="Group sizes, such as 2,4. Default: divisors and powers of two."),
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="Tokens per rank and step, such as 8k.")
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            autocompletion=profile_names,
-            help="A profile of the same device, such as h100-x8: where nothing is measured here, "
-            "its times count, scaled by what both know.",
-        ),
-    ] = None,
-    plan_only: Annotated[
-        bool, typer.Option("--plan-only", help="Estimate points and time, measure nothing.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Measure only the points that an earlier run lacks.")
-    ] = False,
-    oversubscribe: Oversubscribe = False,
-    json: Json = False,
-) -> None:
+    plan_only: bool,
+    resume: bool,
+    oversubscribe: bool,
+    **asked: Any,  # noqa: ANN401 - of `_request`
+) -> int:
     """Measure this machine and fit its profile.
 
     GEMMs, collectives, copies and their interference are measured. Under torchrun every rank runs
     this command, and rank 0 stores the samples.
     """
-    from moetune.app.models import find_decoder_model
     from moetune.app.profile import take_part
+
+    setting = _setting(nproc, oversubscribe=oversubscribe)
+    num_ranks = setting.launch.world_size if setting.launch else nproc or 1
+    request = _request(session, num_ranks, is_writer=setting.is_writer, **asked)
+    if not setting.is_writer:
+        take_part(request, setting)
+        return 0
+    if plan_only:
+        return _plan(session, request, setting, resume=resume)
+    return _measure(session, request, setting, resume=resume)
+
+
+def _request(
+    session: Session, num_ranks: int, *, is_writer: bool, name: str | None, preset: Preset | None,
+    budget: float | None, dtypes: tuple[str, ...] | None, group_sizes: tuple[int, ...] | None,
+    tokens: int | None, base: str | None, **asked: str | None,
+) -> "ProfileRequest":  # fmt: skip
+    from moetune.app.models import find_decoder_model
     from moetune.app.profile_request import ProfileRequest, measured_models
     from moetune.app.requests import ask, model_name
     from moetune.domain.question import read_texts
 
-    session = session_of(context)
-    settings, setting = session.settings, _setting(nproc, oversubscribe=oversubscribe)
-    limit = budget or settings.budget
-    if limit is None and preset is None:
-        limit, preset = _BUDGET, "quick"
-    budget_seconds = parsed(limit, parse_seconds, "budget")
-    num_ranks = setting.launch.world_size if setting.launch else nproc or 1
-    question = ask(read_texts(asked))
-    layer, named = question.layer, model_name(question)
-    found = find_decoder_model(named, world_size=num_ranks) if named else None
-    wanted = () if found is None else measured_models(found, question.seq)
-    if found is not None and found.paper is not None:
-        layer = found.layer
-    default_tokens = found.paper.tokens_per_rank if found and found.paper else _TOKENS
-    request = ProfileRequest(
+    settings = session.settings
+    if budget is None and settings.budget is not None:
+        budget = parse_seconds(settings.budget)
+    if budget is None and preset is None:
+        budget, preset = _BUDGET_SECONDS, "quick"
+    question = ask(read_texts(texts_of(asked)))
+    named = model_name(question)
+    model = find_decoder_model(named, world_size=num_ranks) if named else None
+    models = measured_models(model, question.seq) if model else ()
+    layer = model.layer if model and model.paper else question.layer
+    usual_tokens = model.paper.tokens_per_rank if model and model.paper else _TOKENS
+    with about("base"):
+        based = session.profile(base).profile if base and is_writer else None
+    return ProfileRequest(
         name=name,
         num_ranks=num_ranks,
         preset=preset or settings.preset,
-        dtypes=tuple(read_flag(one, _dtype, "dtype") for one in _words(dtype)),
-        group_sizes=tuple(
-            read_flag(one, parse_count, "group_sizes") for one in _words(group_sizes)
-        ),
-        layers=() if layer is None or wanted else (layer,),
-        models=wanted,
-        max_tokens=parsed(tokens, parse_count, "tokens") or default_tokens,
-        budget_seconds=budget_seconds,
-        base=_base(session, base) if setting.is_writer else None,
+        dtypes=dtypes or (),
+        group_sizes=group_sizes or (),
+        layers=() if layer is None or models else (layer,),
+        models=models,
+        max_tokens=tokens or usual_tokens,
+        budget_seconds=budget,
+        base=based,
     )
-    if not setting.is_writer:
-        take_part(request, setting)
-    elif plan_only:
-        _plan(session, request, setting, resume=resume, as_json=json)
-    else:
-        _measure(session, request, setting, resume=resume, as_json=json)
-
-
-def _base(session: Session, wanted: str | None) -> "Profile | None":
-    """Return the profile of that name or file; None where none is named."""
-    if wanted is None:
-        return None
-    from moetune.app.profiles import find_profile
-
-    with about("base"):
-        return find_profile(wanted, stores=session.find_store).profile
 
 
 def _setting(nproc: int | None, *, oversubscribe: bool) -> "MeasurementSetting":
@@ -157,23 +155,18 @@ def _setting(nproc: int | None, *, oversubscribe: bool) -> "MeasurementSetting":
 
 
 def _plan(
-    session: Session,
-    request: "ProfileRequest",
-    setting: "MeasurementSetting",
-    *,
-    resume: bool,
-    as_json: bool,
-) -> None:
+    session: Session, request: "ProfileRequest", setting: "MeasurementSetting", *, resume: bool
+) -> int:
     from moetune.app.profile import estimate_profile
     from moetune.app.profile_quality import group_of
     from moetune.app.profile_request import detect_cluster
 
     machine = detect_cluster(request, setting).machine
-    with wiring.find_store(session.settings) as store:
+    with session.find_store() as store:
         seconds = estimate_profile(request, setting, store=store if resume else None)
-    if as_json:
+    if session.as_json:
         session.screen.document(_plan_document(seconds))
-        return
+        return 0
     groups: dict[str, list[float]] = {}
     for point, estimate in seconds.items():
         groups.setdefault(group_of(point, machine), []).append(estimate)
@@ -183,6 +176,7 @@ def _plan(
         for group, times in groups.items()
     )
     session.screen.table(Table(name="groups", header=("group", "points", "time"), rows=rows))
+    return 0
 
 
 def _plan_document(seconds: Mapping[Point, float]) -> dict[str, object]:
@@ -196,13 +190,8 @@ def _plan_document(seconds: Mapping[Point, float]) -> dict[str, object]:
 
 
 def _measure(
-    session: Session,
-    request: "ProfileRequest",
-    setting: "MeasurementSetting",
-    *,
-    resume: bool,
-    as_json: bool,
-) -> None:
+    session: Session, request: "ProfileRequest", setting: "MeasurementSetting", *, resume: bool
+) -> int:
     from moetune.app.profile import profile_machine
     from moetune.app.profile_request import detect_cluster
 
@@ -214,15 +203,15 @@ def _measure(
     screen.note(f"{machine.kind.upper()} · {machine.device}, {cores} cores · {ranks}")
     for note in cluster.notes:
         screen.detail(note)
-    longer = command_again(
-        session, "--preset=full", "--budget=30m", "--resume", without=("--preset", "--budget")
+    longer = session.command_again(
+        "--preset=full", "--budget=30m", "--resume", without=("--preset", "--budget")
     )
     progress = ScreenProgress(
         screen,
-        resume=command_again(session, "--budget=30m", "--resume", without=("--budget",)),
+        resume=session.command_again("--budget=30m", "--resume", without=("--budget",)),
         longer=longer if request.preset == "quick" else "",
     )
-    with wiring.open_store(session.settings) as store:
+    with session.open_store() as store:
         try:
             outcome = profile_machine(
                 request, setting, store=store, progress=progress, resume=resume
@@ -231,13 +220,13 @@ def _measure(
             progress.finish(())
             screen.note(
                 f"interrupted: {progress.num_done} of {progress.num_points} points are stored\n"
-                f"  measure the rest:  {command_again(session, '--resume')}"
+                f"  measure the rest:  {session.command_again('--resume')}"
             )
-            raise typer.Exit(_INTERRUPTED) from None
-    if as_json:
-        screen.document(outcome.document)
-    else:
+            return _INTERRUPTED
+    screen.said(outcome.document)
+    if not session.as_json:
         _show(session, request, outcome)
+    return 0
 
 
 def _show(session: Session, request: "ProfileRequest", outcome: "ProfileOutcome") -> None:
@@ -266,12 +255,3 @@ def _planned(request: "ProfileRequest") -> str:
         f"--d-model {layer.d_model} --d-hidden {layer.d_hidden} --num-experts {layer.num_experts} "
         f"--top-k {layer.top_k} --activation {layer.activation} --tokens {request.max_tokens}"
     )
-
-
-def _dtype(text: str) -> str:
-    dtype_bytes(full_dtype(text))
-    return full_dtype(text)
-
-
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()

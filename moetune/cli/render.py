@@ -3,7 +3,7 @@
 import json
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from moetune.domain.document import ErrorDocument, encode
@@ -16,8 +16,13 @@ _TRACEBACK_VERBOSITY = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen(SectionPrinter):
-    """Output of a command: answers on stdout, notes and errors on stderr."""
+    """Output of a command: answers on stdout, notes and errors on stderr.
 
+    Args:
+        as_json: print answers as JSON, in place of words and tables.
+    """
+
+    as_json: bool = False
     quiet: bool = False
     verbosity: int = 0
 
@@ -25,27 +30,47 @@ class Screen(SectionPrinter):
         """Print one line of the answer without wrapping, such as a path or a command."""
         self._console().print(text, soft_wrap=True, markup=False, highlight=False)
 
+    def raw(self, text: str) -> None:
+        """Print text as it is, such as that of a file."""
+        sys.stdout.write(text)
+
     def answer(
-        self,
-        sections: Iterable[Section],
-        document: Mapping[str, object] | None = None,
-        *,
-        as_json: bool = False,
+        self, sections: Iterable[Section], document: Mapping[str, object] | None = None
     ) -> None:
         """Print sections in words and tables, or their values as JSON.
 
         Args:
             document: more keys of the JSON document; programs rely on them.
         """
-        if as_json:
-            self.document({**(document or {}), "sections": [values_of(one) for one in sections]})
+        if self.as_json:
+            self.document({**(document or {}), "sections": [values_of(part) for part in sections]})
+        else:
+            self.sections(sections)
+
+    def show(self, document: object, view: Callable[[], Iterable[Section]]) -> None:
+        """Print a JSON document, or the sections of its view, which is made only then."""
+        if self.as_json:
+            self.document(document)
+        else:
+            self.sections(view())
+
+    def said(self, document: Mapping[str, object], *lines: str) -> None:
+        """Print what a command has done: its JSON document, or the lines that say it."""
+        if self.as_json:
+            self.document(document)
             return
-        self.sections(sections)
+        for line in lines:
+            self.line(line)
 
     def note(self, text: str) -> None:
         """Print a line on stderr, unless quiet."""
         if not self.quiet:
             self._console(stderr=True).print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def hint(self, text: str) -> None:
+        """Print how to go on, on stderr, unless quiet or as JSON."""
+        if not self.as_json:
+            self.note(text)
 
     def detail(self, text: str) -> None:
         """Print a line on stderr with -v."""
@@ -57,17 +82,9 @@ class Screen(SectionPrinter):
         plain = encode(value)
         sys.stdout.write(json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
-    def said(self, document: Mapping[str, object], *lines: str, as_json: bool) -> None:
-        """Print what a command has done: its JSON document, or the lines that say it."""
-        if as_json:
-            self.document(document)
-            return
-        for line in lines:
-            self.line(line)
-
-    def error(self, error: MoetuneError, *, as_json: bool) -> None:
+    def error(self, error: MoetuneError) -> None:
         """Print an error and its hint on stderr, and as JSON also on stdout."""
-        if as_json:
+        if self.as_json:
             plan = error.plan if isinstance(error, PricedPlanError) else None
             self.document(
                 ErrorDocument(

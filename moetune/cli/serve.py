@@ -3,85 +3,75 @@
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
-import typer
-
-from moetune.cli.session import Json, example, session_of
-from moetune.domain.spelling import read_flag
+from moetune.cli.commands import AT_LEAST_1, Between, command, option
+from moetune.cli.session import Session
 from moetune.domain.units import parse_bytes, parse_seconds
 
-EPILOG = example("moetune serve --port 8642")
 
-
+@command(
+    "moetune serve --port 8642",
+    option("--host", "Address to listen on; without a token only loopback.", default="127.0.0.1"),
+    option("--port", "0 for a free one.", Between(0, 65535), default=8642),
+    option("--read-token-file", "Token for reading, in a file that only you can read.", Path),
+    option("--write-token-file", "Token for reading and writing, in such a file.", Path),
+    option(
+        "--allow-host allow_hosts",
+        "Also accept this Host name; can be repeated.",
+        form="NAME",
+        multiple=True,
+    ),
+    option("--tls-cert", "Certificate chain, for https.", Path),
+    option("--tls-key", "Its key.", Path),
+    option("--log-format", "Of the log on stderr.", ("text", "json"), default="text"),
+    option("--max-body max_body_bytes", "Largest body of a request.", parse_bytes, default="4MiB"),
+    option(
+        "--deadline deadline_seconds",
+        "Longest that one question is solved for.",
+        parse_seconds,
+        default="20s",
+    ),
+    option(
+        "--plans-per-hour",
+        "New plans that one client may add in an hour.",
+        AT_LEAST_1,
+        default=1_000,
+    ),
+    option(
+        "--observations-per-hour",
+        "Observed steps that one client may add in an hour.",
+        AT_LEAST_1,
+        default=200_000,
+    ),
+    option(
+        "--max-store",
+        "Size of the store from which nothing is added.",
+        parse_bytes,
+        default="10GiB",
+    ),
+)
 def serve(
-    context: typer.Context,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; without a token only loopback.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 8642,
-    read_token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Token for reading, in a file that only you can read."),
-    ] = None,
-    write_token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Token for reading and writing, in such a file."),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Also accept this Host name; can be repeated."),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate chain, for https.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
-    log_format: Annotated[
-        Literal["text", "json"], typer.Option(help="Of the log on stderr.")
-    ] = "text",
-    max_body: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest body of a request.")
-    ] = "4MiB",
-    deadline: Annotated[
-        str, typer.Option(metavar="TIME", help="Longest that one question is solved for.")
-    ] = "20s",
-    plans_per_hour: Annotated[
-        int, typer.Option(min=1, help="New plans that one client may add in an hour.")
-    ] = 1_000,
-    observations_per_hour: Annotated[
-        int, typer.Option(min=1, help="Observed steps that one client may add in an hour.")
-    ] = 200_000,
-    max_store: Annotated[
-        str, typer.Option(metavar="SIZE", help="Size of the store from which nothing is added.")
-    ] = "10GiB",
-    json: Json = False,
+    session: Session,
+    plans_per_hour: int,
+    observations_per_hour: int,
+    max_store: int,
+    **options: Any,  # noqa: ANN401 - of `ServerOptions`, which have several types
 ) -> None:
     """Serve the store to a team: API and pages."""
-    session = session_of(context)
     from moetune.service import server
     from moetune.service.quotas import QuotaLimits
 
-    options = server.ServerOptions(
-        host=host, port=port,
-        read_token_file=read_token_file, write_token_file=write_token_file,
-        allow_hosts=tuple(allow_host or ()),
-        tls_cert=tls_cert, tls_key=tls_key,
-        log_format=log_format,
-        level=logging.WARNING if session.quiet else logging.INFO,
-        max_body_bytes=read_flag(max_body, parse_bytes, "max_body"),
-        deadline_seconds=read_flag(deadline, parse_seconds, "deadline"),
-        quotas=QuotaLimits(
-            plans=plans_per_hour,
-            observations=observations_per_hour,
-            store_bytes=read_flag(max_store, parse_bytes, "max_store"),
-        ),
-    )  # fmt: skip
+    quotas = QuotaLimits(
+        plans=plans_per_hour, observations=observations_per_hour, store_bytes=max_store
+    )
+    level = logging.WARNING if session.quiet else logging.INFO
 
     def ready(url: str, location: str) -> None:
-        if json:
-            document = {"schema": "moetune.serve/1", "url": url, "location": location}
-            session.screen.document(document)
-            sys.stdout.flush()
+        session.screen.said({"schema": "moetune.serve/1", "url": url, "location": location})
+        sys.stdout.flush()
         session.screen.note(f"moetune serves {url} (database {location})")
 
-    server.serve(session.settings, options, ready=ready)
+    server.serve(
+        session.settings, server.ServerOptions(level=level, quotas=quotas, **options), ready=ready
+    )

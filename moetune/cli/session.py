@@ -1,59 +1,23 @@
-"""Session of one run: the options before the command, and options that commands share."""
+"""Session of one run: the options before the command, and what commands open by them."""
 
 import shlex
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING
 
-import typer
-
-from moetune.cli.completers import plan_ids, profile_names
-from moetune.config import NO_STORE
-from moetune.domain.errors import SchemaMismatchError, StoreUnavailableError
+from moetune.config import without_password
+from moetune.domain.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
+    from moetune.app.planner import Planner
+    from moetune.app.profiles import FoundProfile
     from moetune.cli.render import Screen
     from moetune.config import Configuration, Settings
+    from moetune.domain.any_plan import AnyPlan
     from moetune.store import SqlStore
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-All = Annotated[bool, typer.Option("--all", help="Print every row of long tables.")]
-T = TypeVar("T")
-_OF_STORES = StoreUnavailableError, SchemaMismatchError
-MOST_ROWS = 20
-"""Rows of a table that is not asked for whole."""
-Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Start more ranks than there are cores.")
-]
-PlanArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A plan's JSON file, or the beginning of an id in the store.",
-        autocompletion=plan_ids,
-    ),
-]
-TrainedModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="FILE",
-        help="The config.json that a Hugging Face model's plan was made for, where its name is not "
-        "in `moetune models list`.",
-    ),
-]
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="FILE|NAME",
-        autocompletion=profile_names,
-        help="Profile: a .toml file, or a name in the store or of a reference machine. "
-        "Default: the setting, else the newest measured one.",
-    ),
-]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,13 +41,19 @@ class Session:
     is_missing_said: bool = field(default=False, init=False)
 
     @property
+    def as_json(self) -> bool:
+        """Whether the answer is one JSON document."""
+        return "--json" in self.arguments
+
+    @property
     def screen(self) -> "Screen":
         """The output of this run."""
         from moetune.cli.render import Screen
 
         return Screen(
-            color=self.color, quiet=self.quiet, verbosity=self.verbosity, most_rows=self.most_rows
-        )
+            color=self.color, quiet=self.quiet, verbosity=self.verbosity, most_rows=self.most_rows,
+            as_json=self.as_json,
+        )  # fmt: skip
 
     def configuration(self) -> "Configuration":
         """Return the settings and their origins."""
@@ -96,6 +66,11 @@ class Session:
         """The settings."""
         return self.configuration().settings
 
+    @property
+    def location(self) -> str:
+        """The database's address, without a password."""
+        return without_password(self.settings.db)
+
     @contextmanager
     def find_store(self) -> "Iterator[SqlStore | None]":
         """Open the store to read, None where none was made yet, and say so where one was named."""
@@ -107,64 +82,61 @@ class Session:
                 self.is_missing_said = True
             yield store
 
+    def open_store(self) -> AbstractContextManager["SqlStore"]:
+        """Open the store to write; it is made where there is none."""
+        from moetune.app import wiring
 
-def saved_or_written(
-    session: Session, plan: "Callable[..., T]", *, save: bool, output: Path | None
-) -> tuple[T, bool]:
-    """Return a plan and whether the store has it.
+        return wiring.open_store(self.settings)
 
-    A plan that is written to a file is not lost where the store cannot be used: that is a warning.
+    def made_store(self) -> AbstractContextManager["SqlStore"]:
+        """Open the store to write, for a command that removes and must not make a database.
 
-    Args:
-        plan: takes the settings, and whether to save.
-        output: the file.
+        Raises:
+            InputError: none was made yet.
+        """
+        from moetune.app import wiring
 
-    Raises:
-        MoetuneError: as of `plan`; of the store, where there is no file.
-    """
-    try:
-        return plan(settings=session.settings, save=save), save
-    except _OF_STORES as problem:
-        if not save or output is None:
-            raise
-        reason = problem
-    try:
-        made = plan(settings=session.settings, save=False)
-    except _OF_STORES:  # nor can it be read
-        made = plan(settings=replace(session.settings, db=NO_STORE), save=False)
-    session.screen.note(f"warning: the plan is not saved in the store: {reason}")
-    return made, False
+        settings = self.settings
+        with wiring.find_store(settings) as store:
+            if store is None:
+                raise InputError(f"there is no database at {without_password(settings.db)} yet")
+        return wiring.open_store(settings)
 
+    def plan(self, wanted: str) -> "AnyPlan":
+        """Return the plan of a file, or of an id in the store."""
+        from moetune.app.files import find_plan
 
-def command_again(session: Session, *more: str, without: tuple[str, ...] = ()) -> str:
-    """Return this run's command with other flags, to be pasted.
+        return find_plan(wanted, stores=self.find_store)
 
-    Args:
-        more: added at its end, unless they are there.
-        without: flags that are left out with their values.
-    """
-    words: list[str] = []
-    left = iter(session.arguments)
-    for word in left:
-        if word in without:
-            next(left, None)
-        elif not word.startswith(tuple(f"{flag}=" for flag in without)):
-            words.append(word)
-    words += [word for word in more if word not in words]
-    return shlex.join(["moetune", *words])
+    def profile(self, wanted: str) -> "FoundProfile":
+        """Return the profile of a file, or of a name in the store or of a reference machine."""
+        from moetune.app.profiles import find_profile
 
+        return find_profile(wanted, stores=self.find_store)
 
-def session_of(context: typer.Context, *, all_rows: bool = True) -> Session:
-    """Return the session of the running command.
+    def planner(self, profile: str | None) -> AbstractContextManager["Planner"]:
+        """Open a planner that stores nothing.
 
-    Args:
-        all_rows: print long tables whole; of commands that have `--all`, whether it was given.
-    """
-    found = context.find_object(Session) or Session()
-    found.most_rows = None if all_rows else MOST_ROWS
-    return found
+        Args:
+            profile: the value of `--profile`.
+        """
+        from moetune.app.planner import local_planner
 
+        return local_planner(self.settings, profile=profile)
 
-def example(command: str) -> str:
-    """Return the epilog of a command's help."""
-    return f"\b\nExample:\n  {command}"
+    def command_again(self, *more: str, without: tuple[str, ...] = ()) -> str:
+        """Return this run's command with other flags, to be pasted.
+
+        Args:
+            more: added at its end, unless they are there.
+            without: flags that are left out with their values.
+        """
+        words: list[str] = []
+        left = iter(self.arguments)
+        for word in left:
+            if word in without:
+                next(left, None)
+            elif not word.startswith(tuple(f"{flag}=" for flag in without)):
+                words.append(word)
+        words += [word for word in more if word not in words]
+        return shlex.join(["moetune", *words])

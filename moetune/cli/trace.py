@@ -1,79 +1,67 @@
 """`moetune trace`: a plan's timelines as a file for Perfetto."""
 
-from json import dumps as dump
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from moetune.cli.session import (
-    Json,
-    Oversubscribe,
-    PlanArgument,
-    ProfileOption,
-    TrainedModelOption,
-    example,
-    session_of,
-)
+from moetune import config
+from moetune.cli.commands import AT_LEAST_1, command, option
+from moetune.cli.options import MODEL, OVERSUBSCRIBE, PLAN, PROFILE
+from moetune.cli.session import Session
 from moetune.domain.units import format_share
 
 if TYPE_CHECKING:
     from moetune.app.trace import Overlap, Trace
 
-EPILOG = example("moetune trace 3f9c21 --nproc 2 --output step.json")
 
-
+@command(
+    "moetune trace 3f9c21 --nproc 2 --output step.json",
+    PLAN,
+    option("--nproc", "Also record a real step on this number of ranks.", AT_LEAST_1),
+    option("--output", "File of the Chrome trace.", Path, default="trace.json"),
+    MODEL,
+    PROFILE,
+    OVERSUBSCRIBE,
+)
 def trace(
-    context: typer.Context,
-    plan: PlanArgument,
-    nproc: Annotated[
-        int | None,
-        typer.Option("--nproc", min=1, help="Also record a real step on this number of ranks."),
-    ] = None,
-    output: Annotated[Path, typer.Option(metavar="FILE", help="File of the Chrome trace.")] = Path(
-        "trace.json"
-    ),
-    model: TrainedModelOption = None,
-    profile: ProfileOption = None,
+    session: Session,
+    plan: str,
+    nproc: int | None,
+    output: Path,
+    model: str | None,
+    profile: str | None,
     *,
-    oversubscribe: Oversubscribe = False,
-    json: Json = False,
+    oversubscribe: bool,
 ) -> None:
     """Write a plan's timelines for Perfetto.
 
     Of a layer its streams, predicted and with --nproc also recorded; of a whole model the passes of
     every pipeline rank.
     """
-    from moetune import config
-    from moetune.app.files import find_plan, write_text
-    from moetune.app.planner import local_planner
+    from moetune.app.files import write_text
     from moetune.app.trace import recorded_trace
 
-    session = session_of(context)
     environ = config.environment()
     launch = config.launch(environ)
-    wanted = find_plan(plan, stores=session.find_store)
-    with local_planner(session.settings, profile=profile) as planner:
+    wanted = session.plan(plan)
+    with session.planner(profile) as planner:
         if nproc is None and launch is None:
-            found: Trace | None = planner.trace(wanted, model=model)
+            made: Trace | None = planner.trace(wanted, model=model)
         else:
-            found = recorded_trace(
+            made = recorded_trace(
                 planner.explain(wanted, model=model),
                 num_ranks=nproc, launch=launch, environ=environ, oversubscribe=oversubscribe,
             )  # fmt: skip
-    if found is None:
+    if made is None:
         return
-    write_text(output, dump(found.document))
-    if json:
-        session.screen.document(found.summary(str(output)))
-        return
-    screen = session.screen
-    for name, overlap in (("Predicted", found.predicted), ("Measured", found.measured)):
-        if overlap is not None:
-            screen.say(f"{name}: {_words(overlap)}")
-    for note in found.notes:
-        screen.say(note)
-    screen.line(f"Written to {output}. Open it in ui.perfetto.dev or chrome://tracing.")
+    write_text(output, json.dumps(made.document))
+    overlaps = (("Predicted", made.predicted), ("Measured", made.measured))
+    session.screen.said(
+        made.summary(str(output)),
+        *(f"{name}: {_words(overlap)}" for name, overlap in overlaps if overlap is not None),
+        *made.notes,
+        f"Written to {output}. Open it in ui.perfetto.dev or chrome://tracing.",
+    )
 
 
 def _words(overlap: "Overlap") -> str:

@@ -1,98 +1,83 @@
 """`moetune verify`: a plan's predictions against real steps of its layer on this machine."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from moetune.cli.session import (
-    Json,
-    Oversubscribe,
-    PlanArgument,
-    ProfileOption,
-    Session,
-    example,
-    session_of,
-)
+from moetune import config
+from moetune.cli.commands import AT_LEAST_1, command, option
+from moetune.cli.options import OVERSUBSCRIBE, PLAN, PROFILE
+from moetune.cli.session import Session
 from moetune.domain.errors import QualityError
 
 if TYPE_CHECKING:
     from moetune.app.verify import Verification
     from moetune.domain.plan import Plan
 
-EPILOG = example("moetune verify 3f9c21 --nproc 2")
 
-
+@command(
+    "moetune verify 3f9c21 --nproc 2",
+    PLAN,
+    option("--nproc", "Ranks to start. Default: the plan's.", AT_LEAST_1),
+    PROFILE,
+    OVERSUBSCRIBE,
+)
 def verify(
-    context: typer.Context,
-    plan: PlanArgument,
-    nproc: Annotated[
-        int | None,
-        typer.Option("--nproc", min=1, help="Ranks to start. Default: the plan's."),
-    ] = None,
-    profile: ProfileOption = None,
-    *,
-    oversubscribe: Oversubscribe = False,
-    json: Json = False,
-) -> None:
+    session: Session, plan: str, nproc: int | None, profile: str | None, *, oversubscribe: bool
+) -> int:
     """Run a plan's layer and compare its times.
 
     Runs every degree, and compares outputs and gradients with those of one chunk. Exit code 6:
     the step is outside of its range, or one chunk is faster.
     """
-    from moetune import config
-    from moetune.app.planner import local_planner
     from moetune.app.staleness import stale_note
     from moetune.app.verify import verify_plan
     from moetune.app.views.observed import verification_sections
 
-    session = session_of(context)
     environ = config.environment()
-    with local_planner(session.settings, profile=profile) as planner:
-        made = planner.sources.plan(plan).as_layer()
-        known = planner.explain(made).profile
-    found = verify_plan(
-        made, profile=known, num_ranks=nproc, launch=config.launch(environ), environ=environ,
+    made = session.plan(plan).as_layer()
+    with session.planner(profile) as planner:
+        machine = planner.explain(made).profile
+    verification = verify_plan(
+        made, profile=machine, num_ranks=nproc, launch=config.launch(environ), environ=environ,
         oversubscribe=oversubscribe,
     )  # fmt: skip
-    if found is None:
-        return
-    stale = "" if known is None else stale_note(known)
-    notes = (*_store(session, made, found), *filter(None, (stale,)))
-    session.screen.answer(verification_sections(made, found), found.document, as_json=json)
+    if verification is None:
+        return 0
+    stale = "" if machine is None else stale_note(machine)
+    notes = (*_store(session, made, verification), *filter(None, (stale,)))
+    session.screen.answer(verification_sections(made, verification), verification.document)
     for note in notes:
         session.screen.note(note)
-    _judge(session, made, found, as_json=json)
+    return _judge(session, made, verification)
 
 
-def _judge(session: Session, made: "Plan", found: "Verification", *, as_json: bool) -> None:
-    """Say in a sentence whether the plan holds.
+def _judge(session: Session, made: "Plan", verification: "Verification") -> int:
+    """Say in a sentence whether the plan holds, and return the exit code.
 
     Raises:
         QualityError: it does not.
     """
     from moetune.app.views.observed import verdict
 
-    words, hint = verdict(made, found), "measure again, for longer:  moetune profile"
-    if not found.is_equal:
+    words, hint = verdict(made, verification), "measure again, for longer:  moetune profile"
+    if not verification.is_equal:
         hint = "this is a defect of moetune: report it with the output above"
-    if found.holds:
-        session.screen.note(words) if as_json else session.screen.line(words)
-    elif as_json:
+    if session.as_json:  # one document is enough
         session.screen.note(words)
-        raise typer.Exit(QualityError.exit_code)  # one document is enough
-    else:
+        return 0 if verification.holds else QualityError.exit_code
+    if not verification.holds:
         raise QualityError(words, hint)
+    session.screen.line(words)
+    return 0
 
 
-def _store(session: Session, made: "Plan", found: "Verification") -> tuple[str, ...]:
+def _store(session: Session, made: "Plan", verification: "Verification") -> tuple[str, ...]:
     """Store what was observed, and return the newest change among all observations."""
-    from moetune.app import wiring
     from moetune.app.drift import observed_drifts
     from moetune.app.verify import observations_of
 
-    observations = observations_of(made, found)
-    with wiring.open_store(session.settings) as store:
+    observations = observations_of(made, verification)
+    with session.open_store() as store:
         store.save_plan(made)
         store.add_observations(observations)
         changes = observed_drifts(store.observation_page(made.id, limit=1000))
-    return tuple(one.words for one in changes[:1])
+    return tuple(change.words for change in changes[:1])

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ def complete(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
     def ask(*words: str) -> Result:
         with monkeypatch.context() as asked:
-            asked.setenv("_MOETUNE_COMPLETE", "complete_bash")
+            asked.setenv("_MOETUNE_COMPLETE", "bash_complete")
             asked.setenv("COMP_WORDS", "\n".join(("moetune", *words)))
             asked.setenv("COMP_CWORD", str(len(words)))
-            return cli()
+            result = cli()
+        return replace(result, out=result.out.replace("plain,", ""))
 
     return ask
 

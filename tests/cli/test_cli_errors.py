@@ -40,7 +40,7 @@ TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")
         ((*PLAN, "-q"), 2, ("write it before the command",)),
         (("plane",), 2, ("'plane'", "'plan'")),
         (("profiles", "lits"), 2, ("'lits'", "'list'", "moetune profiles --help")),
-        (("explain",), 2, ("Missing argument 'plan'",)),
+        (("explain",), 2, ("Missing argument 'PLAN'",)),
         (("explain", "abc"), 2, ("begins with 'abc'", "moetune plan")),
         (("profiles", "show", "nothing"), 5, ("'nothing' is unknown",)),
         (("profiles", "remove", "rtx2080ti-x64"), 5, ("comes with moetune",)),

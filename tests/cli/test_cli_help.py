@@ -10,41 +10,28 @@ from typer.main import get_command
 
 from moetune.cli.app import COMMANDS as SUMMARIES
 from moetune.cli.app import program
-from moetune.cli.help import summary_of
+from moetune.cli.commands import summary_of
 from moetune.domain.ask import GROUPS
 from moetune.domain.question import ASKS
-from tests.cli.running import Cli
+from tests.cli.running import Cli, commands
 
-
-def _commands(command: Any, name: str = "") -> dict[str, Any]:
-    found = getattr(command, "commands", None)
-    if found is None:
-        return {name: command}
-    pairs = [_commands(one, f"{name} {key}".strip()) for key, one in found.items()]
-    return {key: one for pair in pairs for key, one in pair.items()}
-
-
-COMMANDS = _commands(get_command(program()))
-
-
-@pytest.mark.parametrize("name", sorted({name.split()[0] for name in COMMANDS}))
-def test_a_command_made_alone_has_its_own_name(name: str) -> None:
-    alone = _commands(get_command(program({name})))
-    of_name = {one for one in COMMANDS if one.split()[0] == name}
-    others = {one.split()[0] for one in COMMANDS} - {name}
-    assert {*alone} == of_name | others
+COMMANDS = commands(get_command(program()))
 
 
 def test_summaries_are_those_of_the_commands_and_are_not_cut(cli: Cli) -> None:
-    whole: Any = get_command(program())
+    named = {}
+    for name in SUMMARIES:
+        whole: Any = get_command(program({name}))
+        named[name] = whole.commands[name]
     listed = " ".join(cli("--help").out.partition("Commands:")[2].split())
     for name, summary in SUMMARIES.items():
-        assert summary_of(whole.commands[name].help) == summary
+        assert summary_of(str(getattr(named[name], "help", ""))) == summary
         assert f"{name} {summary}" in listed
     for name in ("plans", "profiles"):
         listed = " ".join(cli(name, "--help").out.partition("Commands:")[2].split())
-        for key, one in whole.commands[name].commands.items():
-            assert f"{key} {summary_of(one.help)}" in listed
+        for key, one in COMMANDS.items():
+            if key.startswith(f"{name} "):
+                assert f"{key.split()[1]} {summary_of(str(one.help))}" in listed
 
 
 def test_help_of_plan_has_every_field_in_its_group_on_two_screens(
@@ -60,7 +47,9 @@ def test_help_of_plan_has_every_field_in_its_group_on_two_screens(
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_says_what_the_command_does_and_shows_an_example(cli: Cli, name: str) -> None:
+def test_help_says_what_the_command_does_and_shows_its_options_and_an_example(
+    cli: Cli, name: str
+) -> None:
     result = cli(*name.split(), "--help")
     assert (result.code, result.err) == (0, "")
     usage, _, rest = result.out.partition("\n")
@@ -68,6 +57,9 @@ def test_help_says_what_the_command_does_and_shows_an_example(cli: Cli, name: st
     assert re.search(r"\n  [A-Z].+", rest)
     assert f"\n  Example:\n    moetune {name}" in result.out
     assert re.search(r"--json\s+Print one JSON document", result.out)
+    words = set(result.out.replace(",", " ").replace("/", " ").split())
+    options = [one for one in COMMANDS[name].params if one.param_type_name == "option"]
+    assert {flag for one in options for flag in (*one.opts, *one.secondary_opts)} <= words
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Cli
+from tests.cli.running import XL, Cli
 
-_LAYER = ("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
+_LAYER = ("plan", *XL)
 _MODEL = (
     "plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "256", "--seq",
     "4096",

@@ -1,8 +1,6 @@
 """`moetune models` with Hugging Face configurations, by name and by path."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,15 +84,3 @@ def test_a_wrong_configuration_is_bad_input(cli: Cli, tmp_path: Path) -> None:
     assert result.code == 2
     assert str(file) in result.document["error"]
     assert result.document["hint"]
-
-
-def test_show_loads_no_heavy_library() -> None:
-    code = (
-        "import sys; from moetune.cli import app;"
-        "app.main(['models', 'show', 'deepseek-v3', '--json']);"
-        "heavy = {'torch', 'numpy', 'optuna', 'sqlalchemy', 'rich', 'moetune.cli.plan'};"
-        "heavy &= set(sys.modules);"
-        "print(sorted(heavy), file=sys.stderr)"
-    )
-    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "[]"

@@ -20,10 +20,9 @@ import moetune
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.notebook import PlanView
 from moetune.domain.question import Question
-from tests.cli.running import Cli
+from tests.cli.running import XL, Cli
 
 LAYER: dict[str, Any] = {"model": "gpt-xl", "profile": "rtx2080ti-x64", "dtype": "float16"}
-LAYER_FLAGS = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
 SIZES: dict[str, Any] = {
     "d_model": 1024, "d_hidden": 4096, "num_experts": np.int64(64), "top_k": 2, "tokens": "8k",
     "activation": "swiglu", "profile": "rtx2080ti-x64", "dtype": "fp16", "memory_limit": "10GB",
@@ -72,7 +71,7 @@ class Cell(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize(("arguments", "flags"), [(LAYER, LAYER_FLAGS), (SIZES, SIZES_FLAGS)])
+@pytest.mark.parametrize(("arguments", "flags"), [(LAYER, XL), (SIZES, SIZES_FLAGS)])
 def test_a_plan_has_the_numbers_and_the_words_of_the_command_line(
     cli: Cli, arguments: dict[str, Any], flags: tuple[str, ...]
 ) -> None:

@@ -9,12 +9,11 @@ import pytest
 
 from moetune.domain.placement import check_order
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
-from tests.cli.running import Cli
+from tests.cli.running import OLMOE, Cli
 
 LAYERS, EXPERTS, TOP_K = 16, 64, 8
-OLMOE = (
-    "plan", "--model", "olmoe", "--profile", "h100-x8", "--world-size", "8", "--global-batch",
-    "64", "--seq", "4096", "--tp", "1", "--cp", "1", "--pp", "1", "--ep", "8",
+PLAN = (
+    "plan", *OLMOE, "--world-size", "8", "--tp", "1", "--cp", "1", "--pp", "1", "--ep", "8",
 )  # fmt: skip
 
 
@@ -48,7 +47,7 @@ def routing(tmp_path: Path) -> str:
 
 
 def planned(cli: Cli, routing: str, *flags: str) -> Any:
-    result = cli(*OLMOE, *flags, "--routing", routing, "--json", "--output", "plan.json")
+    result = cli(*PLAN, *flags, "--routing", routing, "--json", "--output", "plan.json")
     assert result.code == 0, result.err
     return result.document
 
@@ -74,7 +73,7 @@ def test_each_layers_experts_are_placed_and_the_step_is_that_much_shorter(
         assert 0.999999 <= layer["least_skew"] <= placed + 1e-9
         assert placed <= 1.05 < layer["natural_skew"]
     natural = planned(cli, routing, "--expert-placement", "natural")
-    balanced = cli(*OLMOE, "--json").document
+    balanced = cli(*PLAN, "--json").document
     assert placement["natural_step_seconds"] == natural["predicted"]["step_seconds"]
     assert placement["placed_step_seconds"] == plan["predicted"]["step_seconds"]
     steps = [one["predicted"]["step_seconds"] for one in (balanced, plan, natural)]
@@ -98,7 +97,7 @@ def test_equal_records_are_one_routing_for_all_layers_of_a_plan_in_natural_order
 ) -> None:
     """Even loads are a plan without routing, whose file is of each layer or of one."""
     even = planned(cli, written(tmp_path, [record([5] * EXPERTS)] * LAYERS))
-    balanced = cli(*OLMOE, "--json").document
+    balanced = cli(*PLAN, "--json").document
     assert even["predicted"]["step_seconds"] == pytest.approx(balanced["predicted"]["step_seconds"])
     assert "placed ones save 0.0 %" in even["placement"]["why"]
     (tmp_path / "one.json").write_text(record([5] * EXPERTS).text)
@@ -148,13 +147,13 @@ def test_what_does_not_fit_in_the_natural_order_is_placed(cli: Cli, tmp_path: Pa
     )
     assert placed < natural
     limit = ("--memory-limit", f"{(placed + natural) // 2}B")
-    assert cli(*OLMOE, *pins, *limit, "--routing", file, "--expert-placement", "natural").code == 3
+    assert cli(*PLAN, *pins, *limit, "--routing", file, "--expert-placement", "natural").code == 3
     found = planned(cli, file, *pins, *limit)["placement"]
     assert found["natural_step_seconds"] is None
     assert found["why"].startswith("in their order they do not fit")
     assert all(layer["experts"] for layer in found["layers"])
     too_small = ("--memory-limit", f"{placed // 2}B")
-    assert cli(*OLMOE, *pins, *too_small, "--routing", file).code == 3
+    assert cli(*PLAN, *pins, *too_small, "--routing", file).code == 3
 
 
 def test_records_of_other_models_and_rules_without_a_record_are_refused(
@@ -166,7 +165,7 @@ def test_records_of_other_models_and_rules_without_a_record_are_refused(
         (good[:4], "is the record of 4 layers with 64 experts and top_k 8, and allenai/OLMoE"),
         (odd, "15 layers with 64 experts and top_k 8, 1 layer with 32 experts and top_k 2, and"),
     ):
-        result = cli(*OLMOE, "--routing", written(tmp_path, layers, "other.json"))
+        result = cli(*PLAN, "--routing", written(tmp_path, layers, "other.json"))
         assert result.code == 2
         assert words.replace("allenai/OLMoE", "olmoe") in " ".join(result.err.split())
         assert "has 16 layers with 64 experts and top_k 8" in " ".join(result.err.split())
@@ -181,14 +180,14 @@ def test_records_of_other_models_and_rules_without_a_record_are_refused(
             "planned: megatron keeps experts in their own order",
         ),
     ):
-        result = cli(*OLMOE, *flags)
+        result = cli(*PLAN, *flags)
         assert result.code == 2
         assert words in result.err
 
 
 def test_people_read_where_experts_are_and_why(cli: Cli, routing: str) -> None:
     planned(cli, routing)
-    said = " ".join(cli(*OLMOE, "--routing", routing).out.split())
+    said = " ".join(cli(*PLAN, "--routing", routing).out.split())
     assert "Experts are placed by their loads: the fullest ranks have 1.0" in said
     explained = cli("explain", "plan.json")
     words = " ".join(explained.out.split())
@@ -196,7 +195,7 @@ def test_people_read_where_experts_are_and_why(cli: Cli, routing: str) -> None:
     assert "layer of experts own order placed at least" in words
     document = cli("explain", "plan.json", "--json").document
     assert document["placement"] == planned(cli, routing)["placement"]
-    even = cli(*OLMOE, "--output", "even.json")
+    even = cli(*PLAN, "--output", "even.json")
     assert "placed" not in even.out
     assert "placement" not in cli("explain", "even.json", "--json").document
     one, two = "plan.json", "even.json"

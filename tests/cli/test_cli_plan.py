@@ -10,11 +10,10 @@ from typer.main import get_command
 
 from moetune.cli.app import program
 from moetune.domain.any_plan import plan_from_json
-from tests.cli.running import Cli
-from tests.cli.test_cli_frozen import leaves
+from tests.cli.running import XL, Cli, commands
 from tests.golden.cases import LAB
 
-PLAN = ("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
+PLAN = ("plan", *XL)
 
 
 def makespan_of(num_gemms: int) -> Callable[[int], float]:
@@ -199,12 +198,11 @@ def test_what_was_not_measured_is_named_with_a_command_that_measures_it(cli: Cli
     assert "all_to_all of 2 ranks" in named[0]
     command = next(one for one in plan["warnings"] if "moetune profile" in one)
     arguments = shlex.split(command.partition("moetune profile")[2])
-    (command_line,) = (one for name, one in leaves(get_command(program())) if name == "profile")
-    wanted = command_line.make_context("profile", arguments).params
+    wanted = commands(get_command(program()))["profile"].make_context("profile", arguments).params
     given = {
         "name": "lab", "resume": True, "nproc": 2, "d_model": "256", "d_hidden": "1024",
-        "num_experts": "4", "top_k": "1", "activation": "gelu", "tokens": "1024",
-        "dtype": "float32",
+        "num_experts": "4", "top_k": "1", "activation": "gelu", "tokens": 1024,
+        "dtypes": ("float32",),
     }  # fmt: skip
     assert given.items() <= wanted.items()
 

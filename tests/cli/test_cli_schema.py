@@ -14,13 +14,13 @@ from moetune.domain.document import encode
 from moetune.domain.routing_record import ModelRoutingRecord, record_of
 from moetune.domain.samples import CopyPoint
 from tests.app.test_observed_views import ALONE, PLANNED, verification
-from tests.cli.running import Cli
+from tests.cli.running import OLMOE, Cli
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 PLAN = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--dtype", "float16")
 TRAINING = (
-    "plan", "--model", "olmoe", "--profile", "h100-x8", "--global-batch", "64", "--seq", "4096",
-    "--target", "megatron", "--tp", "1", "--pp", "1", "--ep", "8", "--micro-batch", "1",
+    "plan", *OLMOE, "--target", "megatron", "--tp", "1", "--pp", "1", "--ep", "8",
+    "--micro-batch", "1",
 )  # fmt: skip
 
 

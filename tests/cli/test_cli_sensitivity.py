@@ -7,16 +7,12 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tests.cli.running import Cli, Planned
+from tests.cli.running import OLMOE, XL, Cli, Planned
 
-XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
 LAB = str(Path(__file__).parents[1] / "golden" / "lab.toml")
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "sensitivity.json"
 T, M, H, BYTES = 8192, 2048, 8192, 2
-TRAINING = (
-    "--model", "olmoe", "--profile", "h100-x8", "--world-size", "8", "--global-batch", "64",
-    "--seq", "4096", "--target", "megatron", "--zero", "1",
-)  # fmt: skip
+TRAINING = (*OLMOE, "--world-size", "8", "--target", "megatron", "--zero", "1")
 
 
 class Lines:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moetune.solve.model.uncertainty import OWN_SPREAD, P05_RATIO, P95_RATIO, public_ratios
-from tests.cli.running import Cli
+from tests.cli.running import OLMOE, Cli
 
 QWEN = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "1024",
         "--seq", "4096")  # fmt: skip
@@ -15,10 +15,7 @@ PINNED = (*QWEN, "--world-size", "16", "--target", "megatron", "--tp", "2", "--p
           "none")  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
-SEARCHED = (
-    "plan", "--model", "olmoe", "--profile", "h100-x8", "--world-size", "16", "--global-batch",
-    "64", "--seq", "4096", "--target", "megatron",
-)  # fmt: skip
+SEARCHED = ("plan", *OLMOE, "--world-size", "16", "--target", "megatron")
 
 
 def test_a_pinned_layout_is_kept_and_the_numbers_agree(cli: Cli, tmp_path: Path) -> None:

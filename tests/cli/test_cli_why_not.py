@@ -10,13 +10,9 @@ import jsonschema_rs
 import pytest
 
 from moetune.solve.model.uncertainty import OWN_SPREAD
-from tests.cli.running import Cli, Planned
+from tests.cli.running import OLMOE, XL, Cli, Planned
 
-XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
-TRAINING = (
-    "--model", "olmoe", "--profile", "h100-x8", "--world-size", "16", "--global-batch", "64",
-    "--seq", "4096",
-)  # fmt: skip
+TRAINING = (*OLMOE, "--world-size", "16")
 MEGATRON = (*TRAINING, "--target", "megatron")
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "why-not.json"
 

@@ -2,20 +2,10 @@
 
 import pytest
 
-from tests.cli.running import Cli, Planned
+from tests.cli.running import OLMOE, Cli, Planned
 
 LAYER = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")
-DECODER = (
-    "plan",
-    "--model",
-    "olmoe",
-    "--profile",
-    "h100-x8",
-    "--global-batch",
-    "64",
-    "--seq",
-    "4k",
-)
+DECODER = ("plan", *OLMOE)
 PLANNED = ("whatif", "PLAN.json", "--profile", "rtx2080ti-x64")
 WRONG = [
     *((LAYER, flag, "zz9") for flag in (

@@ -9,16 +9,17 @@ from typer.main import get_command
 
 from moetune.cli.app import program
 from moetune.domain.question import ASKS, read_texts
+from tests.cli.running import commands
 
 
 def command_names() -> Mapping[str, Any]:
     """Return all commands by their full name."""
-    return _commands(get_command(program()), "")
+    return commands(get_command(program()))
 
 
 def parse(line: str) -> None:
     """Parse `line`, what follows `moetune`: every flag exists, every value is one."""
-    command: Any = get_command(program())
+    command: Any = program()
     words, name = shlex.split(line), "moetune"
     context = command.make_context(name, words)
     while getattr(command, "commands", None):
@@ -45,11 +46,3 @@ def check_mention(text: str) -> None:
         flags |= {flag for option in known[names[0]].params for flag in option.secondary_opts}
         used = {word.partition("=")[0] for word in words if re.match("--?[a-z]", word)}
         assert used <= flags, f"`{text}`: {sorted(used - flags)}"
-
-
-def _commands(command: Any, name: str) -> dict[str, Any]:
-    found = getattr(command, "commands", None)
-    if found is None:
-        return {name: command}
-    pairs = [_commands(one, f"{name} {key}".strip()) for key, one in found.items()]
-    return {key: one for pair in pairs for key, one in pair.items()}
