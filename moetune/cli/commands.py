@@ -141,6 +141,8 @@ def argument(
     multiple: bool = False,
 ) -> Parameter:
     """Return an argument; see `option`."""
+    if form is None and not isinstance(kind, tuple):
+        form = name.upper()
     info = typer.Argument(
         help=words, metavar=form, autocompletion=_completer(names), show_default=False,
         **_bounds(kind),
