@@ -9,18 +9,10 @@ from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layer import PHASES
 from moetune.domain.layout import Layout
 from moetune.domain.placement import PlacementChoice
-from moetune.domain.plan import (
-    Confidence,
-    LayerTerms,
-    PhaseTerms,
-    Pipeline,
-    Plan,
-    Predicted,
-    Range,
-    StrategyTerms,
-)
+from moetune.domain.plan import Confidence, Pipeline, Plan, Predicted, Range
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
+from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import pinned_bytes
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.doubts import PROFILE, plan_warnings

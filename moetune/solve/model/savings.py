@@ -9,7 +9,6 @@ from typing import Any
 
 from moetune.domain.training import FoldedLayout, LayoutRequest
 from moetune.solve.model.best import BestLayouts, as_graphed, with_graphs
-from moetune.solve.model.pins import pin_flag, pinned, without
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 
 LEAST_SAVED = 0.02
@@ -45,7 +44,7 @@ class Savings:
 
     def free(self) -> FoundSaving | None:
         """Return the best layout without pins; None where it is not faster."""
-        if not pinned(self.pins):
+        if not self.pins.pinned:
             return None
         free = LayoutRequest()
         plain = BestLayouts.of(self.search, free).best()
@@ -63,9 +62,9 @@ class Savings:
         return sorted(every, key=lambda one: one.found.step.seconds)
 
     def _other_pins(self) -> Iterator[FoundSaving]:
-        for name in pinned(self.pins):
+        for name in self.pins.pinned:
             if name != "cuda_graphs":  # each of them is tried in any case
-                yield from self._below(without(self.pins, [name]), name)
+                yield from self._below(self.pins.without([name]), name)
 
     def _graphs(self) -> Iterator[FoundSaving]:
         for graphs in self.search.target.cuda_graphs:
@@ -117,8 +116,8 @@ class Savings:
         """Return the flag with the value that a layout has; a pin that it has not is left out."""
         value: dict[str, Any] = {name: getattr(layout, name)}
         if value[name] is None:
-            return f"leaving out {pin_flag(self.pins, name)}"
-        return pin_flag(replace(self.pins, **value), name)
+            return f"leaving out {self.pins.only(name).words}"
+        return LayoutRequest(**value).words
 
     @property
     def _most(self) -> float:
