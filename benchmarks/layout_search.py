@@ -19,8 +19,8 @@ from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.training import plan_training
 from moetune.app.training_plan import TrainingRequest
 from moetune.domain.architecture import Decoder
-from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import BALANCED, ExpertLoads
+from moetune.domain.routing_record import RecordedLayer, RecordedLayers
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
@@ -117,7 +117,7 @@ def _solve(question: Question) -> float:
     decoder, routing = named_model(question.model).decoder, None
     if question.has_record:
         routing = recorded_layers(decoder)
-        decoder = routing.told_apart(decoder)
+        decoder = routing.with_numbers(decoder)
     job = TrainingJob(
         decoder=decoder, world_size=question.ranks, global_batch=question.global_batch,
         length=_LENGTH, routing=routing or BALANCED,

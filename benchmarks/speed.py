@@ -17,11 +17,10 @@ from moetune.app.plan import make_plan
 from moetune.app.profile import profile_machine
 from moetune.app.profile_request import MeasurementSetting, ProfileRequest
 from moetune.app.recording import Progress
-from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Constraints
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.profile import Profile
-from moetune.domain.request import PlanRequest
+from moetune.domain.request import PlanRequest, decode_constraints
 from moetune.domain.units import format_seconds
 from moetune.runtime.plans.book import PlanBook
 from moetune.store import open_store

@@ -22,8 +22,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from moetune.domain.model import Transformer, paper_decoder
+from moetune.domain.rules import check_layout
 from moetune.domain.training import TrainingJob
-from moetune.domain.training_rules import check_layout
 from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.own_layers import with_loss

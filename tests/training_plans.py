@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from moetune.domain.training_document import TrainingDocument, training_from_document
+from moetune.domain.any_plan import plan_from_document
+from moetune.domain.training_document import TrainingDocument
 
 TRAINING: dict[str, Any] = {
     "schema": "moetune.training-plan/1",
@@ -42,4 +43,4 @@ TRAINING: dict[str, Any] = {
 
 def training_plan(**changes: object) -> TrainingDocument:
     """Return a training plan with other parts."""
-    return training_from_document(TRAINING | changes, "plan")
+    return plan_from_document(TRAINING | changes).as_model()

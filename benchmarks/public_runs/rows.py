@@ -18,6 +18,7 @@ from benchmarks.public_runs.recipes import with_recipe
 from benchmarks.public_runs.systems import MemoryScope, System, system_of
 from moetune.domain.errors import MoetuneError
 from moetune.domain.routing import BALANCED, NATURAL
+from moetune.domain.rules import check_layout
 from moetune.domain.targets import TargetName
 from moetune.domain.training import (
     FoldedLayout,
@@ -28,7 +29,6 @@ from moetune.domain.training import (
     TrainingJob,
     ZeroStage,
 )
-from moetune.domain.training_rules import check_layout
 
 MACHINES = {
     "H100": "h100-x8", "H800": "h800-x8", "H200": "h200-x8", "A100": "a100-x8", "B200": "b200-x8",

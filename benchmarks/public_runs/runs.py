@@ -24,7 +24,7 @@ from benchmarks.public_runs.rows import (
 )
 from benchmarks.public_runs.systems import CHUNKED_LOSS, DEVICES, Device, System, system_of
 from moetune.domain.architecture import Decoder
-from moetune.domain.kernels import TORCHTITAN, USERBUFFERS, TensorComm
+from moetune.domain.kernels import TORCHTITAN
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.pipeline import Schedule, read_stages
 from moetune.domain.routing import BALANCED, NATURAL
@@ -122,7 +122,7 @@ def _facts(row: _Row, system: System, job: TrainingJob) -> Mapping[str, Any]:
     """Return what of the target's facts the run has otherwise."""
     found = dict(system.facts)
     if _hides_tensor_comm(row, system, job):
-        found["comm"] = USERBUFFERS
+        found |= {"scatters_beside_weights": True, "multiplies_in_pieces": True}
     if system.target == "torchtitan" and row["source_date"] < CHUNKED_LOSS:
         found["loss_chunks"] = 1
     is_compiled = "compile" in row["dispatcher_overlap_note"] or row.get("compiled") == "yes"
@@ -131,7 +131,7 @@ def _facts(row: _Row, system: System, job: TrainingJob) -> Mapping[str, Any]:
         if row["source_date"] > _COMPILES_LOSS:
             found["logit_bytes"] = _COMPILED_LOGIT_BYTES
     if row.get("in_pieces") == "yes":
-        found["comm"] = TensorComm(in_pieces=True)
+        found |= {"scatters_beside_weights": False, "multiplies_in_pieces": True}
     if row.get("logit_bytes"):
         found["logit_bytes"] = int(row["logit_bytes"])
     for name in (

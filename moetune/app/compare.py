@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterator, Mapping
 
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.constraint_texts import ALLOW_MODELLED, constraint_words
 from moetune.domain.plan import Plan
+from moetune.domain.request import constraint_words
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.report.section import sentence
-from moetune.solve.model.pins import pin_flags
 
 _SAME = 5e-4
 _TWICE = 2.0
@@ -65,7 +64,7 @@ def _of_layer(plan: Plan) -> Mapping[str, str]:
         **{
             f"--{flag} {{}}": constraint_words(flag, value)
             for flag, value in inputs.constraints.items()
-            if flag != ALLOW_MODELLED  # the plan's warnings say what was estimated
+            if flag != "allow-modelled"  # the plan's warnings say what was estimated
         },
     }
 
@@ -78,7 +77,7 @@ def _of_model(plan: TrainingDocument) -> Mapping[str, str]:
         "target {}": inputs.runtime,
         "optimizer {}": inputs.optimizer,
         "routing {}": inputs.routing,
-        **{f"{flag} {{}}": value for flag, value in pin_flags(inputs.pins).items()},
+        **{f"{flag} {{}}": value for flag, value in inputs.pins.flags.items()},
     }
 
 

@@ -11,20 +11,20 @@ from typing import Any
 from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import is_path
 from moetune.domain.chips import peak_flops
-from moetune.domain.constraint_texts import (
-    check_constraint_sizes,
-    decode_constraints,
-    recorded_constraints,
-)
 from moetune.domain.costs import Costs
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerShape, layer_flops, rate
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.request import PlanInputs, PlanRequest
+from moetune.domain.request import (
+    PlanInputs,
+    PlanRequest,
+    check_sizes,
+    decode_constraints,
+    recorded_constraints,
+)
 from moetune.domain.spelling import about
-from moetune.domain.throughput import layer_flops, rate
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import launcher
@@ -67,7 +67,7 @@ class InputsDocument:
                 dtype_bytes(full_dtype(self.dtype))
 
     def request(self, *, default_dtype: str | None) -> PlanRequest:
-        """Return the request; `PlanRequest.check_sizes` limits its numbers later.
+        """Return the request; `check_sizes` limits its numbers later.
 
         Args:
             default_dtype: where the document has none; None for the profile's own.
@@ -186,7 +186,7 @@ def changed_request(
         InputError: a flag is unknown, or no request has these values.
     """
     given = {flag: text for flag, text in constraints.items() if text is not None}
-    check_constraint_sizes(decode_constraints(given))
+    check_sizes(decode_constraints(given))
     texts = {**inputs.constraints, **constraints}
     remaining = {flag: text for flag, text in texts.items() if text is not None}
     return replace(inputs.request, constraints=recorded_constraints(remaining), **sizes)

@@ -27,7 +27,7 @@ from moetune.domain.errors import AbandonedError, InputError, MoetuneError, Prof
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.question import Question
-from moetune.domain.request import PlanInputs, PlanRequest
+from moetune.domain.request import PlanInputs, PlanRequest, check_sizes
 from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.domain.training_document import TrainingDocument
 
@@ -194,7 +194,7 @@ class Planner:
         return complete
 
     def _complete(self, request: PlanRequest, profile: str | None) -> _Complete:
-        request.check_sizes()
+        check_sizes(request)
         found = self.sources.profile(profile)
         return _Complete(request.inputs_for(found.profile), found)
 

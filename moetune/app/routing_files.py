@@ -9,9 +9,14 @@ from moetune.app.files import read_text
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
 from moetune.domain.experts import RoutedExperts
-from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads, LayerRouting
-from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord, routing_record
+from moetune.domain.routing_record import (
+    ModelRoutingRecord,
+    RecordedLayer,
+    RecordedLayers,
+    RoutingRecord,
+    routing_record,
+)
 
 _NAMES = {one.name: one for one in (BALANCED, NATURAL)}
 _Sizes: TypeAlias = tuple[int, int]
@@ -36,7 +41,7 @@ def read_routing(
     found, name = _read(wanted)
     if isinstance(found, ModelRoutingRecord):
         layers = _of_model(found, name, decoder)
-        return layers.told_apart(decoder), layers
+        return layers.with_numbers(decoder), layers
     return decoder, _of_layer(found, name, decoder.layer.top_k).loads
 
 

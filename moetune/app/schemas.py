@@ -26,12 +26,13 @@ from moetune.domain.json_schema import Keys, ListOf, schema_of
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Model, WholeModel
 from moetune.domain.placement import ModelPlacement
-from moetune.domain.plan import Confidence, PhaseTerms, Plan, StrategyTerms
+from moetune.domain.plan import Confidence, Plan
 from moetune.domain.profile import Profile, ProfileQuality
 from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.samples import Point
 from moetune.domain.spelling import nearest_or
+from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.training import FoldedLayout
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import RegisteredModel

@@ -23,9 +23,9 @@ from moetune.domain.errors import (
 )
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName
 from moetune.domain.profile import Profile
-from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.request import gemm_dtypes
 from moetune.domain.routing import BALANCED
+from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.site import check_format, site_of
 from moetune.domain.target_rules import model_rules
 from moetune.domain.training import (

@@ -9,8 +9,8 @@ from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.plan import MAKE_ONE
 from moetune.domain.profile import Profile
-from moetune.domain.recorded_layers import RecordedLayers
 from moetune.domain.routing import ExpertLoads
+from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.targets import Target, planned_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.training_document import (

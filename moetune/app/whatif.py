@@ -21,7 +21,6 @@ from moetune.domain.training_document import TrainingInputs
 from moetune.domain.units import full_dtype
 from moetune.fit.speeds import Speeds, scale_profile
 from moetune.report.section import sentence
-from moetune.solve.model.pins import pinned
 
 WHATIF_SCHEMA = "moetune.whatif/1"
 AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
@@ -184,7 +183,7 @@ def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, o
         "routing": None if inputs.leaves_room else inputs.routing,
         "optimizer": inputs.optimizer, "target": inputs.runtime,
         "memory_limit": None if is_default else inputs.memory_limit_bytes,
-        **{name: encode(getattr(pins, name)) for name in pinned(pins)},
+        **{name: encode(value) for name, value in pins.pinned.items()},
         **({} if pins.stages is None else {"stages": stage_words(pins.stages)}),
     }  # fmt: skip
 

@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
     except MoetuneError as error:
         return _fail(session, error)
     except _UsageError as error:
-        return _fail(session, _usage_error(error))
+        return _fail(session, _usage_error(error, _command(arguments)))
     except (typer.Abort, KeyboardInterrupt):
         session.screen.note("interrupted")
         return INTERRUPTED
@@ -164,11 +164,11 @@ def _fail(session: Session, error: MoetuneError) -> int:
     return error.exit_code
 
 
-def _usage_error(error: Exception) -> InputError:
+def _usage_error(error: Exception, command: str) -> InputError:
     context, option = getattr(error, "ctx", None), str(getattr(error, "option_name", ""))
     what = str(getattr(error, "format_message", error.__str__)())
     what = what.replace(": Value error, ", ": ")  # typer's, of pydantic
-    hint = f"see `{context.command_path if context else 'moetune'} --help`"
+    hint = f"see `{context.command_path if context else command} --help`"
     if option in _BEFORE_THE_COMMAND:
         hint = f"write it before the command; {hint}"
     if option.startswith(_NOT_PLANNED):

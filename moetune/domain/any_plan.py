@@ -3,11 +3,11 @@
 import json
 from typing import TypeAlias
 
-from moetune.domain.document import decode_schema, refuse_pointer
+from moetune.domain.document import decode, decode_schema, refuse_pointer
 from moetune.domain.errors import InputError
 from moetune.domain.plan import MAKE_ONE, READABLE_SCHEMAS, Plan
-from moetune.domain.training_document import SCHEMA, TrainingDocument, training_from_document
-from moetune.domain.withdrawn import whole_model_refusal
+from moetune.domain.training_document import SCHEMA, TrainingDocument
+from moetune.domain.withdrawn import whole_model_refusal, withdrawn_of_moetune
 
 AnyPlan: TypeAlias = Plan | TrainingDocument
 """Both have what lists, comparisons and stores need; `as_layer` and `as_model` refuse the other."""
@@ -24,7 +24,10 @@ def plan_from_document(document: object, where: str = "") -> AnyPlan:
             since, or whatever `decode` finds wrong.
     """
     if isinstance(document, dict) and document.get("schema") == SCHEMA:
-        return training_from_document(document, where or "plan")
+        plan = decode(TrainingDocument, document, where or "plan")
+        if plan.target == "moetune" and (row := withdrawn_of_moetune(plan.layout)):
+            raise row.refusal(where or "plan")
+        return plan
     try:
         if isinstance(document, dict) and document.get("transformer") is not None:
             raise whole_model_refusal(document.get("inputs"))

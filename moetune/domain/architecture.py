@@ -6,6 +6,7 @@ causal mask; multi-token prediction with its own logits; no router, norm, activa
 recomputation.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -17,9 +18,8 @@ from moetune.domain.attention import (
 )
 from moetune.domain.errors import check_positive
 from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts, add_up
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC, LayerShape
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, ShortConvolution, StateSpace
-from moetune.domain.throughput import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC
 
 Mixer: TypeAlias = (
     GroupedQueryAttention
@@ -92,27 +92,24 @@ class Block:
         return self._parameters(active=True)
 
     def _parameters(self, *, active: bool) -> Amounts:
-        amounts = [Amounts(norms=self.norms)]
-        for part in self.parts:
-            if isinstance(part, RoutedExperts):
-                amounts.append(part.parameters(active=active))
-            elif isinstance(part, DenseFfn):
-                amounts.append(Amounts(dense=part.parameters))
-            else:
-                amounts.append(Amounts(attention=part.parameters))
-        return add_up(amounts)
+        amounts = (
+            part.parameters(active=active)
+            if isinstance(part, RoutedExperts)
+            else _amount(part, part.parameters)
+            for part in self.parts
+        )
+        return add_up([Amounts(norms=self.norms), *amounts])
 
     def forward_macs(self, length: int) -> Amounts:
         """Return the MACs of one token's forward pass in a sequence of `length` tokens, by part."""
-        amounts = []
-        for part in self.parts:
-            if isinstance(part, RoutedExperts):
-                amounts.append(part.forward_macs())
-            elif isinstance(part, DenseFfn):
-                amounts.append(Amounts(dense=part.macs))
-            else:
-                amounts.append(Amounts(attention=part.forward_macs(length)))
-        return add_up(amounts)
+        return add_up(
+            [
+                part.forward_macs()
+                if isinstance(part, RoutedExperts)
+                else _amount(part, part.forward_macs(length))
+                for part in self.parts
+            ]
+        )
 
     def flops_per_token(self, length: int) -> Amounts:
         """Return the training FLOPs of one token, by part."""
@@ -174,6 +171,15 @@ class Decoder:
 
     def __post_init__(self) -> None:
         check_positive(self, "d_model", "vocab_size", "num_layers")
+
+    def with_records(self, records: Iterable[int | None]) -> "Decoder":
+        """Return the model with numbers of records, one for each block with routed experts."""
+        numbers = iter(records)
+        blocks = (
+            block if block.routed is None else block.with_record(next(numbers))
+            for block in self.blocks
+        )
+        return replace(self, blocks=tuple(blocks))
 
     @property
     def num_layers(self) -> int:
@@ -290,14 +296,9 @@ class Decoder:
     @cached_property
     def layer(self) -> LayerShape:
         """The MoE layer that most blocks have; a dense model's FFN as a single expert."""
-        shapes = [block.routed.layer for block in self.blocks if block.routed is not None]
-        if not shapes:
-            shapes = [
-                _single_expert(part)
-                for block in self.blocks
-                for part in block.parts
-                if isinstance(part, DenseFfn)
-            ]
+        kind = RoutedExperts if self.num_moe_layers else DenseFfn
+        parts = (part for block in self.blocks for part in block.parts)
+        shapes = [part.layer for part in parts if isinstance(part, kind)]
         return max(dict.fromkeys(shapes), key=shapes.count)
 
     @cached_property
@@ -345,10 +346,5 @@ def _kv_heads(mixer: Mixer) -> int | None:
     return 1 if isinstance(mixer, CompressedAttention) else None
 
 
-def _single_expert(part: DenseFfn) -> LayerShape:
-    return LayerShape(
-        d_model=part.d_model,
-        d_hidden=part.d_hidden,
-        num_experts=1,
-        activation="swiglu" if part.is_gated else "gelu",
-    )
+def _amount(part: Mixer | DenseFfn, number: float) -> Amounts:
+    return Amounts(dense=number) if isinstance(part, DenseFfn) else Amounts(attention=number)

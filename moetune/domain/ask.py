@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
@@ -57,13 +58,13 @@ class Ask:
     group: Group
     label: str
     words: str
-    form: str
-    choices: tuple[Any, ...]
-    is_choice: bool
     parse: Callable[[str], Any]
-    smallest: int
-    largest: int | None
-    is_switch: bool
+    form: str = ""
+    choices: tuple[Any, ...] = ()
+    is_choice: bool = False
+    smallest: int = 1
+    largest: int | None = None
+    is_switch: bool = False
 
     @property
     def flag(self) -> str:
@@ -100,6 +101,11 @@ class Ask:
                 least = f"from {self.smallest} to {self.largest}"
             raise InputError(f"{self.flag} must be {least}, got {shown(value)}", field=self.name)
 
+    def check_least(self, value: float) -> None:
+        """Raise InputError where a number is below the smallest; it may be above the largest."""
+        if value < self.smallest:
+            self.check(value)
+
     def _has(self, value: float) -> bool:
         return value >= self.smallest and (self.largest is None or value <= self.largest)
 
@@ -109,22 +115,14 @@ class Ask:
 
 
 def described(
-    group: Group,
-    label: str,
-    words: str,
-    *,
-    form: str = "",
-    choices: tuple[Any, ...] = (),
-    parse: Callable[[str], Any] | None = None,
-    smallest: int = 1,
-    largest: int | None = None,
-    default: object = None,
+    group: Group, label: str, words: str, *, default: object = None, **more: object
 ) -> Any:  # noqa: ANN401 - as of dataclasses.field
-    """Return a field of a dataclass that an `Ask` describes: the name and kind are the field's."""
-    metadata = {
-        "group": group, "label": label, "words": words, "form": form, "choices": choices,
-        "parse": parse, "smallest": smallest, "largest": largest,
-    }  # fmt: skip
+    """Return a field of a dataclass that an `Ask` describes: the name and kind are the field's.
+
+    Args:
+        more: of the attributes of an `Ask` that have a default, and `parse`.
+    """
+    metadata = {"group": group, "label": label, "words": words, **more}
     return field(default=default, metadata=metadata)
 
 
@@ -140,16 +138,14 @@ def asks_of(kind: type) -> Mapping[str, Ask]:
 
 
 def _ask_of(name: str, hint: object, default: object, metadata: Mapping[str, Any]) -> Ask:
-    about_it = dict(metadata)
-    one = next(one for one in (*get_args(hint), hint) if one is not type(None))
-    is_choice = get_origin(one) is Literal
+    plain = next(part for part in (*get_args(hint), hint) if part is not type(None))
+    is_choice = get_origin(plain) is Literal
+    kind: Any = type(get_args(plain)[0]) if is_choice else plain
+    count = partial(parse_count, least=metadata.get("smallest", 1))
+    more = {"parse": {int: count, float: _number}.get(kind, str), **metadata}
     if is_choice:
-        about_it["choices"] = get_args(one)
-    value_kind: Any = type(about_it["choices"][0]) if is_choice else one
-    about_it["parse"] = about_it["parse"] or _PARSERS.get(value_kind, str)
-    return Ask(
-        name=name, kind=value_kind, is_choice=is_choice, is_switch=default is False, **about_it
-    )
+        more["choices"] = get_args(plain)
+    return Ask(name=name, kind=kind, is_choice=is_choice, is_switch=default is False, **more)
 
 
 def _number(text: str) -> float:
@@ -157,6 +153,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise InputError(f"{shown(text)} is no number", "such as 0.5") from None
-
-
-_PARSERS: Mapping[type, Callable[[str], Any]] = MappingProxyType({int: parse_count, float: _number})

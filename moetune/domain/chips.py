@@ -10,7 +10,7 @@ gives for other boards only, has no peak: no other is put in its place.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
@@ -61,31 +61,25 @@ def _amd(names: str, generation: Generation | None) -> Iterator[Chip]:
         yield Chip(name=name, vendor="amd", generation=generation, links="xgmi")
 
 
-def _chips(*rows: Iterable[Chip]) -> tuple[Chip, ...]:
-    """Return the chips, those with longer names first."""
-    found = [chip for row in rows for chip in row]
-    return tuple(sorted(found, key=lambda chip: -len(chip.name)))
-
-
-CHIPS = _chips(
-    _nvidia("v100", "volta", (7, 0), "nvlink"),
-    _nvidia("t4 rtx2080ti rtx2080 titanrtx rtx8000", "turing", (7, 5)),
-    _nvidia("a100 a800", "ampere", (8, 0), "nvlink"),
-    _nvidia("a30", "ampere", (8, 0)),
-    _nvidia("a10 a10g a16 a40 a6000 a5000 rtx3090 rtx3090ti rtx3080", "ampere", (8, 6)),
-    _nvidia("l40s", "ada", (8, 9)),
-    _nvidia("l4 l20 l40 rtx4090 rtx4090d rtx4080 rtx6000ada rtx5000ada", "ada", (8, 9)),
-    _nvidia("h100 h800 h200 gh200", "hopper", (9, 0), "nvlink"),
-    _nvidia("h20", "hopper", (9, 0), "nvlink"),
-    _nvidia("b200", "blackwell", (10, 0), "nvlink"),
-    _nvidia("gb200", "blackwell", (10, 0), "nvlink", hosts=4),
-    _nvidia("b300", "blackwell", (10, 3), "nvlink"),
-    _nvidia("gb300", "blackwell", (10, 3), "nvlink", hosts=4),
-    _nvidia("rtxpro6000 rtx5090 rtx5080", "blackwell", (12, 0)),
-    _nvidia("gb10", "blackwell", (12, 1)),
-    _amd("mi210 mi250 mi250x", None),
-    _amd("mi300a mi300x mi308x mi325x", "cdna3"),
-    _amd("mi350x mi355x", "cdna4"),
+CHIPS = (
+    *_nvidia("v100", "volta", (7, 0), "nvlink"),
+    *_nvidia("t4 rtx2080ti rtx2080 titanrtx rtx8000", "turing", (7, 5)),
+    *_nvidia("a100 a800", "ampere", (8, 0), "nvlink"),
+    *_nvidia("a30", "ampere", (8, 0)),
+    *_nvidia("a10 a10g a16 a40 a6000 a5000 rtx3090 rtx3090ti rtx3080", "ampere", (8, 6)),
+    *_nvidia("l40s", "ada", (8, 9)),
+    *_nvidia("l4 l20 l40 rtx4090 rtx4090d rtx4080 rtx6000ada rtx5000ada", "ada", (8, 9)),
+    *_nvidia("h100 h800 h200 gh200", "hopper", (9, 0), "nvlink"),
+    *_nvidia("h20", "hopper", (9, 0), "nvlink"),
+    *_nvidia("b200", "blackwell", (10, 0), "nvlink"),
+    *_nvidia("gb200", "blackwell", (10, 0), "nvlink", hosts=4),
+    *_nvidia("b300", "blackwell", (10, 3), "nvlink"),
+    *_nvidia("gb300", "blackwell", (10, 3), "nvlink", hosts=4),
+    *_nvidia("rtxpro6000 rtx5090 rtx5080", "blackwell", (12, 0)),
+    *_nvidia("gb10", "blackwell", (12, 1)),
+    *_amd("mi210 mi250 mi250x", None),
+    *_amd("mi300a mi300x mi308x mi325x", "cdna3"),
+    *_amd("mi350x mi355x", "cdna4"),
 )
 _AFTER = r"(?=sxm|pcie|nvl|oam|[^a-z0-9]|$)"
 _OF_CAPABILITY: tuple[tuple[Capability, Generation], ...] = (
@@ -105,7 +99,7 @@ def chip_of(device: str) -> Chip | None:
     text = re.sub(r"\b(rtx|titan|pro)[ -]", r"\1", device.strip().lower())
     text = re.sub(r"\b(rtx\w*)[ -](ti|ada|d)\b", r"\1\2", text)
     text = re.sub(r"\brtxa(?=\d)", "a", text)
-    for chip in CHIPS:
+    for chip in sorted(CHIPS, key=lambda chip: -len(chip.name)):  # "gb200" before "b200"
         name = re.sub(r"^rtx(?=\d0\d0)", "(rtx)?", re.sub("x$", "x?", chip.name))
         if re.search(rf"(?<![a-z0-9]){name}{_AFTER}", text):
             is_slower = chip.links == "nvlink" and re.search(r"pcie|nvl\b", text)

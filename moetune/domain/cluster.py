@@ -10,7 +10,9 @@ from moetune.domain.errors import InputError, check_positive
 from moetune.domain.units import format_bytes, parse_bytes
 
 DeviceKind = Literal["cpu", "cuda"]
-PLANNABLE_PERCENT = 92
+_PLANNABLE_PERCENT = 92
+"""Of the memory that a process has of a GPU: free blocks of the allocator are not always large
+enough."""
 CONTEXT_BYTES = 2 * 2**30
 """Of a GPU's memory, assumed for the CUDA context, loaded kernels and NCCL's buffers."""
 _SEEN = 79.11 / 80
@@ -27,14 +29,6 @@ DEVICE_MEMORY = "memory_bytes"
 NVLINK_PEERS = "nvlink_peers"
 NUM_NICS = "nics"
 """Names of hardware facts of profile files: devices that NVLink joins, and cards of a node."""
-
-
-def plannable(memory_bytes: int) -> int:
-    """Return what plans may fill of the memory that a process has of a GPU.
-
-    Not the last 8 %: blocks of the allocator that are free are not always large enough.
-    """
-    return memory_bytes * PLANNABLE_PERCENT // 100
 
 
 def process_bytes(text: str) -> int:
@@ -78,7 +72,8 @@ class Machine:
     @property
     def plannable_bytes(self) -> int:
         """Memory of one device that plans may fill."""
-        return plannable(self.memory_bytes) if self.kind == "cuda" else self.memory_bytes
+        percent = _PLANNABLE_PERCENT if self.kind == "cuda" else 100
+        return self.memory_bytes * percent // 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

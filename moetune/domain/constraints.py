@@ -1,4 +1,4 @@
-"""A caller's pins and bounds on a plan: see `domain.constraint_texts` for how they are written."""
+"""A caller's pins and bounds on a plan: see `domain.request` for how they are written."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args

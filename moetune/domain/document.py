@@ -27,7 +27,7 @@ from typing import (
 
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import nearest_or
-from moetune.domain.withdrawn import UNREAD_KEYS, withdrawn_key, withdrawn_value
+from moetune.domain.withdrawn import UNREAD_KEYS, withdrawn
 
 T = TypeVar("T")
 _LONGEST_KEY = 60
@@ -89,14 +89,14 @@ def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
 
 
 def _encode_dataclass(value: Any) -> dict[str, object]:  # noqa: ANN401 - any dataclass
-    found = {}
+    plain = {}
     for item in dataclasses.fields(value):
         content, form = getattr(value, item.name), item.metadata.get("written")
         if item.metadata.get("encoded") != "unless default" or content != _default(item):
-            found[item.name] = encode(content if form is None else form.write(content))
+            plain[item.name] = encode(content if form is None else form.write(content))
     for name in getattr(value, DERIVED, ()):
-        found[name] = encode(getattr(value, name))
-    return found
+        plain[name] = encode(getattr(value, name))
+    return plain
 
 
 def _default(item: "dataclasses.Field[Any]") -> object:
@@ -186,7 +186,7 @@ def _decode(kind: Any, plain: object, where: str) -> object:  # noqa: ANN401 - a
     if origin is Literal:
         if plain in get_args(kind):
             return plain
-        if (row := withdrawn_value(where.rpartition(".")[2], plain)) is not None:
+        if (row := withdrawn(where.rpartition(".")[2], plain)) is not None:
             raise row.refusal(where)
         raise InputError(f"{where} must be one of {_names(get_args(kind))}, got {shown(plain)}")
     if origin is tuple:
@@ -258,9 +258,15 @@ def written_kinds(kind: type) -> Mapping[str, Any]:
 
     Finding them takes longer than reading a small document.
     """
-    hints = get_type_hints(kind)
-    forms = {item.name: item.metadata.get("written") for item in dataclasses.fields(kind)}
-    return {name: form.kind if form else hints[name] for name, form in forms.items()}
+    hints, forms = get_type_hints(kind), _forms(kind)
+    names = [item.name for item in dataclasses.fields(kind)]
+    return {name: forms[name].kind if name in forms else hints[name] for name in names}
+
+
+@functools.cache
+def _forms(kind: type) -> Mapping[str, Written]:
+    items = dataclasses.fields(kind)
+    return {item.name: item.metadata["written"] for item in items if "written" in item.metadata}
 
 
 def _tag(kind: type) -> object:
@@ -271,9 +277,9 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
     if not isinstance(plain, Mapping):
         raise InputError(f"{where} must be a table, got {shown(plain)}")
     items = {item.name: item for item in dataclasses.fields(kind)}
-    known = {*items, *getattr(kind, DERIVED, ())}
+    names = {*items, *getattr(kind, DERIVED, ())}
     for key in plain:
-        if key not in known and (kind.__name__, key) not in UNREAD_KEYS:
+        if key not in names and (kind.__name__, key) not in UNREAD_KEYS:
             _refuse_key(kind, key, plain[key], where)
     kinds = written_kinds(kind)
     values: dict[str, object] = {}
@@ -283,19 +289,16 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
         elif is_required(item):
             raise InputError(f"{where} lacks the key {name!r}")
     try:
-        return kind(**{name: _read(items[name], value) for name, value in values.items()})
+        for name in _forms(kind).keys() & values.keys():
+            values[name] = _forms(kind)[name].read(values[name])
+        return kind(**values)
     except InputError as error:
         raise InputError(f"{where}: {error.what}", error.hint) from None
 
 
-def _read(item: "dataclasses.Field[Any]", value: object) -> object:
-    form = item.metadata.get("written")
-    return value if form is None else form.read(value)
-
-
 def _refuse_key(kind: type, key: object, value: object, where: str) -> None:
     """Raise InputError for a key that a class has no field for, or no longer."""
-    if (row := withdrawn_key(kind.__name__, key)) is not None:
+    if (row := withdrawn(kind.__name__, key)) is not None:
         if not value:  # null or empty: files of before say that it was not used
             return
         raise row.refusal(where)

@@ -101,6 +101,18 @@ class DenseFfn:
         """Elements of a token's hidden vectors."""
         return {"hidden": (self.num_gemms - 1) * self.d_hidden}
 
+    @property
+    def layer(self) -> LayerShape:
+        """The network as the single expert of a layer."""
+        activation: Activation = "swiglu" if self.is_gated else "gelu"
+        return LayerShape(
+            d_model=self.d_model, d_hidden=self.d_hidden, num_experts=1, activation=activation
+        )
+
+    def forward_macs(self, length: int) -> int:  # noqa: ARG002 - they are as many in any sequence
+        """Return the MACs of one token, as of a mixer."""
+        return self.macs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:

@@ -1,4 +1,4 @@
-"""Kernels of a runtime's blocks, beside the fused ones of Megatron-Core with Transformer Engine."""
+"""Kernels of a runtime's blocks beyond the fused ones of Megatron-Core, and what experts keep."""
 
 from dataclasses import dataclass
 
@@ -46,25 +46,27 @@ FUSED = RuntimeKernels()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorComm:
-    """Gathers and scatters of tensor ranks that a runtime hides.
+class KeptByExperts:
+    """What routed experts keep for their backward pass, beside their rows and up-projections.
 
     Args:
-        scatters_beside_weights: whether gradients of inputs are scattered while those of the
-            weights are computed.
-        in_pieces: whether GEMMs in pieces, one for each rank, hide all but one of the rest.
+        activations: whether the activation's results are kept unless "moe_act" is recomputed;
+            otherwise they are computed again in any case.
+        results: whether a token's results are kept, one for each of its experts, for the gradients
+            of the combine weights; otherwise these are factors of the activation.
+        gradients_wait: whether those of the up-projections are kept beside them under a schedule
+            that splits the backward pass.
+        router_copies: of the router's scores in float32; three are the logits, the probabilities
+            and the map of the chosen ones.
     """
 
-    scatters_beside_weights: bool = False
-    in_pieces: bool = False
+    activations: bool = True
+    results: bool = False
+    gradients_wait: bool = False
+    router_copies: int = 3
 
 
-ALL_SHOWN = TensorComm()
-BESIDE_WEIGHTS = TensorComm(scatters_beside_weights=True)
-"""Megatron-Core (tensor_parallel/layers.py: `LinearWithGradAccumulationAndAsyncCommunication`) and
-Transformer Engine's linear layers."""
-USERBUFFERS = TensorComm(scatters_beside_weights=True, in_pieces=True)
-"""`tp_comm_overlap`."""
+AS_MEGATRON = KeptByExperts()
 TORCHTITAN = RuntimeKernels(
     source="torchtitan/models/common: rope.py, moe.py, token_dispatcher.py, without compile",
     norm=(1, 2),  # nn.RMSNorm is one kernel, the residual sum another

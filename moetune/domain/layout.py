@@ -5,7 +5,6 @@
 
 import itertools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,7 +48,7 @@ def divisors(number: int) -> tuple[int, ...]:
     """
     if number == 0:
         return ()
-    found, left = [1], number
+    sizes, left = [1], number
     for prime in itertools.chain((2,), range(3, math.isqrt(number) + 1, 2)):
         if left % prime:
             continue
@@ -57,27 +56,28 @@ def divisors(number: int) -> tuple[int, ...]:
         while left % prime == 0:
             left //= prime
             powers.append(powers[-1] * prime)
-        found = [one * power for one in found for power in powers]
+        sizes = [size * power for size in sizes for power in powers]
         if prime * prime >= left:
             break
     if left > 1:
-        found += [one * left for one in found]
-    return tuple(sorted(found))
+        sizes += [size * left for size in sizes]
+    return tuple(sorted(sizes))
 
 
 def nearest_divisors(number: int, near: int) -> tuple[int, ...]:
     """Return the largest divisor of `number` up to `near`, and the smallest from there on."""
-    return _nearest(divisors(number), near)
+    sizes = divisors(number)
+    below = max((size for size in sizes if size <= near), default=None)
+    above = min((size for size in sizes if size >= near), default=None)
+    return tuple(dict.fromkeys(size for size in (below, above) if size is not None))
+
+
+def divisor_words(number: int, near: int) -> str:
+    """Return `nearest_divisors` in words, such as "2 or 4"."""
+    return " or ".join(map(str, nearest_divisors(number, near)))
 
 
 def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:
     """Return the positive multiples of `unit` on both sides of a number that is none."""
     below = number // unit * unit
     return (below, below + unit) if below else (unit,)
-
-
-def _nearest(works: Iterable[int], near: int) -> tuple[int, ...]:
-    sizes = tuple(works)
-    below = max((size for size in sizes if size <= near), default=None)
-    above = min((size for size in sizes if size >= near), default=None)
-    return tuple(dict.fromkeys(size for size in (below, above) if size is not None))

@@ -9,7 +9,7 @@ from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.experts import DenseFfn, RoutedExperts, Router
 from moetune.domain.layer import ACTIVATIONS, Activation, LayerShape
-from moetune.domain.layout import nearest_divisors
+from moetune.domain.layout import divisor_words
 from moetune.domain.spelling import nearest_then
 
 _LARGEST = {"num_layers": 1024, "num_heads": 4096, "length": 2**24, "vocab_size": 2**24}
@@ -46,10 +46,9 @@ class Transformer:
         if self.moe_every < 0:
             raise InputError(f"moe_every must be at least 0, got {self.moe_every}")
         if self.moe.d_model % self.num_heads:
-            near = nearest_divisors(self.moe.d_model, self.num_heads)
             raise InputError(
                 f"d_model ({self.moe.d_model}) does not divide by num_heads ({self.num_heads})",
-                f"use {' or '.join(map(str, near))} heads",
+                f"use {divisor_words(self.moe.d_model, self.num_heads)} heads",
             )
         if self.moe_every > self.num_layers:
             raise InputError(

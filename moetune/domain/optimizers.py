@@ -68,39 +68,29 @@ class Optimizer:
         return self.master_bytes + self.moment_bytes
 
 
+def _megatron(
+    name: OptimizerName, gradient: int, master: int, moment: int, step: int = 0
+) -> Optimizer:
+    is_precision_aware = name not in ("adam", "adam-bf16-grads")
+    return Optimizer(
+        name=name, gradient_bytes=gradient, master_bytes=master, moment_bytes=moment,
+        step_bytes=step, is_precision_aware=is_precision_aware,
+    )  # fmt: skip
+
+
+MEGATRON_ADAM = _megatron("adam", gradient=4, master=4, moment=8)
 _KNOWN: MappingProxyType[OptimizerName, Optimizer] = MappingProxyType(
     {
-        "adam": Optimizer(name="adam", gradient_bytes=4, master_bytes=4, moment_bytes=8),
-        "adam-bf16-grads": Optimizer(
-            name="adam-bf16-grads", gradient_bytes=2, master_bytes=4, moment_bytes=8, step_bytes=4
-        ),
-        "adam-bf16-moments": Optimizer(
-            name="adam-bf16-moments",
-            gradient_bytes=2,
-            master_bytes=4,
-            moment_bytes=4,
-            step_bytes=4,
-            is_precision_aware=True,
-        ),
-        "adam-remainders": Optimizer(
-            name="adam-remainders",
-            gradient_bytes=2,
-            master_bytes=2,
-            moment_bytes=8,
-            is_precision_aware=True,
-        ),
-        "adam-bf16": Optimizer(
-            name="adam-bf16",
-            gradient_bytes=2,
-            master_bytes=2,
-            moment_bytes=4,
-            is_precision_aware=True,
-        ),
+        optimizer.name: optimizer
+        for optimizer in (
+            MEGATRON_ADAM,
+            _megatron("adam-bf16-grads", gradient=2, master=4, moment=8, step=4),
+            _megatron("adam-bf16-moments", gradient=2, master=4, moment=4, step=4),
+            _megatron("adam-remainders", gradient=2, master=2, moment=8),
+            _megatron("adam-bf16", gradient=2, master=2, moment=4),
+        )
     }
 )
-
-
-MEGATRON_ADAM = _KNOWN["adam"]
 FLOAT32_ADAM = Optimizer(
     name="adam", parameter_bytes=4, gradient_bytes=4, master_bytes=0, moment_bytes=8
 )

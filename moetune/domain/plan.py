@@ -3,20 +3,20 @@
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NoReturn
 
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Trust
 from moetune.domain.document import UNLESS_DEFAULT, canonical_json, encode
 from moetune.domain.errors import InputError
-from moetune.domain.layer import Workload
+from moetune.domain.layer import Throughput, Workload, layer_flops, rate
 from moetune.domain.layout import Layout
 from moetune.domain.model import MODELS
 from moetune.domain.placement import PlacementChoice, check_order
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.request import PlanInputs
-from moetune.domain.throughput import Throughput, layer_flops, rate
+from moetune.domain.terms import LayerTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,76 +33,6 @@ class Confidence:
     expected_regret: float
     p05_step_seconds: float
     p95_step_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseTerms:
-    """One phase of the plan, in seconds.
-
-    Args:
-        gathering_seconds: the all-gather of all ranks' tokens before the first chunk; 0 without
-            sequence shards.
-        transfer_seconds: one chunk's dispatch, which is also its combine; in tensor parallelism
-            its all-reduce or reduce-scatter.
-        compute_seconds: one chunk's experts.
-        total_transfer_seconds: all transfers of the phase, undisturbed.
-        total_compute_seconds: all experts, undisturbed.
-        exposed_communication_seconds: time of the phase beyond its experts'.
-        hidden_seconds: time that overlapping saves over running everything in sequence.
-    """
-
-    degree: int
-    seconds: float
-    gathering_seconds: float
-    transfer_seconds: float
-    compute_seconds: float
-    total_transfer_seconds: float
-    total_compute_seconds: float
-    exposed_communication_seconds: float
-    hidden_seconds: float
-    transfer_trust: Trust
-    compute_trust: Trust
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyTerms:
-    """One memory strategy at the best degrees that fit; where none do, at the fastest.
-
-    Args:
-        needed_bytes: on the device: states, activations and buffers, by MPipeMoE Eq. 1 to 6.
-        peak_bytes: of a step as the layer runs it, which limits hold for.
-        host_bytes: activations that wait in host memory.
-        paper_seconds: MPipeMoE's Eq. 10.
-        is_paper_choice: whether Eq. 10 would take it, among those that reuse memory.
-        lost_because: empty for the plan's own.
-    """
-
-    strategy: Strategy
-    forward_degree: int
-    backward_degree: int
-    step_seconds: float
-    needed_bytes: int
-    peak_bytes: int
-    host_bytes: int
-    saving_ratio: float
-    fits: bool
-    is_chosen: bool
-    paper_seconds: float
-    is_paper_choice: bool
-    lost_because: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTerms:
-    """The terms of one layer's plan, from the candidates that it was chosen among.
-
-    Args:
-        strategies: empty in a whole model and in tensor parallelism, where none is chosen.
-    """
-
-    forward: PhaseTerms
-    backward: PhaseTerms
-    strategies: tuple[StrategyTerms, ...]
 
 
 PLAN_SCHEMA = 2
@@ -158,12 +88,6 @@ class Memory:
         return self.formula_bytes if self.peak_bytes is None else self.peak_bytes
 
 
-_TIMES = (
-    "forward_seconds", "backward_seconds", "step_seconds", "sequential_forward_seconds",
-    "sequential_backward_seconds", "overhead_seconds", "p05_step_seconds", "p95_step_seconds",
-)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
     """Predicted times of one step of the layer.
@@ -172,7 +96,7 @@ class Predicted:
         forward_seconds, backward_seconds: the pipelined part.
         sequential_forward_seconds, sequential_backward_seconds: the same in one chunk.
         overhead_seconds: gate and permutation, 0 where the profile has not measured them.
-        model_flops_per_second_per_device: see `domain.throughput`; None in older plans.
+        model_flops_per_second_per_device: see `Throughput`; None in older plans.
         mfu: its share of the data sheet's peak; None where that is not known.
 
     Raises:
@@ -192,7 +116,7 @@ class Predicted:
     mfu: float | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
-        for name in _TIMES:
+        for name in (item.name for item in fields(self) if item.name.endswith("_seconds")):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} must be at least 0, got {getattr(self, name)}")
 

@@ -1,30 +1,46 @@
 """A request for a plan, checked once for every caller, and the inputs that a plan records of it."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
-from moetune.domain.constraint_texts import (
-    check_constraint_sizes,
-    encode_constraints,
-    recorded_constraints,
-)
-from moetune.domain.constraints import Constraints
-from moetune.domain.document import digest, encode
+from moetune.domain.ask import Ask
+from moetune.domain.constraints import Bounds, Constraints
+from moetune.domain.document import digest, encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import find_model
 from moetune.domain.profile import Profile
 from moetune.domain.question import ASKS
-from moetune.domain.spelling import flag_of
+from moetune.domain.routing import LayerRouting
+from moetune.domain.spelling import nearest_or
 from moetune.domain.units import DTYPE_BYTES
-from moetune.domain.withdrawn import withdrawn_key
+from moetune.domain.withdrawn import withdrawn
 
-INPUT_SIZES = ("world_size", "tokens_per_rank", "memory_limit_bytes")
-_FIELDS = {
+_OTHERWISE = {
     "num_nodes": "nodes", "tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit",
+    "memory_taken_bytes": "memory_taken",
 }  # fmt: skip
 """Fields of a `Question` by the names of a request that differ."""
+_MOST_DIGITS = 18
+
+
+def _ask(name: str) -> Ask | None:
+    """Return how a field of a request is asked for; None for one that no question has."""
+    return ASKS.get(_OTHERWISE.get(name, name))
+
+
+_BOUNDS = tuple(item.name for item in fields(Bounds))
+CONSTRAINTS: Mapping[str, str] = MappingProxyType(
+    {
+        ask.flag.removeprefix("--"): name
+        for name in (*_BOUNDS, *(item.name for item in fields(Constraints)))
+        if (ask := _ask(name)) is not None
+    }
+)
+"""Fields of constraints and their bounds, by the flags that a plan's inputs record as texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,23 +76,9 @@ class PlanRequest:
                 "--nodes and --world-size both say how many ranks there are",
                 "give one of them",
             )
-        for name in (*INPUT_SIZES, "num_nodes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                field_name = _FIELDS.get(name, name)
-                what = f"{flag_of(field_name)} must be at least 1, got {value}"
-                raise InputError(what, field=field_name)
+        for ask, value in _numbers(self):
+            ask.check_least(value)
         _check_pins(self.constraints)
-
-    def check_sizes(self) -> None:
-        """Raise InputError where a size is so large that it is a mistake.
-
-        For new requests: a recorded one may hold what an older moetune allowed.
-        """
-        check_sizes(self, (*INPUT_SIZES, "num_nodes"))
-        if self.layer is not None:
-            check_sizes(self.layer, ("d_model", "d_hidden", "num_experts", "top_k"))
-        check_constraint_sizes(self.constraints)
 
     def inputs_for(self, profile: Profile, *, fingerprint: str | None = None) -> "PlanInputs":
         """Return the request with every default filled in.
@@ -138,7 +140,7 @@ class PlanInputs:
 
     def __post_init__(self) -> None:
         for flag in self.constraints:
-            if (row := withdrawn_key("PlanInputs", flag)) is not None:
+            if (row := withdrawn("PlanInputs", flag)) is not None:
                 raise row.refusal("inputs.constraints")
 
     @property
@@ -203,11 +205,78 @@ class PlanInputs:
         )
 
 
-def check_sizes(sizes: object, names: Iterable[str] = INPUT_SIZES) -> None:
-    """Raise InputError where a number is so large that it is a mistake; None passes."""
-    for name in names:
-        if (value := getattr(sizes, name)) is not None:
-            ASKS[_FIELDS.get(name, name)].check(value)
+def check_sizes(request: object) -> None:
+    """Raise InputError where a number of a request, or of its parts, is too large to be meant.
+
+    For new requests: a recorded one may hold what an older moetune allowed.
+    """
+    for ask, value in _numbers(request):
+        ask.check(value)
+
+
+def _numbers(request: Any) -> Iterator[tuple[Ask, int]]:  # noqa: ANN401 - a dataclass
+    for item in fields(request):
+        value, ask = getattr(request, item.name), _ask(item.name)
+        if is_dataclass(value):
+            yield from _numbers(value)
+        elif ask is not None and type(value) is int:
+            yield ask, value
+
+
+def encode_constraints(constraints: Constraints) -> dict[str, str]:
+    """Return what differs from the defaults, as texts by flag name."""
+    default = dict(_values(Constraints()))
+    return {flag: _text(value) for flag, value in _values(constraints) if value != default[flag]}
+
+
+def decode_constraints(texts: Mapping[str, str]) -> Constraints:
+    """Return the constraints in texts by flag name.
+
+    Raises:
+        InputError: a name is unknown, or a value wrong; the text names it.
+    """
+    for flag in texts:
+        if flag not in CONSTRAINTS:
+            hint = nearest_or(f"known: {', '.join(sorted(CONSTRAINTS))}", flag, CONSTRAINTS)
+            raise InputError(f"the constraint {shown(flag)} is unknown", hint)
+    values = {CONSTRAINTS[flag]: _value(flag, text) for flag, text in texts.items()}
+    bounds = {name: values.pop(name) for name in _BOUNDS if name in values}
+    return Constraints(bounds=Bounds(**bounds), **values)
+
+
+def recorded_constraints(texts: Mapping[str, str]) -> Constraints:
+    """Return the constraints of a plan file, without those of a newer moetune."""
+    return decode_constraints({flag: text for flag, text in texts.items() if flag in CONSTRAINTS})
+
+
+def _values(constraints: Constraints) -> Iterator[tuple[str, object]]:
+    for flag, name in CONSTRAINTS.items():
+        yield flag, getattr(constraints.bounds if name in _BOUNDS else constraints, name)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(flag: str, text: str) -> Any:  # noqa: ANN401 - of any kind
+    """Return the value in a text; numbers are of bytes or tokens, without a unit."""
+    ask = ASKS[flag.replace("-", "_")]
+    if flag == "routing":
+        return str(LayerRouting.of(text))
+    if ask.kind is not int:
+        return ask.read(text)
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise InputError(f"--{flag} must be a whole number, as a text, got {shown(text)}")
+    ask.check_least(int(text))  # a plan of before may have more than is taken now
+    return int(text)
+
+
+def constraint_words(flag: str, text: str) -> str:
+    """Return a constraint's value for readers: of recorded loads only how many there are."""
+    if flag != "routing":
+        return text
+    loads = LayerRouting.of(text).loads
+    return loads.name if loads.loads is None else f"loads of {len(loads.loads)} experts"
 
 
 def gemm_dtypes(profile: Profile) -> tuple[str, ...]:

@@ -1,19 +1,23 @@
-"""Record of how a running layer routed its tokens: the experts' loads, and the fullest rank's rows.
+"""Records of how running layers routed their tokens: the experts' loads, the fullest rank's rows.
 
-`MoELayer.routing_record` makes it while training, `moetune.routing_record` one of each layer of a
-model, and plans read them as `--routing FILE`.
+`MoELayer.routing_record` makes one while training, `moetune.routing_record` one of each layer of a
+model, and plans read them as `--routing FILE`. Of a model whose layers were recorded one by one all
+ranks wait for the fullest one of each layer, and that is another one in every layer.
 """
 
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal
 
+from moetune.domain.architecture import Decoder
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
+from moetune.domain.once import Tables, once
 from moetune.domain.placement import places_of
-from moetune.domain.routing import ExpertLoads
+from moetune.domain.routing import ExpertLoads, RankSkew
 
 SCHEMA: Literal["moetune.routing/1"] = "moetune.routing/1"
 MODEL_SCHEMA: Literal["moetune.model-routing/1"] = "moetune.model-routing/1"
@@ -138,3 +142,76 @@ def routing_record(text: str, where: str) -> RoutingRecord | ModelRoutingRecord:
 def _quantile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that so many of the ascending ones do not exceed."""
     return values[max(0, math.ceil(share * len(values)) - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedLayer:
+    """Routing of one layer.
+
+    Args:
+        loads: of each of its experts.
+        spread: of the steps, as in `LayerRouting`.
+        top_k: experts that a token reaches.
+    """
+
+    loads: ExpertLoads
+    spread: float
+    top_k: float
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of all ranks."""
+        return len(self.loads.loads or ())
+
+    def fullest(self, ep: int) -> float:
+        """Return the fullest rank's rows over the mean, in the experts' own order."""
+        return self.loads.skew_in_order(self.num_experts, self.top_k, ep)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedLayers(Tables):
+    """Routing of a model's layers of experts, in their order.
+
+    Args:
+        name: of the record's file.
+    """
+
+    name: str
+    layers: tuple[RecordedLayer, ...]
+
+    @once(lambda layer, ep: (layer, ep))
+    def skew(self, layer: int | None, ep: int) -> RankSkew:
+        """Return how full the fullest of ep ranks is.
+
+        Args:
+            layer: its number; None for the mean of all, at least.
+        """
+        if layer is not None:
+            return self._with_spread(layer, self.fullest(layer, ep), ep)
+        skews = [
+            self._with_spread(number, self.fullest_at_least(number, ep), ep)
+            for number in range(len(self.layers))
+        ]
+        return RankSkew(
+            mean=fmean(skew.mean for skew in skews), p99=fmean(skew.p99 for skew in skews)
+        )
+
+    def fullest(self, layer: int, ep: int) -> float:
+        """Return the fullest rank's rows of a layer over the mean."""
+        return self.layers[layer].fullest(ep)
+
+    def fullest_at_least(self, layer: int, ep: int) -> float:
+        """Return what `fullest` is at least, sooner."""
+        return self.fullest(layer, ep)
+
+    def with_numbers(self, decoder: Decoder) -> Decoder:
+        """Return the model with the number of its record in every layer of experts.
+
+        Layers with the same record have the same number. Layers of multi-token prediction, which
+        no record has, have none.
+        """
+        first = {layer: number for number, layer in reversed([*enumerate(self.layers)])}
+        return decoder.with_records(first[layer] for layer in self.layers)
+
+    def _with_spread(self, layer: int, mean: float, ep: int) -> RankSkew:
+        return RankSkew(mean=mean, p99=min(float(ep), mean * self.layers[layer].spread))

@@ -1,4 +1,4 @@
-"""Rules of runtimes as rows: what of a layout or a model is refused, what runs instead, and why.
+"""Rules of layouts: those of any training, and rows of a runtime's, which say what runs instead.
 
 A row's texts have places, such as `{layout.tp}`, that are filled in from what was asked.
 """
@@ -6,12 +6,207 @@ A row's texts have places, such as `{layout.tp}`, that are filled in from what w
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.layout import BrokenRule, nearest_divisors
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.domain.layout import (
+    BrokenRule,
+    divisor_words,
+    nearest_divisors,
+    nearest_multiples,
+)
+from moetune.domain.pipeline import (
+    STAGES_OF_V,
+    V_SCHEDULES,
+    most_stages,
+    stage_words,
+    wrong_stages,
+)
 from moetune.domain.site import Site
 from moetune.domain.targets import MegatronCore, Target
-from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.training import RECOMPUTES, FoldedLayout, TrainingJob
+
+
+def broken_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
+    """Yield the rules that a layout breaks for a job, the most basic one first."""
+    yield from _rank_rules(layout, job)
+    yield from _model_rules(layout, job.decoder)
+    yield from _stage_rules(layout, job.decoder)
+    yield from _batch_rules(layout, job)
+
+
+def check_layout(layout: FoldedLayout, job: TrainingJob) -> None:
+    """Raise InputError that names the first rule that the layout breaks, with the nearest sizes."""
+    broken = next(broken_rules(layout, job), None)
+    if broken is not None:
+        raise InputError(broken.what, broken.hint)
+
+
+def _rank_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
+    sharers = layout.cp * layout.tp * layout.pp
+    if layout.world_size != job.world_size:
+        near = divisor_words(job.world_size, sharers)
+        yield BrokenRule(
+            f"cp·tp·pp ({sharers}) does not divide world_size ({job.world_size})",
+            f"use sizes whose product is {near}",
+        )
+        return
+    experts = layout.ep * layout.etp
+    if layout.stage_ranks % experts:
+        yield BrokenRule(
+            f"ep·etp ({experts}) does not divide dp·cp·tp ({layout.stage_ranks})",
+            _of_experts(layout, job.decoder.layer),
+        )
+
+
+def _of_experts(layout: FoldedLayout, layer: LayerShape) -> str:
+    """Return ep, or etp, or both, that dp·cp·tp has room for."""
+    ranks = layout.stage_ranks
+    if ranks % layout.etp == 0:
+        return f"use ep {divisor_words(gcd(ranks // layout.etp, layer.num_experts), layout.ep)}"
+    if ranks % layout.ep == 0:
+        return f"use etp {divisor_words(gcd(ranks // layout.ep, layer.d_hidden), layout.etp)}"
+    etp = nearest_divisors(gcd(ranks, layer.d_hidden), layout.etp)[0]
+    ep = nearest_divisors(gcd(ranks // etp, layer.num_experts), layout.ep)[0]
+    return f"use ep {ep} and etp {etp}"
+
+
+def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]:
+    experts = decoder.layer.num_experts
+    if decoder.num_moe_layers and experts % layout.ep:
+        yield BrokenRule(
+            f"num_experts ({experts}) does not divide by ep ({layout.ep})",
+            f"use ep {divisor_words(experts, layout.ep)}",
+        )
+    if not decoder.num_moe_layers and layout.ep * layout.etp > 1:
+        yield BrokenRule("the model is dense: there are no experts to share", "use ep 1 and etp 1")
+    if decoder.layer.d_hidden % layout.etp:
+        yield BrokenRule(
+            f"the experts' width ({decoder.layer.d_hidden}) does not divide by etp ({layout.etp})",
+            f"use etp {divisor_words(decoder.layer.d_hidden, layout.etp)}",
+        )
+    for count in decoder.head_counts:
+        if count % layout.tp:
+            yield BrokenRule(
+                f"num_heads ({count}) does not divide by tp ({layout.tp})",
+                f"use tp {divisor_words(gcd(*decoder.head_counts), layout.tp)}",
+            )
+    if not 0 <= layout.offload_activations < 1 or (
+        layout.offload_activations and layout.offloaded_layers(decoder) >= decoder.num_layers
+    ):
+        yield BrokenRule(
+            f"offload_activations {layout.offload_activations:g} is no share below all of "
+            f"{decoder.num_layers} layers",
+            f"use 0 to {1 - 1 / decoder.num_layers:.3f}",
+        )
+    if not 0 <= layout.offload_optimizer <= 1:
+        yield BrokenRule(
+            f"offload_optimizer {layout.offload_optimizer:g} is no share", "use 0 to 1"
+        )
+    yield from _recompute_rules(layout, decoder)
+
+
+def _recompute_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]:
+    if "selective" in layout.recompute and len(layout.recompute) > 1:
+        yield BrokenRule("selective recomputation goes with no other", "use --recompute selective")
+    for module in layout.recompute:
+        if module not in decoder.modules:
+            known = [one for one in RECOMPUTES if one in decoder.modules]
+            yield BrokenRule(
+                f"{decoder.name} has no {module} to recompute", f"use some of {', '.join(known)}"
+            )
+
+
+def _stage_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]:
+    stages, most = layout.stages, most_stages(decoder.num_layers)
+    if layout.pp == 1:
+        what = "vpp above 1" if layout.vpp > 1 else f"schedule {layout.order}"
+        if layout.order != "1f1b" or stages is not None:
+            yield BrokenRule(
+                f"{what} needs a pipeline" if stages is None else "stages need a pipeline",
+                "use pp above 1, or omit it",
+            )
+        return
+    if stages is not None and len(stages) != layout.num_stages:
+        yield BrokenRule(
+            f"{len(stages)} stages are given, and pp·vpp is {layout.num_stages}",
+            f"give {layout.num_stages} stages, or use pp {divisor_words(len(stages), layout.pp)}",
+        )
+    elif stages is not None:
+        wrong = wrong_stages(stages, decoder.num_layers, len(decoder.predictions))
+        if wrong is not None:
+            even = stage_words(layout.even_stages(decoder))
+            yield BrokenRule(f"stages of {decoder.name}: {wrong}", f"write them such as {even!r}")
+    elif layout.num_stages > most:
+        yield BrokenRule(
+            f"pp·vpp ({layout.num_stages}) is larger than the {decoder.num_layers} layers with "
+            "embedding and head",
+            f"use pp·vpp up to {most}",
+        )
+    yield from _schedule_rules(layout)
+
+
+def _schedule_rules(layout: FoldedLayout) -> Iterator[BrokenRule]:
+    if layout.order == "1f1b" and layout.vpp > 1:
+        yield BrokenRule("schedule 1f1b has one stage a rank", "use vpp 1, or interleaved")
+    if layout.order == "interleaved" and layout.vpp == 1:
+        yield BrokenRule("schedule interleaved has several stages a rank", "use vpp 2 or more")
+    if layout.order in V_SCHEDULES and layout.vpp != STAGES_OF_V:
+        yield BrokenRule(f"schedule {layout.order} has two stages a rank", "use vpp 2")
+
+
+def _batch_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
+    per_batch = layout.micro_batch * layout.dp
+    if job.global_batch % per_batch:
+        yield BrokenRule(
+            f"micro_batch·dp ({per_batch}) does not divide global_batch ({job.global_batch})",
+            _of_batch(layout, job),
+        )
+        return
+    sharers = layout.cp * layout.tp
+    if job.length % sharers:
+        yield BrokenRule(
+            f"sequences of {job.length} tokens do not divide by cp·tp ({sharers})",
+            f"use cp·tp {divisor_words(job.length, sharers)}",
+        )
+    if layout.cp > 1 and job.length % (2 * layout.cp):
+        yield BrokenRule(
+            f"sequences of {job.length} tokens do not divide by 2·cp ({2 * layout.cp}): a rank has "
+            "two chunks of a sequence, so that all have as much of the causal mask",
+            f"use cp {1 if job.length % 2 else divisor_words(job.length // 2, layout.cp)}",
+        )
+    yield from micro_batch_rules(layout, job.global_batch // per_batch)
+
+
+def _of_batch(layout: FoldedLayout, job: TrainingJob) -> str:
+    """Return micro-batches that divide each replica's sequences, or other replicas and batches.
+
+    No micro-batch helps where the replicas themselves do not divide the sequences.
+    """
+    batches = " or ".join(map(str, nearest_multiples(job.global_batch, layout.dp)))
+    each, rest = divmod(job.global_batch, layout.dp)
+    if not rest:
+        return f"use micro_batch {divisor_words(each, layout.micro_batch)}"
+    replicas = divisor_words(gcd(job.global_batch, layout.world_size), layout.dp)
+    return f"use global_batch {batches} with micro_batch 1, or cp, tp and pp with dp {replicas}"
+
+
+def micro_batch_rules(layout: FoldedLayout, batches: int) -> Iterator[BrokenRule]:
+    """Yield what of a step's number of micro-batches the schedule cannot run."""
+    pp, per_batch = layout.pp, layout.micro_batch * layout.dp
+    if layout.order in ("interleaved", "zero_bubble") and batches % pp:
+        yield BrokenRule(
+            f"{batches} micro-batches do not divide by pp ({pp}), as {layout.order} asks",
+            f"use 1f1b with vpp 1, or global_batch {-(-batches // pp) * pp * per_batch}",
+        )
+    if layout.order == "dualpipe_v" and batches < layout.num_stages:
+        yield BrokenRule(
+            f"{batches} micro-batches are fewer than the {layout.num_stages} stages of dualpipe_v",
+            f"use a global_batch from {layout.num_stages * per_batch}, or another schedule",
+        )
+
 
 FIRST_CORE: MegatronCore = (0, 16)
 
@@ -90,5 +285,5 @@ def indivisible(counts: Iterable[int], size: int) -> tuple[int, str] | None:
     """Return the first number that a size does not divide, and the sizes near it that do."""
     for count in counts:
         if count % size:
-            return count, " or ".join(map(str, nearest_divisors(count, size)))
+            return count, divisor_words(count, size)
     return None

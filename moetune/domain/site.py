@@ -6,6 +6,7 @@ A rule that a fact decides treats None as the machine that has least: no NVLink,
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from moetune.domain.chips import Capability, Chip, Generation, Vendor, chip_of, generation_of
 from moetune.domain.cluster import HOST_MEMORY, NUM_NICS, NVLINK_PEERS, Machine
@@ -65,18 +66,16 @@ class Site:
         Args:
             dtype: "fp8", "fp8_rowwise", "mxfp8" or "nvfp4"; any other one is no narrow format.
         """
-        least = _LEAST_CAPABILITY.get(dtype)
-        if least is None:
+        form = _FORMATS.get(dtype)
+        if form is None:
             return True
         if self.vendor == "cpu":
             return False
         if self.vendor == "amd":
-            return None if self.generation is None else self.generation in _OF_AMD[dtype]
+            return None if self.generation is None else self.generation in form.of_amd
         if self.capability is None:
             return None
-        return self.capability >= least and not (
-            dtype == "mxfp8" and self.capability >= _NO_MXFP8_FROM
-        )
+        return form.least <= self.capability < form.until
 
 
 def check_format(profile: Profile, dtype: str) -> None:
@@ -87,20 +86,24 @@ def check_format(profile: Profile, dtype: str) -> None:
     words = " or ".join(["bfloat16", *filter(site.multiplies, ("fp8", "mxfp8", "nvfp4"))])
     raise InputError(
         f"{profile.machine.device} has no units that multiply {dtype}",
-        f"use --dtype {words}, or a machine that has them: {_MACHINES[dtype]}",
+        f"use --dtype {words}, or a machine that has them: {_FORMATS[dtype].machines}",
     )
 
 
-_MACHINES: Mapping[str, str] = MappingProxyType({
-    **dict.fromkeys(("fp8", "fp8_rowwise"), "Ada, Hopper, Blackwell, CDNA 3 or CDNA 4"),
-    "mxfp8": "Blackwell of data centers, or CDNA 4", "nvfp4": "Blackwell",
-})  # fmt: skip
-_LEAST_CAPABILITY: Mapping[str, Capability] = MappingProxyType(
-    {"fp8": (8, 9), "fp8_rowwise": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0)}
-)
-_NO_MXFP8_FROM: Capability = (12, 0)
-_OF_AMD: Mapping[str, tuple[Generation, ...]] = MappingProxyType({
-    "fp8": ("cdna3", "cdna4"), "fp8_rowwise": ("cdna3", "cdna4"), "mxfp8": ("cdna4",), "nvfp4": (),
+class _Format(NamedTuple):
+    """Devices that multiply a narrow format: NVIDIA's by capability, AMD's by generation."""
+
+    least: Capability
+    of_amd: tuple[Generation, ...]
+    machines: str
+    until: Capability = (99, 0)
+
+
+_FP8 = _Format((8, 9), ("cdna3", "cdna4"), "Ada, Hopper, Blackwell, CDNA 3 or CDNA 4")
+_FORMATS: Mapping[str, _Format] = MappingProxyType({
+    "fp8": _FP8, "fp8_rowwise": _FP8,
+    "mxfp8": _Format((10, 0), ("cdna4",), "Blackwell of data centers, or CDNA 4", until=(12, 0)),
+    "nvfp4": _Format((10, 0), (), "Blackwell"),
 })  # fmt: skip
 
 

@@ -15,25 +15,20 @@ from moetune.domain.samples import Sample
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
 """Of a step: beyond them ratios of steps cannot be drawn, or not be computed."""
-SHORTEST_OPERATION_SECONDS = 1e-12
-"""Of an operation: a small table's entry at the highest rate of a data sheet is above it."""
+_SHORTEST = {"step": SHORTEST_SECONDS, "operation": 1e-12}
+"""A small table's entry at the highest rate of a data sheet is above that of an operation."""
 FASTEST_SECONDS = 1e-15
 """Of a million bytes, elements or multiply-accumulates: a rate of 1e21 a second."""
 LARGEST_SIZE = 1e21
 _SIZE = 1e6
 
-_Times = Iterable[tuple[str, float]]
-
 
 def check_observation(observation: Observation) -> None:
     """Raise InputError for a time that no step takes."""
-    _check_steps(
-        [
-            ("predicted_seconds", observation.predicted_seconds),
-            *(("seconds", one) for one in observation.seconds),
-            *((one.operation.name, time) for one in observation.operations for time in one.seconds),
-        ]
-    )
+    operations = ((times.operation.name, times.seconds) for times in observation.operations)
+    predicted = ("predicted_seconds", (observation.predicted_seconds,))
+    for name, times in (predicted, ("seconds", observation.seconds), *operations):
+        _check("step", name, times)
 
 
 def is_sound(observation: Observation) -> bool:
@@ -47,22 +42,20 @@ def is_sound(observation: Observation) -> bool:
 
 def check_settled(settled: Settled) -> None:
     """Raise InputError for a time that no step takes."""
-    _check_steps(
-        [
-            ("planned_seconds", settled.planned_seconds),
-            *(("seconds", one) for one in settled.seconds),
-        ]
-    )
+    _check("step", "planned_seconds", (settled.planned_seconds,))
+    _check("step", "seconds", settled.seconds)
 
 
 def check_plan(plan: AnyPlan) -> None:
     """Raise InputError for a prediction that no step takes."""
-    _check_steps(plan.step_times)
+    for name, seconds in plan.step_times:
+        _check("step", name, (seconds,))
 
 
 def check_samples(samples: Iterable[Sample]) -> None:
     """Raise InputError for a time that no operation takes."""
-    _check_operations((f"{one.point.kind} sample", time) for one in samples for time in one.seconds)
+    for sample in samples:
+        _check("operation", f"{sample.point.kind} sample", sample.seconds)
 
 
 def check_profile(profile: Profile) -> None:
@@ -79,18 +72,13 @@ def check_profile(profile: Profile) -> None:
                 f"times from {FASTEST_SECONDS:g} to {LONGEST_SECONDS:g} s can be stored",
             )
     for table in profile.tables:
-        _check_operations((f"{table.kind} table", row[-1]) for row in table.points)
+        _check("operation", f"{table.kind} table", (row[-1] for row in table.points))
         largest = max(size for row in table.points for size in row[:-1])
         if largest > LARGEST_SIZE:
             raise InputError(f"{table.kind} table has the size {largest:g}, which is too large")
-    _check_steps(
-        (name, time)
-        for one in profile.steps
-        for name, time in (
-            ("chunks_seconds", one.chunks_seconds),
-            ("measured_seconds", one.measured_seconds),
-        )
-    )
+    for record in profile.steps:
+        _check("step", "chunks_seconds", (record.chunks_seconds,))
+        _check("step", "measured_seconds", (record.measured_seconds,))
 
 
 def _lines(profile: Profile) -> Iterator[tuple[str, LinearCost]]:
@@ -104,16 +92,9 @@ def _lines(profile: Profile) -> Iterator[tuple[str, LinearCost]]:
         yield "network", LinearCost(alpha_seconds=startup, beta_seconds=1 / rate)
 
 
-def _check_steps(times: _Times) -> None:
-    _check(times, SHORTEST_SECONDS, "step")
-
-
-def _check_operations(times: _Times) -> None:
-    _check(times, SHORTEST_OPERATION_SECONDS, "operation")
-
-
-def _check(times: _Times, shortest: float, what: str) -> None:
-    for name, seconds in times:
+def _check(what: str, name: str, times: Iterable[float]) -> None:
+    shortest = _SHORTEST[what]
+    for seconds in times:
         if not shortest <= seconds <= LONGEST_SECONDS:
             raise InputError(
                 f"{name} has {seconds:g} s, which no {what} takes",

@@ -19,9 +19,14 @@ from moetune.domain.pipeline import SPLITTING
 from moetune.domain.rules import Asked, Rule, refused
 from moetune.domain.site import Site
 from moetune.domain.targets import Target, TargetName
-from moetune.domain.torchtitan_rules import TORCHTITAN, TORCHTITAN_MODELS
+from moetune.domain.torch_rules import (
+    DEEPSPEED,
+    TORCHTITAN,
+    TORCHTITAN_MODELS,
+    TRANSFORMERS,
+    TRANSFORMERS_MODELS,
+)
 from moetune.domain.training import DEDUPLICATING, FoldedLayout, TrainingJob
-from moetune.domain.transformers_rules import DEEPSPEED, TRANSFORMERS, TRANSFORMERS_MODELS
 
 _RULES: MappingProxyType[TargetName, tuple[Rule, ...]] = MappingProxyType({
     "moetune": (), "megatron": MEGATRON, "bridge": MEGATRON, "torchtitan": TORCHTITAN,

@@ -13,14 +13,13 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 from moetune.domain.chips import Generation
 from moetune.domain.errors import InputError
 from moetune.domain.kernels import (
-    ALL_SHOWN,
-    BESIDE_WEIGHTS,
+    AS_MEGATRON,
     DEEPSPEED,
     FUSED,
     TORCHTITAN,
     TRANSFORMERS,
+    KeptByExperts,
     RuntimeKernels,
-    TensorComm,
 )
 from moetune.domain.layout import BrokenRule
 from moetune.domain.optimizers import (
@@ -48,27 +47,6 @@ TargetName = Literal["moetune", "megatron", "bridge", "torchtitan", "transformer
 TARGETS: tuple[TargetName, ...] = get_args(TargetName)
 MegatronCore: TypeAlias = tuple[int, int]
 """A version of Megatron-Core: (0, 18)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptByExperts:
-    """What routed experts keep for their backward pass, beside their rows and up-projections.
-
-    Args:
-        activations: whether the activation's results are kept unless "moe_act" is recomputed;
-            otherwise they are computed again in any case.
-        results: whether a token's results are kept, one for each of its experts, for the gradients
-            of the combine weights; otherwise these are factors of the activation.
-        gradients_wait: whether those of the up-projections are kept beside them under a schedule
-            that splits the backward pass.
-        router_copies: of the router's scores in float32; three are the logits, the probabilities
-            and the map of the chosen ones.
-    """
-
-    activations: bool = True
-    results: bool = False
-    gradients_wait: bool = False
-    router_copies: int = 3
 
 
 class GraphsInRecipes(NamedTuple):
@@ -136,7 +114,10 @@ class Target:
         shared_beside: whether shared experts that no tensor parallelism cuts run beside the first
             dispatch of a layer, and their backward pass beside its last combine, whatever the
             overlap.
-        comm: of tensor ranks; exports leave `tp_comm_overlap` off.
+        scatters_beside_weights: whether tensor ranks scatter gradients of inputs while they compute
+            those of the weights.
+        multiplies_in_pieces: whether GEMMs in pieces, one for each tensor rank, hide all but one of
+            their exchanges (`tp_comm_overlap`, which exports leave off).
         places_experts: whether each layer's experts may be in another order than their own.
         core: the version of Megatron-Core in it, which its rules ask; None without.
         without_deepep: chips on which it refuses DeepEP.
@@ -179,11 +160,12 @@ class Target:
     offloads_optimizer: bool = False
     offloads_states: bool = False
     kernels_per_expert: tuple[int, int] = (0, 0)
-    kept_by_experts: KeptByExperts = KeptByExperts()
+    kept_by_experts: KeptByExperts = AS_MEGATRON
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
     graphs_in_recipes: tuple[GraphsInRecipes, ...] = ()
     shared_beside: bool = False
-    comm: TensorComm = ALL_SHOWN
+    scatters_beside_weights: bool = False
+    multiplies_in_pieces: bool = False
     places_experts: bool = False
     core: MegatronCore | None = None
     without_deepep: tuple[str, ...] = ()
@@ -245,7 +227,8 @@ _MEGATRON = Target(
     dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8", "nvfp4"), largest=_sizes(), zero_with_pp=1,
-    overlap_hidden=0.6, comm=BESIDE_WEIGHTS,
+    overlap_hidden=0.6,
+    scatters_beside_weights=True,  # LinearWithGradAccumulationAndAsyncCommunication
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial", "full"), core=(0, 16),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other

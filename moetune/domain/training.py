@@ -4,10 +4,12 @@ World size = dp·cp·tp·pp for everything but the experts, and edp·ep·etp·pp
 dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from itertools import repeat
 from math import ceil
 from operator import attrgetter
-from typing import ClassVar, Literal, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import ALWAYS, UNLESS_DEFAULT, Written, decode
@@ -23,8 +25,9 @@ from moetune.domain.pipeline import (
     usual_schedule,
 )
 from moetune.domain.placement import PlacementRule
-from moetune.domain.recorded_layers import RecordedLayers, alike
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads, RankSkew
+from moetune.domain.routing_record import RecordedLayers
+from moetune.domain.spelling import flag_of
 
 Recompute = Literal[
     "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "selective",
@@ -245,6 +248,39 @@ class LayoutRequest:
         sizes = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
         check_positive(self, *sizes)
 
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """What is pinned, by field."""
+        values = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return {name: value for name, value in values if value is not None}
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """What is pinned, as flags with their values: "8" by "--tp"."""
+        return {flag_of(name): _flag_text(name, value) for name, value in self.pinned.items()}
+
+    @property
+    def words(self) -> str:
+        """What is pinned, as flags: "--tp 8 --recompute moe_act,norm"."""
+        return " ".join(f"{flag} {text}" for flag, text in self.flags.items())
+
+    def only(self, *names: str) -> "LayoutRequest":
+        """Return the pins of these fields alone."""
+        return self.without(name for name in self.pinned if name not in names)
+
+    def without(self, names: Iterable[str]) -> "LayoutRequest":
+        """Return the pins without some of them."""
+        nothing: dict[str, Any] = dict.fromkeys(names)
+        return replace(self, **nothing)
+
+
+def _flag_text(name: str, value: object) -> str:
+    if name == "stages":
+        return repr(stage_words(cast("StageLetters", value)))
+    if isinstance(value, tuple):
+        return ",".join(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
@@ -286,7 +322,7 @@ class TrainingJob:
     @property
     def alike(self) -> "TrainingJob":
         """The job with layers of a kind alike, each as full as all are on the mean."""
-        return replace(self, decoder=alike(self.decoder))
+        return replace(self, decoder=self.decoder.with_records(repeat(None)))
 
     def skew(self, part: RoutedExperts, ep: int) -> RankSkew:
         """Return how full the fullest of ep ranks is in a layer."""

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 from moetune.domain.chunks import Chunks
-from moetune.domain.document import UNLESS_DEFAULT, decode, encode, shown
+from moetune.domain.document import UNLESS_DEFAULT, encode, shown
 from moetune.domain.errors import InputError
+from moetune.domain.layer import Throughput
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.placement import ModelPlacement
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import ProfileQuality, Provenance
 from moetune.domain.targets import Target, TargetName, planned_target
-from moetune.domain.throughput import Throughput
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype
-from moetune.domain.withdrawn import withdrawn_of_moetune
 
 SCHEMA: Literal["moetune.training-plan/1"] = "moetune.training-plan/1"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -329,18 +328,3 @@ class TrainingDocument:
     def text(self) -> str:
         """The document as JSON text."""
         return json.dumps(self.document, ensure_ascii=False, indent=2) + "\n"
-
-
-def training_from_document(document: object, where: str) -> TrainingDocument:
-    """Return the training plan in plain values.
-
-    Args:
-        where: what the document is called in an error.
-
-    Raises:
-        InputError: another schema, something withdrawn since, or whatever `decode` finds wrong.
-    """
-    plan = decode(TrainingDocument, document, where)
-    if plan.inputs.target == "moetune" and (gone := withdrawn_of_moetune(plan.layout)):
-        raise gone.refusal(where)
-    return plan

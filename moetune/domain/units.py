@@ -49,14 +49,17 @@ _SURELY_BYTES = 10**6
 _Factors = MappingProxyType[str, int] | MappingProxyType[str, float]
 
 
-def _parse(text: str, factors: _Factors, what: str, *, ignore_case: bool = True) -> float:
+def _parse(text: str, factors: _Factors, what: str, *, least: int = 0) -> float:
     match = _NUMBER.fullmatch(text)
     unit = match[2] if match else ""
-    unit = unit.lower() if ignore_case else unit
+    if all(name == name.lower() for name in factors):  # no two differ in case alone
+        unit = unit.lower()
     if match is None or (unit not in factors and float(match[1])):
         known = ", ".join(unit for unit in factors if unit)
         form = "alone or with a unit" if "" in factors else "with a unit"
-        raise InputError(f"{what} {shown(text)} must be a number of 0 or more, {form}: {known}")
+        raise InputError(
+            f"{what} {shown(text)} must be a number of {least} or more, {form}: {known}"
+        )
     value = float(match[1]) * factors.get(unit, 0)
     if math.isinf(value):
         raise InputError(f"{what} {shown(text)} is too large")
@@ -111,7 +114,7 @@ def parse_rate(text: str) -> float:
             f"rate {shown(text)} could be bits or bytes",
             f"write {match[1]}{prefix}bit/s or {match[1]}{prefix}B/s, which is 8 times as much",
         )
-    return _positive(_parse(text, _RATES, "rate", ignore_case=False), text, "rate")
+    return _positive(_parse(text, _RATES, "rate"), text, "rate")
 
 
 def parse_flops(text: str) -> float:
@@ -121,7 +124,7 @@ def parse_flops(text: str) -> float:
         InputError: the text is no such rate above 0, or has no unit.
     """
     _check_has_unit(text, "rate", "TFLOP/s", "GFLOP/s", "PFLOP/s")
-    return _positive(_parse(text, _FLOPS, "rate", ignore_case=False), text, "rate")
+    return _positive(_parse(text, _FLOPS, "rate"), text, "rate")
 
 
 def parse_startup(text: str) -> float:
@@ -133,16 +136,19 @@ def parse_startup(text: str) -> float:
         InputError: the text is no time, or has no unit.
     """
     _check_has_unit(text, "time", "us", "ms", "s")
-    return _parse(text, _TIMES, "time", ignore_case=False)
+    return _parse(text, _TIMES, "time")
 
 
-def parse_count(text: str) -> int:
+def parse_count(text: str, *, least: int = 0) -> int:
     """Return the whole number in `text`, such as "8192" or "8k" (8192).
+
+    Args:
+        least: that errors name; a smaller number is read all the same.
 
     Raises:
         InputError: the text is no count, or not a whole one.
     """
-    value = _parse(text, _COUNTS, "count")
+    value = _parse(text, _COUNTS, "count", least=least)
     if value != int(value):
         raise InputError(f"count {text!r} is not a whole number")
     return int(value)

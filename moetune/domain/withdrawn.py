@@ -36,48 +36,37 @@ _TURNS = "two batches in turns (moetune.BatchOverlap)"
 _WHOLE = "the planner of the papers' whole models as layers"
 _REPLICAS = "replicas of hot experts"
 _CORRECTED = "delete its [[corrections]], or measure the machine again"
-_ONE = "plan again: `moetune plan` with --{} 1, or for another --target"
-_OF_MOETUNE = (
-    Withdrawn(
-        "FoldedLayout", "etp", "experts' width over ranks (etp) in a layer of moetune",
-        _ONE.format("etp"),
-    ),
-    Withdrawn(
-        "FoldedLayout", "tp", "tensor parallelism (tp) by layers of moetune's own",
-        _ONE.format("tp"),
-    ),
-    Withdrawn(
-        "FoldedLayout", "cp", "context parallelism (cp) by attention of moetune's own",
-        _ONE.format("cp"),
-    ),
-    Withdrawn(
-        "FoldedLayout", "recompute", "recomputation of single modules of moetune's own blocks",
-        "plan again: `moetune plan` with --recompute full, or for another --target",
-    ),
-)  # fmt: skip
-_KEYS = (
-    Withdrawn("PlanInputs", "quantization", _NARROW, _AGAIN),
-    Withdrawn("Workload", "quantization", _NARROW, _AGAIN),
-    Withdrawn("Pipeline", "dispatcher", _HIERARCHICAL, _AGAIN),
-    Withdrawn("Choice", "dispatcher", _HIERARCHICAL, _AGAIN),
-    Withdrawn("Alternative", "dispatcher", _HIERARCHICAL, _AGAIN),
-    Withdrawn("Observation", "dispatcher", _HIERARCHICAL, "leave it out"),
-    Withdrawn("Plan", "transformer", _WHOLE, _AGAIN),
-    Withdrawn("Plan", "chunks", _WHOLE, _AGAIN),
-    Withdrawn("Alternative", "layout", _WHOLE, _AGAIN),
-    Withdrawn("Alternative", "memory_bytes", _WHOLE, _AGAIN),
-    Withdrawn("Observation", "overlap", _TURNS, "leave it out"),
-    Withdrawn("TrainingInputs", "search_trials", "the search by trials", _AGAIN),
-    Withdrawn("LayoutRequest", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
-    Withdrawn("FoldedLayout", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
-    Withdrawn("Profile", "corrections", "correction by observed steps", _CORRECTED),
-    Withdrawn("PlacementChoice", "replicas", _REPLICAS, _AGAIN),
-    Withdrawn("ModelPlacement", "replicas", _REPLICAS, _AGAIN),
+_SIZE = "plan again: `moetune plan` with --{} {}, or for another --target"
+_OF_MOETUNE = tuple(
+    Withdrawn("FoldedLayout", key, what, _SIZE.format(key, instead))
+    for key, instead, what in (
+        ("etp", "1", "experts' width over ranks (etp) in a layer of moetune"),
+        ("tp", "1", "tensor parallelism (tp) by layers of moetune's own"),
+        ("cp", "1", "context parallelism (cp) by attention of moetune's own"),
+        ("recompute", "full", "recomputation of single modules of moetune's own blocks"),
+    )
 )
-_VALUES = (
-    Withdrawn("dispatcher", "hierarchical", _HIERARCHICAL, _AGAIN),
-    Withdrawn("expert_placement", "once", "placing experts once beside replicas", _AGAIN),
+_ROWS = tuple(
+    Withdrawn(place, key, what, instead)
+    for places, key, what, instead in (
+        ("PlanInputs Workload", "quantization", _NARROW, _AGAIN),
+        ("Pipeline Choice Alternative", "dispatcher", _HIERARCHICAL, _AGAIN),
+        ("Observation", "dispatcher", _HIERARCHICAL, "leave it out"),
+        ("Plan", "transformer", _WHOLE, _AGAIN),
+        ("Plan", "chunks", _WHOLE, _AGAIN),
+        ("Alternative", "layout", _WHOLE, _AGAIN),
+        ("Alternative", "memory_bytes", _WHOLE, _AGAIN),
+        ("Observation", "overlap", _TURNS, "leave it out"),
+        ("TrainingInputs", "search_trials", "the search by trials", _AGAIN),
+        ("LayoutRequest FoldedLayout", "dispatcher_sms", "the choice of DeepEP's SMs", _AGAIN),
+        ("Profile", "corrections", "correction by observed steps", _CORRECTED),
+        ("PlacementChoice ModelPlacement", "replicas", _REPLICAS, _AGAIN),
+        ("dispatcher", "hierarchical", _HIERARCHICAL, _AGAIN),
+        ("expert_placement", "once", "placing experts once beside replicas", _AGAIN),
+    )
+    for place in places.split()
 )
+"""Keys by the classes that had them, and values by their keys."""
 UNREAD_KEYS = frozenset({("Profile", "turns"), ("Profile", "bursts")})
 """Keys that are left out where they are read: what else the document says holds without them."""
 UNREAD_POINTS = frozenset({"turns", "burst"})
@@ -103,9 +92,9 @@ def whole_model_refusal(inputs: object) -> InputError:
     )
 
 
-def withdrawn_key(place: str, key: object) -> Withdrawn | None:
-    """Return what was taken away of a class's documents by that key."""
-    return next((row for row in _KEYS if (row.place, row.key) == (place, key)), None)
+def withdrawn(place: str, key: object) -> Withdrawn | None:
+    """Return what was taken away of a class's documents by that key, or of a key by that value."""
+    return next((row for row in _ROWS if (row.place, row.key) == (place, key)), None)
 
 
 def withdrawn_of_moetune(layout: object) -> Withdrawn | None:
@@ -117,11 +106,6 @@ def withdrawn_of_moetune(layout: object) -> Withdrawn | None:
         if {*value} - {"full", "none"} if row.key == "recompute" else value > 1:
             return row
     return None
-
-
-def withdrawn_value(place: str, value: object) -> Withdrawn | None:
-    """Return what was taken away that a key had that word for."""
-    return next((row for row in _VALUES if (row.place, row.key) == (place, value)), None)
 
 
 def without_unread_points(document: object) -> object:

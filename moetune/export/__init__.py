@@ -5,9 +5,9 @@ from itertools import chain
 from types import MappingProxyType
 
 from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.rules import check_layout
 from moetune.domain.target_rules import model_rules, target_rules
 from moetune.domain.targets import TargetName
-from moetune.domain.training_rules import check_layout
 from moetune.export.bridge import bridge_export
 from moetune.export.deepspeed import deepspeed_export
 from moetune.export.layer import layer_export

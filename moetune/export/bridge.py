@@ -11,7 +11,7 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.megatron_models import TEXT_CLASSES, recipe_of
 from moetune.domain.targets import MegatronCore
-from moetune.domain.transformers_rules import ABSENT
+from moetune.domain.torch_rules import ABSENT
 from moetune.export.megatron_values import (
     GRAPHS_BY_MODULE,
     MegatronValues,

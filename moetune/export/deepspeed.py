@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from moetune.domain.transformers_rules import AUTOEP
+from moetune.domain.torch_rules import AUTOEP
 from moetune.export.planned import Export, Planned, remarks
 from moetune.export.transformers import load_arguments, load_imports
 

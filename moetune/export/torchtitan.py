@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from moetune.domain.pipeline import SPLITTING, Schedule
-from moetune.domain.torchtitan_rules import Recipe, recipe_of
+from moetune.domain.torch_rules import Recipe, recipe_of
 from moetune.domain.training import TokenDispatcher
 from moetune.export.planned import Export, Planned, remarks
 

@@ -15,7 +15,7 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS
 from moetune.domain.profile import Profile
-from moetune.domain.request import PlanInputs, PlanRequest
+from moetune.domain.request import PlanInputs, PlanRequest, check_sizes
 from moetune.domain.spelling import AS_KEYS, spelled
 
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
@@ -26,7 +26,7 @@ def inputs_of(document: Any, profile: Profile = PROFILE) -> PlanInputs:
     with spelled(AS_KEYS):
         sent = read_inputs(document)
         request = sent.request(default_dtype=None)
-        request.check_sizes()
+        check_sizes(request)
     inputs = request.inputs_for(profile)
     sent.check(inputs)
     return inputs
@@ -102,10 +102,10 @@ MODEL = {"model": "gpt-s"}
         ({**MODEL, "tokens_per_rank": "8k"}, "inputs.tokens_per_rank must be a whole number"),
         ({**MODEL, "tokens_per_rank": True}, "inputs.tokens_per_rank must be a whole number"),
         ({**MODEL, "tokens_per_rank": 1.0}, "inputs.tokens_per_rank must be a whole number"),
-        ({**MODEL, "tokens_per_rank": 0}, "inputs.tokens_per_rank must be at least 1"),
+        ({**MODEL, "tokens_per_rank": 0}, "inputs.tokens_per_rank must be from 1 to"),
         ({**MODEL, "tokens_per_rank": 10**400}, "inputs.tokens_per_rank is too large"),
         ({**MODEL, "world_size": 2**21}, "inputs.world_size must be from 1 to 1048576"),
-        ({**MODEL, "memory_limit_bytes": -1}, "inputs.memory_limit_bytes must be at least 1"),
+        ({**MODEL, "memory_limit_bytes": -1}, "inputs.memory_limit_bytes must be from 1 to"),
         ({**MODEL, "dtype": "float8"}, "dtype 'float8' is unknown"),
         ({**MODEL, "dtype": ""}, "dtype '' is unknown"),
         ({**MODEL, "profile": 7}, "inputs.profile must be a text"),

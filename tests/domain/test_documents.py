@@ -1,14 +1,17 @@
-"""Documents from strangers: what is wrong is named with its path."""
+"""Documents from strangers: what is wrong is named with its path, and schemas say as much."""
 
 import json
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import pytest
+from jsonschema_rs import validator_for
 
 from moetune.domain.any_plan import plan_from_document, plan_from_json
-from moetune.domain.document import LARGEST, decode, decode_schema, encode
+from moetune.domain.document import LARGEST, UNLESS_DEFAULT, decode, decode_schema, encode
 from moetune.domain.errors import InputError
+from moetune.domain.json_schema import Keys, ListOf, schema_of
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, Range
 from tests.runtime.plans import small_plan
@@ -31,6 +34,17 @@ class Drawing:
     schema: int = 2
     title: str | None = None
     shapes: tuple[Circle | Box, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framed:
+    title: str
+    first: Circle
+    shapes: tuple[Circle | Box, ...]
+    corner: tuple[int, str]
+    names: Mapping[str, int]
+    is_done: bool
+    frame: Box | None = field(default=None, metadata=UNLESS_DEFAULT)
 
 
 GOOD = {"schema": 2, "shapes": [{"kind": "circle", "radius": 1}, {"kind": "box", "sides": [2, 3]}]}
@@ -139,3 +153,105 @@ def test_a_plan_has_at_least_one_chunk_each_way() -> None:
     for none in (replace(one, forward_degree=0), replace(one, backward_degree=0)):
         with pytest.raises(InputError, match="pipeline: degrees must be at least 1"):
             replace(plan(), pipeline=none)
+
+
+FRAMED: dict[str, Any] = encode(
+    Framed(
+        title="a", first=Circle(radius=2), shapes=(Circle(radius=0.5), Box(sides=(1, 2))),
+        corner=(1, "b"), names={"any": 1}, is_done=True,
+    )
+)  # fmt: skip
+
+
+def _without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in FRAMED.items() if name != key}
+
+
+def test_a_schema_accepts_what_encode_writes() -> None:
+    validator = validator_for(schema_of(Keys(of=Framed)))
+    validator.validate(FRAMED)
+    validator.validate({**FRAMED, "frame": {"kind": "box", "sides": [2, 3]}})
+    validator.validate({**FRAMED, "frame": None})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _without("title"),
+        {**FRAMED, "unknown": 1},
+        {**FRAMED, "title": 1},
+        {**FRAMED, "is_done": 1},
+        {**FRAMED, "corner": [1]},
+        {**FRAMED, "corner": [1, "b", 2]},
+        {**FRAMED, "corner": ["b", 1]},
+        {**FRAMED, "names": {"any": "1"}},
+        {**FRAMED, "shapes": [{"kind": "box", "radius": 1}]},
+        {**FRAMED, "first": {"kind": "box", "radius": 1}},
+        {**FRAMED, "shapes": {}},
+    ],
+)
+def test_a_schema_refuses_what_decode_refuses(wrong: dict[str, Any]) -> None:
+    assert not validator_for(schema_of(Keys(of=Framed))).is_valid(wrong)
+    with pytest.raises(InputError):
+        decode(Framed, wrong, "drawing")
+
+
+def test_a_tag_comes_first() -> None:
+    schema = schema_of(Keys(of=Framed), tag="drawing/1")
+    validator = validator_for(schema)
+    validator.validate({"schema": "drawing/1", **FRAMED})
+    assert schema["title"] == "drawing/1"
+    assert not validator.is_valid(FRAMED)
+    assert not validator.is_valid({"schema": "drawing/2", **FRAMED})
+
+
+def test_keys_besides_are_required_with_their_types() -> None:
+    validator = validator_for(schema_of(Keys({"words": tuple[str, ...]}, of=Box), tag="box/1"))
+    document = {"schema": "box/1", "kind": "box", "sides": [2, 3], "words": ["a"]}
+    validator.validate(document)
+    for wrong in ({"words": [1]}, {"words": None}):
+        assert not validator.is_valid({**document, **wrong})
+    del document["words"]
+    assert not validator.is_valid(document)
+
+
+PUT_TOGETHER: dict[str, Any] = {
+    "schema": "list/1", "names": ["a"], "rows": [{"id": 1, **encode(Circle(radius=1.0))}],
+    "last": {"seconds": 0.5},
+}  # fmt: skip
+FORMS = (
+    Keys(
+        {
+            "names": tuple[str, ...],
+            "rows": ListOf(Keys({"id": int}, of=Circle)),
+            "last": Keys({"seconds": float}),
+        },
+        optional={"note": str},
+    ),
+    Keys({"file": str}),
+)
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        PUT_TOGETHER, {**PUT_TOGETHER, "note": "b"},
+        {"schema": "list/1", "file": "c"},
+    ],
+)  # fmt: skip
+def test_documents_that_are_put_together_have_one_of_their_forms(good: dict[str, Any]) -> None:
+    validator_for(schema_of(*FORMS, tag="list/1")).validate(good)
+    assert not validator_for(schema_of(FORMS[1], tag="list/1")).is_valid(PUT_TOGETHER)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {**PUT_TOGETHER, "schema": "list/2"}, {**PUT_TOGETHER, "file": "c"},
+        {**PUT_TOGETHER, "note": None}, {**PUT_TOGETHER, "last": {}},
+        {**PUT_TOGETHER, "rows": [{"id": 1}]},
+        {**PUT_TOGETHER, "rows": [{**PUT_TOGETHER["rows"][0], "more": 1}]}, {"schema": "list/1"},
+    ],
+)  # fmt: skip
+def test_other_keys_and_types_are_refused(wrong: dict[str, Any]) -> None:
+    assert not validator_for(schema_of(*FORMS, tag="list/1")).is_valid(wrong)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from moetune.domain.rules import broken_rules
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.domain.training_rules import broken_rules
 from moetune.huggingface.registry import named_model
 
 _VALUES = re.compile(

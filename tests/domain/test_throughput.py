@@ -12,15 +12,16 @@ from moetune.domain.chips import peak_flops
 from moetune.domain.constraints import Constraints
 from moetune.domain.document import encode
 from moetune.domain.experts import RoutedExperts, Router
-from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.model import MODELS
-from moetune.domain.plan import Plan
-from moetune.domain.request import PlanRequest
-from moetune.domain.throughput import (
+from moetune.domain.layer import (
+    LayerShape,
     Throughput,
+    Workload,
     layer_flops,
     rate,
 )
+from moetune.domain.model import MODELS
+from moetune.domain.plan import Plan
+from moetune.domain.request import PlanRequest
 from moetune.fit.speeds import Speeds, scale_profile
 
 GPT_XL = MODELS["gpt-xl"].layer(8)

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from moetune.domain.any_plan import plan_from_json
+from moetune.domain.any_plan import plan_from_document, plan_from_json
 from moetune.domain.errors import InputError
 from moetune.domain.targets import planned_target
-from moetune.domain.training_document import training_from_document
 from tests.training_plans import TRAINING, training_plan
 
 
@@ -38,6 +37,9 @@ def test_a_document_is_read_whole_and_written_again() -> None:
         ({**TRAINING, "alternatives": [3]}, "alternatives[0] must be a table"),
         ({**TRAINING, "layout": None}, "layout must be a table"),
         ({**TRAINING, "layout": TRAINING["layout"] | {"tp": 0}}, "tp must be at least 1, got 0"),
+        ({**TRAINING, "layout": TRAINING["layout"] | {"recompute": ["x"]}}, "recompute[0] must be"),
+        ({**TRAINING, "layout": TRAINING["layout"] | {"stages": "Etx"}}, "stages 'Etx' have 'x'"),
+        ({**TRAINING, "layout": {"edp": 2}}, "layout lacks the key 'dp'"),
         (
             {**TRAINING, "predicted": TRAINING["predicted"] | {"step_seconds": 0.0}},
             "step_seconds must be above 0, got 0.0",
@@ -50,7 +52,7 @@ def test_a_document_is_read_whole_and_written_again() -> None:
 )
 def test_what_is_wrong_is_named(document: Any, words: str) -> None:
     with pytest.raises(InputError) as caught:
-        training_from_document(document, "plan.json")
+        plan_from_document(document, "plan.json")
     assert words in str(caught.value).replace("plan.json: ", "")
 
 
@@ -80,4 +82,4 @@ def test_a_plan_for_moetune_with_what_its_runtime_had_says_that_it_is_withdrawn(
     layout = TRAINING["layout"] | {"tp": 1, "cp": 1, "etp": 1, "recompute": ["full"], key: value}
     inputs = TRAINING["inputs"] | {"target": "moetune"}
     with pytest.raises(InputError, match=rf"the file has '{key}': .* was withdrawn on"):
-        training_from_document({**TRAINING, "layout": layout, "inputs": inputs}, "the file")
+        plan_from_document({**TRAINING, "layout": layout, "inputs": inputs}, "the file")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.cluster import Machine
-from moetune.domain.constraint_texts import decode_constraints
+from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.domain.cluster import Machine, process_bytes
 from moetune.domain.errors import InputError
 from moetune.domain.interference import CompSpeed
 from moetune.domain.layer import Activation, LayerShape, Workload
@@ -15,9 +15,9 @@ from moetune.domain.model import Transformer, read_shape
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
 from moetune.domain.profile_keys import in_si
-from moetune.domain.records import Observation
+from moetune.domain.records import Observation, prediction_error
 from moetune.domain.reference import CollectiveTable, DispatcherTable, Network, Rows
-from moetune.domain.request import PlanRequest
+from moetune.domain.request import PlanRequest, check_sizes, decode_constraints
 from moetune.domain.routing import ExpertLoads, LayerRouting
 from moetune.domain.routing_record import routing_record
 from moetune.domain.samples import AttentionPoint, CopyPoint, Sample, StepRecord
@@ -141,7 +141,7 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
          "profile.network.nics must be a whole number of at least 1, got 0"),
         (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=64, num_nodes=2, world_size=16),
          "--nodes and --world-size both say how many ranks"),
-        (lambda: PlanRequest(layer=SHAPE, num_nodes=10**9, tokens_per_rank=64).check_sizes(),
+        (lambda: check_sizes(PlanRequest(layer=SHAPE, num_nodes=10**9, tokens_per_rank=64)),
          "--nodes must be from 1 to"),
     ],
 )  # fmt: skip
@@ -225,7 +225,7 @@ def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
     ("request_of", "what"),
     [
         (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=0),
-         "--tokens must be at least 1, got 0"),
+         "--tokens must be from 1 to 2147483648, got 0"),
         (lambda: PlanRequest(layer=SHAPE), "the number of tokens is missing"),
         (PlanRequest, "there is nothing to plan for"),
         (lambda: PlanRequest(model="gpt-s", layer=SHAPE), "a model and a layer are given"),
@@ -240,3 +240,20 @@ def test_a_request_that_cannot_be_planned_is_refused_when_it_is_made(
     with pytest.raises(InputError) as caught:
         request_of()
     assert caught.value.what == what
+
+
+def test_a_step_slower_than_predicted_has_an_error_below_0() -> None:
+    assert prediction_error(1.0, 1.25) == pytest.approx(-0.2)
+    assert prediction_error(3.0, 2.5) == pytest.approx(0.2)
+    assert prediction_error(1.0, 0.0) == 0.0  # a step of no time has no error
+
+
+def test_a_gpu_as_it_is_sold_has_what_a_reference_machine_of_it_has() -> None:
+    h100 = load_profile_file(bundled_profiles()["h100-x8"]).machine
+    assert process_bytes("80GB") == h100.memory_bytes
+    assert h100.plannable_bytes == process_bytes("80G") * 92 // 100
+    assert process_bytes("79.11GiB") == pytest.approx(h100.memory_bytes, abs=1)
+    assert process_bytes("81559MiB") == 81559 * 2**20 - 2 * 2**30
+    for text in ("2GiB", "0GB"):
+        with pytest.raises(InputError, match="nothing left"):
+            process_bytes(text)

@@ -27,13 +27,12 @@ from moetune.app.views.profile import profile_sections
 from moetune.app.views.stored_plans import stored_plans_table
 from moetune.app.whatif import WhatIf, change_plan
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.constraint_texts import decode_constraints
 from moetune.domain.constraints import Strategy
 from moetune.domain.model import MODELS
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import PlanInfo, Stored
-from moetune.domain.request import PlanRequest
+from moetune.domain.request import PlanRequest, decode_constraints
 from moetune.report.section import Section, all_figures, values_of
 from moetune.report.text import text_of
 from tests.golden.answers import FOLDER

@@ -16,9 +16,9 @@ from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.layout import divisors
 from moetune.domain.model import Transformer, paper_decoder
 from moetune.domain.pipeline import SPLITTING, StageLetters, stages_of_sizes
+from moetune.domain.rules import broken_rules
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout, LayoutRequest, TrainingJob
-from moetune.domain.training_rules import broken_rules
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.solve.model.space import LayoutSpace
 from tests.solve.model.brute_force import layouts_of

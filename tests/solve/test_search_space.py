@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import Decision, LayerTerms, PhaseTerms, Plan, StrategyTerms
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.solve.layer.online import Space, search_space
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.settled_ranges import REACH, Gap

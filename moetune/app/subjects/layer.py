@@ -22,15 +22,9 @@ from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
 from moetune.domain.errors import InfeasiblePlanError, InputError
-from moetune.domain.plan import (
-    Alternative,
-    Decision,
-    LayerTerms,
-    PhaseTerms,
-    Plan,
-    StrategyTerms,
-)
+from moetune.domain.plan import Alternative, Decision, Plan
 from moetune.domain.spelling import AS_FLAGS, spelled
+from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.speeds import PARTS, Slowdown, slowed

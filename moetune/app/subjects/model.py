@@ -23,6 +23,7 @@ from moetune.app.subjects.values import (
 from moetune.app.training import plan_training, search_of
 from moetune.app.training_plan import TrainingRequest, plan_id, planned_job
 from moetune.app.training_prices import step_prices
+from moetune.domain.any_plan import plan_from_document
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
 from moetune.domain.errors import (
@@ -34,7 +35,6 @@ from moetune.domain.errors import (
 from moetune.domain.training_document import (
     TrainingAnswer,
     TrainingDocument,
-    training_from_document,
 )
 from moetune.domain.units import format_seconds, format_share
 from moetune.fit.costs import costs_of
@@ -42,7 +42,6 @@ from moetune.fit.speeds import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
 from moetune.solve.model.alternatives import as_graphed
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.pins import pin_flag, pinned, without
 from moetune.solve.model.placement import placed_job, placing
 from moetune.solve.model.search import NOISE, FoldedSearch
 from moetune.solve.model.step import StepPrices
@@ -148,7 +147,7 @@ class ModelSubject(PricedPlan):
             plan = self._planned(asked)
         except LayoutTooLargeError as error:
             refused = self._blocking(asked) or Refusal.of(error)
-            smallest = training_from_document(encode(error.plan), "the priced plan")
+            smallest = plan_from_document(encode(error.plan)).as_model()
             return Instead(choice=_choice_of(smallest), refused=refused)
         except (InputError, InfeasiblePlanError) as error:
             return Instead(refused=Refusal.of(error))
@@ -218,13 +217,13 @@ class ModelSubject(PricedPlan):
 
     def _planned(self, asked: Asked, *, drop: Sequence[str] = ()) -> TrainingDocument:
         """Return the plan with what is asked pinned, and without some of its own pins."""
-        pins = replace(without(self._request.pins, drop), **asked.pins)
+        pins = replace(self._request.pins.without(drop), **asked.pins)
         return plan_training(replace(self._request, pins=pins), self.machine)
 
     def _blocking(self, asked: Asked) -> Refusal | None:
         """Return which of the plan's own pins leave no room for what is asked; None for none."""
         pins = self._request.pins
-        names = [name for name in pinned(pins) if name not in asked.pins]
+        names = [name for name in pins.pinned if name not in asked.pins]
         for some in (*([name] for name in names), names):
             try:
                 best = self._planned(asked, drop=some).best
@@ -232,8 +231,7 @@ class ModelSubject(PricedPlan):
                 continue
             step = format_seconds(best.predicted.step_seconds)
             return Refusal(
-                what=f"the plan's own {' '.join(pin_flag(pins, name) for name in some)} leaves no "
-                "room for it",
+                what=f"the plan's own {pins.only(*some).words} leaves no room for it",
                 hint=f"without that pin it fits: {best.words}, {step} a step",
             )
         return None

@@ -16,7 +16,6 @@ from moetune.domain.spelling import nearest_or
 from moetune.domain.training import Degrees, LayoutRequest
 from moetune.domain.training_document import TrainingDocument
 from moetune.solve.model.chunks import MOST_CHUNKS
-from moetune.solve.model.pins import pinned
 
 _PRINTED = "·"
 _MOST_LETTERS = 300
@@ -49,7 +48,7 @@ def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
         if name not in PIN_NAMES:
             raise InputError(f"--layout has no {name!r}", nearest_or(_EXAMPLE, name, PIN_NAMES))
     request = layout_pins(read_question(read_texts(texts)))
-    pins = {name: getattr(request, name) for name in pinned(request)}
+    pins = request.pinned
     replicas = {} if dp is None else {"dp": _dp(dp, request, plan.inputs.world_size)}
     return Asked(texts=layout_texts(pins | replicas), pins=pins)
 

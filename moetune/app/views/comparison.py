@@ -12,8 +12,8 @@ from moetune.app.views.profile import machine_scope
 from moetune.app.views.words import plan_scope, suspect_words
 from moetune.app.whatif import WhatIfAnswer
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.profile import Profile
+from moetune.domain.request import constraint_words
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.operations import OperationCurve, operations_of, overlay_figure
 from moetune.report.plan_figures import degree_figure, phases_figure

@@ -6,9 +6,10 @@ from dataclasses import replace
 from moetune.app.subjects.layer import LayerSubject
 from moetune.app.views.layer import how_sure, is_one_chunk, plan_decision
 from moetune.app.views.words import Reasons, routing_words
-from moetune.domain.constraint_texts import constraint_words
 from moetune.domain.errors import ProfileError
-from moetune.domain.plan import PhaseTerms, Plan, StrategyTerms
+from moetune.domain.plan import Plan
+from moetune.domain.request import constraint_words
+from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.units import format_seconds
 from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import (

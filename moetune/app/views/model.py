@@ -40,7 +40,6 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.model.pins import pin_flags
 from moetune.solve.model.search import NOISE
 
 _SLOW, _LARGE = 3.0, 1.25
@@ -260,7 +259,7 @@ def model_reasons(subject: ModelSubject) -> Reasons:
         placement=tuple(placement_words(plan)),
         why=(binding_words(best), *_hidden(best), *saving_words(plan)),
         sure=how_sure(plan),
-        pins=tuple(pin_flags(plan.inputs.pins).items()),
+        pins=tuple(plan.inputs.pins.flags.items()),
         terms=(_time(subject), _memory(plan), *_placement(plan)),
         notes=(*((_MEAN,) if is_piped else ()), *((_TIES,) if is_tied else ())),
     )

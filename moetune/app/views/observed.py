@@ -9,11 +9,11 @@ from types import MappingProxyType
 from moetune.app.drift import OperationDrift
 from moetune.app.verify import Verification, VerifiedStep
 from moetune.app.views.words import speed_cell, speed_words
+from moetune.domain.layer import Throughput
 from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation, Stored
 from moetune.domain.storable import is_sound
-from moetune.domain.throughput import Throughput
 from moetune.domain.units import format_seconds, format_share
 from moetune.report.axes import Axis
 from moetune.report.marks import Line, Panel, Points

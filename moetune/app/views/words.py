@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from moetune.domain.any_plan import AnyPlan
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerShape, Throughput
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile, SuspectGroup
-from moetune.domain.throughput import Throughput
 from moetune.domain.units import format_flops
 from moetune.report.section import EMPTY, Cell, Section, Table, percent, plural, sentence
 

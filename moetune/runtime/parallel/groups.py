@@ -19,7 +19,7 @@ from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.layout import nearest_divisors
+from moetune.domain.layout import divisor_words
 from moetune.domain.pipeline import rank_of_stage
 from moetune.domain.plan import Decision
 from moetune.domain.target_rules import layout_rules
@@ -185,7 +185,7 @@ def _check(layout: FoldedLayout, world_size: int) -> None:
             f"start {layout.world_size} ranks, or plan for {world_size}",
         )
     if layout.stage_ranks % layout.ep:
-        near = " or ".join(map(str, nearest_divisors(layout.stage_ranks, layout.ep)))
+        near = divisor_words(layout.stage_ranks, layout.ep)
         raise InputError(
             f"ep ({layout.ep}) does not divide dp ({layout.stage_ranks})", f"use ep {near}"
         )

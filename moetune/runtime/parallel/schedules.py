@@ -18,8 +18,8 @@ from torch.distributed.pipelining import (
 
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import Schedule
+from moetune.domain.rules import micro_batch_rules
 from moetune.domain.training import FoldedLayout
-from moetune.domain.training_rules import micro_batch_rules
 from moetune.runtime.parallel.fsdp import Hidden
 
 _OfSeveral = (

@@ -10,19 +10,11 @@ from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.layout import Layout
 from moetune.domain.placement import PlacementChoice
-from moetune.domain.plan import (
-    Confidence,
-    LayerTerms,
-    PhaseTerms,
-    Pipeline,
-    Plan,
-    Predicted,
-    Range,
-    StrategyTerms,
-)
+from moetune.domain.plan import Confidence, Pipeline, Plan, Predicted, Range
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import Direction
+from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.layer.choose import DegreeChooser, Ranking
 from moetune.solve.layer.costs import LayerCosts

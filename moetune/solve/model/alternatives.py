@@ -14,7 +14,7 @@ from typing import Any
 
 from moetune.domain.training import CudaGraphs, FoldedLayout, LayoutRequest
 from moetune.solve.model.best import BestLayouts
-from moetune.solve.model.pins import contradiction, pin_flag, pinned, without
+from moetune.solve.model.pins import contradiction
 from moetune.solve.model.search import NOISE, FoldedSearch, PricedLayout
 from moetune.solve.model.table import LayoutTable, Node, wholes_in_order
 from moetune.solve.model.uncertainty import OWN_SPREAD
@@ -89,7 +89,7 @@ class Savings:
 
     def free(self) -> FoundSaving | None:
         """Return the best layout without pins; None where it is not faster."""
-        if not pinned(self.pins):
+        if not self.pins.pinned:
             return None
         free = LayoutRequest()
         plain = BestLayouts.of(self.search, free).best()
@@ -113,9 +113,9 @@ class Savings:
 
     def _questions(self) -> Iterator[tuple[str, LayoutRequest]]:
         """Yield fields with pins that leave them out, and CUDA graphs with each that there is."""
-        for name in pinned(self.pins):
+        for name in self.pins.pinned:
             if name != "cuda_graphs":
-                yield name, as_graphed(without(self.pins, [name]), self.best.layout)
+                yield name, as_graphed(self.pins.without([name]), self.best.layout)
         for graphs in self.search.target.cuda_graphs:
             if graphs != self.best.layout.cuda_graphs:
                 yield "cuda_graphs", replace(self.pins, cuda_graphs=graphs)
@@ -154,8 +154,8 @@ class Savings:
         """Return the flag with the value that a layout has; a pin that it has not is left out."""
         value: dict[str, Any] = {name: getattr(layout, name)}
         if value[name] is None:
-            return f"leaving out {pin_flag(self.pins, name)}"
-        return pin_flag(replace(self.pins, **value), name)
+            return f"leaving out {self.pins.only(name).words}"
+        return LayoutRequest(**value).words
 
     @property
     def _most(self) -> float:

@@ -231,9 +231,9 @@ class BlockPrices:
         scatter = self.device.collective("reduce_scatter", span, ELEMENT * elements)
         forward, grad_input, grad_weight = map(math.fsum, zip(*matrices, strict=True))
         behind = scatter
-        if self.target.comm.scatters_beside_weights:
+        if self.target.scatters_beside_weights:
             behind = max(0.0, scatter - grad_weight)
-        hidden = self.target.comm.in_pieces * (1 - 1 / tp)
+        hidden = self.target.multiplies_in_pieces * (1 - 1 / tp)
         there, back = gather + scatter, gather + behind
         return Passes(
             forward=there - min(hidden * there, forward),

@@ -7,18 +7,16 @@ of ratios to what was asked.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from moetune.domain.errors import InputError, RefusedLayoutError
 from moetune.domain.layout import BrokenRule
-from moetune.domain.pipeline import stage_words
+from moetune.domain.rules import broken_rules
 from moetune.domain.target_rules import target_rules
 from moetune.domain.training import FoldedLayout, LayoutRequest
-from moetune.domain.training_rules import broken_rules
 from moetune.solve.model.space import LayoutSpace
 
-_NAMES = tuple(one.name for one in fields(LayoutRequest))
 _SIZES = ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
 _SHARES = ("offload_activations", "offload_optimizer")
 _TRIED_SIZES = 64
@@ -46,7 +44,7 @@ def contradiction(space: LayoutSpace, pins: LayoutRequest) -> InputError | Refus
         changed, hint = "", broken[0].hint if broken else "pin less of it"
     else:
         changed = next(
-            name for name in pinned(pins) if getattr(pins, name) != getattr(near.pins, name)
+            name for name in pins.pinned if getattr(pins, name) != getattr(near.pins, name)
         )
         hint = _advice(pins, near.pins)
     if space.asks_runtime and _nearest_of(replace(space, asks_runtime=False), pins, ()):
@@ -63,8 +61,8 @@ def _fewest_broken(
     """
     if near is None:
         return [*_all_broken(space, _plainest(space))]
-    changed = [name for name in pinned(pins) if getattr(pins, name) != getattr(near.pins, name)]
-    sizes = itertools.islice(space.sizes(without(pins, changed)), _TRIED_SIZES)
+    changed = [name for name in pins.pinned if getattr(pins, name) != getattr(near.pins, name)]
+    sizes = itertools.islice(space.sizes(pins.without(changed)), _TRIED_SIZES)
     layouts = (_with_pins(space, one, pins) for one in (near.layout, *sizes))
     every = [broken for one in layouts if (broken := [*_all_broken(space, one)])]
     return min(every, key=len, default=[])
@@ -72,22 +70,11 @@ def _fewest_broken(
 
 def _with_pins(space: LayoutSpace, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
     """Return a layout with the pins, and as many replicas as the ranks leave room for."""
-    values: dict[str, Any] = {name: getattr(pins, name) for name in pinned(pins)}
+    values = pins.pinned
     if pins.stages is not None and pins.pp is None:
         values["pp"] = max(1, len(pins.stages) // (pins.vpp or 1))
     found = replace(layout, **values)
     return replace(found, dp=max(1, space.job.world_size // (found.cp * found.tp * found.pp)))
-
-
-def pin_words(pins: LayoutRequest) -> str:
-    """Return pins as flags, such as "--tp 8 --recompute moe_act,norm"."""
-    return " ".join(pin_flag(pins, name) for name in pinned(pins))
-
-
-def pin_flags(pins: LayoutRequest) -> dict[str, str]:
-    """Return the values of pins by their flags."""
-    flags = (pin_flag(pins, name).partition(" ") for name in pinned(pins))
-    return {flag: value for flag, _, value in flags}
 
 
 def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
@@ -95,7 +82,7 @@ def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
 
     None where even without pins no layout obeys the rules.
     """
-    names = pinned(pins)
+    names = tuple(pins.pinned)
     for num in range(1, len(names) + 1):
         every = (_nearest_of(space, pins, some) for some in itertools.combinations(names, num))
         if found := [one for one in every if one is not None]:
@@ -105,7 +92,7 @@ def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
 
 def _nearest_of(space: LayoutSpace, pins: LayoutRequest, changed: Sequence[str]) -> NearPins | None:
     """Return the nearest pins with other values of the changed ones."""
-    free, best = without(pins, changed), None
+    free, best = pins.without(changed), None
     sizes = [name for name in changed if name in _SIZES and name != "vpp"]
     words = [name for name in changed if name not in _SIZES]
     by_size = ((_distance(pins, one, sizes), one) for one in space.sizes(free))
@@ -155,13 +142,13 @@ def _advice(pins: LayoutRequest, near: LayoutRequest) -> str:
     """Return the nearest pins as flags, and which are to be left out."""
     gone = [
         name
-        for name in pinned(pins)
+        for name in pins.pinned
         if getattr(near, name) is None or (name in _SHARES and not getattr(near, name))
     ]
-    kept, others = pin_words(without(near, gone)), " and ".join(pin_flag(pins, one) for one in gone)
-    if not kept:
+    pinned, others = near.without(gone).words, " and ".join(pins.only(name).words for name in gone)
+    if not pinned:
         return f"omit {others}"
-    return f"nearest that agree: {kept}" + (f", without {others}" if others else "")
+    return f"nearest that agree: {pinned}" + (f", without {others}" if others else "")
 
 
 def _plainest(space: LayoutSpace) -> FoldedLayout:
@@ -176,26 +163,3 @@ def _plainest(space: LayoutSpace) -> FoldedLayout:
 def _all_broken(space: LayoutSpace, layout: FoldedLayout) -> Iterator[BrokenRule]:
     yield from broken_rules(layout, space.job)
     yield from target_rules(layout, space.target, space.job, space.site)
-
-
-def pinned(pins: LayoutRequest) -> tuple[str, ...]:
-    """Return the names of the fields that are pinned."""
-    return tuple(name for name in _NAMES if getattr(pins, name) is not None)
-
-
-def without(pins: LayoutRequest, names: Sequence[str]) -> LayoutRequest:
-    """Return the pins without some of them."""
-    nothing: dict[str, Any] = dict.fromkeys(names)
-    return replace(pins, **nothing)
-
-
-def pin_flag(pins: LayoutRequest, name: str) -> str:
-    """Return a pin as a flag, such as "--tp 8"."""
-    value = getattr(pins, name)
-    if name == "stages":
-        value = repr(stage_words(value))
-    elif name == "recompute":
-        value = ",".join(value) or "none"
-    elif name in _SHARES:
-        value = f"{value:g}"
-    return f"--{name.replace('_', '-')} {value}"

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from moetune.domain.once import once
 from moetune.domain.placement import LayerPlacement, ModelPlacement
-from moetune.domain.recorded_layers import RecordedLayers
+from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, ZeroStage
 from moetune.domain.units import format_share

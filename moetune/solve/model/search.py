@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from moetune.domain.once import Tables
-from moetune.domain.recorded_layers import RecordedLayers
+from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob

@@ -16,7 +16,7 @@ from moetune.domain.pipeline import (
     most_stages,
     usual_schedule,
 )
-from moetune.domain.rules import Asked, Rule, refused
+from moetune.domain.rules import Asked, Rule, broken_rules, refused
 from moetune.domain.site import Site
 from moetune.domain.target_rules import (
     DISPATCHERS,
@@ -34,7 +34,6 @@ from moetune.domain.training import (
     TrainingJob,
     ZeroStage,
 )
-from moetune.domain.training_rules import broken_rules
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _LARGEST_TP = 8

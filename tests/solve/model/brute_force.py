@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from moetune.domain.pipeline import SCHEDULES, StageLetters
+from moetune.domain.rules import broken_rules
 from moetune.domain.target_rules import target_rules
 from moetune.domain.training import (
     TOKEN_DISPATCHERS,
@@ -13,7 +14,6 @@ from moetune.domain.training import (
     Recompute,
     ZeroStage,
 )
-from moetune.domain.training_rules import broken_rules
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 from moetune.solve.model.space import LayoutSpace
 

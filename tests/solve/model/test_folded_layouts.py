@@ -8,8 +8,8 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import Schedule, rank_of_stage, read_stages
+from moetune.domain.rules import broken_rules, check_layout
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.domain.training_rules import broken_rules, check_layout
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.stages import DecoderStages, balanced_stages
 

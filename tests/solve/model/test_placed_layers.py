@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from moetune.domain.recorded_layers import RecordedLayer, RecordedLayers
 from moetune.domain.routing import ExpertLoads
+from moetune.domain.routing_record import RecordedLayer, RecordedLayers
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.solve.model.alternatives import memory_front
@@ -52,7 +52,7 @@ def test_what_no_placement_betters_keeps_its_order() -> None:
 
 def job_of(layers: RecordedLayers, *, ranks: int = 4, batch: int = 8) -> TrainingJob:
     return TrainingJob(
-        decoder=layers.told_apart(SMALL), world_size=ranks, global_batch=batch, length=1024,
+        decoder=layers.with_numbers(SMALL), world_size=ranks, global_batch=batch, length=1024,
         routing=layers,
     )  # fmt: skip
 

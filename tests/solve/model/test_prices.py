@@ -10,10 +10,9 @@ from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
-from moetune.domain.kernels import ALL_SHOWN, BESIDE_WEIGHTS, USERBUFFERS
 from moetune.domain.recurrent import GatedDeltaNet, StateSpace
 from moetune.domain.samples import AttentionPoint, Sample
-from moetune.domain.targets import find_target
+from moetune.domain.targets import TARGETS, find_target
 from moetune.domain.training import (
     RECOMPUTES,
     FoldedLayout,
@@ -224,15 +223,19 @@ def test_a_profile_without_adam_is_refused() -> None:
 
 
 def test_scatters_of_tensor_ranks_run_beside_gradients_of_weights_in_megatron() -> None:
-    layout = FoldedLayout(dp=16, tp=4)
+    layout, megatron = FoldedLayout(dp=16, tp=4), find_target("megatron")
     shown, hidden, pieces = (
         BlockPrices(
             job=job_of("mixtral-8x22b"),
             layout=layout,
             device=device(),
-            target=replace(find_target("megatron"), comm=comm),
+            target=target,
         )
-        for comm in (ALL_SHOWN, BESIDE_WEIGHTS, USERBUFFERS)
+        for target in (
+            replace(megatron, scatters_beside_weights=False),
+            megatron,
+            replace(megatron, multiplies_in_pieces=True),
+        )
     )
     [block] = shown.decoder.kinds
     sent = [prices.times(block).passes("tensor_comm") for prices in (shown, hidden, pieces)]
@@ -246,8 +249,8 @@ def test_scatters_of_tensor_ranks_run_beside_gradients_of_weights_in_megatron() 
     # Forward, the matrices are shorter than three of the four pieces.
     assert sent[2].grad_input == pytest.approx(gather / 4)
     assert (gather + scatter) / 4 < sent[2].forward < (gather + scatter) / 3
-    assert find_target("bridge").comm == find_target("megatron").comm == BESIDE_WEIGHTS
-    assert find_target("torchtitan").comm == ALL_SHOWN
+    beside = [name for name in TARGETS if find_target(name).scatters_beside_weights]
+    assert beside == ["megatron", "bridge"]
 
 
 def test_narrow_factors_are_gathered_narrow_and_scattered_in_bfloat16() -> None:

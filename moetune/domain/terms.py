@@ -1,0 +1,76 @@
+"""Terms of a layer's plan: the seconds and bytes that its times come from."""
+
+from dataclasses import dataclass
+
+from moetune.domain.constraints import Strategy
+from moetune.domain.costs import Trust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTerms:
+    """One phase of the plan, in seconds.
+
+    Args:
+        gathering_seconds: the all-gather of all ranks' tokens before the first chunk; 0 without
+            sequence shards.
+        transfer_seconds: one chunk's dispatch, which is also its combine; in tensor parallelism
+            its all-reduce or reduce-scatter.
+        compute_seconds: one chunk's experts.
+        total_transfer_seconds: all transfers of the phase, undisturbed.
+        total_compute_seconds: all experts, undisturbed.
+        exposed_communication_seconds: time of the phase beyond its experts'.
+        hidden_seconds: time that overlapping saves over running everything in sequence.
+    """
+
+    degree: int
+    seconds: float
+    gathering_seconds: float
+    transfer_seconds: float
+    compute_seconds: float
+    total_transfer_seconds: float
+    total_compute_seconds: float
+    exposed_communication_seconds: float
+    hidden_seconds: float
+    transfer_trust: Trust
+    compute_trust: Trust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyTerms:
+    """One memory strategy at the best degrees that fit; where none do, at the fastest.
+
+    Args:
+        needed_bytes: on the device: states, activations and buffers, by MPipeMoE Eq. 1 to 6.
+        peak_bytes: of a step as the layer runs it, which limits hold for.
+        host_bytes: activations that wait in host memory.
+        paper_seconds: MPipeMoE's Eq. 10.
+        is_paper_choice: whether Eq. 10 would take it, among those that reuse memory.
+        lost_because: empty for the plan's own.
+    """
+
+    strategy: Strategy
+    forward_degree: int
+    backward_degree: int
+    step_seconds: float
+    needed_bytes: int
+    peak_bytes: int
+    host_bytes: int
+    saving_ratio: float
+    fits: bool
+    is_chosen: bool
+    paper_seconds: float
+    is_paper_choice: bool
+    lost_because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTerms:
+    """The terms of one layer's plan, from the candidates that it was chosen among.
+
+    Args:
+        strategies: empty in a whole model and in tensor parallelism, where none is chosen.
+    """
+
+    forward: PhaseTerms
+    backward: PhaseTerms
+    strategies: tuple[StrategyTerms, ...]
