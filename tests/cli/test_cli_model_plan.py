@@ -25,7 +25,7 @@ def test_a_papers_model_answers_as_any_other_with_its_own_batch(cli: Cli) -> Non
     assert result.code == 0
     assert all(len(line) <= 80 for line in result.out.splitlines())
     words = " ".join(result.out.split())
-    assert "ppmoe-6.7b · 32 ranks" in words
+    assert "ppmoe-6.7b · 32 GPUs" in words
     assert "the rate of the memory; the data sheet's stands in" in words
     plan = cli(*PLAN, "--json").document
     inputs = plan["inputs"]

@@ -184,7 +184,7 @@ def test_the_next_steps_of_a_configurations_plan_work_from_any_folder(
     monkeypatch.chdir(tmp_path)
     asked = ("--profile", "h100-x8", "--world-size", "8", "--global-batch", "64", "--seq", "512")
     said = cli("plan", "--model", "configs/ours.json", *asked, "--target", "megatron").out
-    assert "Training ours · 8 ranks" in said
+    assert "Training ours · 8 GPUs" in said
     assert "The vision tower is not counted" in said
     steps = [found.split() for found in re.findall(r"moetune ((?:explain|export) .*)", said)]
     assert [step[0] for step in steps] == ["explain", "export"]
