@@ -16,9 +16,9 @@ from moetune.domain.pipeline import stage_words
 from moetune.domain.profile import Profile
 from moetune.domain.question import ASKS
 from moetune.domain.request import PlanInputs, PlanRequest, check_sizes
-from moetune.domain.spelling import Spelling, nearest_or, spelled
+from moetune.domain.spelling import Spelling, about, nearest_or, spelled
 from moetune.domain.training_document import TrainingInputs
-from moetune.domain.units import full_dtype
+from moetune.domain.units import dtype_bytes, full_dtype
 from moetune.fit.speeds import Speeds, scale_profile
 from moetune.report.section import sentence
 
@@ -153,9 +153,11 @@ def _layer_request(inputs: PlanInputs, question: WhatIf) -> PlanRequest:
     document = read_limit(question.changes, "changes")
     changes = decode(_LayerChanges, document, "changes")
     sizes = {name: getattr(changes, name) for name in CHANGES if name in question.changes}
-    if changes.dtype is not None:
-        sizes["dtype"] = full_dtype(changes.dtype)
     with spelled(question.spelling):
+        if changes.dtype is not None:
+            sizes["dtype"] = full_dtype(changes.dtype)
+            with about("dtype"):
+                dtype_bytes(full_dtype(changes.dtype))  # which refuses an unknown one
         check_sizes(changes)
         return changed_request(inputs, changes.constraints, **sizes)
 

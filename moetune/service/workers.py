@@ -1,6 +1,6 @@
 """Worker threads for the planner's blocking calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -9,6 +9,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from moetune.app.planner import ServicePlanner
+from moetune.service.known_plans import KnownPlans
 from moetune.service.metrics import Metrics
 from moetune.service.problems import QuotaError, StoreFullError
 from moetune.service.quotas import Kind, QuotaLimits, Quotas
@@ -37,6 +38,7 @@ class WorkerPools:
     solvers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_SOLVERS))
     writers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_WRITERS))
     checkers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_CHECKERS))
+    known_plans: KnownPlans = field(default_factory=KnownPlans)
 
     @classmethod
     def of(cls, planner: ServicePlanner, limits: QuotaLimits | None = None) -> "WorkerPools":
@@ -47,6 +49,14 @@ class WorkerPools:
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a look-up, or the parsing of a body."""
         return await _run(self.readers, work, *args, **kwargs)
+
+    async def plan_document(self, plan_id: str) -> str | None:
+        """Return the JSON of the plan with exactly this id; None where there is none."""
+
+        async def read(plan_ids: Sequence[str]) -> Mapping[str, str]:
+            return await self.read(self.planner.reading.plan_documents, plan_ids)
+
+        return await self.known_plans.document(plan_id, read)
 
     async def solve(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run work that may solve for a plan."""

@@ -36,6 +36,9 @@ from moetune.store.schema import metadata, observations, plans, settled_sizes
 K = TypeVar("K")
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
 _DOCUMENT = select(cast(plans.c.document, Text)).where(plans.c.id == bindparam("plan_id"))
+_DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
+    plans.c.id.in_(bindparam("plan_ids", expanding=True))
+)
 _NOTHING_REMOVED = "nothing was removed"
 _SQLITE_BYTES = text(
     "SELECT (p.page_count - f.freelist_count) * s.page_size FROM pragma_page_count AS p, "
@@ -88,6 +91,12 @@ class PlanStore(DatabaseStore):
     def plan_document(self, connection: Connection, plan_id: str) -> str | None:
         """Return the canonical JSON of the plan with exactly this id, as it is stored."""
         return connection.scalar(_DOCUMENT, {"plan_id": plan_id})
+
+    @reads
+    def plan_documents(self, connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
+        """Return the canonical JSON of the plans with exactly these ids, those that are stored."""
+        rows = connection.execute(_DOCUMENTS, {"plan_ids": list(plan_ids)})
+        return {row[0]: row[1] for row in rows}
 
     @reads
     def plans(
