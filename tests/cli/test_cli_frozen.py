@@ -40,7 +40,8 @@ def error_classes(kind: type[MoetuneError] = MoetuneError) -> Iterator[type[Moet
 
 
 def test_commands_and_their_options() -> None:
-    whole = {"moetune": program(), **commands(get_command(program()))}
+    program_of_all = get_command(program())
+    whole = {"moetune": program_of_all, **commands(program_of_all)}
     assert {name: options(one) for name, one in whole.items()} == FROZEN["commands"]
 
 

@@ -42,7 +42,7 @@ def _run(
     ("arguments", "unwanted"),
     [
         (("--help",), (*HEAVY, "moetune.cli.plan", "moetune.cli.profile", "moetune.domain.plan")),
-        (("plan", "--help"), (*HEAVY, "pydantic", "moetune.domain.plan")),
+        (("plan", "--help"), (*HEAVY, "moetune.domain.plan")),
         (("profile", "--help"), HEAVY),
         (("db", "--help"), HEAVY),
         (("models", "list", "--json"), HEAVY),

@@ -19,7 +19,7 @@ def command_names() -> Mapping[str, Any]:
 
 def parse(line: str) -> None:
     """Parse `line`, what follows `moetune`: every flag exists, every value is one."""
-    command: Any = program()
+    command: Any = get_command(program())
     words, name = shlex.split(line), "moetune"
     context = command.make_context(name, words)
     while getattr(command, "commands", None):
