@@ -311,7 +311,7 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
         tp_dispatchers=("all_gather",),  # TensorExpertLayer; torch cuts the dense parts
         schedules=SCHEDULES, hides_gradients=False,
         kept_by_experts=KeptByExperts(
-            activations=False, results=True, gradients_wait=True, router_copies=1
+            activations=False, results=False, gradients_wait=True, router_copies=1
         ),
         splits_recomputed=False, shared_beside=True, places_experts=True, offloads_states=True,
     ),),

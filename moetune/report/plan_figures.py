@@ -264,7 +264,7 @@ _COLORS: dict[ResourceClass, tuple[str, str]] = {
 """Of bars, and of the text in them."""
 _MEANINGS = {
     "before": "first half of the experts", "after": "second half", "sum": "sum of the outputs",
-    "save": "copy to the host", "load": "copy back",
+    "save": "copy to the host", "load": "copy back", "weights": "combine weights",
 }  # fmt: skip
 """Of an operation's first word, where that alone does not say it."""
 

@@ -144,7 +144,7 @@ def order_of_a_step(degrees: tuple[int, int], *, is_timed: bool = False) -> Even
     if is_timed:
         Timed(layer)
     step(layer)
-    return events
+    return [event for event in events if "weights" not in event[1]]
 
 
 def shared_runs_behind_the_exchanges() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from moetune.comm.group import OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layer import Phase
@@ -13,7 +14,11 @@ from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.trace import SpanRecorder
 
-LETTERS = {"dispatch": "D", "combine": "C", "sum": "S", "experts": "E"}
+LETTERS = {"dispatch": "D", "combine": "C", "sum": "S", "experts": "E", "weights": "W"}
+
+
+class Wire(OneRank):
+    """One rank that exchanges rows with itself: of a plain one nothing is issued."""
 
 
 class Issued(SpanRecorder):
@@ -57,12 +62,18 @@ def decision_of(degrees: Sequence[int], **options: object) -> Decision:
 @pytest.mark.parametrize(
     ("order", "wanted"),
     [
-        ("dispatch_first", ("D1 D2 D3 D4 E1 C1 E2 C2 E3 C3 E4 C4", "D1 D2 D3 E1 C1 E2 C2 E3 C3")),
-        ("interleaved", ("D1 D2 E1 C1 D3 E2 C2 D4 E3 C3 E4 C4", "D1 D2 E1 C1 D3 E2 C2 E3 C3")),
+        (
+            "dispatch_first",
+            ("W1 D1 D2 D3 D4 E1 C1 E2 C2 E3 C3 E4 C4", "D1 D2 D3 E1 C1 E2 C2 E3 C3 W1"),
+        ),
+        (
+            "interleaved",
+            ("W1 D1 D2 E1 C1 D3 E2 C2 D4 E3 C3 E4 C4", "D1 D2 E1 C1 D3 E2 C2 E3 C3 W1"),
+        ),
     ],
 )
 def test_kept_chunks_are_issued_in_the_plans_order(order: Order, wanted: tuple[str, str]) -> None:
-    layer = MoELayer(8, 16, 4, memory_reuse=False)
+    layer = MoELayer(8, 16, 4, memory_reuse=False, communicator=Wire())
     assert issued(layer, decision_of((4, 3), order=order)) == wanted
 
 
@@ -90,5 +101,10 @@ def test_tensor_parallel_sums_follow_their_chunk() -> None:
 
 
 def test_one_chunk_reuses_nothing_whatever_the_strategy() -> None:
-    layer = MoELayer(8, 16, 4)
-    assert issued(layer, decision_of((1, 1), strategy="S4")) == ("D1 E1 C1", "D1 E1 C1")
+    layer = MoELayer(8, 16, 4, communicator=Wire())
+    assert issued(layer, decision_of((1, 1), strategy="S4")) == ("W1 D1 E1 C1", "D1 E1 C1 W1")
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    layer = MoELayer(8, 16, 4, memory_reuse=False)
+    assert issued(layer, decision_of((2, 1))) == ("E1 E2", "E1")

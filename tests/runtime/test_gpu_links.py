@@ -86,8 +86,8 @@ def test_a_profiler_shows_every_collective_under_its_name() -> None:
         for chunk in range(1, degree + 1)
     ]
     others = {
-        "the agreement on tokens", "the exchange of token counts", "the exchange of weights",
-        "the exchange of the weights' gradients",
+        "the agreement on tokens", "the exchange of token counts", "forward combine weights",
+        "backward combine weights",
     }  # fmt: skip
     assert set(names) == {*phases, *(f"moetune {name}" for name in others)}
 

@@ -12,8 +12,8 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.errors import AllocationError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.units import pinned_bytes
-from moetune.runtime.moe.expert_grads import CombineWeights
 from moetune.runtime.moe.gate import _blocks
+from moetune.runtime.moe.pair_weights import CombineWeights
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.sharded import options as shard_options
@@ -97,6 +97,7 @@ def test_a_device_of_another_kind_computes_in_a_gpus_blocks() -> None:
     rows, hidden = (torch.empty(5, width, device=other) for width in (8, 16))
     weights, grads = torch.empty(2, 5, 1, device=other)
     part = RowPart(rows=slice(0, 5), rows_CL=())
-    CombineWeights(weights, grads, None).apply(rows, hidden, torch.empty_like(hidden), part)
+    combine_weights = CombineWeights(values_R1=weights, grads_R1=grads)
+    combine_weights.write_grads(rows, hidden, torch.empty_like(hidden), None, part)
     with FakeCuda():
         assert blocks(other) == blocks(GPU) != blocks(torch.device("cpu"))

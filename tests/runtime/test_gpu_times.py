@@ -54,7 +54,7 @@ def test_a_recorded_exchange_is_one_that_ran_and_lasts_as_long(decision: Decisio
             (round(one.start_seconds + zero, 9), round(one.end_seconds + zero, 9))
             for one in recorded
         }
-        assert len(found) == len(recorded) == 2 * degree
+        assert len(found) == len(recorded) == 2 * degree + 1  # dispatches, combines and weights
         assert found <= _exchanges(cuda)
 
 
@@ -81,7 +81,8 @@ def test_operations_take_the_gpus_time_and_the_exchanges_the_wires() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, seconds=EXCHANGE_SECONDS):
         found = _steps().operation_seconds(SAFE_DECISION)
     by_name = {(one.phase, one.name): seconds for one, seconds in found.items()}
-    assert by_name["forward", "all_to_all"] == pytest.approx(EXCHANGE_SECONDS, rel=0.5)
+    # The exchange of combine weights takes as long here as one of rows: three for two.
+    assert by_name["forward", "all_to_all"] == pytest.approx(1.5 * EXCHANGE_SECONDS, rel=0.1)
 
 
 def test_an_interval_is_read_without_waiting_for_a_device_that_has_no_part_in_it() -> None:

@@ -13,6 +13,7 @@ from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.products import has_grouped
+from moetune.solve.layer import peak
 from moetune.solve.layer.peak import StateBytes, peak_bytes
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.runtime import grouped_workers
@@ -131,8 +132,9 @@ def test_a_gate_on_tensor_cores_gives_what_float32_gives(*, normalize: bool) -> 
 @pytest.mark.parametrize(("degree", "strategy"), [(1, "none"), (4, "none"), (4, "S4")])
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 def test_the_predicted_peak_has_what_grouped_kernels_make(
-    degree: int, strategy: Strategy, activation: Activation
+    degree: int, strategy: Strategy, activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(peak, "_DOT_VALUES", 2**15)  # as a CPU's, which runs here
     shape = LayerShape(d_model=128, d_hidden=384, num_experts=4, top_k=2, activation=activation)
     workload = Workload(layer=shape, world_size=1, tokens_per_rank=4096)
     with grouped_workers.grouped(torch._grouped_mm):

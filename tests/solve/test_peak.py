@@ -31,7 +31,7 @@ def recounted_rings(
     phases = []
     for phase, (own, other) in (("forward", degrees), ("backward", degrees[::-1])):
         rows = most_rows(workload.tokens_per_rank, own, layer.top_k)
-        wide: list[str] = [] if layer.activation == "relu" else ["hidden"]
+        wide: list[str] = ["hidden"]
         wide += ["grad hidden"] if phase == "backward" else []
         narrow: list[str] = []
         if strategy != "none":
@@ -56,11 +56,12 @@ def recounted(workload: Workload, degrees: tuple[int, int], strategy: Strategy) 
     found = recounted_rings(workload, degrees, strategy)
     found |= {"activation_bytes": one_x + one_x, "buffer_bytes": one_x + one_x, "host_bytes": 0}
     if strategy == "none":
-        found["activation_bytes"] += one_dispatched + one_middle + one_dispatched
+        found["activation_bytes"] += one_dispatched + one_middle
         mixes = workload.local_experts > 1 or any(
             has_inner_cut(*pair) for pair in (degrees, degrees[::-1])
         )
-        found["buffer_bytes"] += one_dispatched * (3 if workload.world_size > 1 and mixes else 2)
+        wire = [] if workload.world_size == 1 else ["rows", "by source"] if mixes else ["rows"]
+        found["buffer_bytes"] += one_dispatched * len(["received", *wire])
     if strategy in {"S1", "S3"}:
         found["host_bytes"] += one_dispatched
     if strategy in {"S1", "S2"}:

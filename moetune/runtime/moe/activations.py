@@ -2,8 +2,7 @@
 
 `experts` and `expert_grads` call this between the products. Results go to the caller's buffers,
 because fresh ones cost page faults: up to three times the operation that fills them on a CPU. The
-backward of an activation needs its input, the pre-activation; relu alone works in place, because
-its derivative can be read from its result.
+backward of an activation needs its input, the pre-activation.
 
 Model libraries store the gate and the up-projection as one matrix: one product gives both, and
 h = f(g)·u of (g, u) = x·W₁ + b₁, for swiglu with f = silu.
@@ -30,18 +29,9 @@ _BLOCK_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**25})
 def activate(
     pre: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
 ) -> torch.Tensor:
-    """Return act(pre), for swiglu silu(pre) · gate, in `out`; relu works in place of `pre`."""
-    if activation == "relu":
-        return pre.relu_()
-    _apply("gelu" if activation == "gelu" else "silu", pre, out)
+    """Return act(pre), for swiglu silu(pre) · gate, in `out`."""
+    _apply("silu" if activation == "swiglu" else activation, pre, out)
     return out if gate is None else out.mul_(gate)
-
-
-def activate_again(
-    saved: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
-) -> torch.Tensor:
-    """Return the result of `activate` again, from the saved pre-activation (for relu: result)."""
-    return saved if activation == "relu" else activate(saved, gate, activation, out)
 
 
 def activation_grad_(grad: torch.Tensor, pre: torch.Tensor, activation: Activation) -> torch.Tensor:

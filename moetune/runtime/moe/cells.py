@@ -41,13 +41,12 @@ class Cells:
         shards: Sequence[int] = (),
     ) -> None:
         self._shards = tuple(shards)
-        self._is_sorted_once = degrees[0] == degrees[1] or num_ranks == 1
         self._shape, self._num_ranks = experts_TK.shape, num_ranks
         self._local_experts = num_experts // num_ranks
         places, *self._chunk_pieces = _common_pieces(*degrees)
         num_pieces = len(places) - 1
         self._num_cells = num_pieces * num_experts
-        piece_T, *self._chunk_T = _cuts(
+        piece_T, *chunks_T = _cuts(
             self._shards or self._shape[:1], degrees, experts_TK.device
         )  # fmt: skip
         self._experts_TK = experts_TK
@@ -57,38 +56,32 @@ class Cells:
         self._cells = cells_TK.reshape(-1)
         counts = counts_of(self._cells, self._num_cells + 1)
         self.counts_CPL = counts[:-1].view(num_pieces, num_ranks, -1)
+        keys = [self._cells]
+        if degrees[0] != degrees[1] and num_ranks > 1:
+            keys = [self._sending_key(chunk_T) for chunk_T in chunks_T]
+        # Sorted here, so that a GPU is at work while the host waits for the numbers of rows.
+        self._orders = [_sort(key) for key in keys]
 
     def dispatch(self, counts: RowCounts, *, grouped: GroupedRows | None = None) -> Dispatch:
         """Return the step's dispatch, now that the ranks' numbers are known."""
-        forward, backward = self._chunk_pieces
-        rows = self._rows(counts, self._cells if self._is_sorted_once else self._sending_key(0))
-        order = _order(counts, grouped, forward, *rows)
-        other = order
-        if forward != backward:
-            if not self._is_sorted_once:
-                rows = self._rows(counts, self._sending_key(1))
-            other = _order(counts, grouped, backward, *rows)
+        num_rows = sum(map(sum, counts.send_CP))
+        sent = [(pairs[:num_rows], rows.view(self._shape)) for pairs, rows in self._orders]
+        orders = {
+            chunk_pieces: _order(counts, grouped, chunk_pieces, pairs_N, rows_TK)
+            for chunk_pieces, (pairs_N, rows_TK) in zip(
+                self._chunk_pieces, (sent[0], sent[-1]), strict=True
+            )
+        }
+        forward, backward = (orders[chunk_pieces] for chunk_pieces in self._chunk_pieces)
         return Dispatch(
-            forward=order, backward=other, counts=counts, grouped=grouped, shards=self._shards
+            forward=forward, backward=backward, counts=counts, grouped=grouped, shards=self._shards
         )
 
-    def _rows(
-        self, counts: RowCounts, key: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the pair and the token of every row in the order of a key, and each pair's row."""
-        pairs = torch.sort(key, stable=True).indices
-        rows = torch.empty_like(pairs)
-        rows.scatter_(0, pairs, torch.arange(len(pairs), device=pairs.device))
-        pairs_N, top_k = pairs[: sum(map(sum, counts.send_CP))], self._shape[1]
-        tokens_N = pairs_N if top_k == 1 else pairs_N // top_k
-        return pairs_N, tokens_N, rows.view(self._shape)
-
-    def _sending_key(self, phase: int) -> torch.Tensor:
+    def _sending_key(self, chunk_T: torch.Tensor) -> torch.Tensor:
         """Return a key that sorts pairs by (chunk, target rank, piece, expert), dropped ones last.
 
         Where each chunk is one piece, or there is one rank, a pair's cell is such a key.
         """
-        chunk_T = self._chunk_T[phase]
         target_TK = self._experts_TK // self._local_experts
         target_TK = target_TK.add_(chunk_T.unsqueeze(1), alpha=self._num_ranks)
         key = torch.add(self._cells, target_TK.view(-1), alpha=self._num_cells + 1)
@@ -96,17 +89,25 @@ class Cells:
         return key.masked_fill_(self._cells == self._num_cells, last)
 
 
+def _sort(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pairs in the order of their keys, and the row of each pair."""
+    pairs = torch.sort(key, stable=True).indices
+    rows = torch.empty_like(pairs)
+    rows.scatter_(0, pairs, torch.arange(len(pairs), device=pairs.device))
+    return pairs, rows
+
+
 def _order(
     counts: RowCounts,
     grouped: GroupedRows | None,
     chunk_pieces: tuple[int, ...],
     pairs_N: torch.Tensor,
-    tokens_N: torch.Tensor,
     rows_TK: torch.Tensor,
 ) -> PhaseOrder:
+    top_k = rows_TK.shape[1]
     return PhaseOrder(
         pairs_N=pairs_N,
-        tokens_N=tokens_N,
+        tokens_N=pairs_N if top_k == 1 else pairs_N // top_k,
         rows_TK=rows_TK,
         chunk_pieces=chunk_pieces,
         send_counts=_per_chunk(counts.send_CP, chunk_pieces),

@@ -158,6 +158,8 @@ class PhaseRun(ABC):
         self._order: PhaseOrder = getattr(inputs.dispatch, phase)
         self._layout = self._order.layout
         self._phase: Phase = phase
+        # Subclasses of one rank model a wire.
+        self._is_local = type(inputs.context.communicator) is OneRank
         self._arriving: dict[int, list[Transfer]] = {}
 
     def begin(self) -> None:  # noqa: B027 - most phases have nothing to prepare
@@ -221,6 +223,14 @@ class PhaseRun(ABC):
         """
         transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._order.degree}")
         return self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
+
+    def start_weights(self, issue: Callable[[str], Transfer]) -> Transfer:
+        """Start the exchange of the combine weights, or of their gradients, of all chunks."""
+        transfer = issue(f"{self._phase} combine weights")
+        if self._is_local:
+            return transfer
+        num_bytes = self._weights_TK.nbytes
+        return self._context.recorder.transfer(self._phase, "weights", 0, transfer, num_bytes)
 
     def _exchange(self, step: str, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
         give, take = self._order.send_counts[chunk], self._order.receive_counts[chunk]

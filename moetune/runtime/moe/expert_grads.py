@@ -14,63 +14,20 @@ from functools import partial
 
 import torch
 
-from moetune.runtime.moe.activations import activate, activate_again, activation_grad_
+from moetune.runtime.moe.activations import activate, activation_grad_
 from moetune.runtime.moe.experts import (
     Buffers,
     ExpertWeights,
     SavedActivations,
     WantedGrads,
 )
-from moetune.runtime.moe.pairs import dots
+from moetune.runtime.moe.pair_weights import CombineWeights
+from moetune.runtime.moe.pairs import weigh_
 from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.weight_grads import GradientSum, KeptRows
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _NAMES = ("w1", "b1", "w2", "b2", "w3")
-
-
-class CombineWeights:
-    """The combine weights of one chunk's rows where the experts apply them, and their gradients.
-
-    The gradient of a weight is ⟨dy, o⟩. Policies that do not save the results o compute it at the
-    expert, as ⟨dy·W₂ᵀ, h⟩ + ⟨dy, b₂⟩, which is equal.
-
-    Args:
-        weights_R1, grads_R1: (R, 1).
-        b2: (E, D), None without biases.
-    """
-
-    def __init__(
-        self, weights_R1: torch.Tensor, grads_R1: torch.Tensor, b2: torch.Tensor | None
-    ) -> None:
-        self._weights_R1, self._grads_R1, self._b2 = weights_R1, grads_R1, b2
-
-    def apply(
-        self,
-        grad: torch.Tensor,
-        hidden: torch.Tensor,
-        grad_hidden: torch.Tensor,
-        part: RowPart,
-    ) -> None:
-        """Write the weights' gradients, then weight both gradients in place.
-
-        Args:
-            grad: (R, D), dy of every row.
-            grad_hidden: (R, H), dy·W₂ᵀ.
-        """
-        dots(grad_hidden.unsqueeze(1), hidden, self._grads_R1)
-        if self._b2 is not None:
-            self._add_bias(grad, self._b2, part)
-        grad.mul_(self._weights_R1)
-        grad_hidden.mul_(self._weights_R1)
-
-    def _add_bias(self, grad: torch.Tensor, b2: torch.Tensor, part: RowPart) -> None:
-        if part.experts_RE is not None:
-            dots_RE = (grad @ b2.T).mul_(part.experts_RE)
-            self._grads_R1 += dots_RE.sum(dim=1, keepdim=True)
-            return
-        for expert, low, high in part.blocks:
-            self._grads_R1[low:high] += grad[low:high] @ b2[expert].unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +36,7 @@ class WholeStep:
 
     Args:
         inputs_RD, grads_RD: all rows, and the gradients that arrive for them.
+        weights_R1: the combine weights.
         part: all rows, by expert.
         kept: takes the other factors.
         is_grouped: one kernel multiplies the rows of all experts.
@@ -86,6 +44,7 @@ class WholeStep:
 
     inputs_RD: torch.Tensor
     grads_RD: torch.Tensor
+    weights_R1: torch.Tensor
     part: RowPart
     kept: KeptRows
     is_grouped: bool
@@ -125,66 +84,62 @@ class ExpertGrads:
             if parameter is not None and dtype is not None
         }  # fmt: skip
         self._sums = {} if whole is not None else {name: self._make[name]() for name in self._make}
-        self._saved: list[tuple[RowPart, SavedActivations]] = []
 
     def run(
         self,
         grad: torch.Tensor,
         inputs: torch.Tensor,
         saved: SavedActivations,
+        combine_weights: CombineWeights,
         part: RowPart,
         out: torch.Tensor | None,
         *,
-        combine_weights: CombineWeights | None = None,
         saved_is_free: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
         """Return the gradient of the inputs, in `out` if there is one, which may be `grad`.
 
         Args:
-            grad: (R, D), of the experts' results; with `combine_weights`, of the weighted ones.
+            grad: (R, D), of the experts' weighted results.
             inputs: (R, D), the rows that the experts received.
-            saved_is_free: called after the last read of `saved`; not of a whole step.
+            combine_weights: whose gradients are written.
+            saved_is_free: called after the last read of `saved`.
         """
         weights, (pre, gate) = self._weights, (saved.pre_RH, saved.gate_RH)
-        hidden, grad_hidden, grad_both = self._memory(saved)
+        hidden, grad_hidden, grad_both = self._memory(pre)
         grad_hidden = multiply(grad, self._w2_T, part, grad_hidden)
-        if hidden is None:
-            self._saved.append((part, saved))
-        else:
-            if combine_weights is not None:
-                combine_weights.apply(grad, hidden, grad_hidden, part)
-            self._add("w2", "b2", hidden, grad, part)
+        hidden = weights.activate(saved, hidden)
+        combine_weights.write_grads(grad, hidden, grad_hidden, weights.b2, part)
+        weights_R1 = combine_weights.values_R1
+        weigh_(grad_hidden, weights_R1)
+        self._add_second(weigh_(hidden, weights_R1), grad, weights_R1, part)
         if gate is not None and self._w3_T is not None:
-            room = torch.empty_like(pre) if hidden is None else hidden
+            room = torch.empty_like(pre) if self._whole is not None else hidden
             grad_gate = activate(pre, None, "silu", room).mul_(grad_hidden)
             grad_hidden.mul_(gate)
-            self._add("w3", "", inputs, grad_gate, part)
+            self._add_first("w3", "", inputs, grad_gate, part)
             out = multiply(grad_gate, self._w3_T, part, out)
         if weights.form is None:
             grad_pre = activation_grad_(grad_hidden, pre, weights.activation)
         else:
             grad_pre = weights.form.grad(pre, grad_hidden, grad_both)
         saved_is_free()
-        self._add("w1", "b1", inputs, grad_pre, part)
+        self._add_first("w1", "b1", inputs, grad_pre, part)
         return multiply(grad_pre, self._w1_T, part, out, adds=gate is not None)
 
     def finish(self) -> None:
         """Multiply what was kept of a whole step, one parameter after another."""
         if self._whole is None:
             return
-        inputs_RD, grads_RD = self._whole.inputs_RD, self._whole.grads_RD
-        part, kept = self._whole.part, self._whole.kept
-        if self._make.keys() & {"w1", "b1", "w3"}:
-            inputs = kept.by_expert(inputs_RD)
+        whole, part, kept = self._whole, self._whole.part, self._whole.kept
+        if self._wants("w1", "b1", "w3"):
+            inputs = kept.by_expert(whole.inputs_RD)
             for matrix, bias in (("w1", "b1"), ("w3", "")):
-                if self._make.keys() & {matrix, bias}:
+                if self._wants(matrix, bias):
                     self._sum(matrix, bias, inputs, kept.take(matrix), part)
             del inputs
-        if self._make.keys() & {"w2", "b2"}:
-            for some, saved in self._saved:
-                kept.keep("w2", self._hidden(saved), some)
-            self._sum("w2", "b2", kept.take("w2"), kept.by_expert(grads_RD), part)
-        self._saved.clear()
+        if self._wants("w2", "b2"):
+            grads, weights_R1 = kept.by_expert(whole.grads_RD), kept.by_expert(whole.weights_R1)
+            self._sum("w2", "b2", kept.take("w2"), grads, part, weights_R1)
 
     def totals(self) -> tuple[torch.Tensor | None, ...]:
         """Return the wanted gradients, once: each sum is freed as its gradient is made."""
@@ -192,40 +147,59 @@ class ExpertGrads:
         return tuple(None if each is None else each.total() for each in sums)
 
     def _memory(
-        self, saved: SavedActivations
+        self, pre: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-        """Return hidden values, and memory for the gradients of those and of the pre-activations.
+        """Return memory for hidden values, their gradient, and that of pre-activations.
 
-        Of a whole step hidden values are made at the end, and their gradient by the kernel.
+        Of a whole step all three are kept, or made by a kernel.
         """
-        pre, form = saved.pre_RH, self._weights.form
+        form, num_rows = self._weights.form, len(pre)
         if self._whole is not None:
             return None, None, pre if form is None else torch.empty_like(pre)
-        if form is None:
-            return self._hidden(saved), self._buffers["grad hidden"][: len(pre)], pre
-        hidden, grad_hidden, grad_both = form.backward_buffers(self._buffers, len(pre))
-        return form.activate(pre, hidden), grad_hidden, grad_both
+        if form is not None:
+            return form.backward_buffers(self._buffers, num_rows)
+        return self._buffers["hidden"][:num_rows], self._buffers["grad hidden"][:num_rows], pre
 
-    def _hidden(self, saved: SavedActivations) -> torch.Tensor:
-        """Return the hidden values again."""
-        weights, buffers = self._weights, self._buffers
-        if weights.form is not None:
-            return weights.activate(saved, buffers)
-        out = weights.hidden_memory(saved.pre_RH, buffers)
-        return activate_again(saved.pre_RH, saved.gate_RH, weights.activation, out)
+    def _wants(self, *names: str) -> bool:
+        """Return whether one of these gradients is wanted."""
+        return not self._make.keys().isdisjoint(names)
 
-    def _add(self, matrix: str, bias: str, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:
-        """Add xᵀ y and the sum of y's rows to a matrix's and a bias's gradients, or keep y."""
+    def _add_first(
+        self, matrix: str, bias: str, inputs: torch.Tensor, grad: torch.Tensor, part: RowPart
+    ) -> None:
+        """Add to the gradients of an up-projection, or keep what its product needs."""
         if self._whole is None:
-            self._sum(matrix, bias, x, y, part)
-        elif self._make.keys() & {matrix, bias}:
-            self._whole.kept.keep(matrix, y, part)
+            self._sum(matrix, bias, inputs, grad, part)
+        elif self._wants(matrix, bias):
+            self._whole.kept.keep(matrix, grad, part)
 
-    def _sum(self, matrix: str, bias: str, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:
+    def _add_second(
+        self, hidden: torch.Tensor, grad: torch.Tensor, weights_R1: torch.Tensor, part: RowPart
+    ) -> None:
+        """Add to the gradients of the down-projection, or keep what its product needs.
+
+        Args:
+            hidden: weighted.
+        """
+        if self._whole is None:
+            self._sum("w2", "b2", hidden, grad, part, weights_R1)
+        elif self._wants("w2", "b2"):
+            self._whole.kept.keep("w2", hidden, part)
+
+    def _sum(
+        self,
+        matrix: str,
+        bias: str,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        part: RowPart,
+        weights_R1: torch.Tensor | None = None,
+    ) -> None:
+        """Add xᵀ y to a matrix's gradient, and the sum of y's weighted rows to a bias's."""
         for name in (matrix, bias):
             if name in self._make and name not in self._sums:
                 self._sums[name] = self._make[name]()
         if matrix in self._make:
             self._sums[matrix].add_gemm(x, y, part)
         if bias in self._make:
-            self._sums[bias].add_rows(y, part)
+            self._sums[bias].add_rows(y, part, weights_R1)

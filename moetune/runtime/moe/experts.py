@@ -15,6 +15,7 @@ import torch
 
 from moetune.domain.layer import Activation
 from moetune.runtime.moe.activations import FusedForm, activate
+from moetune.runtime.moe.pairs import weigh_
 from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
@@ -28,8 +29,7 @@ class SavedActivations:
     Rows are ordered by piece and local expert, so that chunks of either phase are slices.
 
     Args:
-        pre_RH: x·W₁ + b₁; relu replaces it by its result, which serves its derivative as well.
-            Of experts in a fused form it is twice as wide.
+        pre_RH: x·W₁ + b₁; of experts in a fused form it is twice as wide.
         gate_RH: x·W₃ for swiglu, else None.
     """
 
@@ -118,9 +118,7 @@ class ExpertWeights:
         """
         if self.form is not None and backward:
             return self.form.backward_shapes(num_rows, self.d_hidden)
-        is_in_place = self.form is None and self.activation == "relu"
-        names = () if is_in_place else ("hidden",)
-        names = (*names, "grad hidden") if backward else names
+        names = ("hidden", "grad hidden") if backward else ("hidden",)
         return dict.fromkeys(names, (num_rows, self.d_hidden))
 
     def save_activations(
@@ -144,23 +142,25 @@ class ExpertWeights:
             gate_RH=None if self.w3 is None else multiply(rows, self.w3, part, gate),
         )
 
-    def activate(self, saved: SavedActivations, buffers: Buffers) -> torch.Tensor:
-        """Return the hidden values (R, H), in the buffer "hidden" or, for relu, in place."""
-        out = self.hidden_memory(saved.pre_RH, buffers)
+    def activate(self, saved: SavedActivations, out: torch.Tensor | None) -> torch.Tensor:
+        """Return the hidden values h (R, H), in `out` if there is memory."""
+        pre = saved.pre_RH
+        out = pre.new_empty((len(pre), self.d_hidden)) if out is None else out[: len(pre)]
         if self.form is not None:
-            return self.form.activate(saved.pre_RH, out)
-        return activate(saved.pre_RH, saved.gate_RH, self.activation, out)
+            return self.form.activate(pre, out)
+        return activate(pre, saved.gate_RH, self.activation, out)
 
     def project_down(
-        self, hidden: torch.Tensor, out: torch.Tensor | None, part: RowPart
+        self,
+        hidden: torch.Tensor,
+        weights_R1: torch.Tensor,
+        out: torch.Tensor | None,
+        part: RowPart,
     ) -> torch.Tensor:
-        """Return h·W₂ + b₂ (R, D)."""
-        return multiply(hidden, self.w2, part, out, self.b2)
+        """Return weight · (h·W₂ + b₂) (R, D).
 
-    def hidden_memory(self, pre: torch.Tensor, buffers: Buffers) -> torch.Tensor:
-        """Return memory for the hidden values: for relu, which works in place, `pre` itself."""
-        if self.form is None and self.activation == "relu":
-            return pre
-        if "hidden" in buffers:
-            return buffers["hidden"][: len(pre)]
-        return pre.new_empty((len(pre), self.d_hidden))
+        Args:
+            hidden: h; weighted in place, so that no row of width D is touched for it.
+            weights_R1: the combine weights.
+        """
+        return multiply(weigh_(hidden, weights_R1), self.w2, part, out, self.b2, weights_R1)

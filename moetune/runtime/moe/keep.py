@@ -2,7 +2,7 @@
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **keep**, `comm`.
 
-T tokens, K choices, N rows this rank sends, R rows it receives, D model width.
+T tokens, N rows this rank sends, R rows it receives, D model width.
 """
 
 from abc import abstractmethod
@@ -18,7 +18,8 @@ from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext,
 from moetune.runtime.moe.expert_grads import ExpertGrads, WholeStep
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum
+from moetune.runtime.moe.pair_weights import CombineWeights, PairWeights
+from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import KeptRows
 from moetune.runtime.moe.workspace import Shape
@@ -27,9 +28,8 @@ from moetune.runtime.moe.workspace import Shape
 def keep_activations(context: PipelineContext, dispatch: Dispatch, order: Order) -> MemoryPolicy:
     """Return the policy that gives every chunk a part of its own of each buffer.
 
-    Saved for the backward pass: the rows that the experts received, their pre-activations, and the
-    results that came back, by token (for the gradient of the weights). Activations are computed
-    again.
+    Saved for the backward pass: the rows that the experts received, their combine weights and their
+    pre-activations. Activations are computed again.
     """
     return MemoryPolicy(
         context=context, dispatch=dispatch, forward=partial(_KeepForward, order),
@@ -41,6 +41,7 @@ class _KeepPhase(PhaseRun):
     """The common part of both phases: rows leave from a buffer to which results come back."""
 
     _received_RD: torch.Tensor  # the rows at the experts, of all chunks
+    _results_RD: torch.Tensor | None = None  # memory for their results, where no kernel makes it
 
     def __init__(self, phase: Phase, order: Order, inputs: PhaseInputs) -> None:
         super().__init__(phase, inputs)
@@ -55,12 +56,14 @@ class _KeepPhase(PhaseRun):
         self.schedule = pipelined_schedule(self._order.degree, order)
         self._returning: list[Transfer] = []
         self._departures: list[torch.Tensor] = []
-        self._rows_ND = self._buffers["rows"][: len(self._order.pairs_N)]
+        self._weights = PairWeights(dispatch, context.communicator)
 
     def _shapes(self, inputs: PhaseInputs, *, is_backward: bool) -> dict[str, Shape]:
         width = inputs.values_TD.shape[1]
         received = self._dispatch.num_received, width
-        shapes: dict[str, Shape] = {"rows": (self._order.num_pairs, width)}
+        shapes: dict[str, Shape] = {}
+        if not self._is_local:
+            shapes["rows"] = self._order.num_pairs, width
         if self._places_R is not None:
             shapes["wire"] = received
         if is_backward and not self._waits:
@@ -75,11 +78,12 @@ class _KeepPhase(PhaseRun):
     def dispatch(self, chunk: int) -> None:
         """Send the chunk's rows."""
         mine = self._sent[chunk]
-        rows = self._rows_ND[mine]
-        self._gather(mine, rows)
         into = self._received_RD if self._places_R is None else self._buffers["wire"]
         into = into[self._layout.rows[chunk]]
-        self.send(chunk, rows, into)
+        rows = into if self._is_local else self._buffers["rows"][mine]
+        torch.index_select(self._values_TD, 0, self._order.tokens_N[mine], out=rows)
+        if not self._is_local:
+            self.send(chunk, rows, into)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
@@ -94,13 +98,9 @@ class _KeepPhase(PhaseRun):
 
     def combine(self, chunk: int) -> None:
         """Send the results back to where the rows were."""
-        rows = self._rows_ND[self._sent[chunk]]
-        departure = self._departures[chunk]
-        self._returning.append(self.send_back(chunk, departure, rows))
-
-    @abstractmethod
-    def _gather(self, mine: slice, out: torch.Tensor) -> None:
-        """Write some rows in sending order."""
+        if not self._is_local:
+            rows = self._buffers["rows"][self._sent[chunk]]
+            self._returning.append(self.send_back(chunk, self._departures[chunk], rows))
 
     @abstractmethod
     def _run_part(self, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
@@ -112,10 +112,21 @@ class _KeepPhase(PhaseRun):
         results = [self._run_part(rows[part.within(mine)], part) for part in parts]
         return results[0] if len(results) == 1 else torch.cat(results)
 
-    def _wait(self) -> None:
+    def _sums(self, what: str) -> torch.Tensor:
+        """Return the sums of what came back, by token (T, D), once it is there."""
         for transfer in self._returning:
             transfer.wait()
+        if not self._is_local:
+            rows_ND = self._buffers["rows"][: len(self._order.pairs_N)]
+        elif self._results_RD is not None:
+            rows_ND = self._results_RD
+        else:
+            several = len(self._departures) > 1
+            rows_ND = torch.cat(self._departures) if several else self._departures[0]
         self._departures.clear()
+        sums_TD = self._tracker.empty(what, self._values_TD.shape, self._values_TD)
+        sum_pairs(rows_ND, self._order.rows_TK, sums_TD, drops=self._order.drops)
+        return sums_TD
 
 
 class _KeepForward(_KeepPhase):
@@ -129,32 +140,40 @@ class _KeepForward(_KeepPhase):
         )
         self._activations: list[SavedActivations] = []
         if not self._is_grouped:
+            self._results_RD = self._buffers["results"]
             saved = inputs.experts.save_activations(num_rows, x_TD, self._tracker)
             self._activations.append(saved)
 
+    def begin(self) -> None:
+        """Send the combine weights, which the experts apply."""
+        send = partial(self._weights.send, self._weights_TK)
+        self._arriving[0] = [self.start_weights(send)]
+
+    def compute(self, chunk: int) -> None:
+        """Compute the experts on the rows, and in the first chunk the weights, that arrived."""
+        if chunk == 0:
+            self._weights_R1 = self._weights.arrived()
+            self._tracker.add(self._weights_R1)
+        super().compute(chunk)
+
     def finish(self) -> torch.Tensor:
-        """Return the weighted sums of the results."""
-        self._wait()
-        picked_TKD = pick(self._rows_ND, self._order.rows_TK, drops=self._order.drops)
-        y_TD = weighted_sum(picked_TKD, self._weights_TK)
-        self._tracker.add(picked_TKD, y_TD)
+        """Return the sums of the weighted results."""
+        y_TD = self._sums("the results")
         tensors = [each for one in self._activations for each in (one.pre_RH, one.gate_RH)]
-        self.saved = picked_TKD, self._received_RD, *tensors
+        self.saved = self._received_RD, self._weights_R1, *tensors
         return y_TD
 
-    def _gather(self, mine: slice, out: torch.Tensor) -> None:
-        torch.index_select(self._values_TD, 0, self._order.tokens_N[mine], out=out)
-
     def _run_part(self, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        experts = self._experts
+        experts, into, hidden, results = self._experts, None, None, None
+        if not self._is_grouped:
+            into, hidden = self._activations[0].chunk(part.rows), self._buffers["hidden"]
+            results = self._buffers["results"][part.rows]
+        saved = experts.project_up(rows, into, part)
         if self._is_grouped:
-            saved = experts.project_up(rows, None, part)
             self._tracker.add(*(each for each in (saved.pre_RH, saved.gate_RH) if each is not None))
             self._activations.append(saved)
-            return experts.project_down(experts.activate(saved, {}), None, part)
-        saved = experts.project_up(rows, self._activations[0].chunk(part.rows), part)
-        hidden = experts.activate(saved, self._buffers)
-        return experts.project_down(hidden, self._buffers["results"][part.rows], part)
+        hidden = experts.activate(saved, hidden)
+        return experts.project_down(hidden, self._weights_R1[part.rows], results, part)
 
 
 class _KeepBackward(_KeepPhase):
@@ -170,37 +189,26 @@ class _KeepBackward(_KeepPhase):
             )
         else:
             self._received_RD = self._buffers["received"]
-        self._picked_TKD, self._inputs_RD, *tensors = inputs.saved
+            self._results_RD = None if self._is_grouped else self._received_RD
+        self._inputs_RD, weights_R1, *tensors = inputs.saved
         self._activations = [
             SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
             for pre_RH, gate_RH in zip(tensors[::2], tensors[1::2], strict=True)
         ]
-        self._grad_weights_TK = torch.empty_like(self._weights_TK)
-        self._num_ahead = self.schedule.index(("compute", 0))
+        grads_R1 = self._tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
+        self._combine_weights = CombineWeights(values_R1=weights_R1, grads_R1=grads_R1)
         self.grads = self._make_grads(inputs)
 
-    def begin(self) -> None:
-        """Order the weights by row; each dispatch gathers its own rows."""
-        weights_N = self._order.weights_of_rows(self._weights_TK)
-        self._weights_N1 = weights_N.unsqueeze(1).to(self._values_TD.dtype)
-
-    def dispatch(self, chunk: int) -> None:
-        """Send the chunk's rows; behind the first ones, make the weights' gradients."""
-        super().dispatch(chunk)
-        if chunk == self._num_ahead - 1:  # the first rows travel meanwhile
-            dots(self._picked_TKD, self._values_TD, self._grad_weights_TK)
+    def combine(self, chunk: int) -> None:
+        """Send the chunk's gradients back, and behind the last one those of all weights."""
+        super().combine(chunk)
+        if chunk == self._order.degree - 1:
+            send_back = partial(self._weights.send_back, self._combine_weights.grads_R1)
+            self._returning.append(self.start_weights(send_back))
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x and of the weights."""
-        self._wait()
-        grad_TD = self._values_TD
-        grad_x_TD = self._tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
-        sum_pairs(self._rows_ND, self._order.rows_TK, grad_x_TD, drops=self._order.drops)
-        return grad_x_TD, self._grad_weights_TK
-
-    def _gather(self, mine: slice, out: torch.Tensor) -> None:
-        torch.index_select(self._values_TD, 0, self._order.tokens_N[mine], out=out)
-        out.mul_(self._weights_N1[mine])
+        return self._sums("the gradient of x"), self._weights.returned(self._weights_TK)
 
     def _run_part(self, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
         if self._is_grouped:
@@ -208,7 +216,8 @@ class _KeepBackward(_KeepPhase):
         else:
             saved = self._activations[0].chunk(part.rows)
         into = None if self._is_grouped or self._waits else rows
-        return self.grads.run(rows, self._inputs_RD[part.rows], saved, part, into)
+        weights = self._combine_weights.of(part.rows)
+        return self.grads.run(rows, self._inputs_RD[part.rows], saved, weights, part, into)
 
     def _make_grads(self, inputs: PhaseInputs) -> ExpertGrads:
         """Return the experts' backward; grouped, or where products wait, of the whole step."""
@@ -217,6 +226,7 @@ class _KeepBackward(_KeepPhase):
             kept = KeptRows(self._dispatch.by_expert_in_step(), self._tracker)
             whole = WholeStep(
                 inputs_RD=self._inputs_RD, grads_RD=self._received_RD, kept=kept,
+                weights_R1=self._combine_weights.values_R1,
                 part=self._dispatch.whole_part(kept.by_expert), is_grouped=self._is_grouped,
             )  # fmt: skip
         return ExpertGrads(

@@ -54,19 +54,6 @@ def sum_pairs(
         torch.sum(pick(rows_ND, rows_TK[some], drops=drops), dim=1, out=out_TD[some])
 
 
-def weighted_sum(picked_TKD: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-    """Return Σₖ weight · row (T, D), each product rounded to the rows' dtype."""
-    weights_TK = weights_TK.to(picked_TKD.dtype)
-    if picked_TKD.shape[1] == 1:
-        return picked_TKD[:, 0] * weights_TK
-    if picked_TKD.dtype.itemsize < torch.float32.itemsize:
-        return (picked_TKD * weights_TK.unsqueeze(2)).sum(dim=1)
-    # No view of the product: FSDP2 warns of results that are views.
-    out_TD = torch.empty_like(picked_TKD[:, 0])
-    torch.bmm(weights_TK.unsqueeze(1), picked_TKD, out=out_TD.unsqueeze(1))
-    return out_TD
-
-
 def dots(a_NKD: torch.Tensor, b_ND: torch.Tensor, out_NK: torch.Tensor) -> None:
     """Write the dot products of every row of `a` with its row of `b`.
 
@@ -81,6 +68,12 @@ def dots(a_NKD: torch.Tensor, b_ND: torch.Tensor, out_NK: torch.Tensor) -> None:
             torch.sum(products, dim=2, out=out_NK[some])
         else:
             out_NK[some] = products.sum(dim=2)
+
+
+def weigh_(rows: torch.Tensor, weights_R1: torch.Tensor) -> torch.Tensor:
+    """Multiply every row by its weight, in place, rounded once on a GPU."""
+    # A CPU would make a copy of the rows in the weights' wider dtype.
+    return rows.mul_(weights_R1 if rows.is_cuda else weights_R1.to(rows.dtype))
 
 
 def _step(values: MappingProxyType[str, int], like: torch.Tensor, width: int) -> int:

@@ -45,6 +45,13 @@ class RowPart:
         """Return the part's places among the rows of its chunk."""
         return slice(self.rows.start - chunk.start, self.rows.stop - chunk.start)
 
+    def weighted_experts(self, weights_R1: torch.Tensor | None) -> torch.Tensor:
+        """Return the one-hot rows times each row's weight; only where there are one-hot rows."""
+        assert self.experts_RE is not None  # noqa: S101 - asked before
+        if weights_R1 is None:
+            return self.experts_RE
+        return self.experts_RE * weights_R1.to(self.experts_RE.dtype)
+
     @cached_property
     def blocks(self) -> Blocks:
         """The non-empty blocks of one expert each, counted from the part's first row.
@@ -85,6 +92,7 @@ def multiply(
     part: RowPart,
     out: torch.Tensor | None,
     bias: torch.Tensor | None = None,
+    weights_R1: torch.Tensor | None = None,
     *,
     adds: bool = False,
 ) -> torch.Tensor:
@@ -95,13 +103,14 @@ def multiply(
         w: (E, in, out).
         out: (R, out), for the result; with grouped kernels None takes what the kernel made.
         bias: (E, out).
+        weights_R1: factor of every row's bias; None for 1.
         adds: add to the values in `out`; without a bias.
     """
     if part.ends_E is None or not len(x):
-        return _one_by_one(x, w, part.blocks, out, bias, adds=adds)
+        return _one_by_one(x, w, part.blocks, out, bias, weights_R1, adds=adds)
     result = torch._grouped_mm(x, w, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
     if bias is not None and part.experts_RE is not None:
-        result.addmm_(part.experts_RE, bias)
+        result.addmm_(part.weighted_experts(weights_R1), bias)
     if out is None:
         return result
     return out.add_(result) if adds else out.copy_(result)
@@ -113,6 +122,7 @@ def _one_by_one(
     blocks: Blocks,
     out: torch.Tensor | None,
     bias: torch.Tensor | None,
+    weights_R1: torch.Tensor | None,
     *,
     adds: bool,
 ) -> torch.Tensor:
@@ -121,10 +131,12 @@ def _one_by_one(
     for expert, low, high in blocks:
         if adds:
             out[low:high].addmm_(x[low:high], w[expert])
-        elif bias is None:
+        elif bias is None or weights_R1 is not None:
             torch.mm(x[low:high], w[expert], out=out[low:high])
         else:
             torch.addmm(bias[expert], x[low:high], w[expert], out=out[low:high])
+        if bias is not None and weights_R1 is not None:
+            out[low:high].addcmul_(weights_R1[low:high].to(out.dtype), bias[expert])
     return out
 
 

@@ -9,13 +9,11 @@ sends T_DI again and computes T_M again.
 T tokens, K choices, R rows this rank receives, D model width.
 """
 
-import itertools
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 
-from moetune.comm.group import Communicator
+from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import (
@@ -25,11 +23,11 @@ from moetune.runtime.moe.executor import (
     pipelined_schedule,
     ring_schedule,
 )
-from moetune.runtime.moe.expert_grads import CombineWeights, ExpertGrads
+from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.offload import Copy, Offload
-from moetune.runtime.moe.pairs import pick
+from moetune.runtime.moe.pair_weights import CombineWeights, PairWeights
 from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
 
 _AT_EXPERTS = 2
@@ -62,8 +60,7 @@ class _ReusePhase(PhaseRun):
         self._offload = offload
         self._places_R = inputs.dispatch.by_expert(self._order.chunk_pieces)
         self._num_received = [sum(counts) for counts in self._order.receive_counts]
-        communicator = inputs.context.communicator
-        self._weight_exchange = partial(_WeightExchange, inputs.dispatch, communicator)
+        self._weights = PairWeights(inputs.dispatch, inputs.context.communicator)
 
     def _make_rings(self, num_travelling: int, at_experts: dict[str, int]) -> dict[str, Ring]:
         """Return the phase's rings, all made at once.
@@ -128,8 +125,8 @@ class _ReuseForward(_ReusePhase):
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
-        self._weights_R1 = self._weight_exchange().send(self._weights_TK, self._values_TD.dtype)
-        self._tracker.add(self._weights_R1)
+        send = partial(self._weights.send, self._weights_TK)
+        self._arriving[0] = [self.start_weights(send)]
 
     def finish(self) -> torch.Tensor:
         """Return (T, D)."""
@@ -145,7 +142,10 @@ class _ReuseForward(_ReusePhase):
         self._tokens.dispatch(self, chunk, self._values_TD, arrival)
 
     def compute(self, chunk: int) -> None:
-        """Compute the experts, and weight what they return."""
+        """Compute the experts on the rows that arrived."""
+        if chunk == 0:
+            self._weights_R1 = self._weights.arrived()
+            self._tracker.add(self._weights_R1)
         num_rows, mine = self._num_received[chunk], self._layout.rows[chunk]
         arrived = rows = self._rings["arrivals"].of(chunk, num_rows)
         input_buffer = chunk % _AT_EXPERTS
@@ -164,8 +164,7 @@ class _ReuseForward(_ReusePhase):
         out = rows if is_grouped else departure
         for part in self._layout.parts[chunk]:
             some = part.within(mine)
-            self._experts.project_down(hidden[some], out[some], part)
-        out.mul_(self._weights_R1[mine])
+            self._experts.project_down(hidden[some], self._weights_R1[part.rows], out[some], part)
         if is_grouped:
             self._by_source(chunk, out, departure)
 
@@ -179,7 +178,7 @@ class _ReuseForward(_ReusePhase):
         for name in ("pre", "gate"):
             self._offload.wait_for_save(name, 0)
         saved, mine = self._project_up(chunk, rows), self._layout.rows[chunk]
-        hidden = self._experts.activate(saved, self._buffers)
+        hidden = self._experts.activate(saved, self._buffers["hidden"])
         self._offload.save("pre", 0, saved.pre_RH, mine)
         if saved.gate_RH is not None:
             self._offload.save("gate", 0, saved.gate_RH, mine)
@@ -191,7 +190,7 @@ class _ReuseBackward(_ReusePhase):
 
     def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__("backward", offload, inputs)
-        self._x_TD, self._weights_R1 = inputs.saved
+        self._x_TD, weights_R1 = inputs.saved
         grad_TD, degree = inputs.values_TD, self._order.degree
         self.schedule = pipelined_schedule(degree, "interleaved")
         # A buffer more than a chunk has dispatches: see `TokenExchange`.
@@ -202,9 +201,11 @@ class _ReuseBackward(_ReusePhase):
         self.grads = ExpertGrads(
             inputs.experts, inputs.wanted, self._layout.num_parts, self._buffers, tracker
         )
-        self._grad_weights_R1 = tracker.empty("gradients", self._weights_R1.shape, self._weights_R1)
+        grads_R1 = tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
+        self._combine_weights = CombineWeights(values_R1=weights_R1, grads_R1=grads_R1)
         grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
         self._tokens = self._token_exchange(self._rings["travelling"], grad_x_TD)
+        self._returning: Transfer
         self._loading_inputs: dict[int, Copy] = {}
         self._loading_saved: dict[int, tuple[SavedActivations, list[Copy]]] = {}
 
@@ -215,8 +216,8 @@ class _ReuseBackward(_ReusePhase):
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x and of the weights."""
         grad_x_TD = self._tokens.finish()
-        exchange = self._weight_exchange()
-        return grad_x_TD, exchange.return_grads(self._grad_weights_R1, self._weights_TK)
+        self._returning.wait()
+        return grad_x_TD, self._weights.returned(self._weights_TK)
 
     def dispatch(self, chunk: int) -> None:
         """Send the gradients, and get the experts' inputs back: by the wire or from the host."""
@@ -244,23 +245,24 @@ class _ReuseBackward(_ReusePhase):
         if chunk in self._loading_inputs:
             self._loading_inputs.pop(chunk).wait()
         saved = self._restore(chunk, inputs)
-        b2, parts = self._experts.b2, self._layout.parts[chunk]
+        parts = self._layout.parts[chunk]
         for part in parts:
-            some, rows = part.within(mine), part.rows
+            some = part.within(mine)
             self.grads.run(
-                grads[some], inputs[some], saved.chunk(some), part, grads[some],
-                combine_weights=CombineWeights(
-                    self._weights_R1[rows], self._grad_weights_R1[rows], b2
-                ),
+                grads[some], inputs[some], saved.chunk(some), self._combine_weights.of(part.rows),
+                part, grads[some],
                 saved_is_free=partial(self._load_saved, chunk + 1) if part is parts[-1] else _stay,
             )  # fmt: skip
         if grads is not arrived:
             self._by_source(chunk, grads, arrived)
 
     def combine(self, chunk: int) -> None:
-        """Send the gradients of the rows back."""
+        """Send the gradients of the rows back, and behind the last ones those of all weights."""
         departure = self._rings["grads"].of(chunk, self._num_received[chunk])
         self._tokens.combine(self, chunk, departure)
+        if chunk == self._order.degree - 1:
+            send_back = partial(self._weights.send_back, self._combine_weights.grads_R1)
+            self._returning = self.start_weights(send_back)
 
     def _load_saved(self, chunk: int) -> None:
         """Start loading a chunk's pre-activations, if they are on the host."""
@@ -273,65 +275,14 @@ class _ReuseBackward(_ReusePhase):
         self._loading_saved[chunk] = saved, copies
 
     def _restore(self, chunk: int, inputs: torch.Tensor) -> SavedActivations:
-        """Return the pre-activations (for relu: results), loaded or computed again."""
+        """Return the pre-activations, loaded or computed again."""
         if chunk in self._loading_saved:
             saved, copies = self._loading_saved.pop(chunk)
             for copy in copies:
                 copy.wait()
             return saved
-        saved = self._project_up(chunk, inputs)
-        if self._experts.form is None and self._experts.activation == "relu":
-            saved.pre_RH.relu_()
-        return saved
+        return self._project_up(chunk, inputs)
 
 
 def _stay() -> None:
     """Load nothing: the chunk's other parts still need the buffer."""
-
-
-def _transpose_blocks(
-    rows: torch.Tensor, counts: Sequence[Sequence[int]], out: torch.Tensor
-) -> torch.Tensor:
-    """Return the blocks [i][j] of `rows` in the order [j][i]."""
-    blocks = iter(torch.split(rows, list(itertools.chain.from_iterable(counts))))
-    grid = [[next(blocks) for _ in line] for line in counts]
-    flat = [block for column in zip(*grid, strict=True) for block in column]
-    return torch.cat(flat, out=out)
-
-
-class _WeightExchange:
-    """Sends combine weights to the experts, and brings their gradients back: once a step each.
-
-    Results that come back are not saved, so that the experts apply the weights.
-    """
-
-    def __init__(self, dispatch: Dispatch, communicator: Communicator) -> None:
-        self._dispatch, self._communicator = dispatch, communicator
-        order = dispatch.forward
-        self._chunk_counts = order.send_counts
-        self._rank_counts = list(zip(*order.send_counts, strict=True))
-        self._send = [sum(counts) for counts in self._rank_counts]
-        self._receive = [sum(counts) for counts in zip(*order.receive_counts, strict=True)]
-        self._places_R = dispatch.by_expert((0, order.chunk_pieces[-1]))
-
-    def send(self, weights_TK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weights of the rows that this rank receives, (R, 1) by piece and expert."""
-        rows_N1 = self._dispatch.forward.weights_of_rows(weights_TK).to(dtype).unsqueeze(1)
-        rows_N1 = _transpose_blocks(rows_N1, self._chunk_counts, torch.empty_like(rows_N1))
-        arrived_R1 = rows_N1.new_empty(sum(self._receive), 1)
-        name = "the exchange of weights"
-        self._communicator.all_to_all(arrived_R1, rows_N1, self._receive, self._send, name).wait()
-        if self._places_R is None:
-            return arrived_R1
-        return arrived_R1.index_select(0, self._places_R)
-
-    def return_grads(self, grads_R1: torch.Tensor, like_TK: torch.Tensor) -> torch.Tensor:
-        """Return the gradients of the weights, 0 for dropped pairs, shaped as `like_TK`."""
-        if self._places_R is not None:
-            grads_R1 = torch.empty_like(grads_R1).index_copy_(0, self._places_R, grads_R1)
-        arrived_N1 = grads_R1.new_empty(sum(self._send), 1)
-        name = "the exchange of the weights' gradients"
-        self._communicator.all_to_all(arrived_N1, grads_R1, self._send, self._receive, name).wait()
-        rows_N1 = _transpose_blocks(arrived_N1, self._rank_counts, torch.empty_like(arrived_N1))
-        order = self._dispatch.forward
-        return pick(rows_N1, order.rows_TK, drops=order.drops).squeeze(2).to(like_TK.dtype)

@@ -19,9 +19,10 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, local_schedule
-from moetune.runtime.moe.expert_grads import CombineWeights, ExpertGrads
+from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
+from moetune.runtime.moe.pair_weights import CombineWeights
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
@@ -188,7 +189,7 @@ class _TensorForward(_TensorPhase):
     def __init__(self, sharing: TokenSharing, inputs: PhaseInputs) -> None:
         super().__init__("forward", sharing, inputs)
         weights_TK = self._gather(inputs.weights_TK, "the gathering of weights")
-        weights_R1 = self._order.weights_of_rows(weights_TK).to(self._all_TD.dtype).unsqueeze(1)
+        weights_R1 = self._order.weights_of_rows(weights_TK).unsqueeze(1)
         self._activations = saved = inputs.experts.save_activations(
             len(weights_R1), self._all_TD, self._tracker
         )
@@ -214,9 +215,9 @@ class _TensorForward(_TensorPhase):
         for part in layout.parts[chunk]:
             some = part.within(mine)
             activations = experts.project_up(rows[some], self._activations.chunk(part.rows), part)
-            hidden = experts.activate(activations, self._buffers)
-            experts.project_down(hidden, results[some], part)
-        self._sum(chunk, results.mul_(self._weights_R1[mine]))
+            hidden = experts.activate(activations, self._buffers["hidden"])
+            experts.project_down(hidden, self._weights_R1[part.rows], results[some], part)
+        self._sum(chunk, results)
 
 
 class _TensorBackward(_TensorPhase):
@@ -224,7 +225,7 @@ class _TensorBackward(_TensorPhase):
 
     def __init__(self, sharing: TokenSharing, inputs: PhaseInputs) -> None:
         super().__init__("backward", sharing, inputs)
-        self._x_TD, self._weights_R1, pre_RH, gate_RH = inputs.saved
+        self._x_TD, weights_R1, pre_RH, gate_RH = inputs.saved
         self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
         self.grads = ExpertGrads(
             inputs.experts,
@@ -233,9 +234,8 @@ class _TensorBackward(_TensorPhase):
             self._buffers,
             self._tracker,
         )
-        self._grad_weights_R1 = self._tracker.empty(
-            "the gradients of weights", self._weights_R1.shape, self._weights_R1
-        )
+        grads_R1 = self._tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
+        self._combine_weights = CombineWeights(values_R1=weights_R1, grads_R1=grads_R1)
 
     def begin(self) -> None:
         """Allocate the sums by token."""
@@ -246,9 +246,8 @@ class _TensorBackward(_TensorPhase):
         self._release_sums()
         weights_SK = self._weights_TK
         grads_TK = weights_SK.new_zeros((len(self._x_TD), weights_SK.shape[1]))
-        grads_TK.view(-1)[self._order.pairs_N] = self._grad_weights_R1.squeeze(1).to(
-            weights_SK.dtype
-        )
+        grads_R = self._combine_weights.grads_R1.squeeze(1)
+        grads_TK.view(-1)[self._order.pairs_N] = grads_R.to(weights_SK.dtype)
         grads_SK = self._sharing.output("the gradients of weights", grads_TK, self._tracker)
         (parts,) = self._sharing.chunks(1)
         name = "backward sum of the weights' gradients"
@@ -262,13 +261,8 @@ class _TensorBackward(_TensorPhase):
         grads = self._take("grads", self._all_TD, tokens)
         for part in self._layout.parts[chunk]:
             some, places = part.within(mine), part.rows
-            weights = self._weights_R1[places], self._grad_weights_R1[places]
             self.grads.run(
-                grads[some],
-                rows[some],
-                self._activations.chunk(places),
-                part,
-                grads[some],
-                combine_weights=CombineWeights(*weights, self._experts.b2),
-            )
+                grads[some], rows[some], self._activations.chunk(places),
+                self._combine_weights.of(places), part, grads[some],
+            )  # fmt: skip
         self._sum(chunk, grads)

@@ -79,15 +79,21 @@ class GradientSum:
             add_product(total, x_T, y_rows, is_first=is_first, scale=self._scale)
             self._begun[expert] = True
 
-    def add_rows(self, y: torch.Tensor, part: RowPart) -> None:
-        """Add the sum of every expert's rows to its row."""
+    def add_rows(self, y: torch.Tensor, part: RowPart, weights_R1: torch.Tensor | None) -> None:
+        """Add the sum of every expert's rows to its row.
+
+        Args:
+            weights_R1: factor of each row; None for 1.
+        """
         if self._is_grouped and part.experts_RE is not None:
             # The product's zeros do not keep another expert's NaN out.
-            self._take(widened_mm(part.experts_RE.T, y, self._dtype), part)
+            experts_ER = part.weighted_experts(weights_R1).T
+            self._take(widened_mm(experts_ER, y, self._dtype), part)
             return
         dtype = self._dtype if self._is_widened else None
         for expert, low, high in part.blocks:
-            self._add(expert, _sum_of_rows(y[low:high], dtype))
+            weights = None if weights_R1 is None else weights_R1[low:high]
+            self._add(expert, _sum_of_rows(y[low:high], weights, dtype))
 
     def total(self) -> torch.Tensor:
         """Return the gradient in the layout of the parameter, zero for experts without rows."""
@@ -132,8 +138,12 @@ def _are_transposed(weights: torch.Tensor, form: FusedForm | None) -> bool:
     return not weights.is_contiguous() and weights.mT.is_contiguous()
 
 
-def _sum_of_rows(y: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def _sum_of_rows(
+    y: torch.Tensor, weights_R1: torch.Tensor | None, dtype: torch.dtype | None
+) -> torch.Tensor:
     """Return the sum (width,); on a CPU as a product, which reads twice as fast."""
+    if weights_R1 is not None:
+        return widened_mm(weights_R1.to(y.dtype).T, y, dtype or y.dtype).squeeze(0)
     if y.is_cuda or y.dtype.itemsize < torch.float32.itemsize:
         return y.sum(dim=0, dtype=dtype)
     return torch.mm(y.new_ones(1, len(y)), y).squeeze(0)

@@ -98,7 +98,7 @@ def peak_bytes(
     """Return the peak of a training step, forward and backward.
 
         reused    2·T·M (x, y) + 2·T·M (their gradients) + chunks of M and H in rings
-        none      2·T·M + N·(M + H) + T·k·M saved, 2·T·M + T·k·M + N·M + chunks of H in buffers
+        none      2·T·M + N·(M + H) saved, 2·T·M + T·k·M + N·M + chunks of H in buffers
 
     with H twice for swiglu. Grouped kernels make their results anew: strategies that reuse memory
     have one more of a chunk's, and "none" has a second H for every row, by expert, from which the
@@ -153,6 +153,7 @@ class BufferCounts:
         self._local_experts = workload.local_experts
         self._pairs = workload.rows
         self._rows = math.ceil(workload.rows * self._skew)
+        self._travelling = workload.rows if workload.world_size > 1 else 0
 
     @property
     def parameters(self) -> int:
@@ -176,15 +177,14 @@ class BufferCounts:
         if self._reuses:
             return 2 * self._tokens_bytes
         received = self._rows * (self._layer.d_model + self._middle)
-        returned = self._pairs * self._layer.d_model
-        return 2 * self._tokens_bytes + (received + returned) * self._element
+        return 2 * self._tokens_bytes + received * self._element
 
     def buffer_bytes(self) -> int:
         """Return the bytes of the gradients of x and y, and of buffers for all rows of a phase."""
         if self._reuses:
             return 2 * self._tokens_bytes
         regroups = self._regroups(0) or self._regroups(1)
-        rows = self._pairs + self._rows * (2 if regroups else 1)
+        rows = self._travelling + self._rows * (2 if regroups else 1)
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
     def gradient_sum_bytes(self, states: StateBytes) -> int:
@@ -198,7 +198,7 @@ class BufferCounts:
         """Return the bytes of buffers for the rows of one chunk."""
         degree, layer = self._degrees[backward], self._layer
         chunk_rows = self._chunk_rows(backward=backward)
-        hidden = backward * layer.d_hidden + (layer.activation != "relu") * layer.d_hidden
+        hidden = (1 + backward) * layer.d_hidden
         if not self._reuses:
             return chunk_rows * hidden * self._element
         at_experts = min(3, degree) + min(2, degree) if backward else 2 * min(2, degree)
@@ -222,11 +222,8 @@ class BufferCounts:
         orders = 1 if self._degrees[0] == self._degrees[1] else 2
         indices = 1 + orders * (2 + (self._layer.top_k > 1))  # pairs, rows and tokens of each order
         saved = probabilities + self._pairs * (gate + _INDEX_BYTES * indices)
-        if not self._reuses:
-            return saved + self._pairs * (gate + self._element)
-        weights = 2 * self._rows * self._element
-        returned = 2 * self._rows * self._element
-        return saved + self._pairs * gate + max(weights + returned, probabilities)
+        weights = 2 * self._rows * gate  # and their gradients, at the experts
+        return saved + self._pairs * gate + max(2 * weights, probabilities)
 
     def host_bytes(self) -> int:
         """Return the bytes of offloaded activations."""
@@ -248,11 +245,10 @@ class GroupedCounts(BufferCounts):
         if self._reuses:
             return super().buffer_bytes()
         layer = self._layer
-        rows = self._pairs + 2 * self._rows  # what arrives, and what leaves
-        by_expert = 0
+        rows = self._travelling + 2 * self._rows  # what arrives, and what leaves
+        values = rows * layer.d_model + self._rows * layer.d_hidden
         if max(self._degrees) > 1:
-            by_expert = self._rows * (self._middle + layer.d_model)
-        values = rows * layer.d_model + by_expert
+            values += self._rows * (self._middle + layer.d_model)
         return 2 * self._tokens_bytes + values * self._element
 
     def gradient_sum_bytes(self, states: StateBytes) -> int:
@@ -267,13 +263,12 @@ class GroupedCounts(BufferCounts):
             made = rows * max(layer.d_model, layer.d_hidden)
             return super().ring_bytes(backward=backward) + made * self._element
         if not backward:
-            hidden = (layer.activation != "relu") * layer.d_hidden
-            return rows * (hidden + layer.d_model) * self._element
-        # The dot products are over before the first chunk's rows are computed.
-        dots = min(_DOT_VALUES, self._pairs * layer.d_model) * FULL_BYTES
+            return rows * (layer.d_hidden + layer.d_model) * self._element
         # Gradients of T_M and x; where gate and up are one matrix, also that of the hidden values.
         hidden = (layer.activation == "swiglu") * layer.d_hidden
-        return max(dots, rows * (self._middle + hidden + layer.d_model) * self._element)
+        dots = min(_DOT_VALUES, rows * layer.d_hidden) * FULL_BYTES
+        made = rows * (self._middle + hidden + layer.d_model) * self._element
+        return max(dots + rows * layer.d_hidden * self._element, made)
 
 
 class TensorParallelCounts(BufferCounts):
@@ -290,7 +285,7 @@ class TensorParallelCounts(BufferCounts):
     def ring_bytes(self, *, backward: bool) -> int:
         """Return the bytes of a chunk's rows, their results and hidden values, without T_M."""
         layer = self._layer
-        hidden = layer.d_hidden * (backward + (layer.activation != "relu"))
+        hidden = layer.d_hidden * (1 + backward)
         rows = self._mine(self._degrees[backward])
         return rows * (2 * layer.d_model + hidden) * self._element
 
