@@ -155,7 +155,7 @@ def test_a_limit_that_binds_is_met_by_reusing_memory_and_explained(cli: Cli) -> 
     assert plan["decision"]["binding"] == "memory"
     result = cli("explain", plan["id"][:8])
     words = " ".join(result.out.split())
-    assert "strategy none 60.9 ms does not fit: it peaks at 1.07 GiB" in words
+    assert "strategy none 60.9 ms does not fit: it peaks at 1.04 GiB" in words
     assert "S1, S2, S3: not measured, the profile lacks copies" in words
     assert "Eq. 10" in words
     strategies = cli("explain", plan["id"][:8], "--json").document["strategies"]

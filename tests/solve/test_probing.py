@@ -143,7 +143,7 @@ def test_where_both_phases_cut_costs_extra_the_pair_itself_is_measured() -> None
 
 
 def test_where_memory_has_room_for_no_fewer_chunks_only_the_plans_are_tried() -> None:
-    space = replace(space_of(8, 16), limit_bytes=435_000)
+    space = replace(space_of(8, 16), limit_bytes=415_000)
     tried = search(space, lambda d: (curve(3)(d.forward_degree), curve(5)(d.backward_degree)))
     assert [one.decision for one in tried] == [space.seed]
 

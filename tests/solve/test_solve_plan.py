@@ -256,12 +256,12 @@ def test_the_devices_memory_is_the_limit_where_none_is_set() -> None:
 def test_too_little_memory_names_the_numbers_and_the_nearest_number_of_tokens() -> None:
     with pytest.raises(InfeasiblePlanError) as caught:
         _solve(plan_inputs(memory_limit_bytes=400 * MIB), bounds=KEEP_ALL)
-    # States: 16·(16·M + 2·2·H·M) bytes and biases. Saved, 2 bytes a value: 2·T·M, of N = 2·T rows
-    # M and H that arrive and M that return. Buffers: 2·T·M and 3·N·M, one weight and 2 bytes more
-    # of each for sums in float32, 2·H of a chunk of N/64 rows, and routing data of 0.6 MiB.
+    # States: 16·(16·M + 2·2·H·M) bytes and biases. Saved, 2 bytes a value: 2·T·M, and M and H of
+    # N = 2·T rows that arrive. Buffers: 2·T·M and 3·N·M, one weight and 2 bytes more of each for
+    # sums in float32, 2·H of a chunk of N/64 rows, and routing data of 0.8 MiB.
     assert caught.value.what == (
-        "memory binds: the smallest plan (64 and 64 chunks, strategy none) peaks at 475 MiB per "
-        "device (states 256 MiB, activations 112 MiB, buffers 107 MiB), 75.0 MiB more than the "
+        "memory binds: the smallest plan (64 and 64 chunks, strategy none) peaks at 459 MiB per "
+        "device (states 256 MiB, activations 96.0 MiB, buffers 107 MiB), 59.2 MiB more than the "
         "limit of 400 MiB"
     )
     # Reuse would do: with 64 chunks little more than the rows of the ranks themselves is left.
