@@ -1,9 +1,10 @@
 """The part that profiles: GEMM, row operations, copies, interference, and the loopback."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from benchmarks.gpu.rows import Row, Rows
 from benchmarks.gpu.scale import Scale
@@ -16,7 +17,9 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, RowsPoint, Sample
 from moetune.fit.costs import costs_of
 from moetune.measure.grid import SUSTAINED
-from moetune.store import open_store
+
+if TYPE_CHECKING:
+    from moetune.store import SqlStore
 
 FILE = "profile.toml"
 
@@ -37,12 +40,39 @@ def run_profile(scale: Scale, folder: Path) -> None:
     )
     setting = MeasurementSetting(environment=config.environment())
     progress = _Visits(Rows(folder, "visits"))
-    with open_store(str(folder / "profile.db")) as store:
-        profile = profile_machine(request, setting, store=store, progress=progress).profile
+    store = cast("SqlStore", _SamplesInMemory())
+    profile = profile_machine(request, setting, store=store, progress=progress).profile
     write_text(folder / FILE, profile_to_toml(profile))
     rows = Rows(folder, "profile")
     for row in profile_rows(profile):
         rows.add(**row)
+
+
+class _SamplesInMemory:
+    """What a measurement asks of a store: the GPU's machine has no database."""
+
+    location = "memory"
+
+    def __init__(self) -> None:
+        self._samples: list[Sample] = []
+
+    def start_run(self, **_: object) -> int:
+        """Begin the only run."""
+        return 1
+
+    def add_samples(self, _: int, samples: Sequence[Sample]) -> None:
+        """Keep samples in order."""
+        self._samples += samples
+
+    def samples(self, _: int) -> tuple[Sample, ...]:
+        """Return the run's samples."""
+        return tuple(self._samples)
+
+    def save_profile(self, *_: object, **__: object) -> None:
+        """Do nothing: the caller writes the profile to a file."""
+
+    def finish_run(self, *_: object, **__: object) -> None:
+        """Do nothing: nothing is resumed."""
 
 
 class _Visits(Progress):
