@@ -228,13 +228,12 @@ def with_parameters(
     return run
 
 
-def group(name: str, words: str, *commands: Command, **named: Command) -> Group:
+def group(words: str, *commands: Command, **named: Command) -> Group:
     """Return a group of commands.
 
     Args:
         named: commands under another name than their function's.
     """
-    del name
     return Group(words, {made.name: made for made in commands} | named)
 
 

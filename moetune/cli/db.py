@@ -94,6 +94,6 @@ def prune(session: Session, older_than: float, *, dry_run: bool) -> None:
 
 
 db = group(
-    "db", "The database of profiles, plans and observations.",
+    "The database of profiles, plans and observations.",
     upgrade, current, check, backup, prune,
 )  # fmt: skip

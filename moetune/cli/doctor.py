@@ -29,7 +29,7 @@ def show(session: Session, *, origin: bool) -> None:
         session.screen.table(_settings_table(settings, origins), indent=0)
 
 
-config = group("config", "The settings that apply in this folder.", show)
+config = group("The settings that apply in this folder.", show)
 
 
 @command("moetune doctor --json > report.json")

@@ -73,4 +73,4 @@ def show(session: Session, name: str, seq: int, world_size: int) -> None:
     session.screen.answer(sections, document)
 
 
-models = group("models", "Models by name, and from their configurations.", list_, show)
+models = group("Models by name, and from their configurations.", list_, show)

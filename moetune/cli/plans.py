@@ -100,7 +100,7 @@ def remove(session: Session, plans: Sequence[str]) -> None:
     )
 
 
-plans = group("plans", "Stored plans.", list_, show, export, diff, remove)
+plans = group("Stored plans.", list_, show, export, diff, remove)
 
 
 @command(
@@ -133,6 +133,4 @@ def remove_observations(session: Session, observations: Sequence[int]) -> None:
     session.screen.said(document, f"removed {plural(count, 'observation')}")
 
 
-observations = group(
-    "observations", "Observed steps of plans.", list=list_observations, remove=remove_observations
-)
+observations = group("Observed steps of plans.", list=list_observations, remove=remove_observations)

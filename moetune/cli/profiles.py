@@ -169,7 +169,7 @@ def remove(session: Session, name: str) -> None:
 
 
 profiles = group(
-    "profiles", "Profiles: measured speeds of machines.",
+    "Profiles: measured speeds of machines.",
     new, list_, show, check, export, import_, diff, remove,
 )  # fmt: skip
 
