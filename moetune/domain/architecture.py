@@ -11,11 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from moetune.domain.attention import (
-    CompressedAttention,
-    GroupedQueryAttention,
-    LatentAttention,
-)
+from moetune.domain.attention import CompressedAttention, GroupedQueryAttention, LatentAttention
 from moetune.domain.errors import check_positive
 from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts, add_up
 from moetune.domain.layer import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC, LayerShape

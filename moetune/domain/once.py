@@ -30,8 +30,7 @@ class Tables:
 def once(
     key: Callable[_Asked, Hashable],
 ) -> Callable[
-    [Callable[Concatenate[_Owner, _Asked], _Answer]],
-    Callable[Concatenate[_Owner, _Asked], _Answer],
+    [Callable[Concatenate[_Owner, _Asked], _Answer]], Callable[Concatenate[_Owner, _Asked], _Answer]
 ]:
     """Return a decorator of methods that are computed once for each key.
 

@@ -370,8 +370,7 @@ class Plan:
 def nearest_plan(plans: Sequence[Plan], tokens_per_rank: int) -> Plan:
     """Return the plan made for the nearest number of tokens, by the ratio of the two."""
     return min(
-        plans,
-        key=lambda plan: abs(math.log(max(tokens_per_rank, 1) / plan.tokens_per_rank)),
+        plans, key=lambda plan: abs(math.log(max(tokens_per_rank, 1) / plan.tokens_per_rank))
     )
 
 

@@ -73,8 +73,7 @@ class PlanRequest:
         _check_subject(self)
         if self.world_size is not None and self.num_nodes is not None:
             raise InputError(
-                "--nodes and --world-size both say how many ranks there are",
-                "give one of them",
+                "--nodes and --world-size both say how many ranks there are", "give one of them"
             )
         for ask, value in _numbers(self):
             ask.check_least(value)

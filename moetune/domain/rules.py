@@ -11,19 +11,8 @@ from math import gcd
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.layout import (
-    BrokenRule,
-    divisor_words,
-    nearest_divisors,
-    nearest_multiples,
-)
-from moetune.domain.pipeline import (
-    STAGES_OF_V,
-    V_SCHEDULES,
-    most_stages,
-    stage_words,
-    wrong_stages,
-)
+from moetune.domain.layout import BrokenRule, divisor_words, nearest_divisors, nearest_multiples
+from moetune.domain.pipeline import STAGES_OF_V, V_SCHEDULES, most_stages, stage_words, wrong_stages
 from moetune.domain.site import Site
 from moetune.domain.targets import MegatronCore, Target
 from moetune.domain.training import RECOMPUTES, FoldedLayout, TrainingJob

@@ -181,10 +181,7 @@ class Ruled:
 
 
 def rule_of(
-    key: CollectiveKey,
-    *,
-    index: ProfileIndex,
-    predictor: Callable[[CollectiveKey], Times],
+    key: CollectiveKey, *, index: ProfileIndex, predictor: Callable[[CollectiveKey], Times]
 ) -> Ruled | None:
     """Return the rule for a group that the profile does not know.
 

@@ -79,10 +79,7 @@ def pieces_through(x: Floats, y: Floats) -> Floats:
 def _tangents(steps: Floats, slopes: Floats) -> Floats:
     """Return the slope at each point: a weighted harmonic mean of those on both sides."""
     before, after = slopes[:, :-1], slopes[:, 1:]
-    left, right = (
-        2 * steps[:, 1:] + steps[:, :-1],
-        steps[:, 1:] + 2 * steps[:, :-1],
-    )
+    left, right = (2 * steps[:, 1:] + steps[:, :-1], steps[:, 1:] + 2 * steps[:, :-1])
     rises = (before > 0) & (after > 0)
     with np.errstate(divide="ignore"):
         mean = (left + right) / (left / before + right / after)

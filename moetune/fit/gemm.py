@@ -112,10 +112,7 @@ def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
 def work_of(shapes: Floats, rows: Floats) -> tuple[Floats, Floats]:
     """Return MACs, and elements read and written, by shape and rows."""
     num_experts, d_in, d_out = shapes.T[:, :, None]
-    return (
-        num_experts * rows * d_in * d_out,
-        num_experts * (rows * (d_in + d_out) + d_in * d_out),
-    )
+    return (num_experts * rows * d_in * d_out, num_experts * (rows * (d_in + d_out) + d_in * d_out))
 
 
 def roofline_of(table: Table, use: Bools) -> Roofline:

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
-from moetune.domain.kernels import (
-    BIASED_ACTIVATION,
-    BIASED_RESULTS,
-)
+from moetune.domain.kernels import BIASED_ACTIVATION, BIASED_RESULTS
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
 from moetune.domain.samples import GemmForm
 from moetune.domain.targets import Target

@@ -113,12 +113,7 @@ _CHUNK_TOKENS: dict[TransferPhase, tuple[int, ...]] = {
 
 
 def posted_chunks(
-    phase: TransferPhase,
-    *,
-    num_ranks: int,
-    num_nodes: int,
-    tokens: float,
-    reach: float,
+    phase: TransferPhase, *, num_ranks: int, num_nodes: int, tokens: float, reach: float
 ) -> float:
     """Return the chunks that one rank sends to other nodes in a dispatch or combine.
 

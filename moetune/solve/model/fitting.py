@@ -18,12 +18,7 @@ from moetune.domain.arrays import Floats
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.pipeline import V_SCHEDULES
 from moetune.domain.training import FoldedLayout, LayoutRequest, Recompute
-from moetune.solve.model.memory import (
-    FRAGMENTATION,
-    LIBRARY_BYTES,
-    OPTIMIZER_SHARES,
-    MemoryModel,
-)
+from moetune.solve.model.memory import FRAGMENTATION, LIBRARY_BYTES, OPTIMIZER_SHARES, MemoryModel
 from moetune.solve.model.space import LayoutSpace
 
 _LESS = np.array([[[0.0]], [[-1.0]]])

@@ -18,13 +18,7 @@ from moetune.domain.pipeline import (
 )
 from moetune.domain.rules import Asked, Rule, broken_rules, refused
 from moetune.domain.site import Site
-from moetune.domain.target_rules import (
-    DISPATCHERS,
-    FAMILIES,
-    HOST,
-    OVERLAP,
-    target_rules,
-)
+from moetune.domain.target_rules import DISPATCHERS, FAMILIES, HOST, OVERLAP, target_rules
 from moetune.domain.targets import Target
 from moetune.domain.training import (
     FoldedLayout,

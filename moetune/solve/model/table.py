@@ -214,9 +214,7 @@ class LayoutTable(Tables):
 
 
 def wholes_in_order(
-    heap: list[Node],
-    is_open: Callable[[Node], bool],
-    is_worth: Callable[[Node], bool],
+    heap: list[Node], is_open: Callable[[Node], bool], is_worth: Callable[[Node], bool]
 ) -> Iterator[Node]:
     """Yield whole layouts in the order of their bounds, as long as the first node is open.
 
