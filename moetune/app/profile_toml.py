@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+from moetune.app.profile_keys import in_si
 from moetune.domain.document import decode, encode, refuse_pointer, shown
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile, profile_from_document
-from moetune.domain.profile_keys import in_si
 from moetune.domain.spelling import nearest_then
 from moetune.fit.based import BaseScaling, scaled_base, without_foreign
 

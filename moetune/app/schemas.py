@@ -9,6 +9,7 @@ from typing import Any
 from moetune.app.doctor import Diagnosis
 from moetune.app.drift import OperationDrift
 from moetune.app.export import ExportDocument
+from moetune.app.json_schema import Keys, ListOf, schema_of
 from moetune.app.plan import InputsDocument
 from moetune.app.profile_quality import GroupSummary
 from moetune.app.profiles import Difference, ProfileInfo
@@ -22,7 +23,6 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.cluster import Machine
 from moetune.domain.document import ErrorDocument
 from moetune.domain.errors import NotFoundError
-from moetune.domain.json_schema import Keys, ListOf, schema_of
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Model, WholeModel
 from moetune.domain.placement import ModelPlacement

@@ -1,6 +1,12 @@
-"""Timelines of a plan, predicted and recorded, as one Chrome trace (`moetune trace`)."""
+"""Timelines of a plan, predicted and recorded, as one Chrome trace (`moetune trace`).
 
-from collections.abc import Mapping, Sequence
+Perfetto and chrome://tracing show the events. A prediction or a rank is a process of the trace, its
+streams are the process's threads. Both have numbers, which viewers sort them by, and names.
+
+Source: "Trace Event Format", complete events ("X") and metadata ("M").
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,7 +18,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span
-from moetune.solve.trace import PREDICTED, chunk_span, overlap_share, process_events
+from moetune.solve.trace import TraceSpan, chunk_span, overlap_share
 
 if TYPE_CHECKING:
     from moetune.runtime.trace import RecordedSpan
@@ -20,7 +26,12 @@ if TYPE_CHECKING:
 TRACE_SCHEMA = "moetune.trace/1"
 TIMELINE_SCHEMA = "moetune.timeline/2"
 _WARM_UP_STEPS = 3
+_PREDICTED = 0
+"""Number of the prediction's process; a rank's is one more than the rank."""
+_MICROSECONDS = 1e6
+_FIRST_TRACKS = (COMPUTE, LINK)
 _Step: TypeAlias = tuple[Workload, Decision]
+_Event: TypeAlias = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,7 @@ def predicted_trace(subject: Subject) -> Trace:
     found = subject.timelines()
     events = [
         event
-        for number, (name, spans) in enumerate(found.processes, start=PREDICTED)
+        for number, (name, spans) in enumerate(found.processes, start=_PREDICTED)
         for event in process_events(name, spans, number=number)
     ]
     overlap = None if found.overlap is None else Overlap(*found.overlap)
@@ -156,7 +167,7 @@ def _measured_events(
             )
             for span in spans
         ]  # fmt: skip
-        found += process_events(f"measured, rank {rank}", drawn, number=PREDICTED + 1 + rank)
+        found += process_events(f"measured, rank {rank}", drawn, number=_PREDICTED + 1 + rank)
     return found
 
 
@@ -173,3 +184,31 @@ def _record(step: _Step, _: object) -> "list[tuple[RecordedSpan, ...]]":
     communicator.barrier("the recorded step's begin")
     spans = steps.record(decision)
     return communicator.all_gather_object(spans, "the ranks' recorded steps")
+
+
+def process_events(name: str, spans: Sequence[TraceSpan], *, number: int) -> list[_Event]:
+    """Return a process's names and places, then its spans; times in microseconds.
+
+    Computation is the first track and the link the second one, the others follow as they appear.
+    """
+    seen = dict.fromkeys(span.track for span in spans)
+    tracks = [track for track in _FIRST_TRACKS if track in seen]
+    tracks += [track for track in seen if track not in _FIRST_TRACKS]
+    threads = {track: index for index, track in enumerate(tracks, start=1)}
+    named = [*_named("process", name, number, {"pid": number})] if spans else []
+    for track, thread in threads.items():
+        named += _named("thread", track, thread, {"pid": number, "tid": thread})
+    return [*named, *(_event(span, number, threads[span.track]) for span in spans)]
+
+
+def _named(kind: str, name: str, place: int, where: Mapping[str, int]) -> Iterator[_Event]:
+    yield {"ph": "M", "name": f"{kind}_name", **where, "args": {"name": name}}
+    yield {"ph": "M", "name": f"{kind}_sort_index", **where, "args": {"sort_index": place}}
+
+
+def _event(span: TraceSpan, process: int, thread: int) -> _Event:
+    return {
+        "name": span.name, "cat": span.resource, "ph": "X", "pid": process, "tid": thread,
+        "ts": span.start_seconds * _MICROSECONDS,
+        "dur": (span.end_seconds - span.start_seconds) * _MICROSECONDS, "args": dict(span.args),
+    }  # fmt: skip

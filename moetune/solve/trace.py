@@ -1,13 +1,6 @@
-"""The steps and timelines that an existing plan predicts, and as events of the Chrome trace format.
+"""The steps and timelines that an existing plan predicts; chunks and micro-batches count from 1."""
 
-Perfetto and chrome://tracing show the events. A prediction or a rank is a process of the trace, its
-streams are the process's threads. Both have numbers, which viewers sort them by, and names. Chunks,
-stages and micro-batches count from 1.
-
-Source: "Trace Event Format", complete events ("X") and metadata ("M").
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
@@ -35,16 +28,10 @@ from moetune.solve.layer.times import StepTime, phase_tasks, phase_time, step_ti
 from moetune.solve.model.pipeline import StagePipeline, pass_spans
 from moetune.solve.model.schedule import PASS_WORDS
 
-PREDICTED = 0
-"""Number of the prediction's process; a rank's is one more than the rank."""
 GATHER = "gather"
 """The transfer of a phase that is no chunk's: the first chunk waits for it."""
-MICROSECONDS = 1e6
 _MOST_PASSES = 20_000
 """Perfetto opens that many at once."""
-_FIRST_TRACKS = (COMPUTE, LINK)
-
-TraceEvent = dict[str, object]
 
 
 class TraceSpan(NamedTuple):
@@ -62,34 +49,6 @@ class TraceSpan(NamedTuple):
     start_seconds: float
     end_seconds: float
     args: Mapping[str, int]
-
-
-def process_events(name: str, spans: Sequence[TraceSpan], *, number: int) -> list[TraceEvent]:
-    """Return a process's names and places, then its spans; times in microseconds.
-
-    Computation is the first track and the link the second one, the others follow as they appear.
-    """
-    seen = dict.fromkeys(span.track for span in spans)
-    tracks = [track for track in _FIRST_TRACKS if track in seen]
-    tracks += [track for track in seen if track not in _FIRST_TRACKS]
-    threads = {track: index for index, track in enumerate(tracks, start=1)}
-    named = [*_named("process", name, number, {"pid": number})] if spans else []
-    for track, thread in threads.items():
-        named += _named("thread", track, thread, {"pid": number, "tid": thread})
-    return [*named, *(_event(span, number, threads[span.track]) for span in spans)]
-
-
-def _named(kind: str, name: str, place: int, where: Mapping[str, int]) -> Iterator[TraceEvent]:
-    yield {"ph": "M", "name": f"{kind}_name", **where, "args": {"name": name}}
-    yield {"ph": "M", "name": f"{kind}_sort_index", **where, "args": {"sort_index": place}}
-
-
-def _event(span: TraceSpan, process: int, thread: int) -> TraceEvent:
-    return {
-        "name": span.name, "cat": span.resource, "ph": "X", "pid": process, "tid": thread,
-        "ts": span.start_seconds * MICROSECONDS,
-        "dur": (span.end_seconds - span.start_seconds) * MICROSECONDS, "args": dict(span.args),
-    }  # fmt: skip
 
 
 def chunk_span(

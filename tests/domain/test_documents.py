@@ -8,10 +8,10 @@ from typing import Any, Literal
 import pytest
 from jsonschema_rs import validator_for
 
+from moetune.app.json_schema import Keys, ListOf, schema_of
 from moetune.domain.any_plan import plan_from_document, plan_from_json
 from moetune.domain.document import LARGEST, UNLESS_DEFAULT, decode, decode_schema, encode
 from moetune.domain.errors import InputError
-from moetune.domain.json_schema import Keys, ListOf, schema_of
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, Range
 from tests.runtime.plans import small_plan

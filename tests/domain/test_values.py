@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.profile_keys import in_si
 from moetune.domain.cluster import Machine, process_bytes
 from moetune.domain.errors import InputError
 from moetune.domain.interference import CompSpeed
@@ -14,7 +15,6 @@ from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.model import Transformer, read_shape
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
-from moetune.domain.profile_keys import in_si
 from moetune.domain.records import Observation, prediction_error
 from moetune.domain.reference import CollectiveTable, DispatcherTable, Network, Rows
 from moetune.domain.request import PlanRequest, check_sizes, decode_constraints

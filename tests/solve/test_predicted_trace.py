@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moetune.app.trace import process_events
 from moetune.domain.constraints import Bounds, Order, Strategy
 from moetune.domain.costs import LinearCost
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
@@ -19,7 +20,6 @@ from moetune.solve.trace import (
     layer_spans,
     overlap_share,
     plan_timelines,
-    process_events,
 )
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs, solution
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.app.profile_keys import UNIT_KEYS, in_si
 from moetune.domain.errors import InputError
-from moetune.domain.profile_keys import UNIT_KEYS, in_si
 
 
 def read(document: dict[str, object]) -> dict[str, Any]:
