@@ -114,25 +114,15 @@ def generation_of(capability: Capability) -> Generation | None:
     return next((name for least, name in _OF_CAPABILITY if capability >= least), None)
 
 
-_HALF = ("float16", "bfloat16")
-_EIGHT_BITS = ("fp8", "fp8_rowwise", "mxfp8")
-
-
 def _peaks(
-    *, half: float, eight: float = 0.0, four: float = 0.0, full: float = 0.0
+    *, half: float, eight: float = 0.0, four: float = 0.0, full: float = 0.0, **others: float
 ) -> Mapping[str, float]:
     """Return FLOP/s by number format, from TFLOP/s; 0 for none."""
     rates = {
-        **dict.fromkeys(_HALF, half),
-        **dict.fromkeys(_EIGHT_BITS, eight),
-        "nvfp4": four,
-        "float32": full,
-    }
+        "float16": half, "bfloat16": half, "fp8": eight, "fp8_rowwise": eight, "mxfp8": eight,
+        "nvfp4": four, "float32": full, **others,
+    }  # fmt: skip
     return MappingProxyType({name: rate * 1e12 for name, rate in rates.items() if rate})
-
-
-def _without(peaks: Mapping[str, float], dtype: str) -> Mapping[str, float]:
-    return MappingProxyType({name: rate for name, rate in peaks.items() if name != dtype})
 
 
 _A100 = _peaks(half=312.0, full=19.5)
@@ -168,7 +158,7 @@ PEAK_FLOPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "gb200": _peaks(half=2500.0, eight=5000.0, four=10_000.0),
         "gb300": _peaks(half=2500.0, eight=5000.0, four=15_000.0),
         # AMD Instinct data sheets. NVFP4 is NVIDIA's, and MX formats begin with CDNA 4.
-        "mi300x": _without(_peaks(half=1307.4, eight=2614.9), "mxfp8"),
+        "mi300x": _peaks(half=1307.4, eight=2614.9, mxfp8=0.0),
         "mi355x": _peaks(half=2500.0, eight=5000.0),
     }
 )

@@ -149,15 +149,14 @@ def _pack_group(
     ]
     used = sum(slot.num_elements for slot in runs[0]) * dtype_bytes(group.dtype)
     is_fused = len(runs) == 1 and used < chunk_bytes
+    item, ends = dtype_bytes(group.dtype), (run[-1].offset + run[-1].num_elements for run in runs)
     return [
-        Chunk(group=group, num_elements=_extent(group, slots), slots=slots, is_fused=is_fused)
-        for slots in runs
-    ]
-
-
-def _extent(group: ChunkGroup, slots: Sequence[Slot]) -> int:
-    last = slots[-1]
-    return rounded_elements(group, (last.offset + last.num_elements) * dtype_bytes(group.dtype))
+        Chunk(
+            group=group, num_elements=rounded_elements(group, end * item), slots=slots,
+            is_fused=is_fused,
+        )
+        for slots, end in zip(runs, ends, strict=True)
+    ]  # fmt: skip
 
 
 def _places(

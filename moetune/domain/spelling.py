@@ -111,15 +111,6 @@ def spelled(spelling: Spelling) -> Iterator[None]:
         raise
 
 
-def parsed(text: str | None, parse: Callable[[str], T], field: str) -> T | None:
-    """Return a field's parsed value; None where it was not given.
-
-    Raises:
-        InputError: the value is wrong; the error is about the field.
-    """
-    return None if text is None else read_flag(text, parse, field)
-
-
 def read_flag(text: str, parse: Callable[[str], T], field: str) -> T:
     """Return a field's parsed value.
 

@@ -75,12 +75,6 @@ class Table:
     best_rates: Floats
 
 
-def _seconds_at(rows: Floats, curve: Series, alpha_seconds: float) -> Floats:
-    through = curve_through(sizes=curve.sizes, seconds=curve.medians, alpha_seconds=alpha_seconds)
-    [seconds] = through.seconds_at(rows)
-    return cast("Floats", seconds)
-
-
 def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
     """Return the table of the measured shapes.
 
@@ -88,13 +82,20 @@ def table_of(shapes: Mapping[Shape, Series], alpha_seconds: float) -> Table:
         alpha_seconds: start-up time of their line.
     """
     rows = np.array(sorted({size for series in shapes.values() for size in series.sizes}))
-    curves = [*shapes.values()]
-    seconds = np.array([_seconds_at(rows, one, alpha_seconds) for one in curves])
-    sizes = np.array(list(shapes), float)
+    curves, sizes = [*shapes.values()], np.array(list(shapes), float)
+    seconds = np.concatenate(
+        [
+            curve_through(
+                sizes=curve.sizes, seconds=curve.medians, alpha_seconds=alpha_seconds
+            ).seconds_at(rows)
+            for curve in curves
+        ]
+    )
     macs, elements = work_of(sizes, rows)
     measured = np.zeros(seconds.shape, bool)
-    numbers = np.repeat(range(len(curves)), [len(one.sizes) for one in curves])
-    measured[numbers, np.searchsorted(rows, [size for one in curves for size in one.sizes])] = True
+    numbers = np.repeat(range(len(curves)), [len(curve.sizes) for curve in curves])
+    places = np.searchsorted(rows, [size for curve in curves for size in curve.sizes])
+    measured[numbers, places] = True
     low = np.array([[curve.sizes[0]] for curve in curves])
     high = np.array([[curve.sizes[-1]] for curve in curves])
     return Table(

@@ -26,13 +26,14 @@ def missing_collective(
     profile: Profile, *, op: CollectiveOp, group: Group, known: Sequence[Group]
 ) -> ProfileError:
     """Return the error for a group; the hint offers the estimate where there is one."""
-    hint = f"measure it on the cluster:  {_launch(profile, group)}"
+    launch = launcher(group, profile.machine)
+    hint = f"measure it on the cluster:  {launch} {_name(profile)}"
     if known:
         hint += "\n  or accept an estimate with --allow-modelled"
     group_size, num_nodes = group
     # Groups of as many ranks differ in their nodes, so these are named; else the sizes are enough.
-    alike = [group_name(one) for one in known if one[0] == group_size]
-    there = _has(profile, alike or sorted({size for size, _ in known}))
+    placed = [group_name((size, nodes)) for size, nodes in known if size == group_size]
+    there = _has(profile, placed or sorted({size for size, _ in known}))
     spread = f" on {num_nodes} nodes" if num_nodes else ""
     return ProfileError(f"no {op} measured for {group_size} ranks{spread} ({there})", hint)
 
@@ -52,7 +53,7 @@ def missing_copy(profile: Profile, *, copy: CopyKey, known: Sequence[str]) -> Pr
 
 
 def _has(profile: Profile, known: Sequence[object]) -> str:
-    there = ", ".join(str(one) for one in known) or "none"
+    there = ", ".join(map(str, known)) or "none"
     return f'profile "{profile.name}" has {there}'
 
 
@@ -72,7 +73,3 @@ def launcher(group: Group, machine: Machine) -> str:
         return "moetune profile" + (f" --nproc {size}" if size > 1 else "")
     here = per_node if num_nodes else math.ceil(size / nodes)
     return f"{torchrun(nodes, here)} -m moetune profile"
-
-
-def _launch(profile: Profile, group: Group) -> str:
-    return f"{launcher(group, profile.machine)} {_name(profile)}"

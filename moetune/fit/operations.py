@@ -5,7 +5,7 @@ A `Predictor` has the curve, and what is known of where it is from.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -82,7 +82,6 @@ class Predictor:
         factors: of what stands in, shape (curves, 1).
         cap: most that a time can be trusted.
         stand_in: what stands in; "" for the operation itself.
-        low, high: smallest and largest measured size.
         origin: of points from tables; None without any.
         table_factors: of times that are from the table.
     """
@@ -93,8 +92,6 @@ class Predictor:
     factors: Floats = field(default_factory=lambda: _ONE)
     cap: Trust = "measured"
     stand_in: str = ""
-    low: float = 0.0
-    high: float = 0.0
     origin: Origin | None = None
     table_factors: Floats = field(default_factory=lambda: _ONE)
 
@@ -122,11 +119,11 @@ class Predictor:
         return Estimate(seconds=seconds, trust=trust, doubts=(self._doubt(self.key, size),))
 
     def _doubt(self, key: CostKey, size: float) -> Doubt:
-        if self.stand_in:
-            return Doubt(operation=key.words, size=size, unit=unit_of(key), stand_in=self.stand_in)
-        return Doubt(
-            operation=key.words, size=size, unit=unit_of(key), low=self.low, high=self.high
-        )
+        doubt = Doubt(operation=key.words, size=size, unit=unit_of(key), stand_in=self.stand_in)
+        if self.stand_in or not isinstance(self.times, Curve):
+            return doubt
+        measured = self.times.sizes[0] / self.stretch
+        return doubt._replace(low=float(measured[0]), high=float(measured[-1]))
 
 
 _BACKWARD = "_backward"
@@ -306,39 +303,29 @@ class Operations(Tables):
         do they name what is published in a published profile, which says so as a whole.
         """
         basis, stand_in = source.basis, source.stand_in
-        is_told, low, high, origin = True, 0.0, 0.0, None
-        if isinstance(basis, Line):
-            is_told = bool(stand_in)
-        else:
+        origin, table_factors = None, _ONE
+        is_told = bool(stand_in) or not isinstance(basis, Line)
+        if not isinstance(basis, Line) and basis.origin is not None:
             origin = basis.origin
-            sizes = basis.curve.sizes[0] if isinstance(basis, Blend) else basis.series.sizes
-            low, high = float(sizes[0] / source.stretch), float(sizes[-1] / source.stretch)
-        if origin is not None and not stand_in:
-            stand_in = origin.words
-            published = origin.label, self.index.profile.provenance
-            is_told = published != ("published", "published")
-        named = key if source.stand_in else source.key
-        spread_label = f"{source.stand_in} stands in"
-        made = Predictor(
+            table_factors = self.curves.factors(f"{basis.family}: table", origin.spread)
+            if not stand_in:
+                stand_in = origin.words
+                published = origin.label, self.index.profile.provenance
+                is_told = published != ("published", "published")
+        named, times = key if source.stand_in else source.key, self.curves.times
+        return Predictor(
             key=named if is_told else None,
-            times=self._times_of(basis),
+            # Many numbers in flight share the points of the nearest one.
+            times=self.remembered(basis.label, lambda: times(basis))
+            if isinstance(basis, Points)
+            else times(basis),
             stretch=source.stretch,
-            factors=self.curves.factors(spread_label, source.spread),
+            factors=self.curves.factors(f"{source.stand_in} stands in", source.spread),
             cap=source.cap,
             stand_in=stand_in,
-            low=low,
-            high=high,
+            origin=origin,
+            table_factors=table_factors,
         )
-        if origin is None or isinstance(basis, Line):
-            return made
-        factors = self.curves.factors(f"{basis.family}: table", origin.spread)
-        return replace(made, origin=origin, table_factors=factors)
-
-    def _times_of(self, basis: Points | Blend | Line) -> Curve | Line:
-        """Return the curves of points, made once: many numbers in flight share the nearest one."""
-        if not isinstance(basis, Points):
-            return self.curves.times(basis)
-        return self.remembered(basis.label, lambda: self.curves.times(basis))
 
 
 def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> AttentionKey | None:
