@@ -16,13 +16,13 @@ from benchmarks.public_runs.rows import PublicRun, Skipped, read_failed, read_ru
 from benchmarks.public_runs.runs import read_more
 from benchmarks.public_runs.score import Scored
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.training_prices import device_prices
+from moetune.app.training import device_prices
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED
 from moetune.domain.targets import find_target
 from moetune.solve.model.memory import LIBRARY_BYTES, MemoryModel
-from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.step import StepPrices
 
 _BALANCED = frozenset({"deepseek-v3", "kimi-k2"})
@@ -50,7 +50,7 @@ def score(run: PublicRun) -> Scored:
     prices = StepPrices(job=run.job, device=device_prices(profile), stages=stages, target=target)
     layout = run.layout
     if run.job.decoder.name in _BALANCED and layout.pp > 1 and layout.stages is None:
-        layout = prices.balanced(layout)
+        layout = layout.changed(stages=prices.balanced_stages(layout))
     seconds = prices.step(layout).seconds if run.tokens is not None else None
     # The log is that of the first ranks, which get the mean of the rows over all blocks.
     model = MemoryModel(job=replace(run.job, routing=BALANCED), stages=stages, target=target)

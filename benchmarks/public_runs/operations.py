@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.public_runs.operation_rows import Row, questions
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.training_prices import device_prices
+from moetune.app.training import device_prices
 from moetune.domain.errors import MoetuneError
 
 _MACHINES: Mapping[str, str] = {

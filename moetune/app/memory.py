@@ -8,11 +8,10 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.optimizers import OptimizerName
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingDtype, TrainingJob
-from moetune.solve.model.fitting import Fitting
 from moetune.solve.model.memory import MemoryModel, RankMemory, fillable_bytes
 from moetune.solve.model.pins import contradiction
-from moetune.solve.model.space import LayoutSpace
-from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.space import Fitting, LayoutSpace
 
 HOST_BYTES = 2 * 2**40 * 9 // 10 // 8
 """Host memory of one of eight GPUs: 2 TiB of a reference machine's, of which a tenth is left."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moetune.app.models import FoundModel
 from moetune.app.profile_quality import GroupSummary
 from moetune.config import Launch
 from moetune.domain.cluster import Cluster
@@ -17,6 +16,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.domain.units import dtype_bytes
+from moetune.huggingface.registry import FoundModel
 from moetune.measure.decoder_points import MeasuredModel
 from moetune.measure.grid import Preset
 from moetune.measure.noise import has_drifted

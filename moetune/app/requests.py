@@ -9,7 +9,6 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from moetune.app.memory import MemoryQuestion
-from moetune.app.models import check_known, find_decoder_model, is_decoder_name
 from moetune.app.plan import LONGEST_NAME, profile_name
 from moetune.app.routing_files import read_layer_routing, read_routing
 from moetune.app.training import check_names, usual_dtype
@@ -34,7 +33,13 @@ from moetune.domain.spelling import about, flag_of, read_flag
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.units import dtype_bytes, full_dtype
-from moetune.huggingface.registry import configuration_of, resolve_name
+from moetune.huggingface.pasted import configuration_of
+from moetune.huggingface.registry import (
+    check_known,
+    find_decoder_model,
+    is_decoder_name,
+    resolve_name,
+)
 
 PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
 _LARGEST = {"world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from moetune.app.models import FoundModel, find_planned_model
+from moetune.app.models import find_planned_model
 from moetune.domain.chips import peak_flops
 from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
@@ -21,6 +21,7 @@ from moetune.domain.training_document import (
     TrainingMemory,
     TrainingStep,
 )
+from moetune.huggingface.registry import FoundModel
 from moetune.solve.model.alternatives import FoundSaving
 from moetune.solve.model.search import PricedLayout
 

@@ -111,10 +111,10 @@ def _request(
     budget: float | None, dtypes: tuple[str, ...] | None, group_sizes: tuple[int, ...] | None,
     tokens: int | None, base: str | None, **asked: str | None,
 ) -> "ProfileRequest":  # fmt: skip
-    from moetune.app.models import find_decoder_model
     from moetune.app.profile_request import ProfileRequest, measured_models
     from moetune.app.requests import ask, model_name
     from moetune.domain.question import read_texts
+    from moetune.huggingface.registry import find_decoder_model
 
     settings = session.settings
     if budget is None and settings.budget is not None:

@@ -9,14 +9,15 @@ from moetune.domain.errors import InputError
 from moetune.domain.experts import DenseFfn
 from moetune.huggingface import refusals
 from moetune.huggingface.families import FAMILIES
-from moetune.huggingface.family import Family, has_bias
-from moetune.huggingface.ffn import (
+from moetune.huggingface.family import (
     EXPERTS,
     GROUPS,
     SHARED,
     TOP_GROUPS,
     TOP_K,
+    Family,
     dense_ffn,
+    has_bias,
     routed_experts,
 )
 from moetune.huggingface.fields import HEADS, KEY_HEADS, WIDTH, Fields, is_harmless

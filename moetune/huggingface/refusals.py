@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
-from moetune.huggingface.ffn import ACTIVATION
+from moetune.huggingface.family import ACTIVATION
 from moetune.huggingface.fields import Fields, described
 
 _OTHERWISE: Mapping[str, tuple[str, ...]] = {

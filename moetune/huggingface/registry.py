@@ -1,29 +1,23 @@
-"""Where configurations come from: the registry's models, files, and texts that people paste.
+"""Models by name or by path: of the papers, of sizes, of the registry, of a `config.json`.
 
 Each model of the registry is a JSON file: its `title`, the `source` of its configuration,
 `aliases`, what its authors published, and the `config`: the fields that give sizes, which are read
 like a user's file.
-
-A pasted text is JSON or refused: nothing in it is run, and no file or network is read. It is
-bounded, told apart from other files, and packed for addresses.
 """
 
-import base64
-import binascii
 import json
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.document import is_pointer, refuse_pointer, refuse_zip
+from moetune.domain.document import refuse_pointer, refuse_zip
 from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.domain.model import MODELS, WHOLE_MODELS, Model, WholeModel, paper_decoder, read_shape
 from moetune.domain.spelling import nearest_then
-from moetune.huggingface.family import PREDICTIONS
-from moetune.huggingface.kinds import LAYERS
 from moetune.huggingface.reader import read_decoder
 
 _FOLDER = Path(__file__).resolve().parent / "models"
@@ -32,19 +26,118 @@ _SUFFIX = re.compile(
     r"|v0\.[0-9]+|v1|exp|speciale|terminus|[0-9]{4})$"
 )
 _PREFIX = re.compile(r"^(meta-|nvidia-)")
-MOST_BYTES = 256 * 2**10
-"""Of a configuration: the largest known has 30 KiB, most of it names of labels."""
-MOST_PACKED = 6_000
-"""Characters in an address: browsers and proxies take 8 KiB, of which the rest needs some."""
-NAME = "pasted"
-"""Of the model; `moetune plan --model pasted/config.json` plans the same under the same name."""
-_WHERE = "the configuration"
-_MOST_DEPTH = 16
-_LARGEST = 2**53
-_LAYERS = frozenset({*LAYERS, *PREDICTIONS})
-_MOST_LAYERS = 1024
-_PASTE = "paste the text of a config.json from a model's page on Hugging Face"
 _DIFFUSION = ("_diffusers_version", "sample_size", "cross_attention_dim")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """A model that was found.
+
+    Args:
+        decoder: None for a layer alone.
+        published: what its authors say of its size; "" where nothing is known.
+        paper: the entry of a paper's layer; None for others.
+        whole: the entry of a paper's whole model, or of one that is named by its sizes; None for
+            others.
+        config: of Hugging Face, as far as it is known.
+    """
+
+    title: str
+    source: str
+    layer: LayerShape
+    decoder: Decoder | None
+    published: str = ""
+    paper: Model | None = None
+    whole: WholeModel | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
+    """Return a model: a paper's name, sizes, a `config.json` or its folder, or a registry's name.
+
+    Args:
+        world_size: ranks, for papers' layers whose experts grow with them.
+
+    Raises:
+        InputError: there is none, or its configuration is wrong or not understood.
+    """
+    if name in MODELS:
+        return _paper(MODELS[name], world_size)
+    if (whole := _whole(name)) is not None:
+        decoder = paper_decoder(name, whole.shape)
+        return FoundModel(
+            title=whole.title, source=whole.source, layer=decoder.layer, decoder=decoder,
+            whole=whole,
+        )  # fmt: skip
+    if _is_there(name):
+        found = read_model(Path(name).expanduser())
+    elif resolve_name(name) is not None:
+        found = named_model(name)
+    else:
+        raise _unknown(name)
+    return FoundModel(
+        title=found.title,
+        source=found.source,
+        layer=found.decoder.layer,
+        decoder=found.decoder,
+        published=found.published,
+        config=found.config,
+    )
+
+
+def is_decoder_name(name: str) -> bool:
+    """Return whether a name is that of a whole model, and not of a layer."""
+    return name not in MODELS and (known_name(name) is not None or _is_there(name))
+
+
+def known_name(name: str) -> str | None:
+    """Return the name of a whole model without a file: a paper's, sizes, or the registry's."""
+    return name if _whole(name) is not None else resolve_name(name)
+
+
+def whole_names() -> tuple[str, ...]:
+    """Return the names of all whole models: of the papers, and of the registry."""
+    return *WHOLE_MODELS, *model_names()
+
+
+def check_known(name: str) -> None:
+    """Raise InputError where a name is of no model, with the nearest of all names."""
+    if name not in MODELS and not is_decoder_name(name):
+        raise _unknown(name)
+
+
+def _is_there(name: str) -> bool:
+    """Return whether a name is a path; the empty one, which is the working directory's, is none."""
+    return bool(name) and (Path(name).expanduser().exists() or name.endswith(".json"))
+
+
+def _unknown(name: str) -> InputError:
+    names = (*MODELS, *whole_names())
+    return InputError(
+        f"model {name!r} is unknown, and no such file or folder exists",
+        nearest_then(
+            "`moetune models list` names them; or give the path of a config.json",
+            name.rpartition("/")[2].lower(),
+            names,
+        ),
+    )
+
+
+def _paper(model: Model, world_size: int) -> FoundModel:
+    return FoundModel(
+        title=model.title, source=model.source, layer=model.layer(world_size), decoder=None,
+        paper=model,
+    )  # fmt: skip
+
+
+def _whole(name: str) -> WholeModel | None:
+    if name in WHOLE_MODELS:
+        return WHOLE_MODELS[name]
+    shape = read_shape(name)
+    if shape is None:
+        return None
+    title = f"Transformer {shape.moe.d_model} wide, {shape.num_layers} layers"
+    return WholeModel(name=name, title=title, source="its sizes", shape=shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,157 +264,6 @@ def read_model(path: Path) -> PublishedModel:
 def _entry(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastedConfig:
-    """A configuration that was pasted.
-
-    Args:
-        text: compact JSON of an object.
-    """
-
-    text: str
-
-    @property
-    def packed(self) -> str | None:
-        """The text for an address; None where it is too long for one."""
-        raw = zlib.compress(self.text.encode(), 9)
-        packed = base64.urlsafe_b64encode(raw).decode().rstrip("=")
-        return packed if len(packed) <= MOST_PACKED else None
-
-    def decoder(self) -> Decoder:
-        """Return the model; it may take long, as the sizes in a text are anybody's.
-
-        Raises:
-            InputError: the configuration describes no known model.
-        """
-        return read_decoder(json.loads(self.text), name=NAME, where=_WHERE)
-
-
-def pasted_config(text: str) -> PastedConfig:
-    """Return the configuration in a pasted text.
-
-    Raises:
-        InputError: it is too long, another kind of file, or not an object of JSON.
-    """
-    if len(text.encode("utf-8", errors="replace")) > MOST_BYTES:
-        raise InputError(
-            f"{_WHERE} is longer than the {MOST_BYTES // 2**10} KiB that are read here",
-            "paste a config.json alone; a tokenizer, an index of weights or weights are longer",
-        )
-    _check_kind(text.lstrip("\ufeff \t\r\n"))
-    document = _json(text)
-    check_fields(document, _WHERE, _PASTE)
-    _check_layers(document)
-    return PastedConfig(text=json.dumps(document, separators=(",", ":"), ensure_ascii=False))
-
-
-def configuration_of(value: object) -> PastedConfig:
-    """Return the configuration in a program's values.
-
-    Raises:
-        InputError: as of `pasted_config`.
-    """
-    if isinstance(value, PastedConfig):
-        return value
-    try:
-        return pasted_config(json.dumps(value))
-    except (TypeError, ValueError):
-        raise InputError(
-            f"config must be the values of a config.json, got {type(value).__name__}",
-            "read the file with json.load, or give its path as the model", field="config",
-        ) from None  # fmt: skip
-
-
-def unpacked_config(packed: str) -> PastedConfig:
-    """Return what `PastedConfig.packed` is of; it is bounded whatever the packing says.
-
-    Raises:
-        InputError: it was cut short or changed, or its text is too long.
-    """
-    broken = InputError(
-        f"config: {_WHERE} in the address is damaged or was cut short",
-        "copy the whole address again, or paste the configuration",
-    )
-    if len(packed) > MOST_PACKED:
-        raise broken
-    unpacker = zlib.decompressobj()
-    try:
-        raw = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
-        text = unpacker.decompress(raw, MOST_BYTES + 1)
-    except (ValueError, binascii.Error, zlib.error):
-        raise broken from None
-    if len(text) > MOST_BYTES:
-        raise InputError(
-            f"config: {_WHERE} in the address unpacks to more than {MOST_BYTES // 2**10} KiB",
-            "paste the configuration itself",
-        )
-    if not unpacker.eof or unpacker.unused_data:
-        raise broken
-    try:
-        return pasted_config(text.decode())
-    except UnicodeDecodeError:
-        raise broken from None
-
-
-def _check_kind(start: str) -> None:
-    """Raise InputError for files that people take for a configuration."""
-    if is_pointer(start):
-        raise InputError(
-            f"{_WHERE} is a Git LFS pointer: it names a file, and does not have its text",
-            "run `git lfs pull`, or copy the text from the model's page",
-        )
-    if start.startswith(("PK\x03", "PK\x05", "\x1f\x8b", "\x1f\ufffd", "\x80", "\ufffd")):
-        raise InputError(f"{_WHERE} is a compressed or binary file, not a text", _PASTE)
-    if start.startswith("<"):
-        raise InputError(f"{_WHERE} is a page of HTML, not a config.json", _PASTE)
-    if not start:
-        raise InputError(f"{_WHERE} is empty", _PASTE)
-
-
-def _json(text: str) -> Mapping[str, object]:
-    try:
-        document = json.loads(text.lstrip("\ufeff"), parse_constant=_no_number)
-        _check_values(document, _MOST_DEPTH)
-        # What UTF-8 cannot hold, a lone half of a pair, would fail later.
-        json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{_WHERE} holds characters that are none", _PASTE) from None
-    except RecursionError:
-        raise InputError(f"{_WHERE} is nested too deeply for a model's", _PASTE) from None
-    except ValueError as error:
-        raise InputError(f"{_WHERE} is not valid JSON: {error}", _PASTE) from None
-    if not isinstance(document, Mapping):
-        raise InputError(f"{_WHERE} is not an object of fields", _PASTE)
-    return document
-
-
-def _no_number(word: str) -> object:
-    raise ValueError(f"{word} is no number of JSON")
-
-
-def _check_values(value: object, depth: int) -> None:
-    """Raise ValueError for what is nested deeply, or counts beyond what any model has."""
-    if isinstance(value, Mapping | list):
-        if not depth:
-            raise ValueError(f"it is nested more than {_MOST_DEPTH} levels deep")
-        for item in value.values() if isinstance(value, Mapping) else value:
-            _check_values(item, depth - 1)
-    elif isinstance(value, int) and abs(value) > _LARGEST:
-        raise ValueError(f"it has the number {value}, larger than any of a model")
-
-
-def _check_layers(document: Mapping[str, object]) -> None:
-    """Raise InputError for so many layers that to write them down takes long."""
-    for key, value in document.items():
-        if isinstance(value, Mapping):
-            _check_layers(value)
-        elif key in _LAYERS and isinstance(value, int) and value > _MOST_LAYERS:
-            raise InputError(
-                f"{_WHERE} has {key} {value:,}, more than the {_MOST_LAYERS:,} that are read here",
-                "correct the field in the configuration",
-            )
 
 
 def check_fields(document: Mapping[str, object], where: str, hint: str) -> None:

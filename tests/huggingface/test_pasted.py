@@ -8,8 +8,8 @@ from hashlib import sha256
 import pytest
 
 from moetune.domain.errors import InputError
+from moetune.huggingface.pasted import MOST_BYTES, MOST_PACKED, pasted_config, unpacked_config
 from moetune.huggingface.reader import read_decoder
-from moetune.huggingface.registry import MOST_BYTES, MOST_PACKED, pasted_config, unpacked_config
 from tests.huggingface.configs import DEEPSEEK, QWEN3
 
 

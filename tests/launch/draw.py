@@ -14,14 +14,13 @@ from functools import partial
 from typing import Any
 
 from moetune.app.export import export_plan
-from moetune.app.models import find_decoder_model
 from moetune.app.profiles import find_profile
 from moetune.app.requests import ask, training_request
 from moetune.app.training import plan_training
 from moetune.domain.errors import MoetuneError
 from moetune.domain.site import site_of
 from moetune.domain.targets import find_target
-from moetune.huggingface.registry import model_names
+from moetune.huggingface.registry import find_decoder_model, model_names
 
 MACHINES = ("h100-x8", "a100-x8", "a100-x4", "h200-x8", "h800-x8", "b200-x8", "b300-x8",
             "gb200-nvl72", "gb300-nvl72", "h100-x8-efa")  # fmt: skip

@@ -20,9 +20,8 @@ from moetune.app.subjects.values import (
     WhyNot,
     difference_of,
 )
-from moetune.app.training import plan_training, search_of
+from moetune.app.training import plan_training, search_of, step_prices
 from moetune.app.training_plan import TrainingRequest, plan_id, planned_job
-from moetune.app.training_prices import step_prices
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode

@@ -5,13 +5,12 @@ Nothing here loads a solver: `moetune models` answers at once.
 
 from dataclasses import fields
 
-from moetune.app.models import FoundModel
 from moetune.app.views.words import layer_words
 from moetune.domain.architecture import Decoder, Part
 from moetune.domain.document import encode
 from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts
 from moetune.domain.model import MODELS, WHOLE_MODELS, Model
-from moetune.huggingface.registry import RegisteredModel
+from moetune.huggingface.registry import FoundModel, RegisteredModel
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural
 
 _BILLION = 10**9

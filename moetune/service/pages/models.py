@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from fastapi import Request
 
 from moetune.app.memory import MemoryAnswer, MemoryQuestion, fit_memory
-from moetune.app.models import FoundModel, find_decoder_model, known_name
 from moetune.app.requests import memory_question
 from moetune.app.views.memory import memory_sections
 from moetune.app.views.models import decoder_sections, model_section
@@ -14,7 +13,12 @@ from moetune.domain.errors import MoetuneError, NotFoundError
 from moetune.domain.model import MODELS, WHOLE_MODELS
 from moetune.domain.question import read_texts
 from moetune.domain.units import parse_count
-from moetune.huggingface.registry import registered_models
+from moetune.huggingface.registry import (
+    FoundModel,
+    find_decoder_model,
+    known_name,
+    registered_models,
+)
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Form, Link, Page, address, filled

@@ -22,13 +22,8 @@ from moetune.domain.model import MODELS
 from moetune.domain.question import ASKS, read_texts
 from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.units import DTYPE_BYTES
-from moetune.huggingface.registry import (
-    NAME,
-    PastedConfig,
-    model_names,
-    pasted_config,
-    unpacked_config,
-)
+from moetune.huggingface.pasted import NAME, PastedConfig, pasted_config, unpacked_config
+from moetune.huggingface.registry import model_names
 from moetune.report.section import Section
 from moetune.service.access import Access
 from moetune.service.bodies import read_form

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from moetune.app.library import read_plans
-from moetune.app.models import whole_names
 from moetune.app.subjects import Subject
 from moetune.app.views.observed import observed_steps
 from moetune.app.views.plan import plan_sections
@@ -15,6 +14,7 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
+from moetune.huggingface.registry import whole_names
 from moetune.report.section import Section
 from moetune.service.pages.compare import whatif_form
 from moetune.service.pages.library import Library

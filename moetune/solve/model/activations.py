@@ -1,4 +1,4 @@
-"""Bytes of one block's activations that a micro-batch leaves for its backward pass on a rank.
+"""Bytes that a rank keeps of one block's activations for its backward pass, and of its states.
 
 bfloat16 tensors that Megatron-Core with Transformer Engine keeps, FlashAttention without scores;
 of routed experts what the target's do. A recomputed module keeps its inputs alone. With 8-bit GEMMs
@@ -8,6 +8,9 @@ torchtitan's selective recomputation keeps of a block its input, what every seco
 attention's output, and what exchanges and reductions over tensor ranks give; grouped GEMMs of
 experts are computed again (`torchtitan/distributed/activation_checkpoint.py`, `SelectiveAC`, whose
 list of operations is that of `torch._functorch.partitioners`).
+
+From ZeRO stage 1 on a replica has its shard of the states alone, from stage 2 on of the gradients,
+too, and under stage 3 of the parameters. Dense parameters have dp·cp replicas, experts edp.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +20,7 @@ from typing import NamedTuple
 from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.optimizers import Optimizer
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.targets import Target, find_target
@@ -68,7 +72,7 @@ def block_modules(
     """
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
     shared = tokens if target.splits_sequence else tokens * layout.tp
-    kept = _Kept(target, layout, shared, tokens, GEMM_INPUT[job.dtype])
+    scope = _Kept(target, layout, shared, tokens, GEMM_INPUT[job.dtype])
     elements = shared * job.decoder.d_model
     if "full" in layout.recompute:
         return {"inputs": ELEMENT * elements}
@@ -79,26 +83,26 @@ def block_modules(
         return selective_modules(
             block, layout, tokens=tokens, rows=rows, d_model=job.decoder.d_model
         )
-    norms = sum(_norm_bytes(part, kept) for part in block.parts)
-    found = {"inputs": ELEMENT * elements * len(block.parts), "norms": norms * elements}
+    norms = sum(_norm_bytes(part, scope) for part in block.parts)
+    modules = {"inputs": ELEMENT * elements * len(block.parts), "norms": norms * elements}
     for part in block.parts:
-        for name, size in _part_modules(part, job, kept).items():
-            found[name] = found.get(name, 0.0) + size
-    return found
+        for name, size in _part_modules(part, job, scope).items():
+            modules[name] = modules.get(name, 0.0) + size
+    return modules
 
 
-def _norm_bytes(part: Part, kept: _Kept) -> float:
+def _norm_bytes(part: Part, scope: _Kept) -> float:
     """Return the bytes of an element that is kept of the norm before a part.
 
     The router reads it in bfloat16; two projections to latent vectors keep 8 bits each.
     """
-    if _norm_is_freed(part, kept.layout):
+    if _norm_is_freed(part, scope.layout):
         return 0.0
     if isinstance(part, RoutedExperts):
         return ELEMENT
     if isinstance(part, LatentAttention):
-        return min(ELEMENT, 2 * kept.gemm)
-    return kept.gemm
+        return min(ELEMENT, 2 * scope.gemm)
+    return scope.gemm
 
 
 def _norm_is_freed(part: Part, layout: FoldedLayout) -> bool:
@@ -136,27 +140,27 @@ def exchange_bytes(job: TrainingJob, layout: FoldedLayout) -> float:
     if layout.dispatcher != "hybrid_ep" or layout.ep == 1:
         return 0.0
     tokens = layout.ep * layout.micro_batch * job.length / (layout.cp * layout.tp)
-    shapes = (one.layer for one in job.decoder.routed_kinds if one is not None)
-    rows = ((ELEMENT * one.d_model, FULL * one.num_experts) for one in shapes)
-    return 2 * tokens * max((sum(one) for one in rows), default=0.0)
+    shapes = (part.layer for part in job.decoder.routed_kinds if part is not None)
+    rows = ((ELEMENT * shape.d_model, FULL * shape.num_experts) for shape in shapes)
+    return 2 * tokens * max((sum(size) for size in rows), default=0.0)
 
 
-def _part_modules(part: Part, job: TrainingJob, kept: _Kept) -> dict[str, float]:
-    recompute = kept.layout.recompute
+def _part_modules(part: Part, job: TrainingJob, scope: _Kept) -> dict[str, float]:
+    recompute = scope.layout.recompute
     if isinstance(part, DenseFfn):
-        return {} if "mlp" in recompute else {"mlp": _ffn_bytes(part, kept)}
+        return {} if "mlp" in recompute else {"mlp": _ffn_bytes(part, scope)}
     if isinstance(part, RoutedExperts):
         if "moe" in recompute:
             return {}
-        return _routed_modules(part, kept.tokens * most_rows(part, job, kept.layout), kept)
+        return _routed_modules(part, scope.tokens * most_rows(part, job, scope.layout), scope)
     widths = part.widths
     inner = sum(widths.values()) + _kept_inside(part)
     if isinstance(part, LatentAttention) and "mla_up_proj" in recompute:
         inner -= widths["q"] + widths["k"] + widths["v"] + _kept_inside(part)
     # The output of recomputed core attention is the next projection's input, and kept all the same.
     heads: int = getattr(part, "num_heads", 0)
-    narrow = kept.gemm * widths.get("output", 0) if kept.gemm < ELEMENT else 0.0
-    return {part.name: kept.tokens * (ELEMENT * inner + narrow + FULL * heads)}
+    narrow = scope.gemm * widths.get("output", 0) if scope.gemm < ELEMENT else 0.0
+    return {part.name: scope.tokens * (ELEMENT * inner + narrow + FULL * heads)}
 
 
 def _kept_inside(part: Part) -> int:
@@ -174,11 +178,11 @@ def _kept_inside(part: Part) -> int:
     return 0
 
 
-def _ffn_bytes(part: DenseFfn, kept: _Kept) -> float:
+def _ffn_bytes(part: DenseFfn, scope: _Kept) -> float:
     """Return what an FFN keeps: its up-projections, the factors of an activation, its result."""
-    factors = part.is_gated and not kept.target.fuses_activations
-    hidden = ELEMENT * (part.num_gemms - 1 + factors) + kept.gemm
-    return kept.tokens * part.d_hidden * hidden
+    factors = part.is_gated and not scope.target.fuses_activations
+    hidden = ELEMENT * (part.num_gemms - 1 + factors) + scope.gemm
+    return scope.tokens * part.d_hidden * hidden
 
 
 def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> float:
@@ -186,26 +190,26 @@ def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> fl
     return part.mean_top_k * job.skew(part, layout.ep).p99 * layout.etp
 
 
-def _routed_modules(part: RoutedExperts, rows: float, kept: _Kept) -> dict[str, float]:
-    target, layout, tokens = kept.target, kept.layout, kept.tokens
+def _routed_modules(part: RoutedExperts, rows: float, scope: _Kept) -> dict[str, float]:
+    target, layout, tokens = scope.target, scope.layout, scope.tokens
     by = target.kept_by_experts
     hidden = part.d_hidden / layout.etp
     width = ELEMENT * hidden * (part.num_gemms - 1)
     if by.activations and "moe_act" not in layout.recompute:
         # The gate's result is a factor, and where rows are weighted here, their product is.
         factors = 0 if target.fuses_activations else part.is_gated + (not by.results)
-        width += hidden * (kept.gemm + ELEMENT * factors)
+        width += hidden * (scope.gemm + ELEMENT * factors)
     if by.gradients_wait and layout.order in SPLITTING:
         width += ELEMENT * hidden * (part.num_gemms - 1)
-    found = {
+    modules = {
         "router": by.router_copies * FULL * tokens * part.num_experts,
-        "experts": rows * (kept.gemm * part.d_expert + width),
+        "experts": rows * (scope.gemm * part.d_expert + width),
     }
     if by.results:
-        found["experts"] += ELEMENT * tokens * part.mean_top_k * part.d_expert
+        modules["experts"] += ELEMENT * tokens * part.mean_top_k * part.d_expert
     if part.shared is not None and "shared_experts" not in layout.recompute:
-        found["shared_experts"] = _ffn_bytes(part.shared, kept)
-    return found
+        modules["shared_experts"] = _ffn_bytes(part.shared, scope)
+    return modules
 
 
 def selective_modules(
@@ -217,22 +221,22 @@ def selective_modules(
         tokens: of a rank, cut over tensor ranks.
         rows: of its experts that exchanges bring, and are kept.
     """
-    found = {"inputs": ELEMENT * tokens * d_model}
+    modules = {"inputs": ELEMENT * tokens * d_model}
     saves = True
     for part in block.parts:
-        name, kept = _name(part), 0.0
+        name, num_bytes = _name(part), 0.0
         for width in _widths(part, d_model):
-            kept += ELEMENT * tokens * width * saves
+            num_bytes += ELEMENT * tokens * width * saves
             saves = not saves
         if isinstance(part, RoutedExperts):
-            kept += 2 * ELEMENT * rows * part.d_expert
+            num_bytes += 2 * ELEMENT * rows * part.d_expert
         elif not isinstance(part, DenseFfn):
             heads: int = getattr(part, "num_heads", 0)
-            kept += tokens * (ELEMENT * part.widths.get("output", 0) + FULL * heads)
+            num_bytes += tokens * (ELEMENT * part.widths.get("output", 0) + FULL * heads)
         if layout.tp > 1:
-            kept += ELEMENT * tokens * d_model
-        found[name] = found.get(name, 0.0) + kept
-    return found
+            num_bytes += ELEMENT * tokens * d_model
+        modules[name] = modules.get(name, 0.0) + num_bytes
+    return modules
 
 
 def _name(part: Part) -> str:
@@ -259,3 +263,43 @@ def _widths(part: Part, d_model: int) -> Iterator[int]:
     else:
         yield from (width for name, width in part.widths.items() if name != "output" and width)
         yield d_model
+
+
+SHARDS_GRADIENTS = 2
+"""The ZeRO stage, and those above it."""
+WHOLE_BLOCKS = 2
+"""Of a sharded model that a device has at once: the one that is computed and the next one.
+
+Megatron-FSDP takes twice a block as the size of its queues (`suggested_communication_unit_size`).
+"""
+
+
+def shard_of(layout: FoldedLayout, dense: float, experts: float) -> float:
+    """Return the parameters of one replica's shard."""
+    return dense / (layout.dp * layout.cp) + experts / layout.edp
+
+
+def state_bytes(
+    layout: FoldedLayout, optimizer: Optimizer, dense: float, experts: float, *, on_host: float
+) -> tuple[float, float, float]:
+    """Return the bytes of so many parameters, of their gradients, and of their states.
+
+    FSDP2 shards float32 parameters at every stage. At stage 2 what it gathers stays for the whole
+    step, and gradients of micro-batches are added up whole
+    (`torch/distributed/fsdp/_fully_shard/_fsdp_param.py`, `unsharded_accumulated_grad`).
+
+    Args:
+        on_host: share of the optimizer that the host keeps.
+    """
+    count, shard, zero = dense + experts, shard_of(layout, dense, experts), layout.zero
+    is_whole = zero <= SHARDS_GRADIENTS
+    parameters = optimizer.parameter_bytes * (count if is_whole else shard)
+    gradients = optimizer.gradient_bytes * (shard if zero >= SHARDS_GRADIENTS else count)
+    if optimizer.updates_parameters and is_whole:
+        parameters = optimizer.parameter_bytes * shard + ELEMENT * count
+        gradients += optimizer.gradient_bytes * count * (layout.pp > 1)
+    return (
+        parameters,
+        gradients,
+        (1 - on_host) * optimizer.state_bytes * (shard if zero else count),
+    )

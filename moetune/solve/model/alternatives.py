@@ -15,8 +15,15 @@ from typing import Any
 from moetune.domain.training import CudaGraphs, FoldedLayout, LayoutRequest
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.pins import contradiction
-from moetune.solve.model.search import NOISE, FoldedSearch, PricedLayout
-from moetune.solve.model.table import LayoutTable, Node, wholes_in_order
+from moetune.solve.model.pipeline import least_seconds
+from moetune.solve.model.search import (
+    NOISE,
+    FoldedSearch,
+    LayoutTable,
+    Node,
+    PricedLayout,
+    wholes_in_order,
+)
 from moetune.solve.model.uncertainty import OWN_SPREAD
 
 WORTH_GRAPHS = OWN_SPREAD
@@ -44,7 +51,7 @@ def with_graphs(
     if pins.cuda_graphs is not None or search.site is None or not search.fits(plain.layout):
         return None
     most_bytes = search.limit_bytes * (1 - ROOM_FOR_GRAPHS)
-    found, step_seconds = None, plain.step.seconds
+    fastest, step_seconds = None, plain.step.seconds
     for graphs in search.target.tried_graphs(search.site, search.job.dtype):
         graphed, most = replace(pins, cuda_graphs=graphs), step_seconds * (1 - WORTH_GRAPHS)
         layouts = BestLayouts.of(search, graphed)
@@ -53,8 +60,8 @@ def with_graphs(
             layouts = BestLayouts(replace(search, limit_bytes=most_bytes), graphed)
             best = layouts.best_below(most)
         if best is not None:
-            found, step_seconds = layouts, best.step.seconds
-    return found
+            fastest, step_seconds = layouts, best.step.seconds
+    return fastest
 
 
 def as_graphed(pins: LayoutRequest, layout: FoldedLayout) -> LayoutRequest:
@@ -129,8 +136,8 @@ class Savings:
         layout = self.best.layout
         changes: list[tuple[str, Any]] = [("recompute", ())] if layout.recompute else []
         if self._waits_for_replicas:
-            fewer = [one for one in self.search.target.zero if 1 <= one < layout.zero]
-            changes += [("zero", one) for one in fewer[-1:]]
+            fewer = [stage for stage in self.search.target.zero if 1 <= stage < layout.zero]
+            changes += [("zero", stage) for stage in fewer[-1:]]
             changes.append(("micro_batch", 2 * layout.micro_batch))
         for name, value in changes:
             if getattr(self.pins, name) is None:
@@ -177,9 +184,11 @@ def memory_front(
         InputError: the pins break a rule, or no layout obeys the rules.
     """
     graphed = replace(pins, cuda_graphs=pins.cuda_graphs or graphs)
-    every = (pins, graphed) if graphed.cuda_graphs not in (pins.cuda_graphs, "none") else (pins,)
+    questions = (
+        (pins, graphed) if graphed.cuda_graphs not in (pins.cuda_graphs, "none") else (pins,)
+    )
     numbers = itertools.count()
-    tables = [LayoutTable(search=search, pins=one, numbers=numbers) for one in every]
+    tables = [LayoutTable(search=search, pins=asked, numbers=numbers) for asked in questions]
     front = [*_Sweep(tables).front()]
     if not front:
         raise contradiction(search.space, pins)
@@ -226,11 +235,11 @@ class _Sweep:
         prices, fitting, pins = self._search.prices, self._search.fitting, table.pins
         rounds = prices.rounds_at_least(row)
         for cut in table.cuts(row):
-            passes = prices.least_of_pipeline(cut)  # with the other dispatchers it is longer
+            passes = least_seconds(prices.pipeline(cut))  # with the other dispatchers it is longer
             if passes > self._worth:
                 continue
             for sharded in table.sharded(cut):
-                least = passes + prices.update.least_of_gradients(sharded)
+                least = passes + prices.least_of_gradients(sharded)
                 for seconds, dispatcher in table.ranked(row):
                     layout = sharded.changed(dispatcher=dispatcher)
                     bound, peak = (
@@ -244,7 +253,7 @@ class _Sweep:
         fitting, prices, pins = self._search.fitting, self._search.prices, table.pins
         passes = prices.least_of_passes(layout)
         for share in fitting.shares(layout, pins):
-            seconds = passes + prices.update.optimizer_seconds(layout, share)
+            seconds = passes + prices.optimizer_seconds(layout, share)
             if seconds > self._worth:
                 continue
             for whole in fitting.waiting(layout, share, pins):
@@ -253,18 +262,18 @@ class _Sweep:
                     yield table.node((peak, seconds), whole)
 
 
-def _falling(found: Sequence[PricedLayout]) -> Iterator[PricedLayout]:
+def _falling(layouts: Sequence[PricedLayout]) -> Iterator[PricedLayout]:
     """Yield layouts in the order of their own memory, each so much faster than the one before.
 
     Args:
-        found: in the order of the memory that the mean of their layers needs.
+        layouts: in the order of the memory that the mean of their layers needs.
     """
     worth = float("inf")
-    for one in sorted(found, key=_size):
-        if one.step.seconds <= worth:
-            yield one
-            worth = one.step.seconds * (1 - NOISE)
+    for priced in sorted(layouts, key=_size):
+        if priced.step.seconds <= worth:
+            yield priced
+            worth = priced.step.seconds * (1 - NOISE)
 
 
-def _size(one: PricedLayout) -> tuple[float, float]:
-    return one.memory.peak_bytes, one.step.seconds
+def _size(priced: PricedLayout) -> tuple[float, float]:
+    return priced.memory.peak_bytes, priced.step.seconds

@@ -11,8 +11,14 @@ from dataclasses import dataclass, field
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.training import TOKEN_DISPATCHERS, FoldedLayout, LayoutRequest
-from moetune.solve.model.search import NOISE, FoldedSearch, PricedLayout
-from moetune.solve.model.table import LayoutTable, Node, wholes_in_order
+from moetune.solve.model.search import (
+    NOISE,
+    FoldedSearch,
+    LayoutTable,
+    Node,
+    PricedLayout,
+    wholes_in_order,
+)
 
 NUM_ALTERNATIVES = 5
 

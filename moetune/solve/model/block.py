@@ -85,22 +85,22 @@ class BlockPrices:
 
     def times(self, block: Block) -> BlockTimes:
         """Return the times of a block."""
-        own = self.local_times(block)
+        times = self.local_times(block)
         if block.routed is None:
-            return own
-        return own + self.expert_times(block.routed) + self.sent_times(block.routed)
+            return times
+        return times + self.expert_times(block.routed) + self.sent_times(block.routed)
 
     def local_times(self, block: Block) -> BlockTimes:
         """Return what does not depend on where the experts are: all parts but these, and norms."""
-        found: list[tuple[ModuleName, Passes]] = []
+        modules: list[tuple[ModuleName, Passes]] = []
         norm = self._norm(block.streams)
         for part in block.parts:
             if isinstance(part, DenseFfn):
-                found += self._dense(part)
+                modules += self._dense(part)
             elif not isinstance(part, RoutedExperts):
-                found += self._mixer(part)
-            found.append(("norm", norm))
-        return BlockTimes.of(found)
+                modules += self._mixer(part)
+            modules.append(("norm", norm))
+        return BlockTimes.of(modules)
 
     def expert_times(self, part: RoutedExperts) -> BlockTimes:
         """Return what does not depend on the dispatcher: experts, router and shared experts."""
@@ -170,13 +170,13 @@ class BlockPrices:
     def _attention(self, part: Mixer, macs: float, *, backward: bool) -> float:
         """Return attention without projections: as measured, else by the rate of large GEMMs."""
         if isinstance(part, GroupedQueryAttention) and part.is_full and self.layout.cp == 1:
-            found = self.device.measured_attention(
+            measured = self.device.measured_attention(
                 num_sequences=self.layout.micro_batch, length=self.job.length,
                 num_heads=max(1, part.num_heads // self.layout.tp), head_dim=part.head_dim,
                 backward=backward,
             )  # fmt: skip
-            if found is not None:
-                return found
+            if measured is not None:
+                return measured
         return self.device.attention_core(
             macs, head_dim=head_dim_of(part), length=self.job.length / self.layout.cp,
             backward=backward, has_flash2=self.target.kernels.has_flash2,
@@ -312,9 +312,9 @@ class BlockPrices:
     def _experts(self, part: RoutedExperts, rows: float) -> Passes:
         layout, experts = self.layout, part.num_experts // self.layout.ep
         width = max(1, part.d_hidden // layout.etp)
-        each, up = rows / experts, width * (part.num_gemms - 1)
-        return self._gemm(each, part.d_expert, up, num_experts=experts) + self._gemm(
-            each, width, part.d_expert, num_experts=experts
+        rows_of_expert, up = rows / experts, width * (part.num_gemms - 1)
+        return self._gemm(rows_of_expert, part.d_expert, up, num_experts=experts) + self._gemm(
+            rows_of_expert, width, part.d_expert, num_experts=experts
         )
 
     def _expert_activation(self, part: RoutedExperts, rows: float) -> Passes:

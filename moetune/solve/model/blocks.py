@@ -10,7 +10,8 @@ from moetune.domain.experts import RoutedExperts
 from moetune.domain.once import Tables, once
 from moetune.domain.targets import Target
 from moetune.domain.training import Degrees, FoldedLayout, TrainingJob
-from moetune.solve.model.block import BlockPrices
+from moetune.solve.model.activations import ELEMENT
+from moetune.solve.model.block import GEMM_FORMS, BlockPrices
 from moetune.solve.model.chunks import (
     ChunkedBlock,
     ChunkedPasses,
@@ -20,16 +21,18 @@ from moetune.solve.model.chunks import (
 )
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.passes import (
+    FORWARD_OF_BOTH,
     BlockSeconds,
     BlockTimes,
     DevicePasses,
+    Room,
     block_seconds,
     device_passes,
     host_seconds,
     idle_seconds,
     repeats_exchange,
 )
-from moetune.solve.model.stages import DecoderStages, block_counts
+from moetune.solve.model.pipeline import DecoderStages, StageBlocks, counted
 
 _Key = tuple[object, ...]
 _Priced = TypeVar("_Priced")
@@ -80,12 +83,12 @@ class BlockTable(Tables):
     )
 
     def __post_init__(self) -> None:
-        kinds, at = _distinct(self.job.decoder.kinds_and_predictions)
+        kinds, places = _distinct(self.job.decoder.kinds_and_predictions)
         counts = [0] * len(kinds)
-        for index, count in zip(at, block_counts(self.stages.whole, len(at)), strict=True):
+        for count, index in counted(self.stages.whole, places):
             counts[index] += count
         object.__setattr__(self, "_kinds", kinds)
-        object.__setattr__(self, "_at", at)
+        object.__setattr__(self, "_at", places)
         object.__setattr__(self, "_counts", tuple(counts))
         object.__setattr__(self, "_local", _distinct(kind.with_record(None) for kind in kinds))
         object.__setattr__(self, "_routed", _distinct(kind.routed for kind in kinds))
@@ -103,23 +106,23 @@ class BlockTable(Tables):
         chunked = self._chunked(layout, on_device) if is_chunked else nothing
         # Prices of runtimes that chunk have no such idle time.
         has_idle = not is_chunked and "chunks" not in self.target.overlaps
-        found = []
-        parts, at = self._routed
-        for place, one, cut, beside in zip(
-            at, on_device, chunked, self._beside(layout), strict=True
+        seconds = []
+        parts, places = self._routed
+        for place, kind, cut, hidden in zip(
+            places, on_device, chunked, self._beside(layout), strict=True
         ):
-            slack, saved = one.slack, (0.0, 0.0)
+            slack, saved = kind.slack, (0.0, 0.0)
             if cut is not None and degree is not None:
                 slack, saved = slack - cut.launches(degree), cut.saved(degree)
             if has_idle:
                 slack = min(slack, -idle_seconds(parts[place], layout))
-            found.append(
+            seconds.append(
                 block_seconds(
-                    one.times, layout, device=one.passes, slack=slack, saved=saved, beside=beside,
+                    kind.times, layout, device=kind.passes, slack=slack, saved=saved, beside=hidden,
                     overlap_hidden=self.target.overlap_hidden,
                 )
             )  # fmt: skip
-        return tuple(found[index] for index in self._at)
+        return tuple(seconds[index] for index in self._at)
 
     @once(_shape)
     def _times_of_kinds(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
@@ -133,9 +136,9 @@ class BlockTable(Tables):
     @once(_of_tokens)
     def _local_times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
         """Return the times without the experts."""
-        blocks, at = self._local
-        every = [*map(self._prices(layout).local_times, blocks)]
-        return tuple(every[index] for index in at)
+        blocks, places = self._local
+        times = [*map(self._prices(layout).local_times, blocks)]
+        return tuple(times[index] for index in places)
 
     def degree(self, layout: FoldedLayout) -> Degrees | None:
         """Return the layout's degrees, the fastest where it has none; None without chunks."""
@@ -144,7 +147,8 @@ class BlockTable(Tables):
         chunked = zip(self._counts, self._chunked(layout, self._on_device(layout)), strict=True)
         is_measured = self.device.costs.is_measured(self.job.element)
         return best_degrees(
-            [(count, one) for count, one in chunked if one is not None], are_paired=is_measured
+            [(count, block) for count, block in chunked if block is not None],
+            are_paired=is_measured,
         )
 
     def most_saved(self, layout: FoldedLayout) -> float:
@@ -153,13 +157,42 @@ class BlockTable(Tables):
         Those are its exchanges, as far as shared experts do not hide them in one chunk.
         """
         repeats = repeats_exchange(layout)
-        every = zip(self._counts, self._times_of_kinds(layout), self._beside(layout), strict=True)
+        kinds = zip(self._counts, self._times_of_kinds(layout), self._beside(layout), strict=True)
         saved = 0.0
-        for count, times, (forward, backward) in every:
+        for count, times, (forward, backward) in kinds:
             sent = times.passes("exchange")
             both = (1 + repeats) * (sent.forward - forward) + sent.grad_input - backward
             saved += count * both
         return saved
+
+    @once(_of_tokens)
+    def ends(self, layout: FoldedLayout) -> tuple[float, float]:
+        """Return the embedding's and a head's seconds for one micro-batch, both passes."""
+        decoder, device = self.job.decoder, self.device
+        tokens = layout.micro_batch * self.job.length / layout.cp
+        vocab = -(-decoder.vocab_size // layout.tp)
+        embedding = 2 * device.moved(2 * ELEMENT * tokens * decoder.d_model, kernels=2)
+        gemms = sum(
+            device.gemm(product, rows=tokens, d_in=decoder.d_model, d_out=vocab)
+            for product in GEMM_FORMS
+        )
+        # Logits are read and written in float32 by the loss, forward and backward.
+        loss = device.moved(4 * 2 * ELEMENT * tokens * vocab, kernels=6)
+        return embedding, gemms + loss
+
+    def room(self, rank: StageBlocks, layout: FoldedLayout) -> Room:
+        """Return the room of a rank: its passes without any communication, hidden or not."""
+        embedding, head = self.ends(layout)
+        both = rank.has_embedding * embedding + rank.heads(self.job.decoder) * head
+        forward, backward = FORWARD_OF_BOTH * both, (1 - FORWARD_OF_BOTH) * both
+        for count, block in counted(rank, self.seconds(layout)):
+            sent = block.times.communication
+            again = sent.forward if "full" in layout.recompute else 0.0
+            if not again and repeats_exchange(layout):
+                again = block.times.passes("exchange").forward
+            forward += count * max(0.0, block.forward - sent.forward)
+            backward += count * max(0.0, block.backward - sent.backward - again)
+        return Room(forward, backward)
 
     def _beside(self, layout: FoldedLayout) -> tuple[tuple[float, float], ...]:
         """Return what each kind's shared experts hide in one chunk, of both passes."""
@@ -169,15 +202,15 @@ class BlockTable(Tables):
 
     @once(_of_exchange)
     def _hidden(self, prices: BlockPrices) -> tuple[tuple[float, float], ...]:
-        return tuple(one or (0.0, 0.0) for one in self._of_parts(prices, hidden_beside))
+        return tuple(seconds or (0.0, 0.0) for seconds in self._of_parts(prices, hidden_beside))
 
     def _chunked(
         self, layout: FoldedLayout, on_device: Sequence[_OnDevice]
     ) -> tuple[ChunkedBlock | None, ...]:
-        found, repeats = self._passes_in_chunks(self._prices(layout)), repeats_exchange(layout)
+        passes, repeats = self._passes_in_chunks(self._prices(layout)), repeats_exchange(layout)
         return tuple(
-            one and ChunkedBlock(passes=one, slack=slack, repeats=repeats)
-            for one, (_, _, slack) in zip(found, on_device, strict=True)
+            in_chunks and ChunkedBlock(passes=in_chunks, slack=slack, repeats=repeats)
+            for in_chunks, (_, _, slack) in zip(passes, on_device, strict=True)
         )
 
     @once(lambda prices: (_of_exchange(prices), prices.layout.degree))
@@ -196,26 +229,27 @@ class BlockTable(Tables):
         price: Callable[[BlockPrices, RoutedExperts], BlockTimes],
     ) -> tuple[BlockTimes, ...]:
         """Return the times of each kind with a price of its experts."""
-        every = self._of_parts(self._prices(layout), price)
+        prices = self._of_parts(self._prices(layout), price)
         return tuple(
-            own if added is None else own + added for own, added in zip(times, every, strict=True)
+            block if added is None else block + added
+            for block, added in zip(times, prices, strict=True)
         )
 
     def _of_parts(
         self, prices: BlockPrices, price: Callable[[BlockPrices, RoutedExperts], _Priced]
     ) -> list[_Priced | None]:
         """Return a price of each kind's experts; None without any."""
-        parts, at = self._routed
+        parts, places = self._routed
         priced = [None if part is None else price(prices, part) for part in parts]
-        return [priced[index] for index in at]
+        return [priced[index] for index in places]
 
     def _on_device(self, layout: FoldedLayout) -> list[_OnDevice]:
-        every = zip(self._times_of_kinds(layout), self._host_seconds(layout), strict=True)
-        found = []
-        for times, host in every:
+        kinds = zip(self._times_of_kinds(layout), self._host_seconds(layout), strict=True)
+        on_device = []
+        for times, host in kinds:
             passes = device_passes(times, layout)
-            found.append(_OnDevice(times, passes, passes.forward + passes.backward - host))
-        return found
+            on_device.append(_OnDevice(times, passes, passes.forward + passes.backward - host))
+        return on_device
 
     @once(lambda layout: (layout.tp > 1, layout.ep, layout.recompute, layout.cuda_graphs))
     def _host_seconds(self, layout: FoldedLayout) -> tuple[float, ...]:
@@ -227,6 +261,6 @@ class BlockTable(Tables):
 
 def _distinct(values: Iterable[_Priced]) -> tuple[tuple[_Priced, ...], tuple[int, ...]]:
     """Return the values, of equal ones the first, and the index among them of each."""
-    found: dict[_Priced, int] = {}
-    at = tuple(found.setdefault(one, len(found)) for one in values)
-    return tuple(found), at
+    numbers: dict[_Priced, int] = {}
+    places = tuple(numbers.setdefault(value, len(numbers)) for value in values)
+    return tuple(numbers), places

@@ -110,22 +110,17 @@ def chunked_passes(
     """
     degrees = range(1, MOST_CHUNKS + 1) if cut is None else sorted({1, cut.forward, cut.backward})
     chunks = {degree: prices.chunk(part, degree) for degree in degrees}
-    beside, gemms = prices.beside(part), part.num_gemms
-    forward = {one: (computed.forward, sent.forward) for one, (computed, sent) in chunks.items()}
+    shared, gemms = prices.beside(part), part.num_gemms
+    forward = {
+        degree: (computed.forward, sent.forward) for degree, (computed, sent) in chunks.items()
+    }
     backward = {
-        one: (computed.backward, sent.grad_input) for one, (computed, sent) in chunks.items()
+        degree: (computed.backward, sent.grad_input) for degree, (computed, sent) in chunks.items()
     }
     return ChunkedPasses(
-        *(
-            ChunkedPass(
-                seconds=_makespans(prices, part, each, shared), kernels=kernels,
-                work=sum(each[1]) + shared,
-            )
-            for each, shared, kernels in (
-                (forward, beside.forward, gemms + 3), (backward, beside.backward, 2 * gemms + 3),
-            )
-        )
-    )  # fmt: skip
+        _chunked_pass(prices, part, forward, shared.forward, kernels=gemms + 3),
+        _chunked_pass(prices, part, backward, shared.backward, kernels=2 * gemms + 3),
+    )
 
 
 def hidden_beside(prices: BlockPrices, part: RoutedExperts) -> tuple[float, float]:
@@ -149,9 +144,11 @@ def best_degrees(
             are measured: rows are kept in the pieces that both cuts make, and GEMMs slow down.
     """
     best, most = _WHOLE, 0.0
-    scale = sum(count * sum(each.seconds[1] for each in one.passes) for count, one in blocks)
+    scale = sum(
+        count * sum(passes.seconds[1] for passes in block.passes) for count, block in blocks
+    )
     for cut in _PAIRS if are_paired else _CUTS:
-        gains = [one.gained(cut) for _, one in blocks]
+        gains = [block.gained(cut) for _, block in blocks]
         if any(gain < 0 for pair in gains for gain in pair):
             continue
         gained = sum(count * sum(pair) for (count, _), pair in zip(blocks, gains, strict=True))
@@ -160,31 +157,31 @@ def best_degrees(
     return best
 
 
-def _makespans(
-    prices: BlockPrices,
-    part: RoutedExperts,
-    chunks: Mapping[int, tuple[float, float]],
-    beside: float,
-) -> Mapping[int, float]:
-    """Return the seconds of a pass by its number of chunks, of which each has (experts, exchanges).
-
-    Args:
-        beside: of shared experts.
+def _chunked_pass(
+    prices: BlockPrices, part: RoutedExperts, chunks: Mapping[int, tuple[float, float]],
+    shared_seconds: float, *, kernels: int,
+) -> ChunkedPass:  # fmt: skip
+    """Return a pass by its number of chunks, of which each has (experts, exchanges).
 
     Chunks take no less in all than the whole: points of a curve may say so, kernels do not.
+
+    Args:
+        shared_seconds: of shared experts, which run beside the exchanges.
+        kernels: that the host launches for one more chunk.
     """
     whole_experts, whole_exchange = chunks[1]
     num_bytes = prices.exchanged_rows(part) * part.d_expert * ELEMENT
-    found = {}
+    price = partial(makespan_beside, beside_seconds=shared_seconds) if shared_seconds else makespan
+    makespans = {}
     for degree, (experts, exchange) in chunks.items():
         transfer = max(exchange, whole_exchange / degree) / _TRANSFERS
         speeds = prices.device.costs.overlap_speeds(
             exchange_bytes=num_bytes / degree, exchange_seconds=transfer
         )
-        price = partial(makespan_beside, beside_seconds=beside) if beside else makespan
-        found[degree] = price(
+        makespans[degree] = price(
             degree=degree, transfer_seconds=transfer,
             compute_seconds=max(experts, whole_experts / degree),
             comm_speed=speeds.comm, comp_speed=speeds.comp,
         )  # fmt: skip
-    return found
+    work = whole_experts + whole_exchange + shared_seconds
+    return ChunkedPass(seconds=makespans, kernels=kernels, work=work)

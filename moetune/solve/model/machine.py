@@ -279,7 +279,7 @@ class DevicePrices(Tables):
     @property
     def _rates(self) -> KernelRates:
         name = self.machine.device
-        return next((one for known, one in _RATES.items() if known in name), _HOPPER_RATES)
+        return next((rates for chip, rates in _RATES.items() if chip in name), _HOPPER_RATES)
 
     @property
     def _large_macs_per_second(self) -> float:

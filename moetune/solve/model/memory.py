@@ -26,13 +26,16 @@ from moetune.solve.model.activations import (
     AS_MEGATRON,
     ELEMENT,
     GEMM_INPUT,
+    SHARDS_GRADIENTS,
+    WHOLE_BLOCKS,
     block_modules,
     exchange_bytes,
+    shard_of,
+    state_bytes,
     workspace_bytes,
 )
+from moetune.solve.model.pipeline import DecoderStages, RankBlocks, counted
 from moetune.solve.model.schedule import most_live
-from moetune.solve.model.stages import DecoderStages, RankBlocks, block_counts
-from moetune.solve.model.update import SHARDS_GRADIENTS, WHOLE_BLOCKS, shard_of, state_bytes
 
 HOST_OPTIMIZER_BYTES = 18
 """Of a parameter: master copy, two moments and the gradient in float32, the parameter in bfloat16
@@ -43,8 +46,7 @@ BUFFERED_BLOCKS = 2
 """Blocks on the device that are being copied, and computed meanwhile."""
 
 
-_GIB = 2**30
-LIBRARY_BYTES = 1.5 * _GIB
+LIBRARY_BYTES = 1.5 * 2**30
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
 _FULL_GRAPH = 0.2
 """Of the tensors, what a graph of the whole step reserves beside them: experts' rows to a bound,
@@ -159,7 +161,7 @@ class MemoryModel(Tables):
         """Return the memory of the pipeline rank that has most."""
         share = layout.offload_optimizer
         fullest = max(
-            self._bytes_of_ranks(layout), key=lambda one: sum(self._parts(layout, one, share)[0])
+            self._bytes_of_ranks(layout), key=lambda rank: sum(self._parts(layout, rank, share)[0])
         )
         return self._memory(layout, fullest)
 
@@ -170,8 +172,8 @@ class MemoryModel(Tables):
             on_host: another share of the optimizer than the layout's.
         """
         share = layout.offload_optimizer if on_host is None else on_host
-        every = (self._parts(layout, one, share) for one in self._bytes_of_ranks(layout))
-        return max((sum(parts), host) for parts, host in every)
+        ranks = (self._parts(layout, rank, share) for rank in self._bytes_of_ranks(layout))
+        return max((sum(parts), host) for parts, host in ranks)
 
     def least(self, layout: FoldedLayout, *, on_host: float) -> float:
         """Return bytes that the fullest device needs at least, however the stages are cut.
@@ -183,7 +185,7 @@ class MemoryModel(Tables):
             on_host: the largest share of the optimizer that the host may keep.
         """
         whole = self.stages.whole
-        dense, experts = (one / layout.pp for one in self.stages.parameters(layout, whole))
+        dense, experts = (count / layout.pp for count in self.stages.parameters(layout, whole))
         states = self._states(layout, dense, experts, on_host)
         return LIBRARY_BYTES + (1 + FRAGMENTATION) * sum(states)
 
@@ -194,17 +196,17 @@ class MemoryModel(Tables):
 
     def of_rank(self, layout: FoldedLayout, rank: int) -> RankMemory:
         """Return the memory of a pipeline rank."""
-        [blocks] = (one for one in self.stages.ranks(layout) if rank in one.ranks)
-        own = replace(blocks, ranks=(rank,))
-        return self._memory(layout, self._bytes_of_rank(layout, own, self.live(layout)))
+        [blocks] = (blocks for blocks in self.stages.ranks(layout) if rank in blocks.ranks)
+        alone = replace(blocks, ranks=(rank,))
+        return self._memory(layout, self._bytes_of_rank(layout, alone, self.live(layout)))
 
     def _memory(self, layout: FoldedLayout, rank: _RankBytes) -> RankMemory:
         parts, host = self._parts(layout, rank, layout.offload_optimizer)
-        kept = self.kept(layout)
+        share = self.kept(layout)
         modules: dict[str, float] = {}
         for count, block in self._counted(layout, rank.blocks):
             for name, size in block.modules.items():
-                modules[name] = modules.get(name, 0.0) + kept * rank.live * count * size
+                modules[name] = modules.get(name, 0.0) + share * rank.live * count * size
         return RankMemory(
             rank=rank.rank,
             parts=dict(zip(_PARTS, parts, strict=True)),
@@ -239,12 +241,12 @@ class MemoryModel(Tables):
 
         A weight has one copy for each pass, where they wait for the next micro-batch.
         """
-        found = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
+        states = state_bytes(layout, self._optimizer, dense, experts, on_host=on_host)
         if on_host and self.target.offloads_states:
-            found = (1 - on_host) * found[0], (1 - on_host) * found[1], found[2]
+            states = (1 - on_host) * states[0], (1 - on_host) * states[1], states[2]
         if self.job.dtype in HALF_PRECISION or not self.target.caches_narrow_weights:
-            return found
-        return found[0] + 2 * GEMM_INPUT[self.job.dtype] * (dense + experts), *found[1:]
+            return states
+        return states[0] + 2 * GEMM_INPUT[self.job.dtype] * (dense + experts), *states[1:]
 
     def _gathered(self, layout: FoldedLayout, rank: _RankBytes) -> float:
         """Return the bytes of what is sharded and yet whole for a while.
@@ -262,9 +264,8 @@ class MemoryModel(Tables):
     def _largest_block(self, layout: FoldedLayout, rank: RankBlocks) -> float:
         """Return the parameters on one device of the block that has most to shard."""
         dense, experts = _shards(layout)
-        blocks = self.stages.parameters_of_blocks(layout)
-        counted = zip(block_counts(rank, len(blocks)), blocks, strict=True)
-        sizes = (dense * one.dense + experts * one.experts for count, one in counted if count)
+        blocks = counted(rank, self.stages.parameters_of_blocks(layout))
+        sizes = (dense * block.dense + experts * block.experts for count, block in blocks if count)
         return max(sizes, default=0.0)
 
     @once(
@@ -277,7 +278,7 @@ class MemoryModel(Tables):
     def _bytes_of_ranks(self, layout: FoldedLayout) -> tuple[_RankBytes, ...]:
         """Return what the ranks have whatever is sharded or in host memory."""
         live = self.live(layout)
-        return tuple(self._bytes_of_rank(layout, one, live) for one in self.stages.ranks(layout))
+        return tuple(self._bytes_of_rank(layout, rank, live) for rank in self.stages.ranks(layout))
 
     def _bytes_of_rank(
         self, layout: FoldedLayout, rank: RankBlocks, every_live: Sequence[float]
@@ -310,9 +311,9 @@ class MemoryModel(Tables):
         Args:
             live: micro-batches in work.
         """
-        counted = self._counted(layout, rank)
-        kept = live * sum(count * block.total for count, block in counted)
-        return kept, max((block.workspace for count, block in counted if count), default=0.0)
+        blocks = self._counted(layout, rank)
+        activations = live * sum(count * block.total for count, block in blocks)
+        return activations, max((block.workspace for count, block in blocks if count), default=0.0)
 
     def _counted(self, layout: FoldedLayout, rank: RankBlocks) -> list[tuple[int, BlockBytes]]:
         """Return the number and the bytes of each kind of block, those of predictions last.
@@ -320,16 +321,15 @@ class MemoryModel(Tables):
         Another rank is the fullest in each layer: of n layers' rows the fullest rank has beyond the
         mean what it has of one layer's over √n, as sums of independent loads do.
         """
-        blocks = self._bytes_of_blocks(layout, layout.recompute)
-        counted = [*zip(block_counts(rank, len(blocks)), blocks, strict=True)]
+        blocks = counted(rank, self._bytes_of_blocks(layout, layout.recompute))
         if not self._has_law:
-            return counted
+            return blocks
         num = sum(itertools.compress(rank.counts, self.job.decoder.routed_kinds))
         share = 1 / math.sqrt(max(1, num))
         even = self._routed(BALANCED)._counted(layout, rank)  # noqa: SLF001 - of another routing
         return [
             (count, block.towards(fuller, share))
-            for (count, block), (_, fuller) in zip(even, counted, strict=True)
+            for (count, block), (_, fuller) in zip(even, blocks, strict=True)
         ]
 
     def kept(self, layout: FoldedLayout) -> float:
@@ -356,7 +356,7 @@ class MemoryModel(Tables):
         if self._has_law:
             return self._routed(BALANCED).sizes_of_blocks(layout, recomputes)
         num = len(self.job.decoder.kinds)
-        return [self._bytes_of_blocks(layout, one)[:num] for one in recomputes]
+        return [self._bytes_of_blocks(layout, modules)[:num] for modules in recomputes]
 
     @once(
         lambda layout, recompute: (
@@ -369,27 +369,26 @@ class MemoryModel(Tables):
     ) -> list[BlockBytes]:
         """Return the bytes of each kind of block, then of each of multi-token prediction."""
         able = layout if recompute == layout.recompute else replace(layout, recompute=recompute)
-        found = []
+        blocks = []
         for place, kind in enumerate(self.job.decoder.kinds_and_predictions):
             modules = block_modules(kind, self.job, able, self.target)
             total = sum(modules.values())
             plain = self._bytes_of_blocks(layout, ())[place].total if recompute else total
             workspace = plain - total + workspace_bytes(kind, self.job, able)
-            found.append(BlockBytes(modules=modules, total=total, workspace=workspace))
-        return found
+            blocks.append(BlockBytes(modules=modules, total=total, workspace=workspace))
+        return blocks
 
     def _logits(self, layout: FoldedLayout, rank: RankBlocks) -> float:
         """Return the logits of a rank's heads at the loss, with their gradients.
 
         Steps of multi-token prediction have logits of their own, which wait for the backward pass.
         """
-        num = rank.has_head + rank.has_predictions * len(self.job.decoder.predictions)
         target, decoder = self.target, self.job.decoder
         tokens = layout.micro_batch * self.job.length / layout.cp
         padded = target.vocabulary_multiple * layout.tp
         sharers = layout.tp if target.splits_logits else 1
         vocab = -(-decoder.vocab_size // padded) * padded / sharers
-        return num * target.logit_bytes * tokens * vocab / target.loss_chunks
+        return rank.heads(decoder) * target.logit_bytes * tokens * vocab / target.loss_chunks
 
 
 def _shards(layout: FoldedLayout) -> tuple[bool, bool]:

@@ -20,8 +20,8 @@ from moetune.domain.chunks import (
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.units import dtype_bytes
+from moetune.solve.model.activations import WHOLE_BLOCKS
 from moetune.solve.model.passes import projections_of
-from moetune.solve.model.update import WHOLE_BLOCKS
 
 _LEAST_BYTES = 2**25
 """Of a chunk: `moetune.shard`'s own default, from which on copies run near their best rate."""
@@ -53,7 +53,9 @@ def chunks_of(job: TrainingJob, layout: FoldedLayout) -> Chunks | None:
     if layout.zero != _ALL_STATES or not is_single or job.decoder.predictions:
         return None
     modules = modules_of(job.decoder, layout, dtype=job.element)
-    chunk_bytes, packed = _least_waste([one for module in modules for one in module.parameters])
+    chunk_bytes, packed = _least_waste(
+        [parameter for module in modules for parameter in module.parameters]
+    )
     places = cache_places(modules, packed, chunk_bytes=chunk_bytes)
     return Chunks(
         chunk_bytes=chunk_bytes, cache_bytes=places * chunk_bytes, scatter=True,
@@ -65,10 +67,15 @@ def chunks_of(job: TrainingJob, layout: FoldedLayout) -> Chunks | None:
 def cache_places(modules: Sequence[Module], packed: Sequence[Chunk], *, chunk_bytes: int) -> int:
     """Return places for the two largest blocks, and for all chunks of any module."""
     chunk_of = {slot.name: number for number, chunk in enumerate(packed) for slot in chunk.slots}
-    at_once = max(len({chunk_of[one.name] for one in module.parameters}) for module in modules)
+    at_once = max(
+        len({chunk_of[parameter.name] for parameter in module.parameters}) for module in modules
+    )
     blocks: dict[int | None, int] = {}
     for module in modules:
-        size = sum(one.num_elements * dtype_bytes(one.group.dtype) for one in module.parameters)
+        size = sum(
+            parameter.num_elements * dtype_bytes(parameter.group.dtype)
+            for parameter in module.parameters
+        )
         blocks[module.block] = blocks.get(module.block, 0) + size
     largest = max(size for block, size in blocks.items() if block is not None)
     return max(FEWEST_PLACES, at_once, -(-WHOLE_BLOCKS * largest // chunk_bytes))
@@ -81,12 +88,12 @@ def modules_of(decoder: Decoder, layout: FoldedLayout, *, dtype: str) -> tuple[M
     groups = dense, dense if layout.ep == 1 else experts
     width, table = decoder.d_model, decoder.vocab_size * decoder.d_model
     extra = decoder.embedding_extra + decoder.tables
-    found = [Module(block=None, parameters=_packed("embedding", dense, table, extra))]
+    modules = [Module(block=None, parameters=_packed("embedding", dense, table, extra))]
     for number, block in enumerate(decoder.blocks):
-        found += _of_block(block, number, width, layout.ep, *groups)
+        modules += _of_block(block, number, width, layout.ep, *groups)
     head = () if decoder.is_tied else _packed("head", dense, table)
-    found.append(Module(block=None, parameters=(*_packed("norm", dense, decoder.norms), *head)))
-    return tuple(found)
+    modules.append(Module(block=None, parameters=(*_packed("norm", dense, decoder.norms), *head)))
+    return tuple(modules)
 
 
 def _of_block(
@@ -130,20 +137,20 @@ def _packed(name: str, group: ChunkGroup, *sizes: int) -> tuple[PackedParameter,
 
 def _least_waste(parameters: Sequence[PackedParameter]) -> tuple[int, tuple[Chunk, ...]]:
     """Return the size of chunk whose places are filled most, and the chunks."""
-    widest = max((one.group for one in parameters), key=lambda group: group.ranks)
+    widest = max((parameter.group for parameter in parameters), key=lambda group: group.ranks)
     item = dtype_bytes(widest.dtype)
-    low = max(_LEAST_BYTES, max(one.num_elements for one in parameters) * item)
+    low = max(_LEAST_BYTES, max(parameter.num_elements for parameter in parameters) * item)
     sizes = {
         rounded_elements(widest, low + low * (_SPAN - 1) * step // _NUM_SIZES) * item
         for step in range(_NUM_SIZES + 1)
     }
     packs = [(size, pack(parameters, chunk_bytes=size)) for size in sorted(sizes)]
-    return min(packs, key=lambda found: _wasted_bytes(*found))
+    return min(packs, key=lambda packing: _wasted_bytes(*packing))
 
 
 def _wasted_bytes(chunk_bytes: int, chunks: Sequence[Chunk]) -> int:
     """Return the bytes of the chunks' places that no parameter fills."""
-    moving = [one for one in chunks if not one.is_fused]
+    moving = [chunk for chunk in chunks if not chunk.is_fused]
     item = dtype_bytes(chunks[0].group.dtype)
-    used = sum(slot.num_elements for one in moving for slot in one.slots) * item
+    used = sum(slot.num_elements for chunk in moving for slot in chunk.slots) * item
     return len(moving) * chunk_bytes - used

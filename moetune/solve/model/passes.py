@@ -1,7 +1,7 @@
 """Passes of a block on a rank: its modules, recomputation, launches and hidden exchanges."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -10,7 +10,6 @@ from moetune.domain.attention import CompressedAttention, GroupedQueryAttention,
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import HALF_PRECISION, FoldedLayout, TrainingDtype
-from moetune.solve.model.stages import StageBlocks, block_counts
 
 ModuleName = Literal[
     "attention", "mla_up_proj", "core_attn", "norm", "mlp", "router", "experts", "moe_act",
@@ -136,15 +135,15 @@ class BlockTimes:
     @classmethod
     def of(cls, modules: Iterable[tuple[ModuleName, Passes]]) -> "BlockTimes":
         """Return the times of modules, those of the same name as one."""
-        found: dict[ModuleName, Passes] = {}
+        by_name: dict[ModuleName, Passes] = {}
         compute = communication = NO_TIME
         for name, passes in modules:
-            found[name] = found[name] + passes if name in found else passes
+            by_name[name] = by_name[name] + passes if name in by_name else passes
             if name in COMMUNICATION:
                 communication += passes
             else:
                 compute += passes
-        return cls(modules=found, compute=compute, communication=communication)
+        return cls(modules=by_name, compute=compute, communication=communication)
 
     def __add__(self, other: "BlockTimes") -> "BlockTimes":
         return BlockTimes.of((*self.modules.items(), *other.modules.items()))
@@ -186,16 +185,16 @@ class BlockSeconds(NamedTuple):
     @property
     def parts(self) -> dict[str, float]:
         """Seconds of both passes by module, which add up to them."""
-        found: dict[str, float] = {
-            name: one.forward + one.backward for name, one in self.times.modules.items()
+        parts: dict[str, float] = {
+            name: passes.forward + passes.backward for name, passes in self.times.modules.items()
         }
         if self.recomputed:
-            found["recompute"] = self.recomputed
+            parts["recompute"] = self.recomputed
         if self.hidden:
-            found["exchange"] -= self.hidden
+            parts["exchange"] -= self.hidden
         if self.launches:
-            found["launches"] = self.launches
-        return found
+            parts["launches"] = self.launches
+        return parts
 
 
 def host_seconds(block: Block, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
@@ -254,10 +253,10 @@ def device_passes(times: BlockTimes, layout: FoldedLayout) -> DevicePasses:
     """Return the seconds that a block's passes keep the device."""
     recomputed = _recomputed(times, layout)
     compute, exchange = times.compute, times.passes("exchange")
-    other = times.communication.forward - exchange.forward
+    rest = times.communication.forward - exchange.forward
     other_back = times.communication.grad_input - exchange.grad_input
     backward = compute.backward + other_back + recomputed
-    return DevicePasses(compute.forward + other, backward, recomputed)
+    return DevicePasses(compute.forward + rest, backward, recomputed)
 
 
 def block_seconds(
@@ -318,10 +317,10 @@ def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
     if not layout.recompute:
         return 0.0
     if "full" in layout.recompute:
-        other = times.communication.forward - times.passes("exchange").forward
-        return times.compute.forward + other
+        rest = times.communication.forward - times.passes("exchange").forward
+        return times.compute.forward + rest
     if "selective" in layout.recompute:
-        return sum(_AGAIN.get(name, 0.0) * one.forward for name, one in times.modules.items())
+        return sum(_AGAIN.get(name, 0.0) * passes.forward for name, passes in times.modules.items())
     again = {*layout.recompute, *(_OF_EXPERTS if "moe" in layout.recompute else ())}
     names = (name for name in _RECOMPUTABLE if name in again and name in times.modules)
     return sum(times.modules[name].forward for name in names)
@@ -339,29 +338,3 @@ class Room(NamedTuple):
 
 
 NO_ROOM, WITHOUT_END = Room(0.0, 0.0), Room(math.inf, math.inf)
-
-
-def computing(
-    rank: StageBlocks,
-    blocks: Sequence[BlockSeconds],
-    ends: tuple[float, float],
-    layout: FoldedLayout,
-) -> Room:
-    """Return the room of a rank: its passes without any communication, hidden or not.
-
-    Args:
-        blocks: of each kind.
-        ends: the embedding's and a head's, both passes.
-    """
-    heads = rank.has_head + rank.has_predictions * (len(blocks) - len(rank.counts))
-    both = rank.has_embedding * ends[0] + heads * ends[1]
-    forward, backward = FORWARD_OF_BOTH * both, (1 - FORWARD_OF_BOTH) * both
-    for count, one in zip(block_counts(rank, len(blocks)), blocks, strict=True):
-        if count:
-            sent = one.times.communication
-            again = sent.forward if "full" in layout.recompute else 0.0
-            if not again and repeats_exchange(layout):
-                again = one.times.passes("exchange").forward
-            forward += count * max(0.0, one.forward - sent.forward)
-            backward += count * max(0.0, one.backward - sent.backward - again)
-    return Room(forward, backward)

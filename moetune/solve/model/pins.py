@@ -63,9 +63,9 @@ def _fewest_broken(
         return [*_all_broken(space, _plainest(space))]
     changed = [name for name in pins.pinned if getattr(pins, name) != getattr(near.pins, name)]
     sizes = itertools.islice(space.sizes(pins.without(changed)), _TRIED_SIZES)
-    layouts = (_with_pins(space, one, pins) for one in (near.layout, *sizes))
-    every = [broken for one in layouts if (broken := [*_all_broken(space, one)])]
-    return min(every, key=len, default=[])
+    layouts = (_with_pins(space, layout, pins) for layout in (near.layout, *sizes))
+    lists = [broken for layout in layouts if (broken := [*_all_broken(space, layout)])]
+    return min(lists, key=len, default=[])
 
 
 def _with_pins(space: LayoutSpace, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
@@ -73,8 +73,8 @@ def _with_pins(space: LayoutSpace, layout: FoldedLayout, pins: LayoutRequest) ->
     values = pins.pinned
     if pins.stages is not None and pins.pp is None:
         values["pp"] = max(1, len(pins.stages) // (pins.vpp or 1))
-    found = replace(layout, **values)
-    return replace(found, dp=max(1, space.job.world_size // (found.cp * found.tp * found.pp)))
+    pinned = replace(layout, **values)
+    return replace(pinned, dp=max(1, space.job.world_size // (pinned.cp * pinned.tp * pinned.pp)))
 
 
 def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
@@ -84,9 +84,9 @@ def nearest(space: LayoutSpace, pins: LayoutRequest) -> NearPins | None:
     """
     names = tuple(pins.pinned)
     for num in range(1, len(names) + 1):
-        every = (_nearest_of(space, pins, some) for some in itertools.combinations(names, num))
-        if found := [one for one in every if one is not None]:
-            return min(found, key=lambda one: one.distance)
+        tried = (_nearest_of(space, pins, some) for some in itertools.combinations(names, num))
+        if near := [candidate for candidate in tried if candidate is not None]:
+            return min(near, key=lambda candidate: candidate.distance)
     return None
 
 
@@ -95,15 +95,15 @@ def _nearest_of(space: LayoutSpace, pins: LayoutRequest, changed: Sequence[str])
     free, best = pins.without(changed), None
     sizes = [name for name in changed if name in _SIZES and name != "vpp"]
     words = [name for name in changed if name not in _SIZES]
-    by_size = ((_distance(pins, one, sizes), one) for one in space.sizes(free))
-    for least, sized in sorted(by_size, key=lambda one: one[0]):
+    by_size = ((_distance(pins, layout, sizes), layout) for layout in space.sizes(free))
+    for least, sized in sorted(by_size, key=lambda pair: pair[0]):
         if best is not None and least + len(words) >= best.distance:
             break  # every changed word is another one
-        for one in _whole(space, free, sized, changed, pins.recompute or ()):
-            far = _distance(pins, one, changed)
+        for layout in _whole(space, free, sized, changed, pins.recompute or ()):
+            far = _distance(pins, layout, changed)
             if best is None or far < best.distance:
-                values = {name: getattr(one, name) for name in changed}
-                best = NearPins(far, replace(pins, **values), one)
+                values = {name: getattr(layout, name) for name in changed}
+                best = NearPins(far, replace(pins, **values), layout)
     return best
 
 
@@ -121,7 +121,7 @@ def _whole(
     """
     overlaps = space.target.overlaps if "overlap" in changed else (pins.overlap or "none",)
     recomputes = space.recomputes(pins)[: None if "recompute" in changed else 1]
-    recomputes = sorted(recomputes, key=lambda one: len({*one} ^ {*modules}))
+    recomputes = sorted(recomputes, key=lambda again: len({*again} ^ {*modules}))
     for overlap, recompute in itertools.product(overlaps, recomputes):
         plain = replace(sizes, overlap=overlap, recompute=recompute)
         for dispatcher in space.dispatchers(plain, pins)[:1]:
@@ -131,10 +131,10 @@ def _whole(
 
 def _distance(pins: LayoutRequest, layout: FoldedLayout, changed: Sequence[str]) -> float:
     """Return how far a layout is from pins: logarithms of sizes' ratios, and 1 for each word."""
-    every = ((name, getattr(pins, name), getattr(layout, name)) for name in changed)
+    values = ((name, getattr(pins, name), getattr(layout, name)) for name in changed)
     return sum(
         abs(math.log2(given / asked)) if name in _SIZES else float(asked != given)
-        for name, asked, given in every
+        for name, asked, given in values
     )
 
 

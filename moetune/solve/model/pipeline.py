@@ -1,13 +1,234 @@
-"""Time of a pipeline's micro-batches: events of a schedule, played through on all ranks."""
+"""Stages of a pipeline with their parameters, and the time of its micro-batches, played through."""
 
+import heapq
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from moetune.domain.pipeline import SPLITTING, Schedule, rank_of_stage
+from moetune.domain.architecture import Block, Decoder
+from moetune.domain.attention import LatentAttention
+from moetune.domain.experts import RoutedExperts
+from moetune.domain.once import Tables, once
+from moetune.domain.pipeline import (
+    SPLITTING,
+    Schedule,
+    StageLetters,
+    rank_of_stage,
+    stages_of_sizes,
+)
+from moetune.domain.training import FoldedLayout
 from moetune.solve.model.passes import Passes
 from moetune.solve.model.schedule import KINDS, Pass, Timetable, timetable
+
+_Of = TypeVar("_Of")
+_ALONE = FoldedLayout()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBlocks:
+    """Blocks of the model, embedding and head in a stage, or in all stages of a rank.
+
+    Args:
+        counts: number of blocks of each of `Decoder.kinds`.
+        has_embedding, has_head: whether they are in it.
+        has_predictions: whether the blocks of multi-token prediction are.
+    """
+
+    counts: tuple[int, ...]
+    has_embedding: bool
+    has_head: bool
+    has_predictions: bool
+
+    def heads(self, decoder: Decoder) -> int:
+        """Return the heads that are computed: each step of multi-token prediction has one more."""
+        return self.has_head + self.has_predictions * len(decoder.predictions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBlocks(StageBlocks):
+    """Blocks of pipeline ranks that have the same.
+
+    Args:
+        ranks: the pipeline ranks, ascending.
+    """
+
+    ranks: tuple[int, ...]
+
+
+class Cut(NamedTuple):
+    """Stages of a pipeline.
+
+    Args:
+        distinct: the stages, of equal ones the first.
+        which: the index of each stage in `distinct`.
+    """
+
+    distinct: tuple[StageBlocks, ...]
+    which: tuple[int, ...]
+
+
+class Parameters(NamedTuple):
+    """Parameters on one device: all but the experts, and the experts."""
+
+    dense: float
+    experts: float
+
+
+def _sizes(layout: FoldedLayout) -> tuple[int, int, int]:
+    """Return what a block's parameters depend on."""
+    return layout.tp, layout.ep, layout.etp
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderStages(Tables):
+    """A decoder's stages."""
+
+    decoder: Decoder
+
+    @property
+    def whole(self) -> RankBlocks:
+        """The blocks of all, as one rank."""
+        [whole] = self.ranks(_ALONE)
+        return whole
+
+    @once(lambda layout: (layout.num_stages, layout.stages))
+    def cut(self, layout: FoldedLayout) -> Cut:
+        """Return the blocks of each stage."""
+        stages = self._stages(layout.stages_of(self.decoder))
+        distinct: dict[StageBlocks, int] = {}
+        which = tuple(distinct.setdefault(stage, len(distinct)) for stage in stages)
+        return Cut(tuple(distinct), which)
+
+    @once(lambda layout: (layout.pp, layout.vpp, layout.order, layout.stages))
+    def ranks(self, layout: FoldedLayout) -> tuple[RankBlocks, ...]:
+        """Return the blocks of the pipeline ranks; ranks with the same are one."""
+        return _by_rank(self.cut(layout), layout)
+
+    @once(lambda layout, rank: (_sizes(layout), rank))
+    def parameters(self, layout: FoldedLayout, rank: StageBlocks) -> Parameters:
+        """Return a pipeline rank's parameters on one device."""
+        decoder = self.decoder
+        table = decoder.vocab_size * decoder.d_model / layout.tp
+        tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
+        dense, experts = table * tables, 0.0
+        for count, block in counted(rank, self.parameters_of_blocks(layout)):
+            dense, experts = dense + count * block.dense, experts + count * block.experts
+        if rank.has_predictions:
+            dense += sum(prediction.projection for prediction in decoder.predictions) / layout.tp
+        return Parameters(dense, experts)
+
+    @once(_sizes)
+    def parameters_of_blocks(self, layout: FoldedLayout) -> tuple[Parameters, ...]:
+        """Return the parameters of each kind of block, then of each of multi-token prediction."""
+        tp, experts_cut = layout.tp, layout.ep * layout.etp
+        amounts = map(_amounts, self.decoder.kinds_and_predictions)
+        return tuple(
+            Parameters(whole + shared / tp, experts / experts_cut)
+            for whole, shared, experts in amounts
+        )
+
+    def _stages(self, letters: StageLetters) -> list[StageBlocks]:
+        order, kinds = self.decoder.kind_of_block, range(len(self.decoder.kinds))
+        stages, first = [], 0
+        for word in letters:
+            size = word.count("t")
+            counts = Counter(order[first : first + size])
+            first += size
+            stages.append(
+                StageBlocks(
+                    counts=tuple(counts[kind] for kind in kinds),
+                    has_embedding="E" in word, has_head="L" in word, has_predictions="m" in word,
+                )
+            )  # fmt: skip
+        return stages
+
+
+def counted(stage: StageBlocks, blocks: Sequence[_Of]) -> list[tuple[int, _Of]]:
+    """Return each value with the number of its blocks in a stage.
+
+    Args:
+        blocks: a value of each kind of block, then of each block of multi-token prediction; all of
+            these are on the stage that has them.
+    """
+    predictions = (int(stage.has_predictions),) * (len(blocks) - len(stage.counts))
+    return [*zip((*stage.counts, *predictions), blocks, strict=True)]
+
+
+@cache
+def _amounts(block: Block) -> tuple[float, float, float]:
+    """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts."""
+    amounts = block.parameters
+    routed = next((part for part in block.parts if isinstance(part, RoutedExperts)), None)
+    experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
+    latent = sum(
+        part.latent_parameters for part in block.parts if isinstance(part, LatentAttention)
+    )
+    whole = amounts.router + amounts.norms + amounts.routed - experts + latent
+    return whole, amounts.attention - latent + amounts.dense + amounts.shared, experts
+
+
+def _by_rank(cut: Cut, layout: FoldedLayout) -> tuple[RankBlocks, ...]:
+    stages_of_rank: list[list[StageBlocks]] = [[] for _ in range(layout.pp)]
+    for stage, which in enumerate(cut.which):
+        stages_of_rank[rank_of_stage(stage, layout.pp, layout.order)].append(cut.distinct[which])
+    same: dict[tuple[tuple[int, ...], bool, bool, bool], list[int]] = {}
+    for rank, parts in enumerate(stages_of_rank):
+        counts = tuple(map(sum, zip(*(part.counts for part in parts), strict=True)))
+        ends = (
+            any(part.has_embedding for part in parts), any(part.has_head for part in parts),
+            any(part.has_predictions for part in parts),
+        )  # fmt: skip
+        same.setdefault((counts, *ends), []).append(rank)
+    return tuple(
+        RankBlocks(
+            counts=counts, has_embedding=begins, has_head=ends, has_predictions=predicts,
+            ranks=tuple(ranks),
+        )
+        for (counts, begins, ends, predicts), ranks in same.items()
+    )  # fmt: skip
+
+
+def balanced_stages(
+    decoder: Decoder,
+    layout: FoldedLayout,
+    *,
+    block_seconds: float,
+    embedding_seconds: float,
+    head_seconds: float,
+) -> StageLetters:
+    """Return stages whose ranks take as equally long as whole blocks allow.
+
+    Blocks go, one by one, to the rank that has least to do, and on a rank to the stage that has
+    fewest; the first and the last stage may have none, all others have one at least.
+
+    Args:
+        block_seconds: of a block, the mean of all.
+        head_seconds: of the head with the predictions.
+    """
+    num, blocks = layout.num_stages, decoder.num_layers
+    sizes = [0, *[1] * (num - 2), 0]
+    seconds = [size * block_seconds for size in sizes]
+    seconds[0] += embedding_seconds
+    seconds[-1] += head_seconds
+    stages_of_rank: list[list[int]] = [[] for _ in range(layout.pp)]
+    for stage in range(num):
+        stages_of_rank[rank_of_stage(stage, layout.pp, layout.order)].append(stage)
+    ranks = [
+        (sum(seconds[stage] for stage in mine), rank) for rank, mine in enumerate(stages_of_rank)
+    ]
+    heapq.heapify(ranks)
+    for _ in range(blocks - sum(sizes)):
+        busy, rank = ranks[0]
+        mine = stages_of_rank[rank]
+        stage = mine[0] if len(mine) == 1 else min(mine, key=seconds.__getitem__)
+        sizes[stage] += 1
+        seconds[stage] += block_seconds
+        heapq.heapreplace(ranks, (busy + block_seconds, rank))
+    return stages_of_sizes(sizes, len(decoder.predictions))
+
 
 _ROUNDS = 4
 """Rounds of p micro-batches that are played; more repeat the last one."""
@@ -44,26 +265,26 @@ class StagePipeline:
     @property
     def lengths(self) -> tuple[float, ...]:
         """Seconds of each kind of pass, as `PASS_WORDS` has them, of each stage."""
-        return (
-            *(one.forward for one in self.stages), *(one.backward for one in self.stages),
-            *(one.grad_input for one in self.stages), *(one.grad_weight for one in self.stages),
-        )  # fmt: skip
+        kinds = ("forward", "backward", "grad_input", "grad_weight")
+        return tuple(getattr(stage, kind) for kind in kinds for stage in self.stages)
 
     @property
     def busy(self) -> tuple[float, ...]:
         """Seconds of each rank's passes, all micro-batches."""
-        found = [0.0] * self.pp
+        busy = [0.0] * self.pp
         for rank, stage in zip(self.ranks, self.stages, strict=True):
-            found[rank] += stage.forward + stage.grad_input + stage.grad_weight
-        return tuple(self.num_micro_batches * seconds for seconds in found)
+            busy[rank] += stage.forward + stage.grad_input + stage.grad_weight
+        return tuple(self.num_micro_batches * seconds for seconds in busy)
 
     @property
     def busiest_passes(self) -> tuple[float, float]:
         """Seconds of the busiest rank's forward and backward passes for one micro-batch."""
         busy = self.busy
         busiest = busy.index(max(busy))
-        own = [one for rank, one in zip(self.ranks, self.stages, strict=True) if rank == busiest]
-        return sum(one.forward for one in own), sum(one.backward for one in own)
+        stages = [
+            stage for rank, stage in zip(self.ranks, self.stages, strict=True) if rank == busiest
+        ]
+        return sum(stage.forward for stage in stages), sum(stage.backward for stage in stages)
 
 
 @cache
@@ -78,12 +299,12 @@ def play(pipeline: StagePipeline) -> float:
     the one before it. Where another rank that is slower by little binds later, that is up to 1 %
     short.
     """
-    num, each = pipeline.num_micro_batches, pipeline.pp
-    played = _ROUNDS * each + num % each
-    if num <= played + each:
+    num, round_size = pipeline.num_micro_batches, pipeline.pp
+    played = _ROUNDS * round_size + num % round_size
+    if num <= played + round_size:
         return max(_ends(pipeline, num))
-    first, second = (max(_ends(pipeline, count)) for count in (played, played + each))
-    rounds = (num - played - each) / each
+    first, second = (max(_ends(pipeline, count)) for count in (played, played + round_size))
+    rounds = (num - played - round_size) / round_size
     return max(second + rounds * (second - first), least_seconds(pipeline))
 
 
@@ -127,8 +348,8 @@ def least_seconds(pipeline: StagePipeline) -> float:
     whole = pipeline.schedule not in SPLITTING
     least = before = 0.0
     for rank, (busy, sends) in enumerate(zip(pipeline.busy, _sends(pipeline.ranks), strict=True)):
-        own = 0.0 if pipeline.hides_sends else send * (num * sends - (whole and rank > 0))
-        least = max(least, busy + own + before)
+        sending = 0.0 if pipeline.hides_sends else send * (num * sends - (whole and rank > 0))
+        least = max(least, busy + sending + before)
         stage = pipeline.stages[rank]
         before += (sum(stage) if whole else stage.forward) + (1 + whole) * send
     return least
@@ -137,12 +358,12 @@ def least_seconds(pipeline: StagePipeline) -> float:
 @cache
 def _sends(ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Return how often each rank sends for one micro-batch, by the ranks of the stages."""
-    found = [0] * (max(ranks) + 1)
+    counts = [0] * (max(ranks) + 1)
     for here, there in pairwise(ranks):
         if here != there:
-            found[here] += 1
-            found[there] += 1
-    return tuple(found)
+            counts[here] += 1
+            counts[there] += 1
+    return tuple(counts)
 
 
 def _timetable(pipeline: StagePipeline, num_micro_batches: int) -> Timetable:

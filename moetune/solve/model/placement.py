@@ -48,8 +48,8 @@ class PlacedLayers(RecordedLayers):
         return 1.0 if ep == 1 else least_fullest(self._shares(layer), ep) * ep
 
     def _shares(self, layer: int) -> tuple[float, ...]:
-        one = self.layers[layer]
-        shares = one.loads.shares(one.top_k)
+        recorded = self.layers[layer]
+        shares = recorded.loads.shares(recorded.top_k)
         assert shares is not None  # noqa: S101 - records have loads of single experts
         return shares
 
@@ -63,7 +63,7 @@ def placing(target: Target) -> Target:
 
     FSDP2 does not shard them, so that there is one replica of each.
     """
-    zero = tuple(one for one in target.zero if one <= _MOST_ZERO)
+    zero = tuple(stage for stage in target.zero if stage <= _MOST_ZERO)
     largest = MappingProxyType({**target.largest, "edp": 1})
     return replace(target, zero=zero, zero_with_pp=_MOST_ZERO, largest=largest)
 
@@ -74,10 +74,8 @@ def placed_job(job: TrainingJob) -> TrainingJob:
     return replace(job, routing=PlacedLayers.of(job.routing))
 
 
-def solve_placed(
-    search: FoldedSearch, pins: LayoutRequest
-) -> tuple[BestLayouts, ModelPlacement | None]:
-    """Return the best layouts, with experts placed where that saves enough of the step.
+def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> tuple[BestLayouts, ModelPlacement]:
+    """Return the best layouts of recorded layers, their experts placed where that saves enough.
 
     In the natural order and placed, each is the best of its own search: what balances ranks may
     make more of them worth while. Placed experts are whole, and not sharded by FSDP2. Without a
@@ -90,8 +88,6 @@ def solve_placed(
     of_layouts = replace(pins, expert_placement=None)
     natural = BestLayouts.of(search, of_layouts)
     best, prices = natural.best(), search.wholes
-    if not isinstance(prices.job.routing, RecordedLayers):
-        return natural, None
     job = placed_job(prices.job)
     assert isinstance(job.routing, PlacedLayers)  # noqa: S101 - of `placed_job`
     choice = ModelPlacement(
@@ -146,7 +142,7 @@ def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
 
 def _mean(choice: ModelPlacement, name: str) -> str:
     """Return how full the fullest ranks are on the mean of the layers."""
-    return f"{fmean(getattr(one, name) for one in choice.layers):.2f}"
+    return f"{fmean(getattr(layer, name) for layer in choice.layers):.2f}"
 
 
 def _judged(choice: ModelPlacement) -> ModelPlacement:
@@ -173,4 +169,6 @@ def _judged(choice: ModelPlacement) -> ModelPlacement:
 
 def _kept(choice: ModelPlacement, why: str) -> ModelPlacement:
     """Return the natural order, with the reason."""
-    return replace(choice, layers=tuple(replace(one, experts=()) for one in choice.layers), why=why)
+    return replace(
+        choice, layers=tuple(replace(layer, experts=()) for layer in choice.layers), why=why
+    )

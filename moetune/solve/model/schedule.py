@@ -34,7 +34,7 @@ def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tup
     """
     if schedule not in _V_ORDERS:
         loops = (_loop_of(schedule, rank, pp, vpp, num_micro_batches) for rank in range(pp))
-        return tuple(one.order() for one in loops)
+        return tuple(loop.order() for loop in loops)
     make = _V_ORDERS[schedule]
     return tuple(tuple(make(rank, pp, num_micro_batches)) for rank in range(pp))
 
@@ -48,12 +48,12 @@ def most_live(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> 
     """
     num = num_micro_batches
     if schedule == "zero_bubble_v":
-        every = (min(2 * pp, num + 1 + min(rank, num - 1)) for rank in range(pp))
+        live = (min(2 * pp, num + 1 + min(rank, num - 1)) for rank in range(pp))
     elif schedule == "dualpipe_v":
-        every = (2 * pp + 1 for _ in range(pp))
+        live = (2 * pp + 1 for _ in range(pp))
     else:
-        every = (_loop_of(schedule, rank, pp, vpp, num).most_live for rank in range(pp))
-    return tuple(one / vpp for one in every)
+        live = (_loop_of(schedule, rank, pp, vpp, num).most_live for rank in range(pp))
+    return tuple(num_stages / vpp for num_stages in live)
 
 
 def _loop_of(schedule: Schedule, rank: int, pp: int, vpp: int, num_micro_batches: int) -> "_Loop":
@@ -111,10 +111,13 @@ class _Loop(NamedTuple):
         Args:
             chunks: the rank's stages in the order in which they are passed.
         """
-        each = _round(self.pp, self.num)
-        stages = cycle(self.rank + chunk * self.pp for chunk in chunks for _ in range(each))
-        rounds = (range(at, min(at + each, self.num)) for at in range(0, self.num, each))
-        batches = chain.from_iterable(one for one in rounds for _ in chunks)
+        round_size = _round(self.pp, self.num)
+        stages = cycle(self.rank + chunk * self.pp for chunk in chunks for _ in range(round_size))
+        rounds = (
+            range(first, min(first + round_size, self.num))
+            for first in range(0, self.num, round_size)
+        )
+        batches = chain.from_iterable(batches for batches in rounds for _ in chunks)
         return [*zip(repeat(kind), stages, batches, strict=False)]
 
 
@@ -146,7 +149,7 @@ def _dualpipe_v(rank: int, pp: int, num: int) -> Iterator[Action]:
         repeat("I1 W F1", after),
         repeat("F0 B1 F1 B0", num - 2 * pp + rank + 1),
         repeat("B1 F1 B0", after),
-        (f"{'B' if at <= rank else 'I'}{1 - at % 2}" for at in range(2 * (rank + 1))),
+        (f"{'B' if number <= rank else 'I'}{1 - number % 2}" for number in range(2 * (rank + 1))),
         repeat("W I0", after),
         repeat("W", rank + 1),
     )
@@ -226,11 +229,11 @@ def timetable(schedule: Schedule, pp: int, vpp: int, num: int) -> Timetable:
     num_places = 2 * (len(ranks) + 1) * num
     is_there = [False] * num_places
     is_there[:num] = is_there[-2 * num : -num] = [True] * num
-    every, turns = orders(schedule, pp, vpp, num), list[Turn]()
+    orders_of_ranks, turns = orders(schedule, pp, vpp, num), list[Turn]()
     done, waiting = [0] * pp, [*range(pp)]
     while waiting:
         rank, reached = waiting.pop(), set[int]()
-        for kind, stage, batch in islice(every[rank], done[rank], None):
+        for kind, stage, batch in islice(orders_of_ranks[rank], done[rank], None):
             length, needs, gives, link, there = routes[kind, stage]
             if not is_there[needs + batch]:
                 break
@@ -240,7 +243,7 @@ def timetable(schedule: Schedule, pp: int, vpp: int, num: int) -> Timetable:
             if there is not None:
                 reached.add(there)
         waiting += reached
-    assert done == [*map(len, every)], "ranks wait for each other"  # noqa: S101 - our orders
+    assert done == [*map(len, orders_of_ranks)], "ranks wait for each other"  # noqa: S101 - our orders
     return Timetable(turns=tuple(turns), num_places=num_places, num_links=len(links))
 
 

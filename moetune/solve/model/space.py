@@ -1,12 +1,24 @@
-"""Layouts of a job that the rules, the target and the pins allow, before prices and memory."""
+"""Layouts of a job that the rules, the target and the pins allow, and those that fit into memory.
+
+What is in host memory takes no less time: it is tried only where less of it does not fit.
+
+Before pipelines are cut there are bounds. Of L blocks on p pipeline ranks some rank has ⌈L/p⌉ or
+more. Equal and balanced cuts tell more: a rank between the ends has ⌈L/p⌉ − 1 or more, because a
+block goes to the rank that has least to do (`balanced_stages`). Which blocks these are is not
+known: those of the model that take least.
+"""
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from moetune.domain.arrays import Floats
+from moetune.domain.cluster import HEADROOM
 from moetune.domain.layout import divisors
-from moetune.domain.megatron_rules import RECOMPUTED
 from moetune.domain.pipeline import (
     SCHEDULES,
     SPLITTING,
@@ -28,6 +40,7 @@ from moetune.domain.training import (
     TrainingJob,
     ZeroStage,
 )
+from moetune.solve.model.memory import FRAGMENTATION, LIBRARY_BYTES, OPTIMIZER_SHARES, MemoryModel
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _LARGEST_TP = 8
@@ -108,15 +121,15 @@ class LayoutSpace:
         """Yield sizes with each number of stages and each schedule that their overlap goes with."""
         for vpp, schedule in self.schedules(pins, sizes.pp):
             is_plain = vpp == sizes.vpp and schedule is None
-            one = sizes if is_plain else sizes.changed(vpp=vpp, schedule=schedule)
-            if one.overlap == "none" or self._obeys(OVERLAP, one):
-                yield one
+            layout = sizes if is_plain else sizes.changed(vpp=vpp, schedule=schedule)
+            if layout.overlap == "none" or self.obeys(OVERLAP, layout):
+                yield layout
 
     def first_dispatcher(self, pins: LayoutRequest, tp: int) -> TokenDispatcher:
         """Return the plainest dispatcher that goes with tp, and with graphs of whole steps."""
         able: Sequence[TokenDispatcher] = self.target.dispatchers
         if tp > 1:
-            able = [one for one in able if one in self.target.tp_dispatchers] or able
+            able = [name for name in able if name in self.target.tp_dispatchers] or able
         needs_static = pins.cuda_graphs == "full" and self.job.decoder.num_moe_layers > 0
         return "hybrid_ep" if needs_static and "hybrid_ep" in able else able[0]
 
@@ -127,11 +140,8 @@ class LayoutSpace:
         rules = target_rules(layout, self.target, self.job, self.site)
         return not self.asks_runtime or next(rules, None) is None
 
-    def may_use_host(self, layout: FoldedLayout) -> bool:
-        """Return whether what an allowed layout has in host memory breaks no rule either."""
-        return self._obeys(HOST, layout)
-
-    def _obeys(self, rules: tuple[Rule, ...], layout: FoldedLayout) -> bool:
+    def obeys(self, rules: tuple[Rule, ...], layout: FoldedLayout) -> bool:
+        """Return whether a layout breaks none of some rules of the runtime."""
         asked = Asked(target=self.target, layout=layout, job=self.job, site=self.site)
         return not self.asks_runtime or next(refused(rules, asked), None) is None
 
@@ -146,7 +156,7 @@ class LayoutSpace:
         most = 3 if pp == 1 else max(self.target.zero_with_pp, self.target.zero[0])
         if tp > 1:
             most = min(most, self.target.zero_with_tp)
-        return [one for one in self.target.zero if 1 <= one <= most] or self.target.zero[:1]
+        return [stage for stage in self.target.zero if 1 <= stage <= most] or self.target.zero[:1]
 
     def schedules(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
         """Yield stages of a rank and schedules; those that a layout has anyway are None."""
@@ -159,7 +169,7 @@ class LayoutSpace:
                 others -= V_SCHEDULES
             if usual_schedule(vpp) in self.target.schedules:
                 yield vpp, None
-            yield from ((vpp, one) for one in SCHEDULES if one in others)
+            yield from ((vpp, schedule) for schedule in SCHEDULES if schedule in others)
 
     def _stages_per_rank(self, pins: LayoutRequest, pp: int) -> list[int]:
         if pins.vpp:
@@ -170,7 +180,7 @@ class LayoutSpace:
             return [1]
         most = most_stages(self.job.decoder.num_layers) // pp
         blocks = -(-self.job.decoder.num_layers // pp)
-        return [1, *(one for one in range(2, most + 1) if blocks % one == 0)]
+        return [1, *(vpp for vpp in range(2, most + 1) if blocks % vpp == 0)]
 
     def recomputes(self, pins: LayoutRequest) -> Sequence[tuple[Recompute, ...]]:
         """Return the lists of modules that the runtime recomputes and the model has."""
@@ -179,28 +189,206 @@ class LayoutSpace:
         has, able = self.job.decoder.modules, {*self.target.recompute}
         if not self.target.kept_by_experts.activations:
             has -= {"moe_act"}  # which are computed again in any case
-        lists = (tuple(module for module in one if module in has) for one in _RECOMPUTES)
-        return [one for one in dict.fromkeys(lists) if {*one} <= able]
+        lists = (tuple(module for module in modules if module in has) for modules in _RECOMPUTES)
+        return [modules for modules in dict.fromkeys(lists) if {*modules} <= able]
 
     def keeps_all(self, layout: FoldedLayout) -> bool:
         """Return whether no recomputation goes with a layout's schedule."""
         return not self.target.splits_recomputed and layout.order in SPLITTING
 
-    def may_overlap(self, layout: FoldedLayout) -> bool:
-        """Return whether what a layout recomputes goes with its overlap."""
-        return self._obeys(RECOMPUTED, layout)
-
     def dispatchers(self, layout: FoldedLayout, pins: LayoutRequest) -> list[TokenDispatcher]:
         """Return the dispatchers that go with a layout; without other ranks they are one."""
-        every: Sequence[TokenDispatcher] = self.target.dispatchers
+        names: Sequence[TokenDispatcher] = self.target.dispatchers
         if layout.ep == 1:
-            every = every[:1]
+            names = names[:1]
         if pins.dispatcher:
-            every = (pins.dispatcher,)
+            names = (pins.dispatcher,)
         rules = (*DISPATCHERS, *FAMILIES)
-        return [one for one in every if self._obeys(rules, layout.changed(dispatcher=one))]
+        return [name for name in names if self.obeys(rules, layout.changed(dispatcher=name))]
 
 
 def _pinned(pin: int | None, able: Sequence[int], most: float = math.inf) -> Sequence[int]:
     """Return the pinned size, else those that are able up to the largest."""
-    return (pin,) if pin else [one for one in able if one <= most]
+    return (pin,) if pin else [size for size in able if size <= most]
+
+
+_LESS = np.array([[[0.0]], [[-1.0]]])
+"""Blocks that the rank that has most of them has more, and one between the ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """Layouts that fit into memory.
+
+    Args:
+        limit_bytes: usable memory of a device.
+        host_bytes: host memory of one rank.
+    """
+
+    space: LayoutSpace
+    memory: MemoryModel
+    limit_bytes: float
+    host_bytes: float
+
+    def fits(self, layout: FoldedLayout) -> bool:
+        """Return whether a layout fits into the memory of the devices and of their host."""
+        peak_bytes, host_bytes = self.memory.needs(layout)
+        return peak_bytes <= self.limit_bytes and host_bytes <= self.host_bytes
+
+    def is_roomy(self, layout: FoldedLayout) -> bool:
+        """Return whether a layout leaves memory free, and the host alone."""
+        most = self.limit_bytes * (1 - HEADROOM)
+        return not layout.on_host and self.memory.needs(layout)[0] <= most
+
+    def least_of_states(
+        self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool = True
+    ) -> float:
+        """Return bytes that the states alone need at least on the fullest device."""
+        ways = self.ways(sizes, pins, may_offload=may_offload)
+        return min(self.memory.least(layout, on_host=share) for layout, share in ways)
+
+    def ways(
+        self, sizes: FoldedLayout, pins: LayoutRequest, *, may_offload: bool
+    ) -> list[tuple[FoldedLayout, float]]:
+        """Return how the states take least: sharded most, or on the host at the lowest stage."""
+        pinned = pins.offload_optimizer
+        zero = self.space.zeros(pins, sizes.pp, sizes.tp)[-1]
+        highest = sizes if zero == sizes.zero else sizes.changed(zero=zero)
+        ways = [(highest, pinned or 0.0)]
+        if may_offload and pinned is None and self.space.target.offloads_optimizer:
+            ways.append((sizes, 1.0))
+        return ways
+
+    def with_most_waiting(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
+        """Return a layout with as many blocks' activations in host memory as may be."""
+        able = self.space.target.offloads_activations and layout.pp == 1 and not layout.recompute
+        if not able or pins.offload_activations is not None:
+            return layout
+        num = self.space.job.decoder.num_layers
+        return layout.changed(offload_activations=(num - 1) / num)
+
+    def fitted(self, layout: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+        """Yield a layout if it fits, else as it fits with some of it in host memory."""
+        if self.fits(layout):
+            yield layout
+            return
+        target = self.space.target
+        if target.offloads_optimizer or target.offloads_activations:
+            most = self.with_most_waiting(layout, pins)
+            if self.memory.needs(most, on_host=1.0)[0] <= self.limit_bytes:
+                yield from self.offloaded(layout, pins)
+
+    def shares(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[float]:
+        """Return the shares of the optimizer that the host may keep."""
+        if pins.offload_optimizer is not None:
+            return (pins.offload_optimizer,)
+        shared = layout.changed(offload_optimizer=OPTIMIZER_SHARES[0])
+        return (0.0, *OPTIMIZER_SHARES) if self.space.obeys(HOST, shared) else (0.0,)
+
+    def offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+        """Yield a layout with as few blocks in host memory as make it fit.
+
+        One for each share of the optimizer: what it frees, activations need not.
+        """
+        for share in self.shares(layout, pins):
+            shared = layout.changed(offload_optimizer=share)
+            fitting = shared if self.fits(shared) else self._with_activations(shared, pins)
+            if fitting is not None and self.space.is_allowed(fitting):
+                yield fitting
+            if fitting == shared:
+                return
+
+    def least_offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> float:
+        """Return bytes that a device needs at least, with as much in host memory as may be."""
+        most = self.with_most_waiting(layout, pins)
+        return self.memory.needs(most, on_host=self.shares(layout, pins)[-1])[0]
+
+    def waiting(
+        self, layout: FoldedLayout, share: float, pins: LayoutRequest
+    ) -> Iterator[FoldedLayout]:
+        """Yield a layout with a share of the optimizer, and each number of blocks' activations."""
+        num = self.space.job.decoder.num_layers
+        shared = layout.changed(offload_optimizer=share) if share else layout
+        yield shared
+        most = self.with_most_waiting(shared, pins)
+        if most is shared or not self.space.obeys(HOST, most):
+            return
+        for count in range(1, num):
+            yield shared.changed(offload_activations=count / num)
+
+    def _with_activations(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout | None:
+        """Return a layout with the fewest blocks' activations in host memory; None where no fit."""
+        num = self.space.job.decoder.num_layers
+        able = self.with_most_waiting(layout, pins) is not layout
+        if not able or not self.space.is_allowed(layout.changed(offload_activations=1 / num)):
+            return None
+        shares = [count / num for count in range(1, num)]
+        fitting = bisect_left(
+            shares, -self.limit_bytes,
+            key=lambda share: -self.memory.needs(layout.changed(offload_activations=share))[0],
+        )  # fmt: skip
+        if fitting == len(shares):
+            return None
+        waiting = layout.changed(offload_activations=shares[fitting])
+        return waiting if self.fits(waiting) else None
+
+    def least_bytes(
+        self,
+        pipelines: Sequence[FoldedLayout],
+        recomputes: Sequence[tuple[Recompute, ...]],
+        pins: LayoutRequest,
+        *,
+        may_offload: bool,
+    ) -> Floats:
+        """Return bytes that the fullest device needs at least, [pipeline, recomputation].
+
+        Pipelines are cut equally or balanced, the states are kept in the way that takes least.
+
+        Args:
+            pipelines: layouts of the same sizes, which differ in overlap, vpp and schedule.
+            may_offload: whether what is not pinned may be in host memory.
+        """
+        if pins.stages is not None:
+            return np.zeros((len(pipelines), len(recomputes)))
+        first, memory, loss = pipelines[0], self.memory, 1 + FRAGMENTATION
+        usual = memory.kept(first)
+        offloaded = memory.kept(self.with_most_waiting(first, pins)) if may_offload else usual
+        ways = self.ways(first, pins, may_offload=may_offload)
+        counts = np.array(memory.stages.whole.counts, dtype=float)
+        blocks = memory.sizes_of_blocks(first, recomputes)
+        shares = np.array([usual if modules else offloaded for modules in recomputes])[:, None]
+        activations = loss * shares * np.array([[kind.total for kind in kinds] for kinds in blocks])
+        workspace = np.array([min(block.workspace for block in kinds) for kinds in blocks])
+        live = np.array([*map(self._live, pipelines)])[:, :, None, None] * activations
+        states = loss * np.array([memory.states_of_blocks(to, on_host=share) for to, share in ways])
+        num = -(-self.space.job.decoder.num_layers // first.pp)
+        taken = cheapest(_LESS + num, counts, states[:, None, None, None] + live)
+        fullest = np.maximum(taken[:, :, 0], taken[:, :, 1])
+        if first.pp == 1:  # all is on one rank, the ends with it
+            whole = [memory.least(to, on_host=share) - LIBRARY_BYTES for to, share in ways]
+            fullest += (np.array(whole) - states @ counts)[:, None, None]
+        bound: Floats = fullest.min(axis=0) + (loss * workspace + LIBRARY_BYTES)
+        return bound
+
+    def _live(self, layout: FoldedLayout) -> tuple[float, float]:
+        """Return the least micro-batches in work on any rank, and the most between the ends."""
+        live = self.memory.live(layout)
+        middle = live[1:] if layout.order in V_SCHEDULES else live[1:-1]
+        return min(live), max(middle, default=0.0)
+
+
+def cheapest(num: Floats, counts: Floats, sizes: Floats) -> Floats:
+    """Return the bytes of those blocks that take least, [way, pipeline, rank, recomputation].
+
+        min Σ x_k·s_k  for  Σ x_k = n, 0 ≤ x_k ≤ c_k  is  max_j (n·s_j − Σ c_k·max(0, s_j − s_k))
+
+    Args:
+        num: n, of the blocks, [rank, 1, 1].
+        counts: c, that the model has of each kind.
+        sizes: s, of one block, [way, pipeline, rank, recomputation, kind].
+    """
+    if len(counts) == 1:
+        return (num * sizes)[..., 0]
+    saved = np.maximum(sizes[..., :, None] - sizes[..., None, :], 0.0) @ counts
+    least: Floats = (num * sizes - saved).max(axis=-1)
+    return least

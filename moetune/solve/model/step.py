@@ -5,23 +5,32 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 
 from moetune.domain.once import Tables, once
+from moetune.domain.optimizers import Optimizer
 from moetune.domain.pipeline import SPLITTING, StageLetters
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.model.activations import ELEMENT, block_bytes
-from moetune.solve.model.block import GEMM_FORMS
+from moetune.solve.model.activations import ELEMENT, SHARDS_GRADIENTS, block_bytes, shard_of
 from moetune.solve.model.blocks import BlockTable
 from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.passes import FORWARD_OF_BOTH, BlockSeconds, Passes, Room, computing
-from moetune.solve.model.pipeline import StagePipeline, least_seconds, play
-from moetune.solve.model.stages import (
+from moetune.solve.model.passes import (
+    FORWARD_OF_BOTH,
+    NO_ROOM,
+    WITHOUT_END,
+    BlockSeconds,
+    Passes,
+    Room,
+)
+from moetune.solve.model.pipeline import (
     DecoderStages,
+    Parameters,
     RankBlocks,
     StageBlocks,
+    StagePipeline,
     balanced_stages,
-    block_counts,
+    counted,
+    least_seconds,
+    play,
 )
-from moetune.solve.model.update import UpdatePrices
 
 _ROUNDING = 1e-12
 _SLOWER = 1 + 1e-6
@@ -54,25 +63,136 @@ def _of_micro_batch(layout: FoldedLayout) -> tuple[object, ...]:
     """Return what the seconds of a micro-batch depend on."""
     return (
         layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher,
-        layout.overlap, layout.degree, layout.recompute,
-        layout.cuda_graphs,
+        layout.overlap, layout.degree, layout.recompute, layout.cuda_graphs,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPrices(Tables):
-    """Prices of a job's layouts on a machine.
-
-    Args:
-        target: the runtime that the prices are for.
-    """
+class UpdatePrices(Tables):
+    """Prices of what the replicas do together, of the rank with most parameters."""
 
     job: TrainingJob
     device: DevicePrices
     stages: DecoderStages
     target: Target
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        return self.target.optimizer(self.job.optimizer)
+
+    def exposed(self, layout: FoldedLayout, room: Room, *, num_micro_batches: int) -> float:
+        """Return the exposed time of the reduction of gradients and the gathering of parameters.
+
+        They run beside the last micro-batch's backward pass and the first one's forward pass, as
+        far as there is room, or are exposed where the target hides none. Sharded gradients are
+        reduced after each micro-batch. Sharded parameters are gathered before each pass, and
+        before a backward pass on the links of its reduction.
+        """
+        (held, blocks), num = self._most_parameters(layout), num_micro_batches
+        if not self.target.hides_gradients:
+            reduced, gathered = self._alone(layout, held)
+            if layout.offload_optimizer and self.target.offloads_states:
+                return num * self._over_host(layout, held, blocks, reduced + 2 * gathered, room)
+            shards_all = layout.zero > SHARDS_GRADIENTS
+            return num * (reduced + 2 * gathered) if shards_all else reduced + gathered
+        if layout.zero > SHARDS_GRADIENTS:
+            return num * self._block_by_block(layout, held, blocks, room)
+        reduced, gathered = self._alone(layout, held)
+        ahead, behind = max(0.0, gathered - room.forward), max(0.0, reduced - room.backward)
+        return ahead + behind * (num if layout.zero == SHARDS_GRADIENTS else 1)
+
+    def _block_by_block(
+        self, layout: FoldedLayout, held: Parameters, num: int, room: Room
+    ) -> float:
+        """Return what ZeRO stage 3 shows of one micro-batch, with one block fetched ahead.
+
+            2·g + r + (n - 1)·(max(0, g - F/n) + max(0, g + r - B/n)) + copies
+
+        g and r are a block's gather and reduction, F and B the room of the passes of n blocks: the
+        first gather of each pass and the last reduction have nothing beside them. Gathered blocks
+        are copied out of a buffer, and gradients into it, on the stream that computes
+        (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+        """
+        reduced, gathered = self._alone(layout, held)
+        reduce, gather = reduced / num, gathered / num
+        later = max(0.0, gather - room.forward / num)
+        later += max(0.0, gather + reduce - room.backward / num)
+        shown = 2 * gather + reduce + (num - 1) * later
+        if not self.target.kernels.copies:
+            return shown
+        copied = 2 * (ELEMENT + ELEMENT) + ELEMENT + self._optimizer.gradient_bytes
+        return shown + self.device.moved(copied * sum(held))
+
+    def shares_link(self, layout: FoldedLayout) -> bool:
+        """Return whether ZeRO stage 3 gathers over the link that exchanges tokens."""
+        if layout.zero <= SHARDS_GRADIENTS or not self.job.decoder.num_moe_layers:
+            return False
+        exchange = self.device.span(layout.ep * layout.etp, 1)
+        data = self.device.span(layout.dp * layout.cp, layout.tp)
+        return exchange.size > 1 and (exchange.nodes > 1) == (data.nodes > 1)
+
+    def least_of_gradients(self, layout: FoldedLayout) -> float:
+        """Return what `exposed` is at least, whatever the passes."""
+        num = self.job.micro_batches(layout)
+        return min(
+            self.exposed(layout, room, num_micro_batches=num) for room in (WITHOUT_END, NO_ROOM)
+        )  # computation may lose more beside gradients than these gain
+
+    def _alone(self, layout: FoldedLayout, held: Parameters) -> tuple[float, float]:
+        """Return the seconds of a reduction and a gathering by themselves."""
+        data = self.device.span(layout.dp * layout.cp, layout.tp)
+        replicas = self.device.span(layout.edp, layout.ep * layout.etp)
+        summed, reduced, gathered = self._optimizer.gradient_bytes, 0.0, 0.0
+        for count, span in zip(held, (data, replicas), strict=True):
+            reduced += self.device.collective("reduce_scatter", span, summed * count)
+            gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
+        return reduced, gathered
+
+    def _over_host(
+        self, layout: FoldedLayout, held: Parameters, num: int, sent: float, room: Room
+    ) -> float:
+        """Return what a micro-batch shows of states that are in host memory, and of their shards.
+
+            max(0, max(fetch, store, link) - computed) + (fetch + store + link) / blocks
+
+        Copies in both directions and the link work beside the computation; the first block is
+        fetched before it, and the last one's gradients are stored behind it. Parameters are fetched
+        for each pass.
+        """
+        count = shard_of(layout, *held)
+        ways = (
+            2 * self.device.copied("h2d", ELEMENT * count),
+            self.device.copied("d2h", self._optimizer.gradient_bytes * count), sent,
+        )  # fmt: skip
+        waited = max(0.0, max(ways) - room.forward - room.backward)
+        return waited + sum(ways) / num
+
+    def optimizer_seconds(self, layout: FoldedLayout, on_host: float) -> float:
+        """Return the optimizer's seconds with a share of it on the host."""
+        held, _ = self._most_parameters(layout)
+        count = shard_of(layout, *held) if layout.zero else sum(held)
+        device = self.device.moved((1 - on_host) * self._optimizer.moved_bytes * count)
+        return device + on_host * count * self.device.host_adam_seconds
+
+    @once(
+        lambda layout: (
+            layout.tp, layout.ep * layout.etp, layout.pp, layout.vpp, layout.order, layout.stages,
+        )
+    )  # fmt: skip
+    def _most_parameters(self, layout: FoldedLayout) -> tuple[Parameters, int]:
+        """Return the parameters of a device of the rank that has most, and its blocks."""
+        ranks = (
+            (self.stages.parameters(layout, rank), max(1, sum(rank.counts)))
+            for rank in self.stages.ranks(layout)
+        )
+        return max(ranks, key=lambda rank: sum(rank[0]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrices(UpdatePrices):
+    """Prices of a job's layouts on a machine."""
+
     blocks: BlockTable = field(init=False, repr=False)
-    update: UpdatePrices = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.device.slowdown != self.target.kernels.slowdown:
@@ -81,11 +201,7 @@ class StepPrices(Tables):
         blocks = BlockTable(
             job=self.job, device=self.device, stages=self.stages, target=self.target
         )
-        update = UpdatePrices(
-            job=self.job, device=self.device, stages=self.stages, target=self.target
-        )
         object.__setattr__(self, "blocks", blocks)
-        object.__setattr__(self, "update", update)
 
     def step(self, layout: FoldedLayout) -> StepSeconds:
         """Return the time of a step."""
@@ -96,14 +212,12 @@ class StepPrices(Tables):
         waits = seconds - pipeline.num_micro_batches * busiest
         # Without a pipeline both are one sum, but of floats in another order.
         parts["bubble and sends"] = waits if waits > _ROUNDING * seconds else 0.0
-        blocks = self.blocks.seconds(layout)
-        counts = block_counts(slowest, len(blocks))
-        kinds = [*zip(counts, blocks, strict=True)]
+        blocks = counted(slowest, self.blocks.seconds(layout))
+        num = pipeline.num_micro_batches
         return StepSeconds(
             seconds=seconds + sum(rest.values()), parts=parts | rest,
-            beside=pipeline.num_micro_batches * sum(count * one.beside for count, one in kinds),
-            bound_by_host=pipeline.num_micro_batches
-            * sum(count * one.bound_by_host for count, one in kinds),
+            beside=num * sum(count * block.beside for count, block in blocks),
+            bound_by_host=num * sum(count * block.bound_by_host for count, block in blocks),
             bound_by_replicas=self._bound_by_replicas(layout, pipeline, rest["gradients"]),
         )  # fmt: skip
 
@@ -125,22 +239,18 @@ class StepPrices(Tables):
 
     def least(self, layout: FoldedLayout) -> float:
         """Return seconds that the step takes at least, without playing its pipeline."""
-        passes = self.least_of_passes(layout)
-        return passes + self.update.optimizer_seconds(layout, layout.offload_optimizer)
+        optimizer = self.optimizer_seconds(layout, layout.offload_optimizer)
+        return self.least_of_passes(layout) + optimizer
 
     def least_of_passes(self, layout: FoldedLayout) -> float:
         """Return seconds of the pipeline and the gradients at least, without the optimizer."""
         pipeline = self.pipeline(layout)
         return least_seconds(pipeline) + self.gradients(layout, pipeline)
 
-    def least_of_pipeline(self, layout: FoldedLayout) -> float:
-        """Return seconds that its pipeline takes at least, without gradients and optimizer."""
-        return least_seconds(self.pipeline(layout))
-
     def gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
         """Return the exposed time of gradients and parameters."""
         num = pipeline.num_micro_batches
-        return self.update.gradients(layout, self._room(layout, pipeline), num_micro_batches=num)
+        return self.exposed(layout, self._room(layout, pipeline), num_micro_batches=num)
 
     def _bound_by_replicas(
         self, layout: FoldedLayout, pipeline: StagePipeline, exposed: float
@@ -154,46 +264,37 @@ class StepPrices(Tables):
         """
         room = self._room(layout, pipeline).divided(_SLOWER)
         num = pipeline.num_micro_batches
-        slower = _SLOWER * self.update.gradients(layout, room, num_micro_batches=num)
+        slower = _SLOWER * self.exposed(layout, room, num_micro_batches=num)
         more = (slower - exposed) / (_SLOWER - 1) - exposed
         return more if more > _SEEN * max(pipeline.busy) else 0.0
 
     def _room(self, layout: FoldedLayout, pipeline: StagePipeline) -> Room:
         """Return what collectives of gradients and parameters can run beside."""
-        if self.update.shares_link(layout):
+        if self.shares_link(layout):
             busiest = pipeline.busy.index(max(pipeline.busy))
-            rank = next(one for one in self.stages.ranks(layout) if busiest in one.ranks)
-            return computing(rank, self.blocks.seconds(layout), self._ends(layout), layout)
+            rank = next(rank for rank in self.stages.ranks(layout) if busiest in rank.ranks)
+            return self.blocks.room(rank, layout)
         return Room(*pipeline.busiest_passes)
 
-    def floor(self, layout: FoldedLayout) -> float:
-        """Return seconds that the step takes at least, whatever the stages have.
+    def rounds_at_least(self, layout: FoldedLayout) -> float:
+        """Return the least time T of a pipeline over that of one micro-batch in the whole model, S.
 
             T ≥ S·m/p, and under 1F1B with one stage a rank T ≥ S / (1 − (1 − 1/m)^p)
 
-        S are the seconds of one of m micro-batches on all p ranks. The second is what stages take
-        that all bind at once: rank r has m·t_r + Σ_{s < r} t_s.
+        There are m micro-batches and p ranks. The second is what stages take that all bind at once:
+        rank r has m·t_r + Σ_{s < r} t_s.
         """
-        return self.micro_batch_seconds(layout) * self.rounds_at_least(layout)
-
-    def rounds_at_least(self, layout: FoldedLayout) -> float:
-        """Return the least time of a pipeline over that of one micro-batch in the whole model."""
         if layout.order != "1f1b":
-            return self.rounds(layout)
+            return self.job.micro_batches(layout) / layout.pp
         return 1 / (1 - (1 - 1 / self.job.micro_batches(layout)) ** layout.pp)
-
-    def rounds(self, layout: FoldedLayout) -> float:
-        """Return the micro-batches for each rank of the pipeline, which some rank has at least."""
-        return self.job.micro_batches(layout) / layout.pp
 
     @once(_of_micro_batch)
     def micro_batch_seconds(self, layout: FoldedLayout) -> float:
         """Return the seconds of one micro-batch in all of the model, whatever the pipeline."""
-        blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
-        whole = self.stages.whole
+        blocks, (embedding, head) = self.blocks.seconds(layout), self.blocks.ends(layout)
         seconds = embedding + head * (1 + len(self.job.decoder.predictions))
-        for count, one in zip(block_counts(whole, len(blocks)), blocks, strict=True):
-            seconds += count * one.both
+        for count, block in counted(self.stages.whole, blocks):
+            seconds += count * block.both
         return seconds
 
     def micro_batch_at_least(self, layout: FoldedLayout) -> float:
@@ -206,9 +307,9 @@ class StepPrices(Tables):
 
     def pipeline(self, layout: FoldedLayout) -> StagePipeline:
         """Return the layout's pipeline."""
-        blocks, ends = self.blocks.seconds(layout), self._ends(layout)
+        blocks, ends = self.blocks.seconds(layout), self.blocks.ends(layout)
         cut = self.stages.cut(layout)
-        distinct = [self._stage(one, blocks, ends) for one in cut.distinct]
+        distinct = [self._stage(stage, blocks, ends) for stage in cut.distinct]
         stages = [distinct[which] for which in cut.which]
         first = stages[0]
         if layout.offload_activations:
@@ -232,24 +333,18 @@ class StepPrices(Tables):
     def _activation_bytes(self, layout: FoldedLayout) -> float:
         """Return the bytes of all blocks' activations for one micro-batch."""
         decoder = self.job.decoder
-        every = zip(self.stages.whole.counts, decoder.kinds, strict=True)
-        return fsum(count * block_bytes(kind, self.job, layout) for count, kind in every)
-
-    def balanced(self, layout: FoldedLayout) -> FoldedLayout:
-        """Return the layout with stages whose ranks take as equally long as blocks allow."""
-        return layout.changed(stages=self._balanced_stages(layout))
+        kinds = zip(self.stages.whole.counts, decoder.kinds, strict=True)
+        return fsum(count * block_bytes(kind, self.job, layout) for count, kind in kinds)
 
     @once(lambda layout: (_of_micro_batch(layout), layout.pp, layout.vpp, layout.order))
-    def _balanced_stages(self, layout: FoldedLayout) -> StageLetters | None:
-        """Return the balanced stages; None where the equal ones are they."""
-        blocks, (embedding, head) = self.blocks.seconds(layout), self._ends(layout)
-        decoder = self.job.decoder
-        whole = self.stages.whole
-        every = sum(count * one.both for count, one in zip(whole.counts, blocks, strict=False))
-        predicted = sum(one.both + head for one in blocks[len(decoder.kinds) :])
+    def balanced_stages(self, layout: FoldedLayout) -> StageLetters | None:
+        """Return stages whose ranks take as equally long as blocks allow; None for equal ones."""
+        blocks, (embedding, head) = self.blocks.seconds(layout), self.blocks.ends(layout)
+        decoder, counts = self.job.decoder, self.stages.whole.counts
+        total = sum(count * block.both for count, block in zip(counts, blocks, strict=False))
+        predicted = sum(block.both + head for block in blocks[len(decoder.kinds) :])
         stages = balanced_stages(
-            decoder, layout,
-            block_seconds=every / decoder.num_layers,
+            decoder, layout, block_seconds=total / decoder.num_layers,
             embedding_seconds=embedding, head_seconds=head + predicted,
         )  # fmt: skip
         return None if stages == layout.even_stages(decoder) else stages
@@ -259,27 +354,24 @@ class StepPrices(Tables):
     ) -> tuple[float, RankBlocks, dict[str, float]]:
         """Return the busiest rank's seconds of a micro-batch, that rank, and the other parts."""
         busy = [seconds / pipeline.num_micro_batches for seconds in pipeline.busy]
-        ranks = [(busy[one.ranks[0]], one) for one in self.stages.ranks(layout)]
-        busiest, slowest = max(ranks, key=lambda pair: pair[0])
+        slowest = max(self.stages.ranks(layout), key=lambda rank: busy[rank.ranks[0]])
         rest = {
             "gradients": self.gradients(layout, pipeline),
-            "optimizer": self.update.optimizer_seconds(layout, layout.offload_optimizer),
+            "optimizer": self.optimizer_seconds(layout, layout.offload_optimizer),
         }
-        return busiest, slowest, rest
+        return max(busy), slowest, rest
 
     def _stage(
         self, stage: StageBlocks, blocks: tuple[BlockSeconds, ...], ends: tuple[float, float]
     ) -> Passes:
-        heads = stage.has_head + stage.has_predictions * len(self.job.decoder.predictions)
-        head = FORWARD_OF_BOTH * heads * ends[1]
+        head = FORWARD_OF_BOTH * stage.heads(self.job.decoder) * ends[1]
         embedding = stage.has_embedding * ends[0]
         forward, weight = head + FORWARD_OF_BOTH * embedding, head
         grad_input = head + (1 - FORWARD_OF_BOTH) * embedding
-        for count, one in zip(block_counts(stage, len(blocks)), blocks, strict=True):
-            if count:
-                forward += count * one.forward
-                weight += count * one.weight
-                grad_input += count * (one.backward - one.weight)
+        for count, block in counted(stage, blocks):
+            forward += count * block.forward
+            weight += count * block.weight
+            grad_input += count * (block.backward - block.weight)
         return Passes(forward=forward, grad_input=grad_input, grad_weight=weight)
 
     @once(lambda pipeline: pipeline)
@@ -288,33 +380,17 @@ class StepPrices(Tables):
         return play(pipeline)
 
     def _parts(self, rank: RankBlocks, layout: FoldedLayout, batches: int) -> dict[str, float]:
-        blocks, ends = self.blocks.seconds(layout), self._ends(layout)
         parts: dict[str, float] = {}
-        for count, one in zip(block_counts(rank, len(blocks)), blocks, strict=True):
-            for name, seconds in one.parts.items():
+        for count, block in counted(rank, self.blocks.seconds(layout)):
+            for name, seconds in block.parts.items():
                 parts[name] = parts.get(name, 0.0) + batches * count * seconds
-        parts["embedding"] = batches * rank.has_embedding * ends[0]
-        heads = rank.has_head + rank.has_predictions * len(self.job.decoder.predictions)
-        parts["head"] = batches * heads * ends[1]
+        embedding, head = self.blocks.ends(layout)
+        parts["embedding"] = batches * rank.has_embedding * embedding
+        parts["head"] = batches * rank.heads(self.job.decoder) * head
         if layout.offload_activations:
             plain = self.pipeline(replace(layout, offload_activations=0.0)).stages[0]
             parts["offload"] = batches * sum(self._waits_for_copies(layout, plain))
         return parts
-
-    @once(lambda layout: (layout.tp, layout.cp, layout.micro_batch))
-    def _ends(self, layout: FoldedLayout) -> tuple[float, float]:
-        """Return the embedding's and a head's seconds for one micro-batch, both passes."""
-        decoder, device = self.job.decoder, self.device
-        tokens = layout.micro_batch * self.job.length / layout.cp
-        vocab = -(-decoder.vocab_size // layout.tp)
-        embedding = 2 * device.moved(2 * ELEMENT * tokens * decoder.d_model, kernels=2)
-        gemms = sum(
-            device.gemm(product, rows=tokens, d_in=decoder.d_model, d_out=vocab)
-            for product in GEMM_FORMS
-        )
-        # Logits are read and written in float32 by the loss, forward and backward.
-        loss = device.moved(4 * 2 * ELEMENT * tokens * vocab, kernels=6)
-        return embedding, gemms + loss
 
     def _send(self, layout: FoldedLayout) -> float:
         if layout.pp == 1:

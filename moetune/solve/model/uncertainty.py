@@ -58,14 +58,14 @@ def confidence_of(
     """
     low, high = public_ratios(target)
     first = NormalDist(math.log(seconds[0]), own_spread)
-    others = [NormalDist(math.log(one), own_spread) for one in seconds[1:]]
-    start = min(math.log(one) for one in seconds) - _WIDTH * own_spread
+    others = [NormalDist(math.log(step), own_spread) for step in seconds[1:]]
+    start = min(math.log(step) for step in seconds) - _WIDTH * own_spread
     end = first.mean + _WIDTH * own_spread
     pace = (end - start) / _POINTS
     best = regret = lost = 0.0
-    for at in range(_POINTS):
-        x = start + (at + 0.5) * pace
-        slower = math.prod(1.0 - one.cdf(x) for one in others)
+    for point in range(_POINTS):
+        x = start + (point + 0.5) * pace
+        slower = math.prod(1.0 - rival.cdf(x) for rival in others)
         lost += (1.0 - slower) * math.exp(-x) * pace
         weight = first.pdf(x) * pace
         best += weight * slower
@@ -78,6 +78,6 @@ def confidence_of(
     )
 
 
-def _both(one: float, other: float) -> float:
+def _both(first: float, second: float) -> float:
     """Return the factor of two independent ones, each at least 1."""
-    return math.exp(math.hypot(math.log(one), math.log(other)))
+    return math.exp(math.hypot(math.log(first), math.log(second)))

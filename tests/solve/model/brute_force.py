@@ -93,7 +93,7 @@ def _stored(
     fastest = min(able, key=search.prices.micro_batch_seconds)
     cuts: set[StageLetters | None] = {None}
     if fastest.pp > 1:
-        cuts.add(search.prices.balanced(fastest).stages)
+        cuts.add(search.prices.balanced_stages(fastest))
     zeros = [pins.zero] if pins.zero is not None else STAGES
     layers = search.job.decoder.num_layers
     blocks = [one / layers for one in range(layers)]

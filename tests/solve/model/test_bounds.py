@@ -9,8 +9,8 @@ import pytest
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.solve.model.fitting import cheapest
-from moetune.solve.model.table import LayoutTable
+from moetune.solve.model.search import LayoutTable
+from moetune.solve.model.space import cheapest
 from tests.solve.model.brute_force import every_layout
 from tests.solve.model.test_search import OLMOE, search_of
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.training_prices import device_prices
+from moetune.app.training import device_prices
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.profile import Profile
 from moetune.domain.targets import Target, find_target
@@ -21,7 +21,7 @@ from moetune.solve.model.chunks import (
     best_degrees,
     chunked_passes,
 )
-from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.step import StepPrices
 
 MOETUNE = find_target("moetune")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.training_prices import device_prices
+from moetune.app.training import device_prices
 from moetune.domain.reference import TransferPhase
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, TokenDispatcher, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.exchange import posted_chunks, reached_nodes
-from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.step import StepPrices
 
 

@@ -11,7 +11,7 @@ from moetune.domain.pipeline import Schedule, rank_of_stage, read_stages
 from moetune.domain.rules import broken_rules, check_layout
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.solve.model.stages import DecoderStages, balanced_stages
+from moetune.solve.model.pipeline import DecoderStages, balanced_stages
 
 QWEN = named_model("qwen3-30b-a3b").decoder
 DEEPSEEK = named_model("deepseek-v3").decoder

@@ -20,8 +20,8 @@ from moetune.solve.model.alternatives import (
 )
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.machine import DevicePrices
+from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.search import NOISE, FoldedSearch, PricedLayout
-from moetune.solve.model.stages import DecoderStages
 from moetune.solve.model.step import StepPrices
 
 OLMOE = named_model("olmoe").decoder

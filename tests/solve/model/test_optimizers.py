@@ -11,7 +11,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.solve.model.memory import MemoryModel, RankMemory
-from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.pipeline import DecoderStages
 
 MOONLIGHT = TrainingJob(
     decoder=named_model("moonlight").decoder, world_size=8, global_batch=4, length=4096

@@ -13,8 +13,7 @@ from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.solve.model.alternatives import memory_front
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.placement import PlacedLayers, placing, solve_placed
-from moetune.solve.model.search import NOISE
-from moetune.solve.model.table import LayoutTable
+from moetune.solve.model.search import NOISE, LayoutTable
 from tests.solve.model.brute_force import every_layout
 from tests.solve.model.test_search import OLMOE, search_of
 

@@ -27,7 +27,7 @@ from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.exchange import exchange_seconds
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.memory import MemoryModel
-from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.step import StepPrices, StepSeconds
 
 H100 = load_profile_file(bundled_profiles()["h100-x8"])

@@ -10,7 +10,7 @@ from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout
 from moetune.fit.costs import costs_of
 from moetune.solve.model.machine import DevicePrices
-from moetune.solve.model.stages import DecoderStages
+from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.step import StepPrices, StepSeconds
 from tests.solve.model.test_prices import device, job_of, step_of
 

@@ -22,8 +22,8 @@ from moetune.solve.model import best as best_module
 from moetune.solve.model.alternatives import memory_front
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.machine import DevicePrices
+from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.search import NOISE, FoldedSearch
-from moetune.solve.model.stages import DecoderStages
 from moetune.solve.model.step import StepPrices
 from tests.solve.model.brute_force import every_layout, fitting
 
@@ -79,7 +79,7 @@ def test_balanced_stages_of_deepseek_v3_are_those_that_megatron_bridge_ships(
     deepseek = named_model("deepseek-v3").decoder
     job = TrainingJob(decoder=deepseek, world_size=1024, global_batch=8192, length=4096)
     layout = FoldedLayout(dp=512 // pp, tp=2, pp=pp, vpp=vpp, ep=32, dispatcher="deepep")
-    found = search_of(job).prices.balanced(layout).stages
+    found = search_of(job).prices.balanced_stages(layout)
     assert found == read_stages(stages)
 
 

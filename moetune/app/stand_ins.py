@@ -1,7 +1,7 @@
-"""Prices of a decoder's training on a profile's machine, and what the profile lacks of them."""
+"""Operations of a layout that a profile lacks, and by how much its step may be off for them."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,19 +9,11 @@ import numpy as np
 from moetune.domain.costs import Costs, Doubt
 from moetune.domain.profile import Profile
 from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
-from moetune.fit.costs import costs_of
+from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.fit.variants import RESAMPLING_SEED, resample_costs
-from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.search import PricedLayout
-from moetune.solve.model.stages import DecoderStages
 from moetune.solve.model.step import StepPrices
 
-_SUSTAINED, _GAP_SECONDS = 0.85, 15e-6
-"""Of published kernels' rates, alone and with cold clocks, that they reach in a step, and what is
-between GEMMs: on the mean of the public runs of each machine, from blocks of 2 k to 16 k columns.
-aiconfigurator's GEMMs of GB200 that ran long enough for their power to be read (TensorRT-LLM
-1.3.0rc17) reach 0.84 of those that did not in bfloat16 and 8 bits, and 0.81 in NVFP4."""
 _SHARDS_ALL = 3
 _NUM_DRAWS = 20
 _ENDS = (0.05, 0.95)
@@ -41,38 +33,8 @@ class StandIns:
     ratios: tuple[float, float] = (1.0, 1.0)
 
 
-def device_prices(
-    profile: Profile, costs: Costs | None = None, element: TrainingDtype = "bfloat16"
-) -> DevicePrices:
-    """Return the prices of a rank's operations on the machine of a profile.
-
-    Published tables are of one kernel at a time, measured profiles of what a layer sustains.
-
-    Args:
-        costs: drawn ones; None for the profile's own.
-        element: dtype of whatever is not in 8 bits or fewer.
-    """
-    network = profile.network
-    return DevicePrices(
-        costs=costs or costs_of(profile, allow_modelled=True),
-        machine=profile.machine,
-        element=element,
-        sustained=1.0 if profile.samples else _SUSTAINED,
-        gap_seconds=0.0 if profile.samples else _GAP_SECONDS,
-        posted_chunk_seconds=network.posted_chunk_seconds if network else 0.0,
-    )
-
-
-def step_prices(job: TrainingJob, target: Target, profile: Profile, costs: Costs) -> StepPrices:
-    """Return the prices of a job's steps."""
-    return StepPrices(
-        job=job, device=device_prices(profile, costs, job.element),
-        stages=DecoderStages(job.decoder), target=target,
-    )  # fmt: skip
-
-
 def stand_ins_of(
-    job: TrainingJob, target: Target, profile: Profile, chosen: PricedLayout, costs: Costs
+    price: Callable[[Costs], StepPrices], profile: Profile, chosen: PricedLayout, costs: Costs
 ) -> StandIns:
     """Return what stands in for operations of a layout, and by how much its step may be off.
 
@@ -81,18 +43,19 @@ def stand_ins_of(
     the step is priced under drawn costs.
 
     Args:
+        price: returns the prices of the job's steps under costs.
         costs: the profile's own.
     """
-    prices = step_prices(job, target, profile, costs)
+    prices = price(costs)
     prices.step(chosen.layout)
     words = (
-        *_unpublished(chosen.layout, target),
-        *_no_network(job, profile), *_stand_in_words(prices.device.trusts.doubts),
+        *_unpublished(chosen.layout, prices.target),
+        *_no_network(prices.job, profile), *_stand_in_words(prices.device.trusts.doubts),
     )  # fmt: skip
     if profile.network is not None and profile.provenance == "published":
         return StandIns(words=words)
     drawn = resample_costs(profile, num=_NUM_DRAWS, seed=RESAMPLING_SEED, allow_modelled=True)
-    seconds = [step_prices(job, target, profile, one).step(chosen.layout).seconds for one in drawn]
+    seconds = [price(refit).step(chosen.layout).seconds for refit in drawn]
     low, high = np.quantile(np.array(seconds) / chosen.step.seconds, _ENDS)
     return StandIns(words=words, ratios=(float(low), float(high)))
 
