@@ -6,19 +6,27 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moetune.config import Launch
-from moetune.domain.constraints import Strategy
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.document import UNLESS_DEFAULT, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import Workload
-from moetune.domain.operations import Operation, OperationTimes, predicted_seconds
+from moetune.domain.operations import (
+    Operation,
+    OperationTimes,
+    predicted_seconds,
+    transfer_seconds,
+)
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation, prediction_error
 from moetune.fit.costs import costs_of
 from moetune.measure.sizes import expert_shares
-from moetune.solve.layer.costs import layer_costs
-from moetune.solve.trace import plan_step, watched_seconds
+from moetune.solve.layer.costs import LayerCosts, layer_costs
+from moetune.solve.layer.operations import NOTHING
+from moetune.solve.layer.timeline import COMPUTE, simulate
+from moetune.solve.layer.times import phase_tasks, phase_time
+from moetune.solve.trace import plan_step
 
 if TYPE_CHECKING:
     from moetune.measure.steps import MeasuredSteps
@@ -277,6 +285,38 @@ def _operation_seconds(
         )
     except ProfileError:
         return None
+
+
+def watched_seconds(
+    operation: Operation,
+    *,
+    workload: Workload,
+    costs: LayerCosts,
+    order: Order,
+) -> float:
+    """Return the time that a watched call shows of one of its operations; none is reused memory.
+
+    A watched call times its experts while transfers run beside them, and solves its phase's
+    makespan for the transfer. The same is done to a simulated phase here, so that a difference is
+    one of the costs, not of the method.
+
+    Raises:
+        ProfileError: an operation was not measured.
+    """
+    degree, tokens = operation.degree, workload.tokens_per_rank
+    time = phase_time(costs=costs, phase=operation.phase, tokens=tokens, degree=degree, order=order)
+    tasks = phase_tasks(replace(time, gathering=NOTHING), order)
+    table = costs.interference(rows=costs.rows(tokens, degree=degree), degree=degree)
+    timeline = simulate(tasks, interference=table)
+    compute_seconds = statistics.fmean(
+        span.end_seconds - span.start_seconds for span in timeline.spans if span.stream == COMPUTE
+    )
+    if operation.name == "experts":
+        return compute_seconds
+    return transfer_seconds(
+        workload, degree=degree, phase_seconds=timeline.makespan_seconds,
+        compute_seconds=compute_seconds,
+    )  # fmt: skip
 
 
 def _measure(

@@ -245,7 +245,7 @@ def _decode_union(kinds: tuple[Any, ...], plain: object, where: str) -> object:
     choices = [kind for kind in kinds if kind is not type(None)]
     if len(choices) == 1:
         return _decode(choices[0], plain, where)
-    tags = {_tag(kind): kind for kind in choices}
+    tags = {get_args(written_kinds(kind)["kind"])[0]: kind for kind in choices}
     tag = plain.get("kind") if isinstance(plain, Mapping) else None
     if not isinstance(tag, str) or tag not in tags:
         raise InputError(f"{where}.kind must be one of {_names(tags)}, got {shown(tag)}")
@@ -267,10 +267,6 @@ def written_kinds(kind: type) -> Mapping[str, Any]:
 def _forms(kind: type) -> Mapping[str, Written]:
     items = dataclasses.fields(kind)
     return {item.name: item.metadata["written"] for item in items if "written" in item.metadata}
-
-
-def _tag(kind: type) -> object:
-    return get_args(written_kinds(kind)["kind"])[0]
 
 
 def _decode_dataclass(kind: type, plain: object, where: str) -> object:

@@ -88,7 +88,13 @@ class PlanRequest:
         machine = profile.machine
         on_nodes = machine.devices_per_node * (self.num_nodes or 0)
         world_size = self.world_size or on_nodes or machine.num_devices
-        layer, tokens = self._layer_and_tokens(world_size)
+        layer, tokens = self.layer, self.tokens_per_rank
+        if layer is None or tokens is None:
+            model = find_model(self.model or "")
+            layer, tokens = model.layer(world_size), tokens or model.tokens_per_rank
+        constraints = self.constraints
+        if constraints.expert_parallel == "all_to_all":  # the default: the same id as without it
+            constraints = replace(constraints, expert_parallel=None)
         return PlanInputs(
             model=self.model,
             layer=layer,
@@ -98,20 +104,8 @@ class PlanRequest:
             memory_limit_bytes=self.memory_limit_bytes,
             profile=profile.name,
             profile_fingerprint=fingerprint or profile.digest,
-            constraints=encode_constraints(self._recorded_constraints()),
+            constraints=encode_constraints(constraints),
         )
-
-    def _layer_and_tokens(self, world_size: int) -> tuple[LayerShape, int]:
-        if self.layer is not None and self.tokens_per_rank is not None:
-            return self.layer, self.tokens_per_rank
-        model = find_model(self.model or "")
-        return model.layer(world_size), self.tokens_per_rank or model.tokens_per_rank
-
-    def _recorded_constraints(self) -> Constraints:
-        """Return what differs from the defaults: the same request always has the same id."""
-        constraints = self.constraints
-        is_default = constraints.expert_parallel == "all_to_all"
-        return replace(constraints, expert_parallel=None) if is_default else constraints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

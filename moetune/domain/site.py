@@ -117,7 +117,9 @@ def site_of(profile: Profile) -> Site:
     capability = _capability(facts.get(_CAPABILITY, ""), chip)
     generation = chip.generation if chip else capability and generation_of(capability)
     peers = _number(facts.get(NVLINK_PEERS, ""))
-    num_nics, per_host = _number(facts.get(NUM_NICS, "")), _per_host(machine, chip)
+    num_nics, per_host = _number(facts.get(NUM_NICS, "")), machine.devices_per_node
+    if chip is not None and chip.most_per_host:
+        per_host = min(per_host, chip.most_per_host)
     if num_nics is not None:
         num_nics = num_nics * per_host // machine.devices_per_node
     return Site(
@@ -156,11 +158,6 @@ def _vendor(machine: Machine, chip: Chip | None, capability: Capability | None) 
     if "amd" in name.split() or "instinct" in name:
         return "amd"
     return "nvidia" if capability is not None or "nvidia" in name else None
-
-
-def _per_host(machine: Machine, chip: Chip | None) -> int:
-    most = chip.most_per_host if chip else 0
-    return min(machine.devices_per_node, most or machine.devices_per_node)
 
 
 def _peers(machine: Machine, chip: Chip | None) -> int | None:

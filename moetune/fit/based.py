@@ -30,7 +30,7 @@ from moetune.domain.profile import (
     RowsLine,
     changed_line,
 )
-from moetune.domain.reference import CollectiveTable, GemmTable, Rows, Table
+from moetune.domain.reference import CollectiveTable, GemmTable, Table
 from moetune.domain.samples import LAUNCHES
 from moetune.domain.site import site_of
 from moetune.domain.units import parse_flops, parse_rate
@@ -122,18 +122,16 @@ def _slower_line(line: _Line, factor: float) -> _Line:
 
 
 def _scaled_table(table: Table, base: Profile, factor: float, spread: float) -> Table:
+    startup = min(seconds for *_, seconds in table.points)
     return replace(
         table,
         label="modelled",
         source=f"{base.name} × {factor:.3g} by data sheets: {table.source}",
         spread=max(table.spread, spread),
-        points=_scaled_points(table.points, factor),
+        points=tuple(
+            (*sizes, startup + (seconds - startup) * factor) for *sizes, seconds in table.points
+        ),
     )
-
-
-def _scaled_points(points: Rows, factor: float) -> Rows:
-    startup = min(seconds for *_, seconds in points)
-    return tuple((*sizes, startup + (seconds - startup) * factor) for *sizes, seconds in points)
 
 
 def without_foreign(
@@ -273,10 +271,9 @@ def merged(measured: Profile, base: Profile) -> Profile:
 
 def _tables_of(base: Profile) -> tuple[Table, ...]:
     """Return the base's tables; what its own samples know comes first, and so counts."""
-    own = pool(base.samples)
-    words = f"samples of {base.name}"
+    samples, words = pool(base.samples), f"samples of {base.name}"
     tables: list[Table] = []
-    for gemm, series in own.of(GemmKey).items():
+    for gemm, series in samples.of(GemmKey).items():
         points = [(size, gemm.d_in, gemm.d_out, seconds) for size, seconds in _points(series)]
         tables.append(
             GemmTable(
@@ -284,7 +281,7 @@ def _tables_of(base: Profile) -> tuple[Table, ...]:
                 num_experts=gemm.num_experts, points=tuple(points),
             )
         )  # fmt: skip
-    for key, series in own.of(CollectiveKey).items():
+    for key, series in samples.of(CollectiveKey).items():
         if key.in_flight == 1:
             tables.append(
                 CollectiveTable(
@@ -302,7 +299,7 @@ def _points(series: Series) -> Iterator[tuple[float, float]]:
 def _ratios(measured: Profile, base: Profile) -> Ratios:
     """Return measured over reference at every point that both have."""
     index, costs = ProfileIndex(profile=base), costs_of(base)
-    found: Ratios = defaultdict(list)
+    ratios: Ratios = defaultdict(list)
     for key, series in pool(measured.samples).series.items():
         if not isinstance(key, GemmKey | CollectiveKey):
             continue
@@ -310,50 +307,45 @@ def _ratios(measured: Profile, base: Profile) -> Ratios:
         for size, seconds in _points(series):
             if low <= size <= high:
                 for name in _names_of(key):
-                    found[name].append(seconds / costs.seconds(key, size).seconds)
-    return found
+                    ratios[name].append(seconds / costs.seconds(key, size).seconds)
+    return ratios
 
 
 def _covered(key: GemmKey | CollectiveKey, index: ProfileIndex) -> tuple[float, float]:
     """Return the sizes at which the reference knows an operation: of a GEMM by shapes around it."""
     if isinstance(key, CollectiveKey):
-        known = index.pool.series.get(key)
-        return (known.sizes[0], known.sizes[-1]) if known else _NOWHERE
+        series = index.pool.series.get(key)
+        return (series.sizes[0], series.sizes[-1]) if series else _NOWHERE
     if (key.dtype, key.product) not in index.gemm_forms:
         return _NOWHERE
     surface = index.surface(key.dtype, key.product)
     return _NOWHERE if surface.octaves_outside(key.shape) else surface.rows_range
 
 
-def _names_of(key: GemmKey | CollectiveKey) -> tuple[tuple[str, ...], ...]:
-    if isinstance(key, GemmKey):
-        return (("gemm", key.dtype),)
-    return _keys_of(key.op, key.group_size, key.num_nodes)
-
-
-def _keys_of(op: str, size: int, nodes: int) -> tuple[tuple[str, ...], ...]:
-    """Return a collective's keys among the ratios, the nearest one first."""
-    return ("comm", op, f"{size}/{nodes}"), ("comm", op), ("comm",)
+def _names_of(operation: GemmKey | CollectiveKey | Table) -> tuple[tuple[str, ...], ...]:
+    """Return an operation's names among the ratios, the nearest one first."""
+    match operation:
+        case GemmKey() | GemmTable():
+            return (("gemm", operation.dtype),)
+        case CollectiveKey() | CollectiveTable():
+            group = f"{operation.group_size}/{operation.num_nodes}"
+            return ("comm", operation.op, group), ("comm", operation.op), ("comm",)
+        case _:
+            return ()
 
 
 def _by_ratio(table: Table, base: str, ratios: Ratios) -> Table:
     """Return the base's table as this machine would have it."""
-    if isinstance(table, GemmTable):
-        keys: tuple[tuple[str, ...], ...] = (("gemm", table.dtype),)
-    elif isinstance(table, CollectiveTable):
-        keys = _keys_of(table.op, table.group_size, table.num_nodes)
-    else:
-        keys = ()
-    common = next((ratios[key] for key in keys if ratios.get(key)), [])
+    common = next((ratios[name] for name in _names_of(table) if ratios.get(name)), [])
     if not common:
         return replace(table, source=f"{base}: {table.source}")
     ratio = statistics.median(common)
     logs = list(map(math.log, common))
-    own = statistics.pstdev(logs) if len(logs) >= _FEW else _SPREAD_OF_FEW
+    spread = statistics.pstdev(logs) if len(logs) >= _FEW else _SPREAD_OF_FEW
     return replace(
         table,
         label="modelled",
         source=f"{base} × {ratio:.3g}, over {len(common)} common points: {table.source}",
-        spread=min(max(own, table.spread, _LEAST_SPREAD), 1.0),
+        spread=min(max(spread, table.spread, _LEAST_SPREAD), 1.0),
         points=tuple((*sizes, seconds * ratio) for *sizes, seconds in table.points),
     )

@@ -51,7 +51,7 @@ class ProfileCosts:
 
         They are the table's where sizes were not measured, or the table was set by hand.
         """
-        comp, comm = self._index.comp_loss, self._index.comm_loss
+        comp, comm = self._index.overlap_loss("comp"), self._index.overlap_loss("comm")
         table = self.interference.overlap_speeds
         return OverlapSpeeds(
             comp=table.comp if comp is None else comp.speed(exchange_bytes, exchange_seconds),

@@ -68,9 +68,9 @@ class DriftDetector:
             self._learn(time)
             return None
         score = min(max((time - self._middle) / self._spread, -_CLIP), _CLIP)
-        for one, sign in ((self._slower, 1), (self._faster, -1)):
-            if one.add(step, sign * score, time):
-                return self._alarm(one, step)
+        for side, sign in ((self._slower, 1), (self._faster, -1)):
+            if side.add(step, sign * score, time):
+                return self._alarm(side, step)
         return None
 
     def _learn(self, time: float) -> None:
@@ -78,18 +78,15 @@ class DriftDetector:
         if self._num_seen > NUM_SKIPPED:
             self._first.append(time)
         if len(self._first) == NUM_FIRST:
-            self._compare_with(self._first)
+            self._middle = statistics.median(self._first)
+            deviation = statistics.median(abs(time - self._middle) for time in self._first)
+            self._spread = max(_OF_NORMAL * deviation, MIN_SPREAD)
 
-    def _compare_with(self, times: list[float]) -> None:
-        self._middle = statistics.median(times)
-        deviation = statistics.median(abs(one - self._middle) for one in times)
-        self._spread = max(_OF_NORMAL * deviation, MIN_SPREAD)
-
-    def _alarm(self, found: "_Sum", step: int) -> Drift:
-        begin = found.begin(self._middle)
-        times = found.times[begin:]
+    def _alarm(self, side: "_Sum", step: int) -> Drift:
+        begin = side.begin(self._middle)
+        times = side.times[begin:]
         drift = Drift(
-            since_step=found.steps[begin],
+            since_step=side.steps[begin],
             seen_step=step,
             before_seconds=math.exp(self._middle),
             seconds=math.exp(statistics.median(times)),
@@ -125,7 +122,7 @@ class _Sum:
 
         def misfit(begin: int) -> float:
             old, new = self.times[:begin], self.times[begin:]
-            return sum(abs(one - before) for one in old) + sum(abs(one - after) for one in new)
+            return sum(abs(time - before) for time in old) + sum(abs(time - after) for time in new)
 
         return min(range(len(self.times)), key=misfit)
 
@@ -133,5 +130,5 @@ class _Sum:
 def drifts(times: Iterable[tuple[int, float]]) -> tuple[Drift, ...]:
     """Return every change in a series of steps and seconds, in order."""
     detector = DriftDetector()
-    found = (detector.add(step, seconds) for step, seconds in times)
-    return tuple(one for one in found if one is not None)
+    changes = (detector.add(step, seconds) for step, seconds in times)
+    return tuple(change for change in changes if change is not None)

@@ -11,10 +11,10 @@ from moetune.domain.cost_keys import CollectiveKey, CostKey, GemmKey, label_of
 from moetune.domain.costs import Trust
 from moetune.domain.once import Tables, once
 from moetune.domain.profile import FitError, OperationLine, Profile
-from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.domain.samples import CollectiveOp, GemmForm, ResourceClass
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, Line, interpolation_errors
 from moetune.fit.gemm import Surface
-from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of
+from moetune.fit.interference import OverlapLoss, interference_of, overlap_loss
 from moetune.fit.pool import Key, Origin, Pool, Series, pool, with_tables
 from moetune.fit.step_errors import RECORDED_SPREAD, MachineErrors, drift_of
 
@@ -98,15 +98,10 @@ class ProfileIndex(Tables):
             records=self.profile.steps, own=RECORDED_SPREAD, drift=drift_of(self.profile.samples)
         )
 
-    @cached_property
-    def comp_loss(self) -> OverlapLoss | None:
-        """Time that exchanges cost computation; None where not measured or set by hand."""
-        return comp_loss(self.pool) if self.has_own_interference else None
-
-    @cached_property
-    def comm_loss(self) -> OverlapLoss | None:
-        """Time that computation costs exchanges; None where not measured or set by hand."""
-        return comm_loss(self.pool) if self.has_own_interference else None
+    @once(lambda victim: victim)
+    def overlap_loss(self, victim: ResourceClass) -> OverlapLoss | None:
+        """Return what a class loses to the other one; None where not measured or set by hand."""
+        return overlap_loss(self.pool, victim) if self.has_own_interference else None
 
     @cached_property
     def has_own_interference(self) -> bool:

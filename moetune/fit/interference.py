@@ -17,7 +17,7 @@ from moetune.domain.arrays import Floats, as_number, shorter
 from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.samples import ResourceClass
-from moetune.fit.curve import Curve, curve_through
+from moetune.fit.curve import curve_through
 from moetune.fit.pool import InterferenceKey, Pool
 
 _LEAST_SPEED = 0.1
@@ -90,53 +90,32 @@ class OverlapLoss:
         left = np.clip(np.searchsorted(sizes, asked), 1, len(sizes) - 1) - 1
         slopes = np.diff(seconds) / np.diff(sizes)
         above = seconds[left] + slopes[left] * (asked - sizes[left])
-        found: Floats = np.where(asked <= sizes[0], seconds[0], np.maximum(above, 0.0))
-        return found
+        losses: Floats = np.where(asked <= sizes[0], seconds[0], np.maximum(above, 0.0))
+        return losses
 
 
-def comp_loss(found: Pool) -> OverlapLoss | None:
-    """Return the time that exchanges cost computation; None where not measured.
+def overlap_loss(samples: Pool, victim: ResourceClass) -> OverlapLoss | None:
+    """Return what computation or exchanges lose while they overlap; None where not measured.
 
-    An exchange of t seconds during which computation has speed σ takes (1 − σ)·t from it.
+    An exchange of t seconds during which computation has speed σ takes (1 − σ)·t from it. Exchanges
+    lose what they take longer during computation.
     """
-    alone = found.interference.get(_COMP_ALONE)
-    if not alone:
+    alone, collectives = samples.interference.get(_COMP_ALONE), samples.of(CollectiveKey)
+    exchanges = [key for key in collectives if key.op == "all_to_all"]
+    overlapped = samples.overlapped.get(victim)
+    if not overlapped or not exchanges or (victim == "comp" and not alone):
         return None
-    baseline = statistics.median(alone)
+    group = max(key.group for key in exchanges)
+    largest = [key for key in exchanges if key.group == group]
     lost = {}
-    for (size, is_alone), times in found.overlapped_comp.items():
-        exchange = _exchange(found, is_alone=is_alone)
-        if exchange is None:
-            return None
-        lost[size] = (1 - baseline / statistics.median(times)) * exchange.predict(size).seconds
-    return _loss(lost)
-
-
-def comm_loss(found: Pool) -> OverlapLoss | None:
-    """Return how much longer exchanges take during computation; None where not measured."""
-    lost = {}
-    for (size, is_alone), times in found.overlapped_comm.items():
-        exchange = _exchange(found, is_alone=is_alone)
-        if exchange is None:
-            return None
-        lost[size] = statistics.median(times) - exchange.predict(size).seconds
-    return _loss(lost)
-
-
-def _exchange(found: Pool, *, is_alone: bool) -> Curve | None:
-    """Return the all-to-all of the largest group, with the most in flight unless it is alone."""
-    known = found.of(CollectiveKey)
-    keys = [key for key in known if key.op == "all_to_all"]
-    if not keys:
-        return None
-    largest = [key for key in keys if key.group == max(one.group for one in keys)]
-    series = known[(min if is_alone else max)(largest)]
-    return curve_through(sizes=series.sizes, seconds=series.medians)
-
-
-def _loss(lost: Mapping[int, float]) -> OverlapLoss | None:
-    if not lost:
-        return None
+    for (size, is_alone), times in overlapped.items():
+        # With the most in flight, unless it is alone.
+        series = collectives[(min if is_alone else max)(largest)]
+        exchange = curve_through(sizes=series.sizes, seconds=series.medians).predict(size).seconds
+        lost[size] = statistics.median(times) - exchange
+        if victim == "comp" and alone:
+            speed = statistics.median(alone) / statistics.median(times)
+            lost[size] = (1 - speed) * exchange
     sizes = sorted(lost)
     return OverlapLoss(
         sizes=tuple(map(float, sizes)), seconds=tuple(max(lost[size], 0.0) for size in sizes)

@@ -86,15 +86,14 @@ class Pool:
     Args:
         series: by operation, over its size.
         interference: raw times by victim and the others that run.
-        overlapped_comp: raw times of computation, by the exchanges that overlap it.
-        overlapped_comm: raw times of exchanges that overlap computation.
+        overlapped: raw times of computation ("comp"), by the exchanges that overlap it, and of
+            exchanges ("comm") that overlap computation.
         origins: of each operation that has points from tables.
     """
 
     series: Mapping[CostKey, Series]
     interference: Mapping[InterferenceKey, tuple[float, ...]]
-    overlapped_comp: Mapping[Overlapped, tuple[float, ...]]
-    overlapped_comm: Mapping[Overlapped, tuple[float, ...]]
+    overlapped: Mapping[ResourceClass, Mapping[Overlapped, tuple[float, ...]]]
     origins: Mapping[CostKey, Origin] = field(default_factory=dict)
 
     def of(self, kind: type[Key]) -> dict[Key, Series]:
@@ -108,7 +107,7 @@ def pool(samples: Iterable[Sample]) -> Pool:
     Samples with an error, and sizes of zero, are omitted.
     """
     timed = [sample for sample in samples if sample.seconds and not sample.error]
-    interference, overlapped_comp, overlapped_comm = _interference(timed)
+    interference, overlapped = _interference(timed)
     visits: defaultdict[CostKey, defaultdict[int, list[Sample]]]
     visits = defaultdict(lambda: defaultdict(list))
     for sample in timed:
@@ -118,8 +117,7 @@ def pool(samples: Iterable[Sample]) -> Pool:
     return Pool(
         series=in_order({key: _series(of_key) for key, of_key in visits.items()}),
         interference=interference,
-        overlapped_comp=overlapped_comp,
-        overlapped_comm=overlapped_comm,
+        overlapped=overlapped,
     )
 
 
@@ -146,12 +144,12 @@ def _times(visits: Sequence[Sample]) -> tuple[float, ...]:
     return tuple(chain.from_iterable(visit.seconds for visit in undisturbed(visits)))
 
 
-_Times = Mapping[Overlapped, tuple[float, ...]]
-
-
 def _interference(
     samples: Iterable[Sample],
-) -> tuple[Mapping[InterferenceKey, tuple[float, ...]], _Times, _Times]:
+) -> tuple[
+    Mapping[InterferenceKey, tuple[float, ...]],
+    Mapping[ResourceClass, Mapping[Overlapped, tuple[float, ...]]],
+]:
     """Return the table's times; by size, those of computation and exchanges that overlap."""
     table: defaultdict[InterferenceKey, list[Sample]] = defaultdict(list)
     overlapped: dict[ResourceClass, defaultdict[Overlapped, list[Sample]]] = {
@@ -168,11 +166,10 @@ def _interference(
                 table[at.victim, frozenset(at.others) - {at.victim}].append(sample)
             case _:
                 pass  # sized, but more than computation and exchanges overlap
-    comp, comm = (
-        {one: _times(visits) for one, visits in overlapped[victim].items()}
-        for victim in ("comp", "comm")
-    )
-    return {key: _times(visits) for key, visits in table.items()}, comp, comm
+    return {key: _times(visits) for key, visits in table.items()}, {
+        victim: {exchange: _times(visits) for exchange, visits in of_victim.items()}
+        for victim, of_victim in overlapped.items()
+    }
 
 
 def with_tables(measured: Pool, tables: Iterable[Table]) -> Pool:

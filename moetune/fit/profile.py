@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -167,15 +167,8 @@ def _gemm_errors(forms: Mapping[GemmKey, Series], alpha_seconds: float) -> list[
     return by_rows or [error for surface in surfaces for error in surface.shape_errors()]
 
 
-class _ByteLine(TypedDict):
-    """A line over bytes, as profiles have it."""
-
-    alpha_seconds: float
-    beta_seconds_per_byte: float
-    error: FitError | None
-
-
-def _line(series: Series, seed: int) -> _ByteLine:
+def _line(series: Series, seed: int) -> dict[str, Any]:
+    """Return the fields of a line over bytes, as profiles have it."""
     cost = fit_line(sizes=series.sizes, seconds=series.medians)
     errors = interpolation_errors(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=cost.alpha_seconds

@@ -1,19 +1,14 @@
 """The steps and timelines that an existing plan predicts; chunks and micro-batches count from 1."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from statistics import fmean
 from typing import NamedTuple
 
-from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs
 from moetune.domain.layer import Phase, Workload
-from moetune.domain.operations import Operation, transfer_seconds
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts, layer_costs
-from moetune.solve.layer.operations import NOTHING
 from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.reuse import chunk_of, reuse_tasks
 from moetune.solve.layer.timeline import (
@@ -228,38 +223,6 @@ def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timel
         time = phase_time(costs=layer, phase=phase, tokens=tokens, degree=degree, order=order)
         tasks = phase_tasks(time, order)
     return simulate(tasks, interference=layer.interference(rows=rows, degree=degree))
-
-
-def watched_seconds(
-    operation: Operation,
-    *,
-    workload: Workload,
-    costs: LayerCosts,
-    order: Order,
-) -> float:
-    """Return the time that a watched call shows of one of its operations; none is reused memory.
-
-    A watched call times its experts while transfers run beside them, and solves its phase's
-    makespan for the transfer. The same is done to a simulated phase here, so that a difference is
-    one of the costs, not of the method.
-
-    Raises:
-        ProfileError: an operation was not measured.
-    """
-    degree, tokens = operation.degree, workload.tokens_per_rank
-    time = phase_time(costs=costs, phase=operation.phase, tokens=tokens, degree=degree, order=order)
-    tasks = phase_tasks(replace(time, gathering=NOTHING), order)
-    table = costs.interference(rows=costs.rows(tokens, degree=degree), degree=degree)
-    timeline = simulate(tasks, interference=table)
-    compute_seconds = fmean(
-        span.end_seconds - span.start_seconds for span in timeline.spans if span.stream == COMPUTE
-    )
-    if operation.name == "experts":
-        return compute_seconds
-    return transfer_seconds(
-        workload, degree=degree, phase_seconds=timeline.makespan_seconds,
-        compute_seconds=compute_seconds,
-    )  # fmt: skip
 
 
 def overlap_share(spans: Sequence[Span]) -> float:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from moetune.app.plan import make_plan
+from moetune.app.verify import watched_seconds
 from moetune.domain.layer import LayerShape
 from moetune.domain.operations import Operation, OperationTimes, operations_of
 from moetune.domain.plan import Plan
@@ -11,7 +12,6 @@ from moetune.domain.records import Observation
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.costs import layer_costs
-from moetune.solve.trace import watched_seconds
 from tests.fit.measured import FINGERPRINT, measured_profile
 
 LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=8, top_k=1, activation="gelu")

@@ -223,7 +223,7 @@ def _speed(speed: float) -> Cell:
 
 def _losses(profile: Profile) -> Iterator[str]:
     """Yield what an exchange takes from computation, where its sizes were measured."""
-    lost = index_of(profile).comp_loss
+    lost = index_of(profile).overlap_loss("comp")
     if lost is not None:
         sizes = ", ".join(
             f"{format_seconds(seconds)} at {format_bytes(round(size))}"

@@ -79,16 +79,12 @@ class BlockPrices:
         """Whether tokens travel to experts on other ranks."""
         return self.layout.ep > 1
 
-    def exchanged_rows(self, part: RoutedExperts) -> float:
-        """Return the rows of a rank that one dispatch sends, on average."""
-        return self.own_tokens * part.mean_top_k
-
     def times(self, block: Block) -> BlockTimes:
         """Return the times of a block."""
         times = self.local_times(block)
         if block.routed is None:
             return times
-        return times + self.expert_times(block.routed) + self.sent_times(block.routed)
+        return times + self.routed_times(block.routed)
 
     def local_times(self, block: Block) -> BlockTimes:
         """Return what does not depend on where the experts are: all parts but these, and norms."""
@@ -102,18 +98,9 @@ class BlockPrices:
             modules.append(("norm", norm))
         return BlockTimes.of(modules)
 
-    def expert_times(self, part: RoutedExperts) -> BlockTimes:
-        """Return what does not depend on the dispatcher: experts, router and shared experts."""
-        return BlockTimes.of(self._computed(part))
-
-    def sent_times(self, part: RoutedExperts) -> BlockTimes:
-        """Return the order of rows, and the exchanges."""
-        return BlockTimes.of(
-            [
-                ("permute", self._permute(part, self._rows(part))),
-                ("exchange", self._exchange(part, self.own_tokens)),
-            ]
-        )
+    def routed_times(self, part: RoutedExperts) -> BlockTimes:
+        """Return the times of experts, router and shared experts, of their rows and exchanges."""
+        return BlockTimes.of(self._routed(part))
 
     def _mixer(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
         tp = self.layout.tp
@@ -224,7 +211,8 @@ class BlockPrices:
         tp = self.layout.tp
         span = self.device.span(tp, 1)
         elements = self.tokens * self.decoder.d_model
-        gather = self.device.collective("all_gather", span, self._sent_bytes * elements / tp)
+        sent = _GATHERED_BYTES.get(self.job.dtype, ELEMENT)
+        gather = self.device.collective("all_gather", span, sent * elements / tp)
         scatter = self.device.collective("reduce_scatter", span, ELEMENT * elements)
         forward, grad_input, grad_weight = map(math.fsum, zip(*matrices, strict=True))
         behind = scatter
@@ -236,11 +224,6 @@ class BlockPrices:
             forward=there - min(hidden * there, forward),
             grad_input=back - min(hidden * back, grad_input),
         )
-
-    @property
-    def _sent_bytes(self) -> float:
-        """Bytes of an element that a gather of factors sends, scales included."""
-        return _GATHERED_BYTES.get(self.job.dtype, ELEMENT)
 
     def _context_comm(self, part: Mixer, core_macs: float) -> Passes:
         """Return what a ring of keys and values is longer than the attention that hides it."""
@@ -278,7 +261,7 @@ class BlockPrices:
             grad_input=self.device.moved((2 * num_gemms + more_back) * ELEMENT * elements),
         )
 
-    def _computed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
+    def _routed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
         rows = self._rows(part)
         yield "experts", self._experts(part, rows)
         yield "moe_act", self._expert_activation(part, rows)
@@ -290,6 +273,8 @@ class BlockPrices:
             passes = self._ffn(part.shared, self.tokens, self.layout.tp)
             yield "shared_experts", passes
             yield "tensor_comm", self._tensor_comm([passes])
+        yield "permute", self._permute(part, rows)
+        yield "exchange", self._exchange(part, self.own_tokens)
 
     def chunk(self, part: RoutedExperts, degree: int) -> tuple[Passes, Passes]:
         """Return what experts compute for one of so many equal chunks, and its exchange."""

@@ -126,19 +126,14 @@ class BlockTable(Tables):
 
     @once(_shape)
     def _times_of_kinds(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
-        return self._with(self._computed_times(layout), layout, BlockPrices.sent_times)
-
-    @once(lambda layout: (_of_tokens(layout), layout.ep, layout.etp, layout.cuda_graphs == "full"))
-    def _computed_times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
-        """Return the times without exchanges."""
-        return self._with(self._local_times(layout), layout, BlockPrices.expert_times)
-
-    @once(_of_tokens)
-    def _local_times(self, layout: FoldedLayout) -> tuple[BlockTimes, ...]:
-        """Return the times without the experts."""
+        prices = self._prices(layout)
         blocks, places = self._local
-        times = [*map(self._prices(layout).local_times, blocks)]
-        return tuple(times[index] for index in places)
+        local = [*map(prices.local_times, blocks)]
+        routed = self._of_parts(prices, BlockPrices.routed_times)
+        return tuple(
+            local[place] if experts is None else local[place] + experts
+            for place, experts in zip(places, routed, strict=True)
+        )
 
     def degree(self, layout: FoldedLayout) -> Degrees | None:
         """Return the layout's degrees, the fastest where it has none; None without chunks."""
@@ -221,19 +216,6 @@ class BlockTable(Tables):
 
     def _prices(self, layout: FoldedLayout) -> BlockPrices:
         return BlockPrices(job=self.job, layout=layout, device=self.device, target=self.target)
-
-    def _with(
-        self,
-        times: Sequence[BlockTimes],
-        layout: FoldedLayout,
-        price: Callable[[BlockPrices, RoutedExperts], BlockTimes],
-    ) -> tuple[BlockTimes, ...]:
-        """Return the times of each kind with a price of its experts."""
-        prices = self._of_parts(self._prices(layout), price)
-        return tuple(
-            block if added is None else block + added
-            for block, added in zip(times, prices, strict=True)
-        )
 
     def _of_parts(
         self, prices: BlockPrices, price: Callable[[BlockPrices, RoutedExperts], _Priced]

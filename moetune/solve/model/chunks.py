@@ -170,7 +170,7 @@ def _chunked_pass(
         kernels: that the host launches for one more chunk.
     """
     whole_experts, whole_exchange = chunks[1]
-    num_bytes = prices.exchanged_rows(part) * part.d_expert * ELEMENT
+    num_bytes = prices.own_tokens * part.mean_top_k * part.d_expert * ELEMENT
     price = partial(makespan_beside, beside_seconds=shared_seconds) if shared_seconds else makespan
     makespans = {}
     for degree, (experts, exchange) in chunks.items():

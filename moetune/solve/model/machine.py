@@ -284,11 +284,7 @@ class DevicePrices(Tables):
     @property
     def _large_macs_per_second(self) -> float:
         """Rate of large GEMMs that the shares of other kernels are of."""
-        large = self._rates.large
-        return large * self.reached / 2 if large else self._macs_per_second
-
-    @property
-    def _macs_per_second(self) -> float:
-        """Rate of a large GEMM."""
+        if self._rates.large:
+            return self._rates.large * self.reached / 2
         seconds = self.gemm("forward", rows=_LARGE, d_in=_LARGE, d_out=_LARGE)
         return self.gemm_factor * _LARGE**3 / (seconds - self.gap_seconds)

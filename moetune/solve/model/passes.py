@@ -332,9 +332,5 @@ class Room(NamedTuple):
     forward: float
     backward: float
 
-    def divided(self, by: float) -> "Room":
-        """Return so many times less room."""
-        return Room(self.forward / by, self.backward / by)
-
 
 NO_ROOM, WITHOUT_END = Room(0.0, 0.0), Room(math.inf, math.inf)

@@ -262,7 +262,7 @@ class StepPrices(UpdatePrices):
         T is exposed of collectives of t seconds in the room R. Where t is above R the step follows
         all of t, so that the difference is R; below it follows none.
         """
-        room = self._room(layout, pipeline).divided(_SLOWER)
+        room = Room(*(seconds / _SLOWER for seconds in self._room(layout, pipeline)))
         num = pipeline.num_micro_batches
         slower = _SLOWER * self.exposed(layout, room, num_micro_batches=num)
         more = (slower - exposed) / (_SLOWER - 1) - exposed
