@@ -29,7 +29,7 @@ from moetune.domain.question import (
     read_texts,
 )
 from moetune.domain.request import PlanRequest
-from moetune.domain.spelling import about, flag_of, read_flag
+from moetune.domain.spelling import about, flag_of
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
 from moetune.domain.units import dtype_bytes, full_dtype
@@ -109,7 +109,7 @@ def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
             min_chunk_tokens=question.min_chunk_tokens or settings.min_chunk_tokens,
             order=question.order, strategy=question.strategy,
         ),
-        expert_parallel=question.expert_parallel,
+        expert_parallel=question.expert_parallel or "all_to_all",
         sequence_parallel=question.sequence_parallel,
         memory_taken_bytes=question.memory_taken or 0,
         allow_modelled=settings.allow_modelled if allowed is None else allowed,
@@ -216,10 +216,12 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
     dtype, optimizer = check_names(
         full_dtype(question.dtype or ""), question.optimizer or target.optimizers[0]
     )
+    with about("device_memory"):
+        device_bytes = process_bytes(device_memory)
     return MemoryQuestion(
         decoder=found.decoder, world_size=question.world_size, global_batch=question.global_batch,
         length=question.seq or 0, dtype=dtype, optimizer=optimizer, pins=layout_pins(question),
-        target=target, device_bytes=read_flag(device_memory, process_bytes, "device_memory"),
+        target=target, device_bytes=device_bytes,
     )  # fmt: skip
 
 

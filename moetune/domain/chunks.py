@@ -114,22 +114,17 @@ def pack(parameters: Iterable[PackedParameter], *, chunk_bytes: int) -> tuple[Ch
     Raises:
         InputError: a parameter is larger than a chunk.
     """
-    order = list(parameters)
-    place = {parameter.name: number for number, parameter in enumerate(order)}
-    chunks = [
-        chunk
-        for group, members in by_group(order).items()
-        for chunk in _pack_group(group, members, chunk_bytes)
-    ]
-    return tuple(sorted(chunks, key=lambda chunk: place[chunk.slots[0].name]))
-
-
-def by_group(parameters: Iterable[PackedParameter]) -> dict[ChunkGroup, list[PackedParameter]]:
-    """Return each group's parameters, in their order."""
     groups: dict[ChunkGroup, list[PackedParameter]] = {}
-    for parameter in parameters:
+    place: dict[str, int] = {}
+    for number, parameter in enumerate(parameters):
         groups.setdefault(parameter.group, []).append(parameter)
-    return groups
+        place[parameter.name] = number
+    chunks = (
+        chunk
+        for group, members in groups.items()
+        for chunk in _pack_group(group, members, chunk_bytes)
+    )
+    return tuple(sorted(chunks, key=lambda chunk: place[chunk.slots[0].name]))
 
 
 def rounded_elements(group: ChunkGroup, num_bytes: int) -> int:
@@ -166,16 +161,17 @@ def _places(
     grain = ALIGNMENT_BYTES // dtype_bytes(group.dtype)
     places: list[tuple[int, Slot]] = []
     number = offset = 0
-    for each in members:
-        if each.num_elements > capacity:
-            num_bytes = each.num_elements * dtype_bytes(group.dtype)
+    for parameter in members:
+        if parameter.num_elements > capacity:
+            num_bytes = parameter.num_elements * dtype_bytes(group.dtype)
             raise InputError(
-                f"{each.name} needs {format_bytes(num_bytes)}, but a chunk has "
+                f"{parameter.name} needs {format_bytes(num_bytes)}, but a chunk has "
                 f"{format_bytes(capacity * dtype_bytes(group.dtype))}",
                 f"use chunks of at least {num_bytes} bytes",
             )
-        if offset + each.num_elements > capacity:
+        size = parameter.num_elements
+        if offset + size > capacity:
             number, offset = number + 1, 0
-        places.append((number, Slot(name=each.name, offset=offset, num_elements=each.num_elements)))
-        offset += -(-each.num_elements // grain) * grain
+        places.append((number, Slot(name=parameter.name, offset=offset, num_elements=size)))
+        offset += -(-size // grain) * grain
     return places

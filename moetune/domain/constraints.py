@@ -74,7 +74,6 @@ class Constraints:
     """Everything that a caller pins or bounds.
 
     Args:
-        expert_parallel: None for all_to_all.
         sequence_parallel: ranks of a tensor-parallel group have a shard of the tokens each.
         memory_taken_bytes: part of the memory limit that the rest of the model takes.
         allow_modelled: accept estimates for what was not measured.
@@ -83,7 +82,7 @@ class Constraints:
     """
 
     bounds: Bounds = field(default_factory=Bounds)
-    expert_parallel: ExpertParallel | None = None
+    expert_parallel: ExpertParallel = "all_to_all"
     sequence_parallel: bool = False
     memory_taken_bytes: int = 0
     allow_modelled: bool = False

@@ -92,9 +92,6 @@ class PlanRequest:
         if layer is None or tokens is None:
             model = find_model(self.model or "")
             layer, tokens = model.layer(world_size), tokens or model.tokens_per_rank
-        constraints = self.constraints
-        if constraints.expert_parallel == "all_to_all":  # the default: the same id as without it
-            constraints = replace(constraints, expert_parallel=None)
         return PlanInputs(
             model=self.model,
             layer=layer,
@@ -104,7 +101,7 @@ class PlanRequest:
             memory_limit_bytes=self.memory_limit_bytes,
             profile=profile.name,
             profile_fingerprint=fingerprint or profile.digest,
-            constraints=encode_constraints(constraints),
+            constraints=encode_constraints(self.constraints),
         )
 
 
@@ -178,7 +175,7 @@ class PlanInputs:
     @property
     def expert_parallel(self) -> ExpertParallel:
         """Parallelism of a single layer's experts: as pinned, else all_to_all."""
-        return self.pinned.expert_parallel or "all_to_all"
+        return self.pinned.expert_parallel
 
     def workload(self, layout: Layout, placement: tuple[int, ...] = ()) -> Workload:
         """Return one layer, on the ranks that share its experts.

@@ -6,15 +6,13 @@ only place where a surface's own names take the flags' place: keys of JSON, argu
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
 
 from moetune.domain.errors import MoetuneError
 
-T = TypeVar("T")
 _COMMAND_OR_FLAG = re.compile(r"(`[^`]*`|\b(?:moetune|torchrun) \S.*)|--([a-z][a-z-]*)( (?=\d))?")
 
 _KEYS: Mapping[str, str] = MappingProxyType(
@@ -109,16 +107,6 @@ def spelled(spelling: Spelling) -> Iterator[None]:
         )
         error.args = error.what, error.hint
         raise
-
-
-def read_flag(text: str, parse: Callable[[str], T], field: str) -> T:
-    """Return a field's parsed value.
-
-    Raises:
-        InputError: the value is wrong; the error is about the field.
-    """
-    with about(field):
-        return parse(text)
 
 
 def nearest_or(otherwise: str, name: object, known: Iterable[str]) -> str:

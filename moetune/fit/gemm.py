@@ -208,10 +208,6 @@ class Surface(Tables):
         typical = statistics.median(errors) if errors else _UNCHECKED_SHAPE_ERROR
         return max(self.relative_error, typical)
 
-    def series(self, shape: Shape) -> Series | None:
-        """Return the shape's times over rows; None where it was not measured."""
-        return self.shapes.get(shape)
-
     @once(lambda shape: shape)
     def completed(self, shape: Shape) -> Series:
         """Return a known shape's times, and between and beyond them those at other shapes' rows.

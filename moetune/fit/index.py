@@ -140,7 +140,7 @@ class ProfileIndex(Tables):
         shape of which some rows were measured.
         """
         surface = self.surface(key.dtype, key.product)
-        series = surface.series(key.shape)
+        series = surface.shapes.get(key.shape)
         if series is None:
             return None
         origin = self.pool.origins.get(key)

@@ -97,13 +97,7 @@ def fit_profile(
         machine=machine,
         gemm=_gemm_lines(found, seed),
         collective=tuple(
-            CollectiveLine(
-                op=key.op,
-                group_size=key.group_size,
-                num_nodes=key.num_nodes,
-                in_flight=key.in_flight,
-                **_line(series, seed),
-            )
+            CollectiveLine(**key._asdict(), **_line(series, seed))
             for key, series in found.of(CollectiveKey).items()
         ),
         copy=tuple(

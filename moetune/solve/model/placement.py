@@ -1,6 +1,5 @@
 """A model's layouts with its experts placed by the loads of each layer, where that is worth it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 from types import MappingProxyType
@@ -9,13 +8,12 @@ from moetune.domain.once import once
 from moetune.domain.placement import LayerPlacement, ModelPlacement
 from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, ZeroStage
+from moetune.domain.training import LayoutRequest, TrainingJob, ZeroStage
 from moetune.domain.units import format_share
 from moetune.solve.layer.placed import WORTH_PLACING, least_fullest, place_experts
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.machine import Trusts
 from moetune.solve.model.search import FoldedSearch, PricedLayout
-from moetune.solve.model.step import StepSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +56,9 @@ _MOST_ZERO: ZeroStage = 1
 """Shards of experts (FSDP2), from stage 2 on, are in the order of the ranks."""
 
 
+_NO_GAIN = "placed ones would save less than the predictions' error"
+
+
 def placing(target: Target) -> Target:
     """Return the target with those of its layouts that can place experts.
 
@@ -85,18 +86,24 @@ def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> tuple[BestLayouts
         InputError: the pins break a rule.
         ProfileError: the profile lacks an operation.
     """
-    of_layouts = replace(pins, expert_placement=None)
+    of_layouts, prices = replace(pins, expert_placement=None), search.wholes
     natural = BestLayouts.of(search, of_layouts)
-    best, prices = natural.best(), search.wholes
-    job = placed_job(prices.job)
+    best, job = natural.best(), placed_job(prices.job)
     assert isinstance(job.routing, PlacedLayers)  # noqa: S101 - of `placed_job`
     choice = ModelPlacement(
         layers=job.routing.placements(best.layout.ep), why="", placed_step_seconds=None,
         natural_step_seconds=_seconds(search, best),
     )  # fmt: skip
-    untried = _untried(search, pins, choice, replace(prices, job=job).step, best.layout)
-    if untried is not None:
-        return natural, untried
+    if pins.expert_placement == "natural":
+        return natural, _unplaced(choice, "as pinned")
+    if not search.target.places_experts:
+        step = replace(prices, job=job).step(best.layout)
+        choice = _judged(replace(choice, placed_step_seconds=step.seconds))
+        would = f"--target moetune does: {choice.why}" if choice.is_taken else _NO_GAIN
+        return natural, _kept(choice, f"{search.target.name} places none, and {would}")
+    if (pins.zero or 0) > _MOST_ZERO:
+        why = f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
+        return natural, _unplaced(choice, why)
     device = replace(prices.device, trusts=Trusts())
     wholes = replace(prices, job=job, device=device, target=placing(search.target))
     placed = BestLayouts.of(replace(search, wholes=wholes), of_layouts)
@@ -108,31 +115,10 @@ def solve_placed(search: FoldedSearch, pins: LayoutRequest) -> tuple[BestLayouts
     return placed if choice.is_taken else natural, choice
 
 
-def _untried(
-    search: FoldedSearch, pins: LayoutRequest, choice: ModelPlacement,
-    placed_step: Callable[[FoldedLayout], StepSeconds], layout: FoldedLayout,
-) -> ModelPlacement | None:  # fmt: skip
-    """Return the natural order where no layout places experts, with the reason; None where one may.
-
-    Args:
-        placed_step: the step of a layout with placed experts.
-        layout: the best one in the natural order.
-    """
-    if pins.expert_placement != "natural" and not search.target.places_experts:
-        seconds = placed_step(layout).seconds
-        choice = _judged(replace(choice, placed_step_seconds=seconds))
-        why = "placed ones would save less than the predictions' error"
-        if choice.is_taken:
-            why = f"--target moetune does: {choice.why}"
-        return _kept(choice, f"{search.target.name} places none, and {why}")
-    if pins.expert_placement == "natural" or (pins.zero or 0) > _MOST_ZERO:
-        why = f"with ZeRO stage {pins.zero} their shards are in the order of the ranks"
-        if pins.expert_placement == "natural":
-            why = "as pinned"
-        mean = f"the mean rows, the mean of {len(choice.layers)} layers"
-        before = _mean(choice, "natural_skew")
-        return _kept(choice, f"{why}; the fullest ranks have {before} × {mean}")
-    return None
+def _unplaced(choice: ModelPlacement, why: str) -> ModelPlacement:
+    """Return the natural order that nothing was tried against, with how full its ranks are."""
+    mean = f"the mean rows, the mean of {len(choice.layers)} layers"
+    return _kept(choice, f"{why}; the fullest ranks have {_mean(choice, 'natural_skew')} × {mean}")
 
 
 def _seconds(search: FoldedSearch, best: PricedLayout) -> float | None:
