@@ -209,7 +209,7 @@ def _layers(row: Row, _: DevicePrices) -> Iterator[Question]:
 
     def price(device: DevicePrices, *, backward: bool) -> float:
         prices = BlockPrices(job=job, layout=layout, device=device)
-        times = prices.expert_times(part) + prices.sent_times(part)
+        times = prices.routed_times(part)
         both = times.compute + times.communication
         return both.backward if backward else both.forward
 

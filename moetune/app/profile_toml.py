@@ -86,7 +86,7 @@ def _on_base(own: Mapping[str, object], base: Profile, scaled: object) -> Profil
         del whole[key]  # the file's own, never the base's
     profile = profile_from_document(whole)
     facts = profile.fingerprint.hardware if _has_facts(values) else {}
-    return without_foreign(profile, base, own=values.keys(), facts=facts)
+    return without_foreign(profile, base, stated=values.keys(), facts=facts)
 
 
 def _has_facts(values: Mapping[str, object]) -> bool:

@@ -22,7 +22,7 @@ from moetune.domain.training_document import (
     TrainingStep,
 )
 from moetune.huggingface.registry import FoundModel
-from moetune.solve.model.alternatives import FoundSaving
+from moetune.solve.model.alternatives import FasterLayout
 from moetune.solve.model.search import PricedLayout
 
 
@@ -103,7 +103,7 @@ def answer_of(priced: PricedLayout, job: TrainingJob, device: str) -> TrainingAn
             mfu=None if peak is None else rate / peak,
             saved_by_overlap_seconds=priced.saved_seconds,
             saved_by_graphs_seconds=priced.saved_by_graphs_seconds,
-            hidden_by_shared_experts_seconds=step.beside,
+            hidden_by_shared_experts_seconds=step.hidden_by_shared_experts,
             bound_by_host_seconds=step.bound_by_host,
             bound_by_replicas_seconds=step.bound_by_replicas, mean_parts=dict(priced.mean_parts),
         ),
@@ -115,11 +115,11 @@ def answer_of(priced: PricedLayout, job: TrainingJob, device: str) -> TrainingAn
     )  # fmt: skip
 
 
-def saving_of(saving: FoundSaving) -> Saving:
+def saving_of(saving: FasterLayout) -> Saving:
     """Return a faster layout as a plan's document has it."""
     return Saving(
-        change=saving.change, layout=saving.found.layout.words,
-        step_seconds=saving.found.step.seconds, peak_bytes=round(saving.found.memory.peak_bytes),
+        change=saving.change, layout=saving.priced.layout.words,
+        step_seconds=saving.priced.step.seconds, peak_bytes=round(saving.priced.memory.peak_bytes),
     )  # fmt: skip
 
 

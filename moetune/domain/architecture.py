@@ -63,19 +63,19 @@ class Block:
 
         "full" is the block as a whole, and "selective" what torchtitan's policy chooses of it.
         """
-        found = {"full", "selective", "norm"}
+        modules = {"full", "selective", "norm"}
         for part in self.parts:
             if isinstance(part, RoutedExperts):
-                found |= {"moe", "moe_act"}
+                modules |= {"moe", "moe_act"}
                 if part.shared is not None:
-                    found.add("shared_experts")
+                    modules.add("shared_experts")
             elif isinstance(part, DenseFfn):
-                found.add("mlp")
+                modules.add("mlp")
             else:
-                found.add("core_attn")
+                modules.add("core_attn")
             if isinstance(part, LatentAttention):
-                found.add("mla_up_proj")
-        return frozenset(found)
+                modules.add("mla_up_proj")
+        return frozenset(modules)
 
     @property
     def parameters(self) -> Amounts:
@@ -128,7 +128,9 @@ class Prediction:
     @property
     def parameters(self) -> int:
         """Number of parameters; embedding and head are the decoder's."""
-        return self.projection + self.norms + sum(int(one.parameters.total) for one in self.blocks)
+        return (
+            self.projection + self.norms + sum(int(block.parameters.total) for block in self.blocks)
+        )
 
 
 @dataclass(frozen=True)
@@ -216,8 +218,8 @@ class Decoder:
     @cached_property
     def kind_of_block(self) -> tuple[int, ...]:
         """Index in `kinds` of each block."""
-        at = {kind: number for number, kind in enumerate(self.kinds)}
-        return tuple(at[block] for block in self.blocks)
+        numbers = {kind: number for number, kind in enumerate(self.kinds)}
+        return tuple(numbers[block] for block in self.blocks)
 
     @cached_property
     def routed_kinds(self) -> tuple[RoutedExperts | None, ...]:
@@ -227,7 +229,9 @@ class Decoder:
     @cached_property
     def kinds_and_predictions(self) -> tuple[Block, ...]:
         """Its kinds of blocks, and then each block of multi-token prediction."""
-        return *self.kinds, *(block for one in self.predictions for block in one.blocks)
+        return *self.kinds, *(
+            block for prediction in self.predictions for block in prediction.blocks
+        )
 
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
@@ -280,14 +284,14 @@ class Decoder:
     @cached_property
     def runs(self) -> tuple[tuple[int, int, int], ...]:
         """Runs of equal blocks: first block, number of blocks, index in `kinds`."""
-        found: list[tuple[int, int, int]] = []
+        runs: list[tuple[int, int, int]] = []
         for number, kind in enumerate(self.kind_of_block):
-            if found and found[-1][2] == kind:
-                first, count, _ = found[-1]
-                found[-1] = (first, count + 1, kind)
+            if runs and runs[-1][2] == kind:
+                first, count, _ = runs[-1]
+                runs[-1] = (first, count + 1, kind)
             else:
-                found.append((number, 1, kind))
-        return tuple(found)
+                runs.append((number, 1, kind))
+        return tuple(runs)
 
     @cached_property
     def layer(self) -> LayerShape:
@@ -319,7 +323,7 @@ class Decoder:
     @property
     def prediction_parameters(self) -> int:
         """Parameters of multi-token prediction."""
-        return sum(one.parameters for one in self.predictions)
+        return sum(prediction.parameters for prediction in self.predictions)
 
     def flops_per_token(self, length: int) -> Amounts:
         """Return the training FLOPs of one token in a sequence of `length` tokens, by part.
@@ -330,9 +334,9 @@ class Decoder:
         amounts = [kind.forward_macs(length).times(count) for kind, count in counts.items()]
         head = self.vocab_size * self.d_model
         amounts.append(Amounts(head=head * (1 + len(self.predictions))))
-        for one in self.predictions:
-            amounts += [block.forward_macs(length) for block in one.blocks]
-            amounts.append(Amounts(embedding=one.projection))
+        for prediction in self.predictions:
+            amounts += [block.forward_macs(length) for block in prediction.blocks]
+            amounts.append(Amounts(embedding=prediction.projection))
         return add_up(amounts).times(OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD)
 
 

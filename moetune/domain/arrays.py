@@ -32,18 +32,18 @@ def floats_of(numbers: float) -> Floats:
     return np.asarray(numbers, float)
 
 
-def shorter(one: float, other: float) -> float:
+def shorter(first: float, second: float) -> float:
     """Return the smaller of two times, or of each two in arrays."""
-    if is_many(one) or is_many(other):
-        return np.minimum(one, other)  # type: ignore[no-any-return]
-    return min(one, other)
+    if is_many(first) or is_many(second):
+        return np.minimum(first, second)  # type: ignore[no-any-return]
+    return min(first, second)
 
 
-def longer(one: float, other: float) -> float:
+def longer(first: float, second: float) -> float:
     """Return the larger of two times, or of each two in arrays."""
-    if is_many(one) or is_many(other):
-        return np.maximum(one, other)  # type: ignore[no-any-return]
-    return max(one, other)
+    if is_many(first) or is_many(second):
+        return np.maximum(first, second)  # type: ignore[no-any-return]
+    return max(first, second)
 
 
 def as_rows(numbers: Sequence[float], num: int) -> Floats:

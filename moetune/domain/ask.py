@@ -110,8 +110,8 @@ class Ask:
         return value >= self.smallest and (self.largest is None or value <= self.largest)
 
     def _refuse(self, value: object) -> NoReturn:
-        known = ", ".join(map(str, self.choices))
-        raise InputError(f"{self.flag} must be one of {known}, got {shown(value)}", field=self.name)
+        what = f"{self.flag} must be one of {', '.join(map(str, self.choices))}"
+        raise InputError(f"{what}, got {shown(value)}", field=self.name)
 
 
 def described(

@@ -319,15 +319,15 @@ class CompressedAttention:
     @property
     def parameters(self) -> int:
         """Number of parameters: projections, norms, sinks, compressors and the indexer."""
-        own = self._projections + self.q_rank + self.head_dim + self.num_heads
+        total = self._projections + self.q_rank + self.head_dim + self.num_heads
         if not self.rate:
-            return own
-        own += self._compressed_parameters(self.head_dim)
+            return total
+        total += self._compressed_parameters(self.head_dim)
         if self.indexer is None:
-            return own
+            return total
         scores = self.indexer.rank * self.indexer.num_heads * self.indexer.head_dim
         weights = self.d_model * self.indexer.num_heads
-        return own + scores + weights + self._compressed_parameters(self.indexer.head_dim)
+        return total + scores + weights + self._compressed_parameters(self.indexer.head_dim)
 
     def _compressed_parameters(self, width: int) -> int:
         """Return those of a compressor: values and gates, a bias of each position, a norm."""

@@ -149,13 +149,13 @@ def spread_groups(sizes: Sequence[int], machine: Machine) -> tuple[Group, ...]:
     """
     per_node = machine.devices_per_node
     num_nodes = machine.num_devices // per_node
-    found = [
+    groups = [
         (size, size // here)
         for size in sorted(sizes)
         for here in range(1, per_node + 1)
         if size % here == 0 and per_node % here == 0 and 1 < size // here <= num_nodes
     ]
-    return tuple(group for group in found if canonical(group, machine) == group)
+    return tuple(group for group in groups if canonical(group, machine) == group)
 
 
 def members(group: Group, *, num_ranks: int, ranks_per_node: int) -> tuple[tuple[int, ...], ...]:

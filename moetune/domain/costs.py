@@ -140,7 +140,7 @@ def costs_of_all(refits: Sequence[Costs]) -> Costs:
         TypeError: the refits are not of one profile.
     """
     together = getattr(refits[0], "together", None)
-    found = None if together is None else together(refits)
-    if found is None:
+    costs = None if together is None else together(refits)
+    if costs is None:
         raise TypeError("refits of different profiles have no costs as one")
-    return cast("Costs", found)
+    return cast("Costs", costs)

@@ -54,8 +54,8 @@ class Amounts:
 def add_up(amounts: "list[Amounts] | tuple[Amounts, ...]") -> Amounts:
     """Return the sum of the amounts, zero of none."""
     total = Amounts()
-    for one in amounts:
-        total += one
+    for amount in amounts:
+        total += amount
     return total
 
 
@@ -170,13 +170,15 @@ class RoutedExperts:
 
     def __post_init__(self) -> None:
         check_positive(self, "d_model", "num_experts", "top_k", "d_hidden", "latent")
-        every = self.num_experts + self.num_zero_experts
-        if self.top_k > every:
-            raise InputError(f"top_k ({self.top_k}) is larger than the number of experts ({every})")
-        groups, top = self.router.num_groups, self.router.top_groups
-        if groups < 1 or every % groups or not 1 <= top <= groups:
+        num_choices = self.num_experts + self.num_zero_experts
+        if self.top_k > num_choices:
             raise InputError(
-                f"{every} experts cannot be chosen from {top} of {groups} groups",
+                f"top_k ({self.top_k}) is larger than the number of experts ({num_choices})"
+            )
+        groups, top = self.router.num_groups, self.router.top_groups
+        if groups < 1 or num_choices % groups or not 1 <= top <= groups:
+            raise InputError(
+                f"{num_choices} experts cannot be chosen from {top} of {groups} groups",
                 "the groups must divide the experts, and the chosen ones be among them",
             )
 
@@ -235,13 +237,13 @@ class RoutedExperts:
 
     def forward_macs(self) -> Amounts:
         """Return the MACs of one token by part; the router's GEMM is not counted."""
-        own = self.mean_top_k * self.num_gemms * self.d_expert * self.d_hidden
+        routed = self.mean_top_k * self.num_gemms * self.d_expert * self.d_hidden
         outside = 0 if self.latent is None else 2 * self.d_model * self.latent
         shared = 0 if self.shared is None else self.shared.macs
-        return Amounts(routed=own + outside, shared=shared)
+        return Amounts(routed=routed + outside, shared=shared)
 
 
 def _plain(function: str) -> Activation:
     """Return the activation of the runtime that stands for an ungated one."""
-    known: Mapping[str, Activation] = {"relu": "relu", "relu2": "relu", "silu": "silu"}
-    return known.get(function, "gelu")
+    by_name: Mapping[str, Activation] = {"relu": "relu", "relu2": "relu", "silu": "silu"}
+    return by_name.get(function, "gelu")

@@ -212,8 +212,8 @@ def rate(flops: float, seconds: float, peak: float | None) -> Throughput | None:
     """Return the throughput of that many FLOPs of one device; None for a step of no time."""
     if seconds <= 0:
         return None
-    found = flops / seconds
-    return Throughput(flops_per_second=found, mfu=None if peak is None else found / peak)
+    achieved = flops / seconds
+    return Throughput(flops_per_second=achieved, mfu=None if peak is None else achieved / peak)
 
 
 def layer_flops(workload: Workload) -> float:

@@ -47,8 +47,8 @@ def _exchanged_heads(asked: Asked) -> tuple[int, str] | None:
 def _shared_heads(asked: Asked, counts: Iterator[int]) -> tuple[int, int, str] | None:
     """Return tp·cp, and heads that it does not divide with the nearest sizes that do."""
     sharers = asked.layout.tp * asked.layout.cp
-    found = indivisible(counts, sharers)
-    return None if found is None else (sharers, *found)
+    heads = indivisible(counts, sharers)
+    return None if heads is None else (sharers, *heads)
 
 
 def _uneven_groups(asked: Asked) -> int | None:

@@ -99,12 +99,12 @@ def read_shape(text: str) -> Transformer | None:
     Raises:
         InputError: the sizes make no transformer.
     """
-    found = _SHAPE.fullmatch(text)
-    if found is None:
+    match = _SHAPE.fullmatch(text)
+    if match is None:
         return None
-    sizes = {name: int(value) for name, value in found.groupdict().items() if name != "activation"}
+    sizes = {name: int(value) for name, value in match.groupdict().items() if name != "activation"}
     layer = {name: sizes.pop(name) for name in ("d_model", "d_hidden", "num_experts", "top_k")}
-    activation = next(one for one in ACTIVATIONS if one == found["activation"])
+    activation = next(name for name in ACTIVATIONS if name == match["activation"])
     return Transformer(moe=LayerShape(**layer, activation=activation), **sizes)
 
 
@@ -297,7 +297,8 @@ def paper_decoder(name: str, transformer: Transformer) -> Decoder:
         router=Router(score="softmax", parameters=d_model * layer.num_experts),
     )
     parts: list[Part] = [
-        experts if transformer.has_experts(at) else dense for at in range(transformer.num_layers)
+        experts if transformer.has_experts(block) else dense
+        for block in range(transformer.num_layers)
     ]
     norm = 2 * d_model  # weight and bias
     return Decoder(

@@ -21,10 +21,10 @@ class Tables:
 
     def remembered(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
         """Return what was made for the key before, or make it now; None is made again."""
-        found: _Made | None = self._tables.get(key)
-        if found is None:
-            found = self._tables[key] = make()
-        return found
+        made: _Made | None = self._tables.get(key)
+        if made is None:
+            made = self._tables[key] = make()
+        return made
 
 
 def once(
@@ -42,13 +42,13 @@ def once(
         method: Callable[Concatenate[_Owner, _Asked], _Answer],
     ) -> Callable[Concatenate[_Owner, _Asked], _Answer]:
         @wraps(method)
-        def kept(self: _Owner, /, *args: _Asked.args, **kwargs: _Asked.kwargs) -> _Answer:
+        def remembering(self: _Owner, /, *args: _Asked.args, **kwargs: _Asked.kwargs) -> _Answer:
             table, of_method = self._tables, (method, key(*args, **kwargs))
             if of_method not in table:
                 table[of_method] = method(self, *args, **kwargs)
             answer: _Answer = table[of_method]
             return answer
 
-        return kept
+        return remembering
 
     return decorate

@@ -57,7 +57,7 @@ class OperationTimes:
 
     def __post_init__(self) -> None:
         predicted = () if self.predicted_seconds is None else (self.predicted_seconds,)
-        if not self.seconds or not all(0 < one < math.inf for one in self.seconds + predicted):
+        if not self.seconds or not all(0 < time < math.inf for time in self.seconds + predicted):
             raise InputError(
                 f"{self.operation.name}: seconds must be positive and finite, and at least one"
             )
@@ -80,16 +80,16 @@ def operations_of(workload: Workload, decision: Decision) -> tuple[Operation, ..
     payload_bytes = payload_rows * workload.layer.d_model * dtype_bytes(workload.dtype)
     # Experts of a tensor-parallel group share the pairs of the tokens that all ranks have.
     macs = workload.macs if is_dispatched else workload.macs / workload.world_size
-    found = []
+    operations = []
     for phase in PHASES:
         degree = decision.forward_degree if phase == "forward" else decision.backward_degree
         if workload.world_size > 1:
             size = max(1, round(payload_bytes / degree))
             name = transfer_of(workload)
-            found.append(Operation(name=name, phase=phase, size=size, degree=degree))
+            operations.append(Operation(name=name, phase=phase, size=size, degree=degree))
         size = max(1, round(macs / degree))
-        found.append(Operation(name="experts", phase=phase, size=size, degree=degree))
-    return tuple(found)
+        operations.append(Operation(name="experts", phase=phase, size=size, degree=degree))
+    return tuple(operations)
 
 
 def transfer_seconds(

@@ -49,17 +49,17 @@ def read_stages(text: str) -> StageLetters:
     Raises:
         InputError: the text has other letters, or more than 10,000 of them.
     """
-    found = text.replace(",", "").replace(" ", "")
+    letters = text.replace(",", "").replace(" ", "")
     for pattern in (_GROUP, _LETTER):
-        for match in pattern.finditer(found):
+        for match in pattern.finditer(letters):
             if len(match[1]) * int(match[2]) > _LONGEST:
                 raise InputError(f"stages {text!r} are too long", _EXAMPLE)
-        found = pattern.sub(lambda match: match[1] * int(match[2]), found)
-    wrong = sorted({*found} - {*"EtmL|"})
-    if wrong or not found:
+        letters = pattern.sub(lambda match: match[1] * int(match[2]), letters)
+    wrong = sorted({*letters} - {*"EtmL|"})
+    if wrong or not letters:
         what = f"have {wrong[0]!r}" if wrong else "are empty"
         raise InputError(f"stages {text!r} {what}", _EXAMPLE)
-    return tuple(found.split("|"))
+    return tuple(letters.split("|"))
 
 
 def stage_words(stages: StageLetters) -> str:

@@ -75,7 +75,7 @@ class ModelPlacement:
     @property
     def is_taken(self) -> bool:
         """Whether a layer's experts are in another order than their own."""
-        return any(one.experts for one in self.layers)
+        return any(layer.experts for layer in self.layers)
 
     @property
     def gain(self) -> float | None:

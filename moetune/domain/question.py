@@ -237,7 +237,7 @@ class Question:
         if not given:
             return None
         if self.d_model is None or self.d_hidden is None or self.num_experts is None:
-            missing = ", ".join(flag_of(one) for one in _LAYER_SIZES if one not in given)
+            missing = ", ".join(flag_of(name) for name in _LAYER_SIZES if name not in given)
             raise InputError(f"the layer lacks {missing}", "give them, or a model with --model")
         return LayerShape(
             d_model=self.d_model, d_hidden=self.d_hidden, num_experts=self.num_experts,
@@ -251,12 +251,12 @@ class Question:
         Raises:
             InputError: sizes are missing, or the named model has no others.
         """
-        own = {"num_layers": "num_layers", "num_heads": "num_heads", "seq": "length",
+        sizes_of_flags = {"num_layers": "num_layers", "num_heads": "num_heads", "seq": "length",
                "vocab": "vocab_size", "moe_every": "moe_every"}  # fmt: skip
-        given = [one for one in own if getattr(self, one) is not None]
+        given = [name for name in sizes_of_flags if getattr(self, name) is not None]
         if given in ([], ["seq"]):
             return None
-        sizes: dict[str, Any] = {own[one]: getattr(self, one) for one in given}
+        sizes: dict[str, Any] = {sizes_of_flags[name]: getattr(self, name) for name in given}
         if self.model is not None:
             if self.model not in WHOLE_MODELS:
                 raise InputError(
@@ -266,7 +266,7 @@ class Question:
                 )  # fmt: skip
             shape = WHOLE_MODELS[self.model].shape
             return replace(shape, moe=shape.moe, **sizes)
-        missing = [one for one in own if one not in (*given, "moe_every")]
+        missing = [name for name in sizes_of_flags if name not in (*given, "moe_every")]
         if missing or self.layer is None:
             lacks = missing or _LAYER_SIZES
             raise InputError(
@@ -295,10 +295,10 @@ class Question:
     def check_scope(self, *, is_of_model: bool) -> None:
         """Raise InputError where a value was given that plans of this kind do not have."""
         default = {item.name: item.default for item in fields(self)}
-        other = "layer" if is_of_model else "model"
+        excluded = "layer" if is_of_model else "model"
         given = [
-            one for one, ask in ASKS.items()
-            if ask.group.scope == other and getattr(self, one) != default[one]
+            name for name, ask in ASKS.items()
+            if ask.group.scope == excluded and getattr(self, name) != default[name]
         ]  # fmt: skip
         if not given:
             return
@@ -396,4 +396,4 @@ def modules_of(text: str) -> tuple[Recompute, ...]:
             f"--recompute {text!r}: {unknown[0] if unknown else 'nothing'} is no module",
             f"use none, or a comma-separated list of {', '.join(RECOMPUTES)}", field="recompute",
         )  # fmt: skip
-    return tuple(one for one in RECOMPUTES if one in names)
+    return tuple(module for module in RECOMPUTES if module in names)

@@ -126,7 +126,7 @@ class Observation:
         check_positive(self, "forward_degree", "backward_degree", "tokens_per_rank")
         if not self.seconds:
             raise InputError("seconds is empty: an observation has at least one time")
-        if not all(0 <= one < math.inf for one in (self.predicted_seconds, *self.seconds)):
+        if not all(0 <= time < math.inf for time in (self.predicted_seconds, *self.seconds)):
             raise InputError("seconds must be finite and not negative")
 
     @property

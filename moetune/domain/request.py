@@ -271,17 +271,17 @@ def constraint_words(flag: str, text: str) -> str:
 
 def gemm_dtypes(profile: Profile) -> tuple[str, ...]:
     """Return the dtypes that a profile has GEMMs in, without narrow formats."""
-    known = list(dict.fromkeys(line.dtype for line in profile.gemm))
-    known += [s.point.dtype for s in profile.samples if s.point.kind == "gemm"]
-    known += [table.dtype for table in profile.tables if table.kind == "gemm"]
-    return tuple(dtype for dtype in known if dtype in DTYPE_BYTES)
+    dtypes = list(dict.fromkeys(line.dtype for line in profile.gemm))
+    dtypes += [s.point.dtype for s in profile.samples if s.point.kind == "gemm"]
+    dtypes += [table.dtype for table in profile.tables if table.kind == "gemm"]
+    return tuple(dtype for dtype in dtypes if dtype in DTYPE_BYTES)
 
 
 def default_dtype(profile: Profile) -> str:
     """Return bfloat16 where a CUDA profile has it, else float32, else the profile's first."""
-    known = gemm_dtypes(profile)
+    dtypes = gemm_dtypes(profile)
     wanted = ("bfloat16", "float32") if profile.machine.kind == "cuda" else ("float32",)
-    return next((dtype for dtype in (*wanted, *known) if dtype in known), "float32")
+    return next((dtype for dtype in (*wanted, *dtypes) if dtype in dtypes), "float32")
 
 
 def _check_subject(request: PlanRequest) -> None:

@@ -112,7 +112,7 @@ class ExpertLoads:
     def _by_rank(self, top_k: float, ep: int, experts: tuple[int, ...]) -> list[list[float]]:
         """Return each rank's shares of all rows, by its experts."""
         shares = self.shares(top_k) or ()
-        placed = [shares[one] for one in experts] if experts else list(shares)
+        placed = [shares[expert] for expert in experts] if experts else list(shares)
         local = len(placed) // ep
         return [placed[rank * local : (rank + 1) * local] for rank in range(ep)]
 
@@ -232,6 +232,6 @@ def _fullest(loads: tuple[float, ...], top_k: float, ep: int) -> list[float]:
 
     drawn, shares = np.random.default_rng(0), np.array(_capped(loads, 1 / top_k))
     ranks = [drawn.permutation(shares).reshape(ep, -1) for _ in range(_NUM_PLACEMENTS)]
-    fullest = [np.sort(one[one.sum(axis=1).argmax()])[::-1] for one in ranks]
-    found: list[float] = np.mean(fullest, axis=0).tolist()
-    return found
+    fullest = [np.sort(rank[rank.sum(axis=1).argmax()])[::-1] for rank in ranks]
+    means: list[float] = np.mean(fullest, axis=0).tolist()
+    return means

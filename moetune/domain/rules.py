@@ -102,9 +102,9 @@ def _recompute_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenR
         yield BrokenRule("selective recomputation goes with no other", "use --recompute selective")
     for module in layout.recompute:
         if module not in decoder.modules:
-            known = [one for one in RECOMPUTES if one in decoder.modules]
+            able = [recomputed for recomputed in RECOMPUTES if recomputed in decoder.modules]
             yield BrokenRule(
-                f"{decoder.name} has no {module} to recompute", f"use some of {', '.join(known)}"
+                f"{decoder.name} has no {module} to recompute", f"use some of {', '.join(able)}"
             )
 
 
@@ -175,9 +175,9 @@ def _of_batch(layout: FoldedLayout, job: TrainingJob) -> str:
     No micro-batch helps where the replicas themselves do not divide the sequences.
     """
     batches = " or ".join(map(str, nearest_multiples(job.global_batch, layout.dp)))
-    each, rest = divmod(job.global_batch, layout.dp)
+    share, rest = divmod(job.global_batch, layout.dp)
     if not rest:
-        return f"use micro_batch {divisor_words(each, layout.micro_batch)}"
+        return f"use micro_batch {divisor_words(share, layout.micro_batch)}"
     replicas = divisor_words(gcd(job.global_batch, layout.world_size), layout.dp)
     return f"use global_batch {batches} with micro_batch 1, or cp, tp and pp with dp {replicas}"
 

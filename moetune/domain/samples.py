@@ -45,18 +45,18 @@ def expert_rows(form: GemmForm, rows: int, num_experts: int) -> tuple[int, ...]:
     if form == even_form(form):
         return tuple(_nearly(rows, num_experts))
     total, others = num_experts * rows, num_experts - 1
-    each = int(total * (1 - hottest_share(num_experts))) // others
-    return (total - others * each, *_nearly(each, others))
+    mean = int(total * (1 - hottest_share(num_experts))) // others
+    return (total - others * mean, *_nearly(mean, others))
 
 
 def _nearly(rows: int, num_experts: int) -> list[int]:
     """Return numbers of rows that are as many on average."""
-    found = [rows] * num_experts
+    numbers = [rows] * num_experts
     if rows > 1:
         for more in range(0, num_experts - 1, 4):
-            found[more] += 1
-            found[more + 1] -= 1
-    return found
+            numbers[more] += 1
+            numbers[more + 1] -= 1
+    return numbers
 
 
 CollectiveOp = Literal["all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send"]
@@ -257,7 +257,7 @@ class Sample:
     error: str = ""
 
     def __post_init__(self) -> None:
-        if not all(0 < one < math.inf for one in self.seconds):
+        if not all(0 < time < math.inf for time in self.seconds):
             raise InputError("seconds must be positive and finite")
         if not self.seconds and not self.error:
             raise InputError("seconds is empty and no error says why")
@@ -299,7 +299,7 @@ def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
         return tuple(clean)
     medians = [visit.median_seconds for visit in clean]
     slowest = sorted(medians)[(len(clean) - 1) // 2]
-    return tuple(visit for visit, one in zip(clean, medians, strict=True) if one <= slowest)
+    return tuple(visit for visit, median in zip(clean, medians, strict=True) if median <= slowest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +323,7 @@ class StepRecord:
         if self.degree < 1:
             raise InputError(f"degree must be at least 1, got {self.degree}")
         times = self.chunks_seconds, self.measured_seconds
-        if not all(0 < one < math.inf for one in times) or self.overhead_seconds < 0:
+        if not all(0 < time < math.inf for time in times) or self.overhead_seconds < 0:
             raise InputError("the times of a step must be positive and finite")
 
     @property

@@ -35,8 +35,8 @@ class StepErrors:
         Args:
             residuals: shape (records,), or (refits, records).
         """
-        own = [record.residual for record in self.records]
-        return replace(self, mean=self.mean + (residuals - own) @ self.gain.T)
+        recorded = [record.residual for record in self.records]
+        return replace(self, mean=self.mean + (residuals - recorded) @ self.gain.T)
 
     def factor(self, degree: int) -> float:
         """Return the expected ratio of measured to predicted time in so many chunks.
@@ -56,10 +56,10 @@ def at_degree(octaves: Floats, degree: int) -> Floats:
     place = np.minimum(np.log2(degree), last)
     low = place.astype(int)
     share = place - low
-    found: Floats = (1 - share) * octaves[..., low] + share * octaves[
+    between: Floats = (1 - share) * octaves[..., low] + share * octaves[
         ..., np.minimum(low + 1, last)
     ]
-    return found
+    return between
 
 
 NO_STEP_ERRORS = StepErrors()

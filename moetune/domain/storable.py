@@ -82,10 +82,12 @@ def check_profile(profile: Profile) -> None:
 
 
 def _lines(profile: Profile) -> Iterator[tuple[str, LinearCost]]:
-    yield from ((f"gemm line of {one.dtype}", one.cost) for one in profile.gemm)
-    yield from ((f"line of {one.op} of {one.group_size}", one.cost) for one in profile.collective)
-    yield from ((f"copy line {one.direction}", one.cost) for one in profile.copy)
-    yield from ((f"line of {one.op}", one.cost) for one in profile.rows)
+    yield from ((f"gemm line of {line.dtype}", line.cost) for line in profile.gemm)
+    yield from (
+        (f"line of {line.op} of {line.group_size}", line.cost) for line in profile.collective
+    )
+    yield from ((f"copy line {line.direction}", line.cost) for line in profile.copy)
+    yield from ((f"line of {line.op}", line.cost) for line in profile.rows)
     if (network := profile.network) is not None:
         startup = network.startup(network.most_nodes) + network.posted_chunk_seconds
         rate = network.bytes_per_second(network.most_nodes)

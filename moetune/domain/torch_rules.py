@@ -267,8 +267,8 @@ def _odd_width(asked: Asked) -> tuple[int, int] | None:
     layer, shards = asked.decoder.layer, asked.layout.stage_ranks // asked.layout.ep
     if not asked.decoder.num_moe_layers or shards * asked.layout.ep <= layer.num_experts:
         return None
-    found = indivisible((layer.d_hidden, asked.decoder.d_model), shards)
-    return None if found is None else (shards, found[0])
+    indivisible_width = indivisible((layer.d_hidden, asked.decoder.d_model), shards)
+    return None if indivisible_width is None else (shards, indivisible_width[0])
 
 
 def _few_batches(asked: Asked) -> int | None:

@@ -213,7 +213,7 @@ class FoldedLayout:
         return replace(self, schedule=self.order, stages=stages)
 
 
-_NAMES = tuple(one.name for one in fields(FoldedLayout))
+_NAMES = tuple(item.name for item in fields(FoldedLayout))
 _VALUES = attrgetter(*_NAMES)
 _PUTS = tuple(getattr(FoldedLayout, name).__set__ for name in _NAMES)
 
@@ -320,7 +320,7 @@ class TrainingJob:
         return self.dtype if self.dtype in HALF_PRECISION else "bfloat16"
 
     @property
-    def alike(self) -> "TrainingJob":
+    def with_mean_layers(self) -> "TrainingJob":
         """The job with layers of a kind alike, each as full as all are on the mean."""
         return replace(self, decoder=self.decoder.with_records(repeat(None)))
 

@@ -313,8 +313,8 @@ class TrainingDocument:
     @property
     def document(self) -> dict[str, object]:
         """The plain values of its JSON document."""
-        found: dict[str, object] = encode(self)
-        return found
+        document: dict[str, object] = encode(self)
+        return document
 
     @property
     def fields(self) -> dict[str, object]:

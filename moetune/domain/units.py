@@ -55,10 +55,10 @@ def _parse(text: str, factors: _Factors, what: str, *, least: int = 0) -> float:
     if all(name == name.lower() for name in factors):  # no two differ in case alone
         unit = unit.lower()
     if match is None or (unit not in factors and float(match[1])):
-        known = ", ".join(unit for unit in factors if unit)
+        units = ", ".join(unit for unit in factors if unit)
         form = "alone or with a unit" if "" in factors else "with a unit"
         raise InputError(
-            f"{what} {shown(text)} must be a number of {least} or more, {form}: {known}"
+            f"{what} {shown(text)} must be a number of {least} or more, {form}: {units}"
         )
     value = float(match[1]) * factors.get(unit, 0)
     if math.isinf(value):

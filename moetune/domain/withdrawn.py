@@ -82,10 +82,10 @@ def whole_model_refusal(inputs: object) -> InputError:
     Args:
         inputs: of its plan, plain values.
     """
-    known: Mapping[str, object] = inputs if isinstance(inputs, Mapping) else {}
-    model, profile = known.get("model"), known.get("profile")
+    values: Mapping[str, object] = inputs if isinstance(inputs, Mapping) else {}
+    model, profile = values.get("model"), values.get("profile")
     named = f"--model {model}" if model else "--num-layers, --num-heads, --seq, --vocab"
-    machine = f" --world-size {known.get('world_size')} --profile {profile}" if profile else ""
+    machine = f" --world-size {values.get('world_size')} --profile {profile}" if profile else ""
     return InputError(
         f"the plan is of {model or 'a whole model'}, by {_WHOLE}, which was withdrawn on {SINCE}",
         f"plan it again:  moetune plan {named}{machine}",

@@ -138,7 +138,7 @@ def without_foreign(
     profile: Profile,
     base: Profile,
     *,
-    own: Collection[str],
+    stated: Collection[str],
     facts: Mapping[str, str] = MappingProxyType({}),
 ) -> Profile:
     """Return the profile without those times and facts of its base that are not its machine's.
@@ -148,15 +148,15 @@ def without_foreign(
 
     Args:
         profile: the base with the file's own keys in their place.
-        own: the file's own keys, whose values all count.
+        stated: the file's own keys, whose values all count.
         facts: the file's own hardware facts.
     """
     profile = _with_facts(profile, base, facts)
     site = site_of(profile)
-    gemm_dtypes = {line.dtype for line in profile.gemm} if "gemm" in own else set()
+    gemm_dtypes = {line.dtype for line in profile.gemm} if "gemm" in stated else set()
     groups = (
         {(line.op, line.group_size, line.num_nodes) for line in profile.collective}
-        if "collective" in own
+        if "collective" in stated
         else set()
     )
 
@@ -169,9 +169,9 @@ def without_foreign(
         is_own = table.kind == "collective" and (table.op, *group) in groups
         return not is_own and _holds(group, profile, base)
 
-    if "tables" not in own:
+    if "tables" not in stated:
         profile = replace(profile, tables=tuple(filter(holds, profile.tables)))
-    if "collective" not in own:
+    if "collective" not in stated:
         of_both = (line for line in profile.collective if _holds(line.key.group, profile, base))
         profile = replace(profile, collective=tuple(of_both))
     return profile
@@ -183,7 +183,7 @@ def _with_facts(profile: Profile, base: Profile, facts: Mapping[str, str]) -> Pr
     Of a base's node and host they hold where the machine's has as many devices.
     """
     here, there = profile.machine, base.machine
-    known = dict(base.fingerprint.hardware) if here.device == there.device else {}
+    hardware = dict(base.fingerprint.hardware) if here.device == there.device else {}
     is_node = here.devices_per_node == there.devices_per_node
     is_host = site_of(profile).devices_per_node == site_of(base).devices_per_node
     for name, holds in (
@@ -192,8 +192,8 @@ def _with_facts(profile: Profile, base: Profile, facts: Mapping[str, str]) -> Pr
         (HOST_MEMORY, is_host),
     ):
         if not holds:
-            known.pop(name, None)
-    fingerprint = replace(profile.fingerprint, hardware={**known, **facts})
+            hardware.pop(name, None)
+    fingerprint = replace(profile.fingerprint, hardware={**hardware, **facts})
     return replace(profile, fingerprint=fingerprint)
 
 

@@ -61,7 +61,7 @@ def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
 
 
 def nearest_group(
-    op: CollectiveOp, wanted: Group, known: Sequence[Group], machine: Machine
+    op: CollectiveOp, wanted: Group, groups: Sequence[Group], machine: Machine
 ) -> tuple[Group, float]:
     """Return the known group that stands in for another, and its bytes for one of the other's.
 
@@ -84,7 +84,7 @@ def nearest_group(
             nodes,
         )
 
-    nearest = min(known, key=distance)
+    nearest = min(groups, key=distance)
     if crosses(nearest) != crosses(wanted):
         return nearest, 1.0
     return nearest, wire_share(op, wanted, machine) / wire_share(op, nearest, machine)
@@ -124,28 +124,28 @@ def nearest_collective(
     )
 
 
-def _spread_of_group(wanted: Group, known: Group, machine: Machine) -> float:
-    if (nodes_of(wanted, machine) > 1) != (nodes_of(known, machine) > 1):
+def _spread_of_group(wanted: Group, near: Group, machine: Machine) -> float:
+    if (nodes_of(wanted, machine) > 1) != (nodes_of(near, machine) > 1):
         return SPREAD_OF_WIRE
-    return spread_of_group(wanted[0], known[0])
+    return spread_of_group(wanted[0], near[0])
 
 
-def _nearest_flight(wanted: int, known: Sequence[int]) -> tuple[int, Trust]:
+def _nearest_flight(wanted: int, numbers: Sequence[int]) -> tuple[int, Trust]:
     """Return the known number in flight that stands in for another, and the most trust in it.
 
     A published line or table is taken to hold for any number.
     """
-    if wanted in known:
+    if wanted in numbers:
         return wanted, "measured"
-    several = [one for one in known if one > 1]
+    several = [number for number in numbers if number > 1]
     if wanted > 1 and several:
         return _nearest(wanted, several), "interpolated"
-    return _nearest(wanted, known), "extrapolated"
+    return _nearest(wanted, numbers), "extrapolated"
 
 
-def _nearest(wanted: int, known: Sequence[int]) -> int:
+def _nearest(wanted: int, numbers: Sequence[int]) -> int:
     """Return the known number nearest in ratio, the smaller of two as near."""
-    return min(known, key=lambda one: (abs(math.log(one / wanted)), one))
+    return min(numbers, key=lambda number: (abs(math.log(number / wanted)), number))
 
 
 _RINGS = ("all_gather", "reduce_scatter")
@@ -192,20 +192,20 @@ def rule_of(
         None without a rule in the profile, or where a group inside a node is needed and none known.
     """
     machine, network, op = index.profile.machine, index.profile.network, key.op
-    known = [group for group in index.groups(op) if nodes_of(group, machine) == 1]
+    of_one_node = [group for group in index.groups(op) if nodes_of(group, machine) == 1]
     nodes = nodes_of(key.group, machine)
     here = math.ceil(key.group_size / nodes)
     if op == "send":
         here = min(_SEND_RANKS, machine.devices_per_node)
-    if network is None or (here > 1 and not known):
+    if network is None or (here > 1 and not of_one_node):
         return None
     if nodes > 1:
         inside = predictor(CollectiveKey(op, here)) if here > 1 else None
         return _between_nodes(key, machine=machine, network=network, inside=inside)
-    near, factor = nearest_group(op, key.group, known, machine)
+    near, factor = nearest_group(op, key.group, of_one_node, machine)
     startups = [
         (size, predictor(CollectiveKey(op, size)).seconds_at(np.zeros(1)))
-        for size in sorted({size for size, _ in known})
+        for size in sorted({size for size, _ in of_one_node})
         if size <= near[0]
     ]
     return Ruled(
@@ -255,15 +255,15 @@ def _inside_share(op: CollectiveOp, size: int, here: int) -> float:
     return passed / alone
 
 
-def _startup_growth(key: CollectiveKey, known: Sequence[tuple[int, Floats]]) -> Floats:
+def _startup_growth(key: CollectiveKey, startups: Sequence[tuple[int, Floats]]) -> Floats:
     """Return the seconds that a start-up grows by from the largest known group to a wanted one.
 
     Args:
-        known: ranks and seconds of the smallest known size, ascending; at least one.
+        startups: ranks and seconds of the smallest known size, ascending; at least one.
     """
-    if len(known) == 1:
+    if len(startups) == 1:
         return np.zeros((1, 1))
-    (fewer, before), (more, after) = known[-2:]
+    (fewer, before), (more, after) = startups[-2:]
     wanted = key.group_size
     steps = (
         (wanted - more) / (more - fewer)

@@ -83,7 +83,7 @@ def _tangents(steps: Floats, slopes: Floats) -> Floats:
     rises = (before > 0) & (after > 0)
     with np.errstate(divide="ignore"):
         mean = (left + right) / (left / before + right / after)
-    ends = [_end_tangent(steps[:, at], slopes[:, at]) for at in ([0, 1], [-1, -2])]
+    ends = [_end_tangent(steps[:, places], slopes[:, places]) for places in ([0, 1], [-1, -2])]
     return np.column_stack([ends[0], np.where(rises, mean, 0.0), ends[1]])
 
 
@@ -91,8 +91,8 @@ def _end_tangent(steps: Floats, slopes: Floats) -> Floats:
     """Return the slope at an end: of a parabola through three points, but not negative."""
     (step, next_step), (slope, next_slope) = steps.T, slopes.T
     wanted = ((2 * step + next_step) * slope - step * next_slope) / (step + next_step)
-    found: Floats = np.maximum(wanted, 0.0)
-    return found
+    tangent: Floats = np.maximum(wanted, 0.0)
+    return tangent
 
 
 # Of a published line: the largest median error that the quality gate calls "good".
@@ -373,7 +373,7 @@ def left_out_errors(
     if not left_out.size:
         return {}
     points, times = np.asarray(sizes, float), np.asarray(seconds, float)
-    others = np.array([np.delete(np.arange(count), at) for at in left_out])
+    others = np.array([np.delete(np.arange(count), place) for place in left_out])
     rest = curve_through(sizes=points[others], seconds=times[others], alpha_seconds=alpha_seconds)
     predicted = rest.seconds_at(points[left_out][:, None])[:, 0]
     errors = (predicted / times[left_out] - 1).tolist()

@@ -85,9 +85,9 @@ def below_smallest(
     return _spread(shorter=shorter, longer=fallen, distance=distance)
 
 
-def spread_of_group(wanted: int, known: int) -> float:
+def spread_of_group(wanted: int, near: int) -> float:
     """Return the spread of a group of other size on the same kind of wire."""
-    return SPREAD_PER_OCTAVE_OF_GROUP * max(abs(math.log2(wanted / known)), 1.0)
+    return SPREAD_PER_OCTAVE_OF_GROUP * max(abs(math.log2(wanted / near)), 1.0)
 
 
 def spread_of_shape(*, typical_error: float, octaves: float) -> float:

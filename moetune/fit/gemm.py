@@ -48,8 +48,8 @@ class Roofline(NamedTuple):
     def seconds(self, shape: Shape, rows: Floats) -> Floats:
         """Return the time of a shape at each number of rows."""
         macs, elements = work_of(np.asarray([shape], float), rows)
-        found: Floats = (self.start + self.compute * macs + self.traffic * elements)[0]
-        return found
+        seconds: Floats = (self.start + self.compute * macs + self.traffic * elements)[0]
+        return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +155,8 @@ def _non_negative_fit(features: Floats) -> list[float]:
             missed = triangle[:, :3] @ entries - triangle[:, 3]
             fits.append((float(missed @ missed), entries))
     nearest = min(distance for distance, _ in fits) + _AS_NEAR
-    found = next(entries for distance, entries in fits if distance <= nearest)
-    return cast("list[float]", (found / largest).tolist())
+    fitted = next(entries for distance, entries in fits if distance <= nearest)
+    return cast("list[float]", (fitted / largest).tolist())
 
 
 # The error of a shape that was not measured, when no second shape is there to check it:

@@ -11,7 +11,7 @@ from moetune.domain.samples import CollectiveOp
 from moetune.domain.units import NARROW
 
 
-def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> ProfileError:
+def missing_gemm(profile: Profile, *, dtype: str, measured: Sequence[str]) -> ProfileError:
     """Return the error for a dtype of which no GEMM was measured."""
     hint = f"measure it:  moetune profile --dtype {dtype} {_name(profile)}"
     if dtype in NARROW:
@@ -19,21 +19,21 @@ def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> Profi
             "narrow formats are not measured here: use --dtype bfloat16, or a --profile that has "
             "them, such as b200-x8"
         )
-    return ProfileError(f"no GEMM measured in {dtype} ({_has(profile, known)})", hint)
+    return ProfileError(f"no GEMM measured in {dtype} ({_has(profile, measured)})", hint)
 
 
 def missing_collective(
-    profile: Profile, *, op: CollectiveOp, group: Group, known: Sequence[Group]
+    profile: Profile, *, op: CollectiveOp, group: Group, measured: Sequence[Group]
 ) -> ProfileError:
     """Return the error for a group; the hint offers the estimate where there is one."""
     launch = launcher(group, profile.machine)
     hint = f"measure it on the cluster:  {launch} {_name(profile)}"
-    if known:
+    if measured:
         hint += "\n  or accept an estimate with --allow-modelled"
     group_size, num_nodes = group
     # Groups of as many ranks differ in their nodes, so these are named; else the sizes are enough.
-    placed = [group_name((size, nodes)) for size, nodes in known if size == group_size]
-    there = _has(profile, placed or sorted({size for size, _ in known}))
+    placed = [group_name((size, nodes)) for size, nodes in measured if size == group_size]
+    there = _has(profile, placed or sorted({size for size, _ in measured}))
     spread = f" on {num_nodes} nodes" if num_nodes else ""
     return ProfileError(f"no {op} measured for {group_size} ranks{spread} ({there})", hint)
 
@@ -44,16 +44,16 @@ def group_name(group: Group) -> str:
     return f"{size} on {num_nodes} nodes" if num_nodes else str(size)
 
 
-def missing_copy(profile: Profile, *, copy: CopyKey, known: Sequence[str]) -> ProfileError:
+def missing_copy(profile: Profile, *, copy: CopyKey, measured: Sequence[str]) -> ProfileError:
     """Return the error for a kind of copy that was not measured."""
     return ProfileError(
-        f"no {copy.words} measured ({_has(profile, known)})",
+        f"no {copy.words} measured ({_has(profile, measured)})",
         f"measure it:  moetune profile {_name(profile)}",
     )
 
 
-def _has(profile: Profile, known: Sequence[object]) -> str:
-    there = ", ".join(map(str, known)) or "none"
+def _has(profile: Profile, names: Sequence[object]) -> str:
+    there = ", ".join(map(str, names)) or "none"
     return f'profile "{profile.name}" has {there}'
 
 

@@ -188,7 +188,7 @@ class Operations(Tables):
             line = self.index.gemm_line(key.dtype)
             if line is None:
                 dtypes = self.index.dtypes
-                raise missing_gemm(self.index.profile, dtype=key.dtype, known=dtypes)
+                raise missing_gemm(self.index.profile, dtype=key.dtype, measured=dtypes)
             return Source(key=key, basis=line, stretch=math.prod(key.shape))
         near, is_other = key._replace(product=form), form != key.product
         cap: Trust = "modelled" if is_other else "measured"
@@ -268,7 +268,7 @@ class Operations(Tables):
         basis = self.index.basis(near)
         if basis is None:
             alone = [copy.name for copy in self.index.keys(CopyKey) if not copy.both_ways]
-            raise missing_copy(profile, copy=key, known=alone)
+            raise missing_copy(profile, copy=key, measured=alone)
         return Source(key=near, basis=basis)
 
     def _ruled(self, key: CollectiveKey) -> Predictor:
@@ -281,7 +281,7 @@ class Operations(Tables):
         rule = rule_of(alone, index=self.index, predictor=self._of_group)
         if rule is None or profile.network is None:
             groups = self.index.groups(key.op)
-            raise missing_collective(profile, op=key.op, group=key.group, known=groups)
+            raise missing_collective(profile, op=key.op, group=key.group, measured=groups)
         label = f"rule {key.op} {key.group}"
         return Predictor(
             key=alone,
@@ -328,7 +328,7 @@ class Operations(Tables):
         )
 
 
-def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> AttentionKey | None:
+def nearest_attention(wanted: AttentionKey, shapes: Iterable[AttentionKey]) -> AttentionKey | None:
     """Return the known shape of that dtype and direction whose length is nearest, then its heads.
 
     Near is near in ratio; of two as near, the smaller.
@@ -338,14 +338,14 @@ def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> At
         _, *there, _ = key
         return (*(abs(math.log(a / b)) for a, b in zip(there, wanted[1:-1], strict=True)), *there)
 
-    same = (key for key in known if (key[0], key[-1]) == (wanted[0], wanted[-1]))
+    same = (key for key in shapes if (key[0], key[-1]) == (wanted[0], wanted[-1]))
     return min(same, key=distance, default=None)
 
 
-def work_ratio(wanted: AttentionKey, known: AttentionKey) -> float:
+def work_ratio(wanted: AttentionKey, near: AttentionKey) -> float:
     """Return the sequences of the known shape that are as much work as one of the wanted.
 
     Work is length² · heads · head_dim, of both GEMMs.
     """
-    widths = (key.num_heads * key.head_dim for key in (wanted, known))
-    return (wanted.length / known.length) ** 2 * next(widths) / next(widths)
+    widths = (key.num_heads * key.head_dim for key in (wanted, near))
+    return (wanted.length / near.length) ** 2 * next(widths) / next(widths)

@@ -219,16 +219,16 @@ def series_of(points: Iterable[tuple[float, ...]]) -> Series:
     medians = tuple([seconds for _, seconds in rising])
     return Series(
         sizes=tuple([float(size) for size, _ in rising]),
-        times=tuple([(one,) for one in medians]),
+        times=tuple([(median,) for median in medians]),
         medians=medians,
     )
 
 
 def _origin(table: Table, measured: Series | None) -> Origin:
-    found = Origin(label=table.label, source=table.source, spread=table.spread)
+    origin = Origin(label=table.label, source=table.source, spread=table.spread)
     if measured is None:
-        return found
-    return replace(found, low=measured.sizes[0], high=measured.sizes[-1])
+        return origin
+    return replace(origin, low=measured.sizes[0], high=measured.sizes[-1])
 
 
 def _joined(measured: Series | None, table: Series) -> Series:

@@ -90,32 +90,34 @@ def fit_profile(
             f'profile "{name}" has no sample with a time ({len(measured)} failed)',
             f"measure again:  moetune profile --name {name}",
         )
-    found = pool(measured)
+    pooled = pool(measured)
     return Profile(
         name=name,
         provenance="measured",
         machine=machine,
-        gemm=_gemm_lines(found, seed),
+        gemm=_gemm_lines(pooled, seed),
         collective=tuple(
             CollectiveLine(**key._asdict(), **_line(series, seed))
-            for key, series in found.of(CollectiveKey).items()
+            for key, series in pooled.of(CollectiveKey).items()
         ),
         copy=tuple(
             CopyLine(**key._asdict(), **_line(series, seed))
-            for key, series in found.of(CopyKey).items()
+            for key, series in pooled.of(CopyKey).items()
         ),
-        interference=interference_of(found.interference),
+        interference=interference_of(pooled.interference),
         fingerprint=fingerprint,
         samples=measured,
     )
 
 
-def _gemm_lines(found: Pool, seed: int) -> tuple[GemmLine, ...]:
+def _gemm_lines(pooled: Pool, seed: int) -> tuple[GemmLine, ...]:
     """Return one line over MACs for each dtype, whatever the shape and the form but uneven ones."""
-    known, lines = found.of(GemmKey), []
-    for dtype in sorted({key.dtype for key in known if key.product == even_form(key.product)}):
-        forms = {key: series for key, series in known.items() if key.dtype == dtype}
-        even = {key: one for key, one in forms.items() if key.product == even_form(key.product)}
+    series_of, lines = pooled.of(GemmKey), []
+    for dtype in sorted({key.dtype for key in series_of if key.product == even_form(key.product)}):
+        forms = {key: series for key, series in series_of.items() if key.dtype == dtype}
+        even = {
+            key: series for key, series in forms.items() if key.product == even_form(key.product)
+        }
         sizes, times, medians = _over_macs(even)
         cost = fit_line(sizes=sizes, seconds=medians)
         errors = _gemm_errors(forms, cost.alpha_seconds)
@@ -151,7 +153,7 @@ def _gemm_errors(forms: Mapping[GemmKey, Series], alpha_seconds: float) -> list[
     """
     surfaces = [
         Surface(
-            shapes={key.shape: one for key, one in forms.items() if key.product == product},
+            shapes={key.shape: series for key, series in forms.items() if key.product == product},
             family=product,
             alpha_seconds=alpha_seconds,
         )
@@ -203,7 +205,7 @@ def fit_lines(*, sizes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     """
     largest = sizes.max()
     starts, rates = 1 / seconds, (sizes / largest) / seconds
-    uu, uv, vv = ((one * other).sum(1) for one, other in (
+    uu, uv, vv = ((left * right).sum(1) for left, right in (
         (starts, starts), (starts, rates), (rates, rates)
     ))  # fmt: skip
     u, v = starts.sum(1), rates.sum(1)

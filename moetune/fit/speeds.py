@@ -88,8 +88,8 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
     changed = speeds.changed
     if not changed:
         return profile
-    own = interference_of(pool(profile.samples).interference) == profile.interference
-    samples = tuple(_sample(one, speeds) for one in profile.samples)
+    is_of_samples = interference_of(pool(profile.samples).interference) == profile.interference
+    samples = tuple(_sample(sample, speeds) for sample in profile.samples)
     factors = ", ".join(f"{part} × {factor:g}" for part, factor in changed.items())
     return replace(
         profile,
@@ -101,7 +101,9 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
         copy=_lines(profile.copy, speeds.copies),
         rows=_lines(profile.rows, speeds.computation),
         # The same but for rounding; costs use the samples' own only where these equal the table.
-        interference=interference_of(pool(samples).interference) if own else profile.interference,
+        interference=interference_of(pool(samples).interference)
+        if is_of_samples
+        else profile.interference,
         samples=samples,
         tables=tuple(_table(table, speeds) for table in profile.tables),
         network=_network(profile.network, speeds.communication),
@@ -144,7 +146,7 @@ def _sample(sample: Sample, speeds: Speeds) -> Sample:
     if isinstance(sample.point, StepPoint):
         return sample  # the profile has its ratio to what its operations say, which stays
     factor = getattr(speeds, _CLASSES[_class_of(sample.point)])
-    return replace(sample, seconds=tuple(one / factor for one in sample.seconds))
+    return replace(sample, seconds=tuple(seconds / factor for seconds in sample.seconds))
 
 
 def _class_of(point: Point) -> ResourceClass:
@@ -219,12 +221,12 @@ class SlowedCosts:
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return the speeds of an exchange that takes as long."""
-        found = self._costs.overlap_speeds(
+        speeds = self._costs.overlap_speeds(
             exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds
         )
         if self._part != INTERFERENCE:
-            return found
-        return OverlapSpeeds(comp=self._speed(found.comp), comm=self._speed(found.comm))
+            return speeds
+        return OverlapSpeeds(comp=self._speed(speeds.comp), comm=self._speed(speeds.comm))
 
     def is_measured(self, dtype: str) -> bool:
         """Return whether points predict the dtype's GEMMs."""
@@ -232,15 +234,15 @@ class SlowedCosts:
 
     def seconds(self, key: CostKey, size: float) -> Estimate:
         """Return the slower time: all of it, or of GEMMs and collectives start-up or rate alone."""
-        found, (start, rate) = self._costs.seconds(key, size), _parts(key)
+        estimate, (start, rate) = self._costs.seconds(key, size), _parts(key)
         if self._part not in {start, rate}:
-            return found
+            return estimate
         if start == rate:
-            return found.scaled(self._factor)
+            return estimate.scaled(self._factor)
         none = isinstance(key, GemmKey) and self._costs.is_measured(key.dtype)
-        first = 0.0 if none else shorter(self._costs.seconds(key, 0.0).seconds, found.seconds)
-        changed = first if self._part == start else found.seconds - first
-        return found._replace(seconds=found.seconds + (self._factor - 1) * changed)
+        first = 0.0 if none else shorter(self._costs.seconds(key, 0.0).seconds, estimate.seconds)
+        changed = first if self._part == start else estimate.seconds - first
+        return estimate._replace(seconds=estimate.seconds + (self._factor - 1) * changed)
 
     def _speed(self, speed: float) -> float:
         """Return a speed beside others, of which what takes longer is multiplied."""

@@ -81,14 +81,14 @@ class MachineErrors(Tables):
         return prior
 
     def _posterior(self, key: LayerKey, tokens: int, near: tuple[StepRecord, ...]) -> StepErrors:
-        sizes = np.log2([one.workload.tokens_per_rank for one in near])
-        degrees = np.log2([one.degree for one in near])
-        keys = [one.workload.key for one in near]
+        sizes = np.log2([record.workload.tokens_per_rank for record in near])
+        degrees = np.log2([record.degree for record in near])
+        keys = [record.workload.key for record in near]
         among = self.own**2 * _shared(degrees, degrees) * _near(sizes, sizes)
-        among *= [[_likeness(one, other) for other in keys] for one in keys]
+        among *= [[_likeness(row, column) for column in keys] for row in keys]
         across = self.own**2 * _shared(_OCTAVES, degrees)
-        across *= _near(np.log2([tokens]), sizes) * [_likeness(key, one) for one in keys]
-        residuals = np.array([one.residual for one in near])
+        across *= _near(np.log2([tokens]), sizes) * [_likeness(key, near_key) for near_key in keys]
+        residuals = np.array([record.residual for record in near])
         usual = statistics.median(residuals.tolist()) if len(near) >= _FEWEST_ALIKE else 0.0
         own_noise = _noise(residuals - usual)
         gain, exact = (
@@ -111,8 +111,8 @@ def _noise(residuals: Floats) -> Floats:
     Args:
         residuals: beside the usual one of the machine, which other load may slow down for good.
     """
-    found: Floats = np.hypot(NOISE, np.maximum(np.abs(residuals) - WILD, 0.0))
-    return found
+    deviations: Floats = np.hypot(NOISE, np.maximum(np.abs(residuals) - WILD, 0.0))
+    return deviations
 
 
 def drift_of(samples: Iterable[Sample]) -> float:
@@ -130,55 +130,57 @@ def drift_of(samples: Iterable[Sample]) -> float:
     for sample in samples:
         if isinstance(sample.point, GemmPoint) and sample.seconds:
             visits.setdefault(sample.point, []).append(sample)
-    all_visits = [one for several in visits.values() for one in several]
-    is_busy = 2 * _seconds(one for one in all_visits if one.marks) > _seconds(all_visits)
-    apart: list[float] = []
+    all_visits = [visit for several in visits.values() for visit in several]
+    is_busy = 2 * _seconds(visit for visit in all_visits if visit.marks) > _seconds(all_visits)
+    distances: list[float] = []
     weights: list[float] = []
     for several in visits.values():
         if len(several) > 1 or is_busy:
-            calm = statistics.median(one.median_seconds for one in undisturbed(several))
+            calm = statistics.median(visit.median_seconds for visit in undisturbed(several))
             times = _times(several, is_busy=is_busy)
-            apart += [abs(math.log(one / calm)) for one in times]
+            distances += [abs(math.log(seconds / calm)) for seconds in times]
             weights += [calm] * len(times)
-    if len(apart) < _FEWEST_VISITS:
+    if len(distances) < _FEWEST_VISITS:
         return DRIFT
-    order = np.argsort(apart)
+    order = np.argsort(distances)
     reached = np.cumsum(np.array(weights)[order]) >= _MOST * math.fsum(weights)
-    found = apart[int(order[np.argmax(reached)])] / _NINE_OF_TEN
-    drift = math.sqrt((min(found, LARGEST_SEEN) ** 2 + DRIFT**2) / 2)
-    return max(drift, min(found, LARGEST_BUSY)) if is_busy else drift
+    spread = distances[int(order[np.argmax(reached)])] / _NINE_OF_TEN
+    drift = math.sqrt((min(spread, LARGEST_SEEN) ** 2 + DRIFT**2) / 2)
+    return max(drift, min(spread, LARGEST_BUSY)) if is_busy else drift
 
 
 def _seconds(visits: Iterable[Sample]) -> float:
-    return math.fsum(one.median_seconds for one in visits)
+    return math.fsum(visit.median_seconds for visit in visits)
 
 
 def _times(visits: Sequence[Sample], *, is_busy: bool) -> list[float]:
     """Return a point's times: those of its undisturbed visits, or all blocks'."""
     if is_busy:
-        return [one for visit in visits for one in visit.seconds]
-    return [one.median_seconds for one in visits if not one.marks] or [
-        one.median_seconds for one in visits
+        return [seconds for visit in visits for seconds in visit.seconds]
+    return [visit.median_seconds for visit in visits if not visit.marks] or [
+        visit.median_seconds for visit in visits
     ]
 
 
 def _shared(degrees: Floats, others: Floats) -> Floats:
     """Return the correlation by octaves between numbers of chunks."""
-    apart = np.abs(degrees[:, None] - others[None, :])
-    return np.maximum(1 - apart / SHARED_OCTAVES, 0.0)
+    octaves = np.abs(degrees[:, None] - others[None, :])
+    return np.maximum(1 - octaves / SHARED_OCTAVES, 0.0)
 
 
 def _near(sizes: Floats, others: Floats) -> Floats:
-    apart = np.abs(sizes[:, None] - others[None, :])
-    found: Floats = np.exp(-apart / TOKEN_OCTAVES)
-    return found
+    octaves = np.abs(sizes[:, None] - others[None, :])
+    correlation: Floats = np.exp(-octaves / TOKEN_OCTAVES)
+    return correlation
 
 
-def _likeness(key: LayerKey, other: LayerKey) -> float:
+def _likeness(key: LayerKey, second: LayerKey) -> float:
     """Return the correlation of two layers' errors; 0 where ranks share experts in other ways."""
-    if key == other:
+    if key == second:
         return 1.0
-    kinds = [(one.dtype, one.expert_parallel, one.sequence_parallel) for one in (key, other)]
+    kinds = [
+        (layer.dtype, layer.expert_parallel, layer.sequence_parallel) for layer in (key, second)
+    ]
     return OTHER_LAYER if kinds[0] == kinds[1] else 0.0
 
 

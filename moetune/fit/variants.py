@@ -99,8 +99,8 @@ class _Noise(Tables):
         times = index.pool.interference
         if not times or not index.has_own_interference:
             return index.profile.interference
-        each = self._times_beside(times)[:, list(draws)]
-        medians = each[:, 0].tolist() if len(draws) == 1 else map(array_of, each)
+        drawn = self._times_beside(times)[:, list(draws)]
+        medians = drawn[:, 0].tolist() if len(draws) == 1 else map(array_of, drawn)
         return table_of(dict(zip(times, medians, strict=True)))
 
     @once(lambda times: "interference")  # noqa: ARG005 - of one profile

@@ -158,16 +158,16 @@ def dense_ffn(fields: Fields, family: Family) -> DenseFfn:
     return _ffn(fields, family, fields.count(*family.dense_width, default=default))
 
 
-def routed_experts(fields: Fields, family: Family, at: int) -> RoutedExperts:
-    """Return the experts of block `at`, counted from 0: lists have a value for each block.
+def routed_experts(fields: Fields, family: Family, block: int) -> RoutedExperts:
+    """Return the experts of a block, counted from 0: lists have a value for each block.
 
     Raises:
         InputError: more experts are chosen than there are, or groups do not divide them.
     """
     d_model = fields.count(*WIDTH)
-    experts = _of_block(fields, EXPERTS, at)
-    top_k = _of_block(fields, TOP_K, at)
-    width = _of_block(fields, family.expert_width, at)
+    experts = _of_block(fields, EXPERTS, block)
+    top_k = _of_block(fields, TOP_K, block)
+    width = _of_block(fields, family.expert_width, block)
     latent = fields.optional(*family.latent_width)
     matrices = 3 if family.is_gated else 2
     inner = latent or d_model
@@ -197,7 +197,7 @@ def _latent_norms(fields: Fields, family: Family) -> int:
 
 def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Router:
     groups = fields.count(*GROUPS, default=None if family.needs_groups else 1)
-    every = experts + fields.count("zero_expert_num", default=0, least=0)
+    num_choices = experts + fields.count("zero_expert_num", default=0, least=0)
     score = fields.text(*SCORES)
     if score and score not in {"softmax", "sigmoid", "sqrtsoftplus"}:
         fields.report(
@@ -208,7 +208,7 @@ def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Ro
         groups = 1
     return Router(
         score=score or family.score,  # type: ignore[arg-type]
-        parameters=every * (d_model + family.router_parameters)
+        parameters=num_choices * (d_model + family.router_parameters)
         + (d_model if family.has_router_scale else 0),
         num_groups=groups,
         top_groups=min(groups, fields.count(*TOP_GROUPS, default=groups)),
@@ -251,10 +251,10 @@ def _ffn(fields: Fields, family: Family, width: int) -> DenseFfn:
     )
 
 
-def _of_block(fields: Fields, names: tuple[str, ...], at: int) -> int:
+def _of_block(fields: Fields, names: tuple[str, ...], block: int) -> int:
     """Return a number, or the block's entry of a list of them."""
     for name in names:
         if isinstance(fields.values.get(name), list):
-            listed = fields.of_layers(name, at + 1)
-            return 1 if listed is None else fields.whole(name, listed[at])
+            listed = fields.of_layers(name, block + 1)
+            return 1 if listed is None else fields.whole(name, listed[block])
     return fields.count(*names)

@@ -147,15 +147,15 @@ class Fields:
         return values[:num_layers]
 
     def named_layers(
-        self, name: str, num_layers: int, known: Mapping[object, Named]
+        self, name: str, num_layers: int, meanings: Mapping[object, Named]
     ) -> tuple[Named, ...] | None:
         """Return what the words or numbers of `of_layers` stand for, None where one is unknown."""
         values = self.of_layers(name, num_layers)
-        unknown = [value for value in dict.fromkeys(values or ()) if value not in known]
+        unknown = [value for value in dict.fromkeys(values or ()) if value not in meanings]
         if unknown:
-            words = ", ".join(map(str, known))
+            words = ", ".join(map(str, meanings))
             self.report(f"{self.path}{name} has unknown entries: {unknown}", f"known are {words}")
-        return None if unknown or values is None else tuple(known[value] for value in values)
+        return None if unknown or values is None else tuple(meanings[value] for value in values)
 
     def nested(self, name: str) -> "Fields | None":
         """Return the fields of a nested configuration, None where there is none."""

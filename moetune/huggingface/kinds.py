@@ -48,8 +48,8 @@ def mixer_kinds(fields: Fields, rule: KindsRule) -> tuple[MixerKind, ...]:
     if named is None:
         return ruled
     return tuple(
-        "borrowed" if (kind, other) == ("indexed", "borrowed") else kind
-        for kind, other in zip(named, ruled, strict=True)
+        "borrowed" if (kind, rule) == ("indexed", "borrowed") else kind
+        for kind, rule in zip(named, ruled, strict=True)
     )
 
 
@@ -79,7 +79,7 @@ def every(*names: str, default: int | None = None) -> Flags:
 
     def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
         step = fields.count(*names, default=default)
-        return [(at + 1) % step == 0 for at in range(num_layers)]
+        return [(block + 1) % step == 0 for block in range(num_layers)]
 
     return flags
 
@@ -89,7 +89,7 @@ def periodic(period: str, offset: str) -> Flags:
 
     def flags(fields: Fields, num_layers: int) -> Sequence[bool]:
         step, first = fields.count(period), fields.count(offset, least=0)
-        return [at % step == first for at in range(num_layers)]
+        return [block % step == first for block in range(num_layers)]
 
     return flags
 
@@ -114,15 +114,21 @@ jamba = _by(periodic("attn_layer_period", "attn_layer_offset"), false="linear")
 """Softmax attention in one block of every `attn_layer_period`."""
 gemma3 = _by(every("sliding_window_pattern", "_sliding_window_pattern", default=6), false="sliding")
 """Full attention in every `sliding_window_pattern`-th block, else in every sixth (Gemma 3)."""
-alternate = _by(lambda _, num_layers: [at % 2 > 0 for at in range(num_layers)], false="sliding")
+alternate = _by(
+    lambda _, num_layers: [block % 2 > 0 for block in range(num_layers)], false="sliding"
+)
 """Window and full attention in turn (gpt-oss)."""
 gemma = _by(
-    lambda _, num_layers: [(at + 1) % 6 == 0 or at + 1 == num_layers for at in range(num_layers)],
+    lambda _, num_layers: [
+        (block + 1) % 6 == 0 or block + 1 == num_layers for block in range(num_layers)
+    ],
     false="sliding",
 )
 """Full attention in every sixth block, and in the last one (Gemma 4)."""
 lightning = _by(
-    _listed("attn_type_list", lambda _, num_layers: [at % 2 == 0 for at in range(num_layers)]),
+    _listed(
+        "attn_type_list", lambda _, num_layers: [block % 2 == 0 for block in range(num_layers)]
+    ),
     false="linear",
 )
 """`attn_type_list` with 1 for softmax attention, else in turn (MiniMax-Text-01)."""
@@ -131,7 +137,7 @@ softmax_listed = _by(_listed("attn_type_list", every_block), false="linear")
 mimo = _by(
     _listed(
         "hybrid_layer_pattern",
-        lambda _, num_layers: [at > 0 and (at + 1) % 6 > 0 for at in range(num_layers)],
+        lambda _, num_layers: [block > 0 and (block + 1) % 6 > 0 for block in range(num_layers)],
     ),
     true="sliding",
     false="full",
@@ -147,7 +153,7 @@ def indexed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     step = fields.count("index_topk_freq", default=1)
     offset = max(1, fields.count("index_skip_topk_offset", default=0, least=0))
     return fields.named_layers("indexer_types", num_layers, _INDEXERS) or _split(
-        (max(at + 1 - offset, 0) % step == 0 for at in range(num_layers)),
+        (max(block + 1 - offset, 0) % step == 0 for block in range(num_layers)),
         true="indexed",
         false="borrowed",
     )
@@ -165,7 +171,7 @@ def qwen_window(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     if not fields.flag("use_sliding_window"):
         return full(fields, num_layers)
     first = fields.count("max_window_layers", least=0)
-    return _split((at >= first for at in range(num_layers)), true="sliding", false="full")
+    return _split((block >= first for block in range(num_layers)), true="sliding", false="full")
 
 
 def every_fourth(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
@@ -177,7 +183,7 @@ def every_fourth(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     if isinstance(fields.values.get("sliding_window_pattern"), str):
         pattern = fields.text("sliding_window_pattern")
         return _split(
-            (pattern[at % len(pattern)] == "G" for at in range(num_layers)), false="sliding"
+            (pattern[block % len(pattern)] == "G" for block in range(num_layers)), false="sliding"
         )
     return _split(every(*names, default=4)(fields, num_layers), false="sliding")
 
@@ -194,18 +200,18 @@ def kimi(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """Blocks of `full_attn_layers`, counted from 1; else every fourth."""
     nested = fields.nested("linear_attn_config")
     if nested is None:
-        return _split(((at + 1) % 4 == 0 for at in range(num_layers)), false="linear")
+        return _split(((block + 1) % 4 == 0 for block in range(num_layers)), false="linear")
     chosen = nested.sequence("full_attn_layers")
     nested.skip("kda_layers")
     if chosen is None:
         nested.missing("full_attn_layers")
-    return _split((at + 1 in (chosen or ()) for at in range(num_layers)), false="linear")
+    return _split((block + 1 in (chosen or ()) for block in range(num_layers)), false="linear")
 
 
 def ratios(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """DeepSeek-V4's `compress_ratios`; else two heavily compressed blocks, then in turn."""
     return fields.named_layers("compress_ratios", num_layers, _RATES) or _split(
-        (at < _FIRST_HEAVY or at % 2 == 0 for at in range(num_layers)),
+        (block < _FIRST_HEAVY or block % 2 == 0 for block in range(num_layers)),
         true="heavy",
         false="compressed",
     )
@@ -215,7 +221,7 @@ def chunked(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
     """Chunks wherever positions are rotary: `no_rope_layers`, else three of four (Llama 4)."""
     step = fields.count("no_rope_layer_interval", default=4)
     listed = fields.of_layers("no_rope_layers", num_layers)
-    rotary = listed or [(at + 1) % step for at in range(num_layers)]
+    rotary = listed or [(block + 1) % step for block in range(num_layers)]
     return _split(rotary, true="chunked", false="full")
 
 
@@ -226,7 +232,7 @@ def convolutions(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
         if not fields.has("layer_types"):
             fields.missing("layer_types", "full_attn_idxs")
         return full(fields, num_layers)
-    return _split((at in chosen for at in range(num_layers)), false="conv")
+    return _split((block in chosen for block in range(num_layers)), false="conv")
 
 
 def blocks_with_experts(fields: Fields, rule: Flags) -> tuple[bool, ...]:
@@ -243,18 +249,18 @@ def blocks_with_experts(fields: Fields, rule: Flags) -> tuple[bool, ...]:
         fields.skip("first_last_k_dense_replace", "first_k_dense_replace")
         return tuple(flag is True for flag in flags)
     ruled = tuple(rule(fields, num_layers))
-    found = fields.named_layers("mlp_layer_types", num_layers, _HAS_EXPERTS)
-    if found is None:
+    named = fields.named_layers("mlp_layer_types", num_layers, _HAS_EXPERTS)
+    if named is None:
         return ruled
-    if fields.has("first_k_dense_replace") and found != ruled:
+    if fields.has("first_k_dense_replace") and named != ruled:
         first = fields.count("first_k_dense_replace", least=0)
-        dense = found.index(True) if True in found else num_layers
+        dense = named.index(True) if True in named else num_layers
         fields.report(
             f"first_k_dense_replace ({first}) and mlp_layer_types (the first {dense} are dense) "
             "differ",
             "keep the one that is right",
         )
-    return found
+    return named
 
 
 def after_dense(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -284,7 +290,7 @@ def _after(fields: Fields, num_layers: int, *, default: int | None) -> tuple[boo
     if isinstance(fields.values.get("moe_layer_freq"), list):
         return tuple(map(bool, fields.of_layers("moe_layer_freq", num_layers) or ()))
     period = fields.count("moe_layer_freq", default=1)
-    return tuple(at >= first and at % period == 0 for at in range(num_layers))
+    return tuple(block >= first and block % period == 0 for block in range(num_layers))
 
 
 def step_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -303,7 +309,7 @@ def qwen_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Experts in every `decoder_sparse_step`-th block that `mlp_only_layers` does not name."""
     step = fields.count("decoder_sparse_step", default=1)
     dense = fields.sequence("mlp_only_layers") or ()
-    return tuple(at not in dense and (at + 1) % step == 0 for at in range(num_layers))
+    return tuple(block not in dense and (block + 1) % step == 0 for block in range(num_layers))
 
 
 def llama4_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -313,16 +319,16 @@ def llama4_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """
     step = fields.optional("interleave_moe_layer_step")
     chosen = fields.sequence("moe_layers")
-    regular = tuple((at + 1) % (step or 1) == 0 for at in range(num_layers))
+    regular = tuple((block + 1) % (step or 1) == 0 for block in range(num_layers))
     if chosen is None:
         return regular
-    found = tuple(at in chosen for at in range(num_layers))
-    if step is not None and found != regular:
+    flags = tuple(block in chosen for block in range(num_layers))
+    if step is not None and flags != regular:
         fields.report(
             f"interleave_moe_layer_step ({step}) and moe_layers differ",
             "keep the one that is right",
         )
-    return found
+    return flags
 
 
 def ernie_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -331,7 +337,7 @@ def ernie_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     first = fields.count("moe_layer_start_index", default=1, least=0)
     last = fields.optional("moe_layer_end_index", least=-1)
     end = num_layers - 1 if last is None or last < 0 else last
-    return tuple((at + 1) % step == 0 and first <= at <= end for at in range(num_layers))
+    return tuple((block + 1) % step == 0 and first <= block <= end for block in range(num_layers))
 
 
 def gemma_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:

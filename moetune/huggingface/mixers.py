@@ -22,9 +22,9 @@ def head_dim(fields: Fields, *names: str) -> int:
 
     It is reported where there is no field, and the heads do not divide the width.
     """
-    found = fields.optional(*(names or HEAD_WIDTH))
-    if found is not None:
-        return found
+    width = fields.optional(*(names or HEAD_WIDTH))
+    if width is not None:
+        return width
     d_model, heads = fields.count(*WIDTH), fields.count(*HEADS)
     if d_model % heads:
         fields.report(
@@ -207,17 +207,17 @@ def mimo(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
 def step(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return Step-3.5's attention: windows may have another number of heads."""
     plain = grouped(fields, family, kind)
-    other = fields.nested("attention_other_setting")
+    of_windows = fields.nested("attention_other_setting")
     if kind != "sliding":
         fields.optional("num_sliding_attention_heads")
         return plain
     heads = fields.optional("num_sliding_attention_heads")
     kv_heads = plain.num_kv_heads
-    if other is not None:
-        other.skip("attention_type", "true_head_dim")
-        other.only("head_dim", (plain.head_dim,))
-        heads = other.count("num_attention_heads")
-        kv_heads = other.count("num_attention_groups", default=kv_heads)
+    if of_windows is not None:
+        of_windows.skip("attention_type", "true_head_dim")
+        of_windows.only("head_dim", (plain.head_dim,))
+        heads = of_windows.count("num_attention_heads")
+        kv_heads = of_windows.count("num_attention_groups", default=kv_heads)
     heads = heads or plain.num_heads
     return replace(
         plain, num_heads=heads, num_kv_heads=kv_heads, gate_width=heads if plain.gate_width else 0

@@ -345,13 +345,13 @@ def _hybrid_blocks(fields: Fields, family: Family) -> tuple[Block, ...]:
     if "moe" not in kinds:
         fields.skip(*EXPERTS, *TOP_K, *SHARED, *GROUPS, *TOP_GROUPS, *family.expert_width,
                     *family.shared_width)  # fmt: skip
-    return tuple(_hybrid_block(fields, family, kind, at) for at, kind in enumerate(kinds))
+    return tuple(_hybrid_block(fields, family, kind, number) for number, kind in enumerate(kinds))
 
 
 def _pattern(fields: Fields, letters: str, *lists: str) -> tuple[str, ...] | None:
     text = fields.text(letters)
     listed = fields.sequence(*lists)
-    found = None
+    kinds = None
     if listed is not None:
         unknown = [kind for kind in dict.fromkeys(listed) if kind not in _KINDS]
         if unknown:
@@ -359,7 +359,7 @@ def _pattern(fields: Fields, letters: str, *lists: str) -> tuple[str, ...] | Non
                 f"{lists[0]} has kinds of blocks that are not known: {unknown}",
                 f"known are {', '.join(_KINDS)}",
             )
-        found = tuple(_KINDS.get(str(kind), "mlp") for kind in listed)
+        kinds = tuple(_KINDS.get(str(kind), "mlp") for kind in listed)
     if text:
         wrong = [letter for letter in dict.fromkeys(text) if letter not in _LETTERS]
         if wrong:
@@ -368,16 +368,16 @@ def _pattern(fields: Fields, letters: str, *lists: str) -> tuple[str, ...] | Non
                 "known are M (mamba), E (experts), * (attention) and - (dense FFN)",
             )
         spelled = tuple(_LETTERS.get(letter, "mlp") for letter in text)
-        if found not in {None, spelled}:
+        if kinds not in {None, spelled}:
             fields.report(f"{letters} and {lists[0]} differ", "keep one of them")
-        found = spelled
-    return found
+        kinds = spelled
+    return kinds
 
 
-def _hybrid_block(fields: Fields, family: Family, kind: str, at: int) -> Block:
+def _hybrid_block(fields: Fields, family: Family, kind: str, number: int) -> Block:
     part: Part
     if kind == "moe":
-        part = routed_experts(fields, family, at)
+        part = routed_experts(fields, family, number)
     elif kind == "mlp":
         part = dense_ffn(fields, family)
     elif kind == "mamba" and family.linear is not None:

@@ -70,18 +70,18 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
             whole=whole,
         )  # fmt: skip
     if _is_there(name):
-        found = read_model(Path(name).expanduser())
+        model = read_model(Path(name).expanduser())
     elif resolve_name(name) is not None:
-        found = named_model(name)
+        model = named_model(name)
     else:
         raise _unknown(name)
     return FoundModel(
-        title=found.title,
-        source=found.source,
-        layer=found.decoder.layer,
-        decoder=found.decoder,
-        published=found.published,
-        config=found.config,
+        title=model.title,
+        source=model.source,
+        layer=model.decoder.layer,
+        decoder=model.decoder,
+        published=model.published,
+        config=model.config,
     )
 
 
@@ -262,8 +262,8 @@ def read_model(path: Path) -> PublishedModel:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    entry: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return entry
 
 
 def check_fields(document: Mapping[str, object], where: str, hint: str) -> None:

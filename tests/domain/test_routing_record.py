@@ -122,9 +122,9 @@ def test_a_job_takes_the_record_of_a_layer_or_one_routing_for_all() -> None:
     )
     parts = [block.routed for block in job.decoder.blocks]
     assert [job.skew(part, 4).mean for part in parts if part] == pytest.approx([2.0, 1.5, 1.0])
-    [part] = {block.routed for block in job.alike.decoder.blocks}
+    [part] = {block.routed for block in job.with_mean_layers.decoder.blocks}
     assert part is not None
-    assert job.alike.skew(part, 4).mean == pytest.approx(1.5)
+    assert job.with_mean_layers.skew(part, 4).mean == pytest.approx(1.5)
     other = TrainingJob(decoder=SMALL, world_size=2, global_batch=2, length=8, routing=NATURAL)
     skew = other.skew(part, 4)
     assert 1 < skew.mean < skew.p99 == NATURAL.skew(part.num_experts, part.mean_top_k, 4)

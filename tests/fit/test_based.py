@@ -28,7 +28,7 @@ def on_nodes_of(base: Profile, devices: int, *, nic: float = 50e9) -> Profile:
     profile = replace(
         base, machine=machine, network=replace(base.network, nic_bytes_per_second=nic)
     )
-    return without_foreign(profile, base, own=("machine", "network"))
+    return without_foreign(profile, base, stated=("machine", "network"))
 
 
 def groups(profile: Profile, kind: type[CollectiveTable] | type[DispatcherTable]) -> set[int]:
@@ -61,8 +61,8 @@ def test_lines_of_a_base_between_nodes_go_with_its_nodes() -> None:
     base = reference("rtx2080ti-x64")
     profile = replace(base, machine=replace(base.machine, devices_per_node=8))
     assert base.collective
-    assert without_foreign(profile, base, own=("machine",)).collective == ()
-    assert without_foreign(profile, base, own=("machine", "collective")) == profile
+    assert without_foreign(profile, base, stated=("machine",)).collective == ()
+    assert without_foreign(profile, base, stated=("machine", "collective")) == profile
 
 
 def test_own_lines_count_instead_of_the_bases_tables() -> None:
@@ -71,7 +71,7 @@ def test_own_lines_count_instead_of_the_bases_tables() -> None:
         op="all_to_all", group_size=8, alpha_seconds=1e-2, beta_seconds_per_byte=1e-9
     )
     profile = replace(H100, gemm=(gemm,), collective=(line,))
-    found = costs_of(without_foreign(profile, H100, own=("gemm", "collective")))
+    found = costs_of(without_foreign(profile, H100, stated=("gemm", "collective")))
     time = found.seconds(CollectiveKey("all_to_all", 8), 10**6).seconds
     assert time == pytest.approx(1.1e-2)
     product = found.seconds(GemmKey("bfloat16", "forward", 1, 1000, 1000), 1000)

@@ -70,7 +70,7 @@ def as_graphed(pins: LayoutRequest, layout: FoldedLayout) -> LayoutRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundSaving:
+class FasterLayout:
     """A faster layout, and the flag that leads to it.
 
     Args:
@@ -78,7 +78,7 @@ class FoundSaving:
     """
 
     change: str
-    found: PricedLayout
+    priced: PricedLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Savings:
     pins: LayoutRequest
     best: PricedLayout
 
-    def free(self) -> FoundSaving | None:
+    def free(self) -> FasterLayout | None:
         """Return the best layout without pins; None where it is not faster."""
         if not self.pins.pinned:
             return None
@@ -102,9 +102,9 @@ class Savings:
         plain = BestLayouts.of(self.search, free).best()
         graphed = with_graphs(self.search, free, plain)
         best = plain if graphed is None else graphed.best()
-        return FoundSaving(change="", found=best) if best.step.seconds < self._most else None
+        return FasterLayout(change="", priced=best) if best.step.seconds < self._most else None
 
-    def of_flags(self) -> list[FoundSaving]:
+    def of_flags(self) -> list[FasterLayout]:
         """Return faster layouts with one flag changed, the fastest first.
 
         A pin has the value that is best with the other pins; CUDA graphs, each that the runtime
@@ -114,9 +114,9 @@ class Savings:
         for name, pins in self._questions():
             best = BestLayouts.of(self.search, pins).best_below(self._most)
             if best is not None:
-                savings.append(FoundSaving(change=self._change(best.layout, name), found=best))
+                savings.append(FasterLayout(change=self._change(best.layout, name), priced=best))
         savings += self._beyond_memory()
-        return sorted(savings, key=lambda saving: saving.found.step.seconds)
+        return sorted(savings, key=lambda saving: saving.priced.step.seconds)
 
     def _questions(self) -> Iterator[tuple[str, LayoutRequest]]:
         """Yield fields with pins that leave them out, and CUDA graphs with each that there is."""
@@ -127,7 +127,7 @@ class Savings:
             if graphs != self.best.layout.cuda_graphs:
                 yield "cuda_graphs", replace(self.pins, cuda_graphs=graphs)
 
-    def _beyond_memory(self) -> Iterator[FoundSaving]:
+    def _beyond_memory(self) -> Iterator[FasterLayout]:
         """Yield faster layouts that differ in a single flag and do not fit.
 
         Nothing is recomputed; and where collectives of gradients and parameters bind, fewer states
@@ -150,12 +150,12 @@ class Savings:
         waited = step.bound_by_replicas + step.parts["gradients"]
         return waited >= _WAITED * step.seconds
 
-    def _if_only_memory_lacks(self, layout: FoldedLayout, name: str) -> Iterator[FoundSaving]:
+    def _if_only_memory_lacks(self, layout: FoldedLayout, name: str) -> Iterator[FasterLayout]:
         if not self.search.space.is_allowed(layout):
             return
         priced = self.search.priced(layout)
         if priced.step.seconds < self._most and not self.search.fits(layout):
-            yield FoundSaving(change=self._change(layout, name), found=priced)
+            yield FasterLayout(change=self._change(layout, name), priced=priced)
 
     def _change(self, layout: FoldedLayout, name: str) -> str:
         """Return the flag with the value that a layout has; a pin that it has not is left out."""

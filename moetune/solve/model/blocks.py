@@ -17,7 +17,7 @@ from moetune.solve.model.chunks import (
     ChunkedPasses,
     best_degrees,
     chunked_passes,
-    hidden_beside,
+    hidden_by_shared_experts,
 )
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.passes import (
@@ -109,7 +109,7 @@ class BlockTable(Tables):
         seconds = []
         parts, places = self._routed
         for place, kind, cut, hidden in zip(
-            places, on_device, chunked, self._beside(layout), strict=True
+            places, on_device, chunked, self._hidden_in_one_chunk(layout), strict=True
         ):
             slack, saved = kind.slack, (0.0, 0.0)
             if cut is not None and degree is not None:
@@ -118,7 +118,7 @@ class BlockTable(Tables):
                 slack = min(slack, -idle_seconds(parts[place], layout))
             seconds.append(
                 block_seconds(
-                    kind.times, layout, device=kind.passes, slack=slack, saved=saved, beside=hidden,
+                    kind.times, layout, device=kind.passes, slack=slack, saved=saved, shared=hidden,
                     overlap_hidden=self.target.overlap_hidden,
                 )
             )  # fmt: skip
@@ -152,7 +152,12 @@ class BlockTable(Tables):
         Those are its exchanges, as far as shared experts do not hide them in one chunk.
         """
         repeats = repeats_exchange(layout)
-        kinds = zip(self._counts, self._times_of_kinds(layout), self._beside(layout), strict=True)
+        kinds = zip(
+            self._counts,
+            self._times_of_kinds(layout),
+            self._hidden_in_one_chunk(layout),
+            strict=True,
+        )
         saved = 0.0
         for count, times, (forward, backward) in kinds:
             sent = times.passes("exchange")
@@ -189,7 +194,7 @@ class BlockTable(Tables):
             backward += count * max(0.0, block.backward - sent.backward - again)
         return Room(forward, backward)
 
-    def _beside(self, layout: FoldedLayout) -> tuple[tuple[float, float], ...]:
+    def _hidden_in_one_chunk(self, layout: FoldedLayout) -> tuple[tuple[float, float], ...]:
         """Return what each kind's shared experts hide in one chunk, of both passes."""
         if not self.target.shared_beside:
             return ((0.0, 0.0),) * len(self._kinds)
@@ -197,7 +202,9 @@ class BlockTable(Tables):
 
     @once(_of_exchange)
     def _hidden(self, prices: BlockPrices) -> tuple[tuple[float, float], ...]:
-        return tuple(seconds or (0.0, 0.0) for seconds in self._of_parts(prices, hidden_beside))
+        return tuple(
+            seconds or (0.0, 0.0) for seconds in self._of_parts(prices, hidden_by_shared_experts)
+        )
 
     def _chunked(
         self, layout: FoldedLayout, on_device: Sequence[_OnDevice]

@@ -110,7 +110,7 @@ def chunked_passes(
     """
     degrees = range(1, MOST_CHUNKS + 1) if cut is None else sorted({1, cut.forward, cut.backward})
     chunks = {degree: prices.chunk(part, degree) for degree in degrees}
-    shared, gemms = prices.beside(part), part.num_gemms
+    shared, gemms = prices.shared_experts(part), part.num_gemms
     forward = {
         degree: (computed.forward, sent.forward) for degree, (computed, sent) in chunks.items()
     }
@@ -123,9 +123,9 @@ def chunked_passes(
     )
 
 
-def hidden_beside(prices: BlockPrices, part: RoutedExperts) -> tuple[float, float]:
+def hidden_by_shared_experts(prices: BlockPrices, part: RoutedExperts) -> tuple[float, float]:
     """Return by what shared experts shorten both passes of a layer in one chunk."""
-    if not prices.exchanges or not prices.beside(part).forward:
+    if not prices.exchanges or not prices.shared_experts(part).forward:
         return 0.0, 0.0
     forward, backward = chunked_passes(prices, part, _WHOLE)
     return forward.work - forward.seconds[1], backward.work - backward.seconds[1]

@@ -202,7 +202,7 @@ class MemoryModel(Tables):
 
     def _memory(self, layout: FoldedLayout, rank: _RankBytes) -> RankMemory:
         parts, host = self._parts(layout, rank, layout.offload_optimizer)
-        share = self.kept(layout)
+        share = self.device_share(layout)
         modules: dict[str, float] = {}
         for count, block in self._counted(layout, rank.blocks):
             for name, size in block.modules.items():
@@ -223,13 +223,13 @@ class MemoryModel(Tables):
         activations, host = rank.activations, 0.0
         if layout.offload_activations:
             host = layout.offloaded_share(self.job.decoder) * activations
-            activations *= self.kept(layout)
+            activations *= self.device_share(layout)
         states = self._states(layout, dense, experts, on_host)
         host += on_host * HOST_OPTIMIZER_BYTES * updated
         copied = (1 - on_host) * self._optimizer.step_bytes * updated
         step = max(0.0, copied - activations - workspace - logits)
         tensors = *states, self._gathered(layout, rank), activations, workspace, logits, step
-        uneven = rank.uneven * self.kept(layout)
+        uneven = rank.uneven * self.device_share(layout)
         lost = FRAGMENTATION + _FULL_GRAPH * (layout.cuda_graphs == "full")
         libraries = LIBRARY_BYTES + exchange_bytes(self.job, layout)
         return (*tensors, uneven, lost * sum(tensors), libraries), host
@@ -332,7 +332,7 @@ class MemoryModel(Tables):
             for (count, block), (_, fuller) in zip(even, blocks, strict=True)
         ]
 
-    def kept(self, layout: FoldedLayout) -> float:
+    def device_share(self, layout: FoldedLayout) -> float:
         """Return the share of the activations that a device keeps, with the blocks in buffers."""
         share = layout.offloaded_share(self.job.decoder)
         if not share:

@@ -163,7 +163,7 @@ class BlockSeconds(NamedTuple):
         recomputed: of the backward pass, what is computed and exchanged again.
         launches: that the device waits for.
         hidden: of the exchanges.
-        beside: of these, what shared experts hide in one chunk.
+        hidden_by_shared: of these, what shared experts hide in one chunk.
         bound_by_host: of both passes, what takes as long as the host's launches do.
     """
 
@@ -174,7 +174,7 @@ class BlockSeconds(NamedTuple):
     recomputed: float
     launches: float
     hidden: float
-    beside: float = 0.0
+    hidden_by_shared: float = 0.0
     bound_by_host: float = 0.0
 
     @property
@@ -266,7 +266,7 @@ def block_seconds(
     device: DevicePasses,
     slack: float,
     saved: tuple[float, float] = (0.0, 0.0),
-    beside: tuple[float, float] = (0.0, 0.0),
+    shared: tuple[float, float] = (0.0, 0.0),
     overlap_hidden: float = 0.0,
 ) -> BlockSeconds:
     """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
@@ -278,7 +278,7 @@ def block_seconds(
         device: its passes on the device.
         slack: by how long they are longer than the host, launches of chunks counted.
         saved: by chunks, of the forward and the backward pass.
-        beside: by shared experts in one chunk, of both passes; `saved` is beyond it.
+        shared: by shared experts in one chunk, of both passes; `saved` is beyond it.
         overlap_hidden: share that another micro-batch's computation hides (`Target`).
     """
     forward, backward, again = device
@@ -289,10 +289,9 @@ def block_seconds(
         others = forward + backward + waiting
         share = overlap_hidden * min(others, exchange.forward + exchanges) / 2
         saved = share, share
-    if any(beside):
-        again_beside = beside[0] if repeats else 0.0
-        beside = beside[0], beside[1] + again_beside
-        saved = saved[0] + beside[0], saved[1] + beside[1]
+    if any(shared):
+        shared = shared[0], shared[1] + (shared[0] if repeats else 0.0)
+        saved = saved[0] + shared[0], saved[1] + shared[1]
     repeated = saved[0] if repeats else 0.0
     return BlockSeconds(
         forward=forward + exchange.forward - saved[0] + FORWARD_OF_BOTH * waiting,
@@ -302,7 +301,7 @@ def block_seconds(
         recomputed=again + exchanges - exchange.grad_input - repeated if again else 0.0,
         launches=waiting,
         hidden=sum(saved) - repeated,
-        beside=sum(beside) - (beside[0] if repeats else 0.0),
+        hidden_by_shared=sum(shared) - (shared[0] if repeats else 0.0),
         bound_by_host=forward + backward + waiting if waiting > _IDLE_SECONDS else 0.0,
     )
 

@@ -84,7 +84,7 @@ class FoldedSearch(Tables):
         prices = self.wholes
         memory = of_wholes = _memory(prices)
         if isinstance(prices.job.routing, RecordedLayers):
-            job = prices.job.alike
+            job = prices.job.with_mean_layers
             prices = replace(prices, job=job, stages=DecoderStages(job.decoder))
             memory = _memory(prices)
         space = LayoutSpace(

@@ -351,8 +351,10 @@ class Fitting:
         if pins.stages is not None:
             return np.zeros((len(pipelines), len(recomputes)))
         first, memory, loss = pipelines[0], self.memory, 1 + FRAGMENTATION
-        usual = memory.kept(first)
-        offloaded = memory.kept(self.with_most_waiting(first, pins)) if may_offload else usual
+        usual = memory.device_share(first)
+        offloaded = (
+            memory.device_share(self.with_most_waiting(first, pins)) if may_offload else usual
+        )
         ways = self.ways(first, pins, may_offload=may_offload)
         counts = np.array(memory.stages.whole.counts, dtype=float)
         blocks = memory.sizes_of_blocks(first, recomputes)

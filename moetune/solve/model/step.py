@@ -46,7 +46,7 @@ class StepSeconds:
     Args:
         parts: seconds on the slowest pipeline rank by name, all micro-batches; they add up to
             `seconds`.
-        beside: seconds of exchanges on that rank that shared experts hide in one chunk.
+        hidden_by_shared_experts: seconds of exchanges on that rank, in one chunk.
         bound_by_host: seconds of blocks on that rank that take as long as their launches.
         bound_by_replicas: seconds of passes that collectives of gradients and parameters outlast,
             which run beside them; what these take longer is the part "gradients".
@@ -54,7 +54,7 @@ class StepSeconds:
 
     seconds: float
     parts: Mapping[str, float]
-    beside: float = 0.0
+    hidden_by_shared_experts: float = 0.0
     bound_by_host: float = 0.0
     bound_by_replicas: float = 0.0
 
@@ -216,7 +216,8 @@ class StepPrices(UpdatePrices):
         num = pipeline.num_micro_batches
         return StepSeconds(
             seconds=seconds + sum(rest.values()), parts=parts | rest,
-            beside=num * sum(count * block.beside for count, block in blocks),
+            hidden_by_shared_experts=num
+            * sum(count * block.hidden_by_shared for count, block in blocks),
             bound_by_host=num * sum(count * block.bound_by_host for count, block in blocks),
             bound_by_replicas=self._bound_by_replicas(layout, pipeline, rest["gradients"]),
         )  # fmt: skip

@@ -28,7 +28,7 @@ def savings_of(search: FoldedSearch, pins: LayoutRequest) -> Savings:
 def test_a_pin_that_is_left_out_has_the_value_of_the_best_layout(search: FoldedSearch) -> None:
     pins = LayoutRequest(tp=4, pp=2, micro_batch=1, cuda_graphs="none", zero=1)
     found = savings_of(search, pins)
-    changes = {one.change: one.found for one in found.of_flags()}
+    changes = {one.change: one.priced for one in found.of_flags()}
     most = found.best.step.seconds * (1 - LEAST_SAVED)
     for name in ("tp", "pp", "micro_batch", "zero"):
         best = BestLayouts(search, replace(pins, **{name: None})).best()
@@ -38,16 +38,16 @@ def test_a_pin_that_is_left_out_has_the_value_of_the_best_layout(search: FoldedS
         else:
             assert flag not in changes
     assert changes
-    ordered = [one.found.step.seconds for one in found.of_flags()]
+    ordered = [one.priced.step.seconds for one in found.of_flags()]
     assert ordered == sorted(ordered)
     free = found.free()
     assert free is not None
-    assert free.found.step.seconds == BestLayouts(search, LayoutRequest()).best().step.seconds
+    assert free.priced.step.seconds == BestLayouts(search, LayoutRequest()).best().step.seconds
 
 
 def test_graphs_that_a_layout_has_not_are_tried(search: FoldedSearch) -> None:
     pins = LayoutRequest(tp=4, micro_batch=1)
-    changes = {one.change: one.found for one in savings_of(search, pins).of_flags()}
+    changes = {one.change: one.priced for one in savings_of(search, pins).of_flags()}
     graphs = BestLayouts(search, replace(pins, cuda_graphs="partial")).best()
     assert changes["--cuda-graphs partial"].step.seconds == graphs.step.seconds
 
@@ -56,7 +56,7 @@ def test_a_pin_that_the_best_layout_has_not_is_left_out(search: FoldedSearch) ->
     stages = read_stages("E|tttttt|t|tL")  # one rank has most of the blocks
     pins = LayoutRequest(pp=4, tp=1, ep=1, vpp=1, micro_batch=1, zero=1, stages=stages)
     best = BestLayouts(search, replace(pins, stages=None)).best()
-    changes = {one.change: one.found for one in savings_of(search, pins).of_flags()}
+    changes = {one.change: one.priced for one in savings_of(search, pins).of_flags()}
     assert best.layout.stages is None
     found = next(
         one for change, one in changes.items() if change.startswith("leaving out --stages")
@@ -76,7 +76,7 @@ def test_a_step_without_recomputation_is_named_where_memory_alone_forbids_it(
                          offload_activations=0.0, offload_optimizer=0.0)  # fmt: skip
     plain = BestLayouts(search, replace(pins, recompute=())).best()
     tight = replace(search, limit_bytes=share * plain.memory.peak_bytes)
-    changes = {one.change: one.found for one in savings_of(tight, pins).of_flags()}
+    changes = {one.change: one.priced for one in savings_of(tight, pins).of_flags()}
     assert ("--recompute none" in changes) == (share < 1)
     if share < 1:
         assert changes["--recompute none"].step.seconds == plain.step.seconds
@@ -88,7 +88,7 @@ def test_what_hides_more_collectives_is_named_where_memory_alone_forbids_it(sequ
     job = TrainingJob(decoder=SMALL, world_size=64, global_batch=sequences, length=2048)
     search = search_of(job, target="deepspeed", gib=9)
     found = savings_of(search, LayoutRequest())
-    best, changes = found.best, {one.change: one.found for one in found.of_flags()}
+    best, changes = found.best, {one.change: one.priced for one in found.of_flags()}
     assert search.fits(best.layout)
     assert best.step.bound_by_replicas + best.step.parts["gradients"] > 0.1 * best.step.seconds
     # The micro-batch of 64 sequences on 64 ranks is 1 in any case.

@@ -15,7 +15,7 @@ from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.chunks import (
     MOST_CHUNKS,
     chunked_passes,
-    hidden_beside,
+    hidden_by_shared_experts,
 )
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.step import StepPrices
@@ -82,7 +82,7 @@ def test_passes_of_a_model_end_when_their_simulated_events_do(
     part = job.decoder.blocks[-1].routed
     assert part is not None
     assert (part.shared is not None) == (name == "deepseek-v3")
-    shared = prices.expert_times(part).passes("shared_experts")
+    shared = prices.routed_times(part).passes("shared_experts")
     found = chunked_passes(prices, part)
     whole, sent = prices.chunk(part, 1)
     for degree in (1, 2, 5, MOST_CHUNKS):
@@ -102,7 +102,7 @@ def test_passes_of_a_model_end_when_their_simulated_events_do(
     )
     one_chunk = found.forward.seconds[1], found.backward.seconds[1]
     hidden = [one - other for one, other in zip(work, one_chunk, strict=True)]
-    assert hidden_beside(prices, part) == pytest.approx(hidden)
+    assert hidden_by_shared_experts(prices, part) == pytest.approx(hidden)
     assert (min(hidden) > 0) == (part.shared is not None)
 
 
@@ -124,12 +124,16 @@ def test_a_step_is_shorter_by_what_shared_experts_hide(
             degree=Degrees(forward=1, backward=1) if overlap == "chunks" else None,
         )  # fmt: skip
         before, found = without(prices).step(layout), prices.step(layout)
-        assert before.beside == 0 < found.beside
+        assert before.hidden_by_shared_experts == 0 < found.hidden_by_shared_experts
         assert sum(found.parts.values()) == pytest.approx(found.seconds)
         hidden = before.parts["exchange"] + before.parts.get("recompute", 0.0)
         exposed = found.parts["exchange"] + found.parts.get("recompute", 0.0)
         repeats = 1.5 if recompute else 1.0  # forward is computed and hidden twice
-        assert found.beside <= hidden - exposed + 1e-12 <= repeats * found.beside * (1 + 1e-9)
+        assert (
+            found.hidden_by_shared_experts
+            <= hidden - exposed + 1e-12
+            <= repeats * found.hidden_by_shared_experts * (1 + 1e-9)
+        )
         # While shared experts compute beside an exchange, gradients do not have the link.
         added = found.parts["gradients"] - before.parts["gradients"]
         assert added >= 0
