@@ -8,7 +8,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.report.marks import Panel
@@ -108,24 +108,23 @@ class Table:
 
     @classmethod
     def of(
-        cls, name: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell | str]],
-        *, prose: tuple[str, ...] = (), wide: tuple[str, ...] = (), notes: tuple[str, ...] = (),
-        empty: str = "Nothing yet.", is_narrow: bool = False, num_more: int = 0,
-    ) -> "Table":  # fmt: skip
+        cls,
+        name: str,
+        items: Iterable[Item],
+        columns: Mapping[str, Callable[[Item], Cell | str]],
+        **fields: Any,  # noqa: ANN401 - other fields of a table
+    ) -> "Table":
         """Return the table with a row for each item.
 
         Args:
             columns: what returns an item's cell or its words, by the heading.
         """
         cells = [[column(item) for column in columns.values()] for item in items]
-        return cls(
-            name=name, header=tuple(columns), prose=prose, wide=wide, notes=notes, empty=empty,
-            is_narrow=is_narrow, num_more=num_more,
-            rows=tuple(
-                tuple(Cell.words(cell) if isinstance(cell, str) else cell for cell in row)
-                for row in cells
-            ),
-        )  # fmt: skip
+        rows = tuple(
+            tuple(Cell.words(cell) if isinstance(cell, str) else cell for cell in row)
+            for row in cells
+        )
+        return cls(name=name, header=tuple(columns), rows=rows, **fields)
 
     @property
     def is_stacked(self) -> bool:

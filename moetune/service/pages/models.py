@@ -140,17 +140,14 @@ def _new_plan(name: str, answer: MemoryAnswer | None) -> str:
 
 
 def _list(name: str, title: str, what: str, rows: list[tuple[str, str, str]]) -> Section:
-    table = Table(
-        name=name,
+    table = Table.of(
+        name,
+        rows,
+        {
+            "model": lambda row: Cell.words(row[0], href=address("models", row[0])),
+            "title": lambda row: row[1],
+            what: lambda row: row[2],
+        },
         title=title,
-        header=("model", "title", what),
-        rows=tuple(
-            (
-                Cell.words(key, href=address("models", key)),
-                Cell.words(title),
-                Cell.words(words),
-            )
-            for key, title, words in rows
-        ),
     )
     return Section(name=name, tables=(table,))
