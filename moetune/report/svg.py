@@ -53,7 +53,6 @@ _OUTLINES = {
     "diamond": "M0 -{r}l{r} {r}l-{r} {r}l-{r} -{r}z",
     "triangle": "M0 -{r}l{r} {d}h-{d}z",
     "cross": "M-{r} 0h{d}M0 -{r}v{d}",
-    "x": "M-{r} -{r}l{d} {d}M{r} -{r}l-{d} {d}",
 }
 
 

@@ -17,13 +17,7 @@ from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import index_of
 from moetune.fit.missing import group_name, launcher
-from moetune.report.operations import (
-    OperationCurve,
-    fit_figure,
-    gemm_line,
-    operations_of,
-    residual_figure,
-)
+from moetune.report.operations import OperationCurve, fit_figure, gemm_line, operations_of
 from moetune.report.plan_figures import CLASSES
 from moetune.report.section import (
     EMPTY,
@@ -255,19 +249,16 @@ def operation_to_draw(operations: Sequence[OperationCurve], asked: str) -> Opera
 
 
 def fit_section(drawn: OperationCurve | None, *, asked: str) -> Section:
-    """Return the figures of one operation.
+    """Return the figure of one operation.
 
     Args:
         asked: key of the operation that was asked for; "" for any.
     """
-    figures = [] if drawn is None else [fit_figure(drawn), residual_figure(drawn)]
     doubts: tuple[str, ...] = ()
     if asked and (drawn is None or drawn.key != asked):
         instead = "none is drawn" if drawn is None else f"{drawn.name} is drawn instead"
         doubts = (f"This profile has no operation {shortened(asked)}: {instead}.",)
-    return Section(
-        name="fit", doubts=doubts, figures=tuple(figure for figure in figures if figure is not None)
-    )
+    return Section(name="fit", doubts=doubts, figures=() if drawn is None else (fit_figure(drawn),))
 
 
 def fits_section(operations: Sequence[OperationCurve]) -> Section:

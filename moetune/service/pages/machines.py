@@ -76,10 +76,7 @@ def profile_page(library: Library, name: str, *, operation: Text = "") -> Page:
         title=name,
         here="machines",
         scope=sections[0].scope,
-        links=(
-            Link(name="Compare", href=address("compare", what="profiles", first=name)),
-            Link(name="Profile file", href=file, file=f"{name}.json"),
-        ),
+        links=(Link(name="Profile file", href=file, file=f"{name}.json"),),
         sections=sections,
     )
 

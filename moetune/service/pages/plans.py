@@ -16,9 +16,9 @@ from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
 from moetune.report.section import Section
-from moetune.service.pages.compare import whatif_form
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Form, Link, Page, Text, address
+from moetune.service.pages.whatif import whatif_form
 
 PAGE_SIZE = 50
 
@@ -122,7 +122,6 @@ def _plan_links(library: Library, subject: Subject, model: str | None) -> Iterat
     yield Link(name="What if", href="#form")
     if plan.kind == "training" and model:
         yield Link(name="New plan like this", href=_asked_anew(library, plan, model))
-    yield Link(name="Compare", href=address("compare", what="plans", first=plan.id))
     yield Link(name="Observed", href=address("observed", plan=plan.id))
     yield Link(name="Profile", href=address("profiles", plan.inputs.profile))
     if model:
