@@ -5,11 +5,10 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from moetune.app import wiring
-from moetune.app.files import find_plan, is_plan_path
+from moetune.app.files import find_plan
 from moetune.app.models import find_planned_model
 from moetune.app.notebook import PlanView
 from moetune.domain.architecture import Decoder
@@ -127,11 +126,8 @@ def parallelize(
 def _find(plan: _Source, db: str | None) -> TrainingDocument:
     found: object = getattr(plan, "plan", plan)
     if isinstance(found, (str, os.PathLike)):
-        wanted = os.fspath(found)
-        is_path = isinstance(found, os.PathLike) or is_plan_path(wanted)
-        path = str(Path(wanted).expanduser().absolute())
         settings = wiring.configure(db=db).settings
-        found = find_plan(path if is_path else wanted, stores=partial(wiring.find_store, settings))
+        found = find_plan(found, stores=partial(wiring.find_store, settings))
     if not hasattr(found, "as_model"):
         raise InputError(f"{found!r} is no training plan of a whole model", _MAKE_ONE)
     model: TrainingDocument = found.as_model()

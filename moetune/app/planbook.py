@@ -233,10 +233,9 @@ def _find(source: object, settings: Settings) -> Iterable[Plan]:
     named: Any = getattr(source, "plan", source)
     if not isinstance(named, (str, os.PathLike)):
         return (named.as_layer(),)
-    text = os.fspath(named)
-    if Path(text).is_dir():
-        return read_plans([Path(text)])
-    return (find_plan(text, stores=lambda: wiring.find_store(settings)).as_layer(),)
+    if Path(named).is_dir():
+        return read_plans([Path(named)])
+    return (find_plan(named, stores=partial(wiring.find_store, settings)).as_layer(),)
 
 
 def _all_plans(settings: Settings) -> Iterable[Plan]:

@@ -12,11 +12,11 @@ from moetune.domain.records import FitInfo, MachineInfo, RunInfo, RunStatus
 from moetune.domain.samples import Sample
 from moetune.domain.storable import check_profile, check_samples
 from moetune.store import rows
-from moetune.store.database import DatabaseStore, insert_missing, page, reads, writes
+from moetune.store.database import Database, insert_missing, page, reads, writes
 from moetune.store.schema import fits, machines, runs, samples
 
 
-class MeasurementStore(DatabaseStore):
+class MeasurementStore(Database):
     """Runs, samples, machines and profiles."""
 
     @writes

@@ -30,7 +30,7 @@ from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.records import Observation, PlanInfo, Removed, Settled, Stored
 from moetune.domain.storable import check_observation, check_plan, check_settled
 from moetune.store import rows
-from moetune.store.database import DatabaseStore, insert_missing, page, reads, writes
+from moetune.store.database import Database, insert_missing, page, reads, writes
 from moetune.store.schema import metadata, observations, plans, settled_sizes
 
 K = TypeVar("K")
@@ -47,7 +47,7 @@ _SQLITE_BYTES = text(
 _POSTGRESQL_BYTES = text("SELECT pg_total_relation_size(cast(:name AS regclass))")
 
 
-class PlanStore(DatabaseStore):
+class PlanStore(Database):
     """Plans, observations and settled sizes."""
 
     @writes
@@ -215,8 +215,8 @@ class PlanStore(DatabaseStore):
             (plans.c.created_at < before) & ~or_(*later),
         )
         if dry_run:
-            return self.database.read(lambda connection: _remove(connection, *old, dry_run=True))
-        return self.database.write(lambda connection: _remove(connection, *old))
+            return self.read(lambda connection: _remove(connection, *old, dry_run=True))
+        return self.write(lambda connection: _remove(connection, *old))
 
     def compact(self) -> None:
         """Give the space of deleted rows back."""
@@ -228,7 +228,7 @@ class PlanStore(DatabaseStore):
             for table in (observations, settled_sizes, plans):
                 connection.exec_driver_sql(f"VACUUM FULL {table.name}")
 
-        self.database.outside(work)
+        self.outside(work)
 
     @reads
     def size_bytes(self, connection: Connection) -> int:
