@@ -16,13 +16,7 @@ from moetune.app.wiring import StoreFinder
 from moetune.domain.any_plan import AnyPlan, plan_from_json
 from moetune.domain.document import encode, refuse_pointer, refuse_zip
 from moetune.domain.errors import InputError
-from moetune.domain.profile import (
-    CollectiveLine,
-    CopyLine,
-    GemmLine,
-    Profile,
-    RowsLine,
-)
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile, RowsLine
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import Sample
 from moetune.domain.units import format_bytes

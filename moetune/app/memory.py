@@ -160,9 +160,7 @@ class _Fit:
         """Yield shapes with plain pipelines and micro-batches of one, unless others are pinned."""
         pins = self._question.pins
         plain = replace(
-            pins,
-            micro_batch=pins.micro_batch or 1,
-            vpp=pins.vpp if pins.vpp or pins.stages else 1,
+            pins, micro_batch=pins.micro_batch or 1, vpp=pins.vpp if pins.vpp or pins.stages else 1
         )
         able = (one for one in self._space.shapes(plain) if one.order == (pins.schedule or "1f1b"))
         for _, same in itertools.groupby(

@@ -172,10 +172,7 @@ def decoder_document(decoder: Decoder | None, length: int) -> dict[str, object]:
             for first, count, kind in decoder.runs
         ],
         "layers": _layers(decoder),
-        "mtp": {
-            "steps": len(decoder.predictions),
-            "parameters": decoder.prediction_parameters,
-        },
+        "mtp": {"steps": len(decoder.predictions), "parameters": decoder.prediction_parameters},
     }
 
 

@@ -275,10 +275,7 @@ def plan(
 
 
 def memory(
-    model: str | os.PathLike[str],
-    *,
-    device_memory: str = "80GB",
-    **options: object,
+    model: str | os.PathLike[str], *, device_memory: str = "80GB", **options: object
 ) -> MemoryView:
     """Return the layouts of a model's training that fit into memory, as `moetune memory` does.
 

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 from moetune.domain.cluster import Group, Machine, placement_name
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
-from moetune.domain.samples import (
-    CollectiveOp,
-    CollectivePoint,
-    Point,
-    Quality,
-    Sample,
-)
+from moetune.domain.samples import CollectiveOp, CollectivePoint, Point, Quality, Sample
 
 _NAMES = {
     "gemm": "GEMM",

@@ -22,13 +22,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS, find_model
 from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
-from moetune.domain.question import (
-    MEMORY_DEFAULTS,
-    Question,
-    modules_of,
-    read_question,
-    read_texts,
-)
+from moetune.domain.question import MEMORY_DEFAULTS, Question, modules_of, read_question, read_texts
 from moetune.domain.request import PlanRequest
 from moetune.domain.spelling import about, flag_of, read_flag
 from moetune.domain.targets import find_target

@@ -6,12 +6,7 @@ from math import inf
 
 from moetune.app.plan import sound_numbers
 from moetune.app.profile_quality import quality_of
-from moetune.app.training_plan import (
-    TrainingRequest,
-    answer_of,
-    plan_id,
-    saving_of,
-)
+from moetune.app.training_plan import TrainingRequest, answer_of, plan_id, saving_of
 from moetune.app.training_prices import StandIns, stand_ins_of, step_prices
 from moetune.domain.cluster import Machine
 from moetune.domain.errors import (

@@ -48,11 +48,7 @@ def environment(*folders: Path) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
-        "bytes": format_bytes,
-        "figure_svg": figure_svg,
-        "ticked": _ticked,
-    }
+    made.filters |= {"bytes": format_bytes, "figure_svg": figure_svg, "ticked": _ticked}
     return made
 
 

@@ -37,10 +37,7 @@ _REVALIDATE = "private, no-cache"
 
 
 def document(
-    value: object,
-    *,
-    status: HTTPStatus = HTTPStatus.OK,
-    headers: Mapping[str, str] | None = None,
+    value: object, *, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return a value as one JSON document."""
     return Response(canonical_json(value) + "\n", status, headers, media_type=JSON)

@@ -26,16 +26,8 @@ from moetune.app.training_prices import step_prices
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
-from moetune.domain.errors import (
-    InfeasiblePlanError,
-    InputError,
-    LayoutTooLargeError,
-    ProfileError,
-)
-from moetune.domain.training_document import (
-    TrainingAnswer,
-    TrainingDocument,
-)
+from moetune.domain.errors import InfeasiblePlanError, InputError, LayoutTooLargeError, ProfileError
+from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_seconds, format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.speeds import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed

@@ -24,12 +24,7 @@ PAGE_SIZE = 50
 
 
 def plans_page(
-    library: Library,
-    *,
-    after: Text = "",
-    model: Text = "",
-    profile: Text = "",
-    kind: Text = "",
+    library: Library, *, after: Text = "", model: Text = "", profile: Text = "", kind: Text = ""
 ) -> Page:
     """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
 
