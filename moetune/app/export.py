@@ -84,8 +84,8 @@ def export_plan(
 
 
 def _hub_name(source: str) -> str | None:
-    found = _HUB_NAME.search(source)
-    return found[1] if found else None
+    match = _HUB_NAME.search(source)
+    return match[1] if match else None
 
 
 def _site(profile: str, stores: StoreFinder) -> Site | None:

@@ -57,18 +57,18 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
             whole=whole,
         )  # fmt: skip
     if _is_there(name):
-        found = read_model(Path(name).expanduser())
+        model = read_model(Path(name).expanduser())
     elif resolve_name(name) is not None:
-        found = named_model(name)
+        model = named_model(name)
     else:
         raise _unknown(name)
     return FoundModel(
-        title=found.title,
-        source=found.source,
-        layer=found.decoder.layer,
-        decoder=found.decoder,
-        published=found.published,
-        config=found.config,
+        title=model.title,
+        source=model.source,
+        layer=model.decoder.layer,
+        decoder=model.decoder,
+        published=model.published,
+        config=model.config,
     )
 
 
@@ -191,8 +191,8 @@ def _kind(decoder: Decoder, block: Block, length: int) -> dict[str, object]:
 
 def _layers(decoder: Decoder) -> list[dict[str, object]]:
     """Return each block's number, kind and parameters by part."""
-    at = {kind: number for number, kind in enumerate(decoder.kinds)}
+    numbers = {kind: number for number, kind in enumerate(decoder.kinds)}
     return [
-        {"layer": number, "kind": at[block], "parameters": block.parameters}
+        {"layer": number, "kind": numbers[block], "parameters": block.parameters}
         for number, block in enumerate(decoder.blocks)
     ]

@@ -336,10 +336,18 @@ def _text(value: str | os.PathLike[str] | None) -> str | None:
 
 
 def _signature() -> inspect.Signature:
-    own = inspect.signature(plan)
-    named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    flags = [one for one in inspect.signature(Question).parameters.values() if one.name != "model"]
-    return own.replace(parameters=[*named, *flags])
+    signature = inspect.signature(plan)
+    named = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    flags = [
+        parameter
+        for parameter in inspect.signature(Question).parameters.values()
+        if parameter.name != "model"
+    ]
+    return signature.replace(parameters=[*named, *flags])
 
 
 # Editors and notebooks complete the names of arguments from it.

@@ -136,8 +136,8 @@ def _find_settled(request: _BookRequest, plans: Sequence[Plan]) -> Sequence[Sett
         if store is None:
             return ()
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
-        settled = [one for plan in plans for one in store.settled(plan.id)]
-        return [one for one in settled if one.hardware_id == hardware_id]
+        settled = [size for plan in plans for size in store.settled(plan.id)]
+        return [size for size in settled if size.hardware_id == hardware_id]
 
 
 def _make_tuner(request: _BookRequest) -> "StudyTuner":

@@ -196,8 +196,8 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
     question = read_question({**read_texts(MEMORY_DEFAULTS), **values})
     with about("target"):
         target = find_target(question.target or "")
-    found = find_decoder_model(question.model or "", world_size=question.world_size or 1)
-    if found.decoder is None:
+    model = find_decoder_model(question.model or "", world_size=question.world_size or 1)
+    if model.decoder is None:
         raise InputError(
             f"{question.model} is a single layer of a paper, not a whole model",
             f"plan it:  moetune plan --model {question.model}",
@@ -206,7 +206,7 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
         full_dtype(question.dtype or ""), question.optimizer or target.optimizers[0]
     )
     return MemoryQuestion(
-        decoder=found.decoder, world_size=question.world_size, global_batch=question.global_batch,
+        decoder=model.decoder, world_size=question.world_size, global_batch=question.global_batch,
         length=question.seq or 0, dtype=dtype, optimizer=optimizer, pins=layout_pins(question),
         target=target, device_bytes=read_flag(device_memory, process_bytes, "device_memory"),
     )  # fmt: skip

@@ -50,13 +50,13 @@ class StoredSources:
             NotFoundError: there is none.
             InputError: there are several.
         """
-        found = self.reading.plan(wanted)
-        if found is None:
+        plan = self.reading.plan(wanted)
+        if plan is None:
             raise NotFoundError(
                 f"no plan has an id that begins with {wanted[:64]!r}",
                 "plans of another store are not known here: this one's are in its list",
             )
-        return found
+        return plan
 
     def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
         """Return the profile of this name; None for the default one.
@@ -80,9 +80,9 @@ class StoredSources:
             return self._cached(name, self.reading.current_fit(name))
 
     def _read(self, name: str, _fit: int | None) -> FoundProfile:
-        found = named_profile(name, store=self.reading)
-        _ = found.digest  # computed here, so that no second thread computes it
-        return found
+        profile = named_profile(name, store=self.reading)
+        _ = profile.digest  # computed here, so that no second thread computes it
+        return profile
 
     def stored(self, plan_id: str) -> Plan | None:
         """Return the stored plan of a layer with this id."""
@@ -122,7 +122,7 @@ class LocalSources:
     def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
         """Return the profile of the first: `name`, `named`, the setting, the newest measured."""
         wanted = (name, self.named, self.default_profile)
-        first = next((one for one in wanted if one is not None), None)
+        first = next((text for text in wanted if text is not None), None)
         with about("profile"):
             return find_profile(first, stores=self.stores, for_models=for_models)
 

@@ -68,8 +68,8 @@ def show(session: Session, name: str) -> None:
     """Show a profile: its machine, its fitted lines and their errors."""
     from moetune.app.views.profile import profile_sections
 
-    found = session.profile(name)
-    session.screen.show(found.profile, lambda: profile_sections(found))
+    profile = session.profile(name)
+    session.screen.show(profile.profile, lambda: profile_sections(profile))
 
 
 @command(

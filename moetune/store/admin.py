@@ -151,9 +151,11 @@ def check(url: str) -> tuple[str, ...]:
             return damage
         problems = store.read(foreign_key_problems)
         if not state.up_to_date:
-            found = f"schema revision is {state.found}, this moetune wants {state.head}"
-            return (*problems, f"{found}: run `moetune db upgrade`")
-        different = tuple(f"the tables differ: {one}" for one in store.read(differences))
+            mismatch = f"schema revision is {state.found}, this moetune wants {state.head}"
+            return (*problems, f"{mismatch}: run `moetune db upgrade`")
+        different = tuple(
+            f"the tables differ: {difference}" for difference in store.read(differences)
+        )
         return problems + (different or tuple(_document_problems(store)))
 
 
@@ -283,8 +285,8 @@ def _can_write(connection: Connection) -> bool:
 def _page_problems(connection: Connection) -> tuple[str, ...]:
     if connection.dialect.name != "sqlite":
         return ()
-    found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
-    return tuple(str(one) for one in found if one != "ok")
+    problems = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
+    return tuple(str(problem) for problem in problems if problem != "ok")
 
 
 def _document_problems(store: SqlStore) -> Iterator[str]:
@@ -329,11 +331,11 @@ def _problems(
         remove: the command that removes the row.
     """
     try:
-        found = read()
+        values = read()
     except InputError as error:
         yield error.what
         return
-    for value in found if isinstance(found, tuple) else (found,):
+    for value in values if isinstance(values, tuple) else (values,):
         try:
             if value is not None:
                 check_value(value)

@@ -176,8 +176,8 @@ class MeasurementStore(Database):
         query = select(samples).where(samples.c.run_id == run_id).order_by(samples.c.id)
         if last_id is not None:
             query = query.where(samples.c.id <= last_id)
-        found = connection.execute(query).mappings()
-        return tuple(rows.sample_from_row(row, self.location) for row in found)
+        measured = connection.execute(query).mappings()
+        return tuple(rows.sample_from_row(row, self.location) for row in measured)
 
 
 def _add_run(connection: Connection, measured: Cluster | Profile, **values: str) -> int:

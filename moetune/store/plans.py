@@ -153,8 +153,8 @@ class PlanStore(Database):
         query = select(observations)
         if plan_id is not None:
             query = query.where(observations.c.plan_id == plan_id)
-        found = connection.execute(page(query, observations.c.id, after=after, limit=limit))
-        return tuple(map(rows.stored_observation, found.mappings()))
+        stored = connection.execute(page(query, observations.c.id, after=after, limit=limit))
+        return tuple(map(rows.stored_observation, stored.mappings()))
 
     @writes
     def add_settled(self, connection: Connection, settled: Settled) -> None:
@@ -167,8 +167,8 @@ class PlanStore(Database):
     def settled(self, connection: Connection, plan_id: str) -> tuple[Settled, ...]:
         """Return the decisions of searches that began with the plan, oldest first."""
         mine = settled_sizes.c.plan_id == plan_id
-        found = connection.execute(select(settled_sizes).where(mine).order_by(settled_sizes.c.id))
-        return tuple(rows.settled_from_row(row, self.location) for row in found.mappings())
+        stored = connection.execute(select(settled_sizes).where(mine).order_by(settled_sizes.c.id))
+        return tuple(rows.settled_from_row(row, self.location) for row in stored.mappings())
 
     @writes
     def remove_plans(self, connection: Connection, plan_ids: Sequence[str]) -> Removed:
@@ -251,11 +251,11 @@ def _beginning_with(
         return None
     # Not LIKE, which no index answers; "g" follows the last digit.
     query = select(*columns).where(plans.c.id >= plan_id, plans.c.id < f"{plan_id}g")
-    found = connection.execute(query.order_by(plans.c.id).limit(5)).mappings().all()
-    if len(found) > 1:
-        names = ", ".join(row["id"][: len(plan_id) + 8] for row in found)
+    matches = connection.execute(query.order_by(plans.c.id).limit(5)).mappings().all()
+    if len(matches) > 1:
+        names = ", ".join(row["id"][: len(plan_id) + 8] for row in matches)
         raise InputError(f"plan id {plan_id!r} is ambiguous", f"give more of it: {names}")
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _first_missing(connection: Connection, key: Column[Any], wanted: Sequence[K]) -> K | None:

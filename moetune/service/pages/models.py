@@ -54,16 +54,16 @@ def model_page(library: Library, request: Request, name: str) -> Page:
     Raises:
         NotFoundError: there is no such model; files of the service's machine are not read.
     """
-    known = name if name in MODELS else known_name(name)
-    if known is None:
+    key = name if name in MODELS else known_name(name)
+    if key is None:
         raise NotFoundError(f"there is no model {name[:200]!r}", "the list is at /models")
-    model = find_decoder_model(known, world_size=_RANKS)
+    model = find_decoder_model(key, world_size=_RANKS)
     if model.decoder is None:
-        return _layer_page(known, model)
+        return _layer_page(key, model)
     values = filled(request, (field.name for field in _FIELDS))
     answer, problem = None, None
     try:
-        answer = library.planner.solver.run(fit_memory, _question(known, values))
+        answer = library.planner.solver.run(fit_memory, _question(key, values))
     except MoetuneError as error:
         problem = problem_of(error)
     length = answer.job.length if answer else parse_count(_USUAL["seq"])
@@ -71,16 +71,16 @@ def model_page(library: Library, request: Request, name: str) -> Page:
     return Page(
         title=model.title,
         here="models",
-        links=(*_links(_new_plan(known, answer)), Link(name="Sizes", href="#model")),
+        links=(*_links(_new_plan(key, answer)), Link(name="Sizes", href="#model")),
         problem=problem,
         forms=(
             Form(
-                action=address("models", known), button="Show what fits", fields=_FIELDS,
+                action=address("models", key), button="Show what fits", fields=_FIELDS,
                 values=values,
             ),
         ),
         sections=(*memory, *decoder_sections(model, length=length)),
-        commands=_commands(known, answer, values),
+        commands=_commands(key, answer, values),
     )  # fmt: skip
 
 
