@@ -29,7 +29,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from moetune.app.export import PlanExport, export_plan
+from moetune.app.export import ExportDocument, export_plan
 from moetune.app.files import load_plan_file
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.targets import TARGETS
@@ -79,9 +79,9 @@ def prepare(megatron_lm: Path) -> None:
     importlib.import_module("megatron.core.utils").get_te_version = lambda: version  # type: ignore[attr-defined]
 
 
-def module_of(found: PlanExport) -> ModuleType:
+def module_of(found: ExportDocument) -> ModuleType:
     module = ModuleType("exported")
-    exec(compile(found.export.text, found.export.file_name, "exec"), module.__dict__)  # noqa: S102
+    exec(compile(found.text, found.file_name, "exec"), module.__dict__)  # noqa: S102
     return module
 
 
@@ -89,7 +89,7 @@ def names(cls: Any) -> list[str]:
     return sorted(item.name for item in dataclasses.fields(cls))
 
 
-def check_torchtitan(found: PlanExport, plan: dict[str, Any]) -> int:
+def check_torchtitan(found: ExportDocument, plan: dict[str, Any]) -> int:
     """Build the configuration, validate it again, and lay out its mesh."""
     config = module_of(found).planned()
     config.__post_init__()
@@ -109,10 +109,10 @@ def check_torchtitan(found: PlanExport, plan: dict[str, Any]) -> int:
         take("torch.distributed.pipelining.schedules", "get_schedule_class")(
             given.pipeline_parallel_schedule
         )
-    return len(keywords(found.export.text))
+    return len(keywords(found.text))
 
 
-def check_transformers(found: PlanExport, plan: dict[str, Any]) -> int:
+def check_transformers(found: ExportDocument, plan: dict[str, Any]) -> int:
     """Make the DistributedConfig and the TrainingArguments."""
     module = module_of(found)
     layout = module.LAYOUT.to_dict()
@@ -128,7 +128,7 @@ def check_transformers(found: PlanExport, plan: dict[str, Any]) -> int:
         * plan["layout"]["dp"]
         == plan["inputs"]["global_batch"]
     )
-    return len(keywords(found.export.text))
+    return len(keywords(found.text))
 
 
 class Read(dict[str, Any]):
@@ -150,7 +150,7 @@ class Read(dict[str, Any]):
         return self
 
 
-def check_deepspeed(found: PlanExport, plan: dict[str, Any]) -> int:
+def check_deepspeed(found: ExportDocument, plan: dict[str, Any]) -> int:
     """Read `CONFIG` with DeepSpeedConfig and AutoEP's checks; each key must have been read."""
     layout, plain = plan["layout"], module_of(found).CONFIG
     tree = Read({key: Read(one) if isinstance(one, dict) else one for key, one in plain.items()})
@@ -176,12 +176,12 @@ def check_deepspeed(found: PlanExport, plan: dict[str, Any]) -> int:
     return sum(len(one) if isinstance(one, dict) else 1 for one in plain.values())
 
 
-def check_moetune(found: PlanExport, _plan: dict[str, Any]) -> int:
+def check_moetune(found: ExportDocument, _plan: dict[str, Any]) -> int:
     """Import the module; its functions need a GPU."""
-    return len(keywords(found.export.text)) * bool(module_of(found).make_layer)
+    return len(keywords(found.text)) * bool(module_of(found).make_layer)
 
 
-CHECKS: dict[str, Callable[[PlanExport, dict[str, Any]], int]] = {
+CHECKS: dict[str, Callable[[ExportDocument, dict[str, Any]], int]] = {
     "torchtitan": check_torchtitan,
     "transformers": check_transformers, "deepspeed": check_deepspeed, "moetune": check_moetune,
 }  # fmt: skip

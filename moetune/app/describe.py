@@ -128,8 +128,8 @@ def description_of(name: str, texts: Mapping[str, str]) -> Description:
 
 def gpus() -> Mapping[str, str]:
     """Return the reference machine of each GPU that has whole nodes, by the GPU's name."""
-    found = ((name, _NODES_OF.fullmatch(name)) for name in bundled_profiles())
-    return MappingProxyType({match[1]: name for name, match in found if match})
+    matches = ((name, _NODES_OF.fullmatch(name)) for name in bundled_profiles())
+    return MappingProxyType({match[1]: name for name, match in matches if match})
 
 
 def reference_of(gpu: str) -> Profile:
@@ -138,30 +138,32 @@ def reference_of(gpu: str) -> Profile:
     Raises:
         InputError: no reference machine has it; the hint says which there are.
     """
-    known, chip = gpus(), chip_of(gpu)
+    machines, chip = gpus(), chip_of(gpu)
     name = _SXM.sub("", gpu.strip().lower().removeprefix("nvidia "))
-    if chip is not None and chip.name in known and _is_named(gpu, chip, known):
+    if chip is not None and chip.name in machines and _is_named(gpu, chip, machines):
         name = chip.name
-    if name not in known:
-        there = f"known: {', '.join(known)}\n  or {_SIZES}"
-        near = known if chip is None else _of_generation(chip, known)
+    if name not in machines:
+        there = f"known: {', '.join(machines)}\n  or {_SIZES}"
+        near = machines if chip is None else _of_generation(chip, machines)
         raise InputError(
             f"no reference machine has the GPU {gpu!r}", nearest_then(there, name, near)
         )
-    return _reference(known[name])
+    return _reference(machines[name])
 
 
-def _is_named(gpu: str, chip: Chip, known: Mapping[str, str]) -> bool:
+def _is_named(gpu: str, chip: Chip, machines: Mapping[str, str]) -> bool:
     """Return whether a text is a chip's name, or its device's: other words may be other boards."""
     text = re.sub(r"[^a-z0-9]", "", gpu.lower())
-    device = re.sub(r"[^a-z0-9]", "", _reference(known[chip.name]).machine.device.lower())
+    device = re.sub(r"[^a-z0-9]", "", _reference(machines[chip.name]).machine.device.lower())
     short = chip.name.removesuffix("x").removeprefix("rtx")
     return text in {chip.name, short, device, device.removeprefix("nvidia")}
 
 
-def _of_generation(chip: Chip, known: Iterable[str]) -> list[str]:
+def _of_generation(chip: Chip, names: Iterable[str]) -> list[str]:
     """Return those GPUs that are of a chip's generation: others are no misspellings of it."""
-    return [name for name in known if (one := chip_of(name)) and one.generation == chip.generation]
+    return [
+        name for name in names if (near := chip_of(name)) and near.generation == chip.generation
+    ]
 
 
 def describe(description: Description) -> Described:
@@ -213,10 +215,14 @@ def _strangeness(description: Description, base: Profile) -> tuple[float, ...]:
 
 
 def _named_base(description: Description) -> Profile:
-    name, known = description.base, bundled_profiles()
-    if name not in known or _reference(name).network is None:
-        usable = [one for one in known if one in gpus().values() or one.endswith("-efa")]
-        why = "has no rule for other nodes" if name in known else "is no reference machine"
+    name, references = description.base, bundled_profiles()
+    if name not in references or _reference(name).network is None:
+        usable = [
+            reference
+            for reference in references
+            if reference in gpus().values() or reference.endswith("-efa")
+        ]
+        why = "has no rule for other nodes" if name in references else "is no reference machine"
         raise InputError(
             f"--base: {name!r} {why}", nearest_then(f"known: {', '.join(usable)}", name, usable)
         )
@@ -291,7 +297,7 @@ def _lines(description: Description, base: Profile, stand_ins: tuple[str, ...]) 
     yield f"citation = {toml_value(f'described, with {base.name} for the rest')}"
     yield ""
     yield "# The reference machine that stands in for what is not described:"
-    yield from (f"# - {one}" for one in stand_ins)
+    yield from (f"# - {part}" for part in stand_ins)
     yield f"base = {toml_value(base.name)}"
     yield from _machine_lines(description)
     yield from _network_lines(description)

@@ -116,11 +116,11 @@ def _finding(error: MoetuneError) -> Finding:
 
 
 def _versions() -> Mapping[str, str]:
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    found["executable"] = sys.executable
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    versions["executable"] = sys.executable
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions

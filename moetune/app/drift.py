@@ -52,9 +52,9 @@ def observed_drifts(rows: Iterable[Stored[Observation]]) -> tuple[OperationDrift
     for row in sorted(sound, key=lambda row: row.id):
         for times in row.value.operations:
             key = row.value.plan_id, times.operation, row.value.source
-            series.setdefault(key, []).extend((row, one) for one in times.seconds)
+            series.setdefault(key, []).extend((row, seconds) for seconds in times.seconds)
             predicted[key] = times.predicted_seconds
-    found = [
+    changes = [
         OperationDrift(
             plan_id=plan_id, operation=operation, since=since, drift=drift,
             predicted_seconds=predicted[plan_id, operation, source],
@@ -62,10 +62,10 @@ def observed_drifts(rows: Iterable[Stored[Observation]]) -> tuple[OperationDrift
         for (plan_id, operation, source), times in series.items()
         for since, drift in _drifts(times)
     ]  # fmt: skip
-    return tuple(sorted(found, key=lambda one: one.drift.seen_step, reverse=True))
+    return tuple(sorted(changes, key=lambda change: change.drift.seen_step, reverse=True))
 
 
 def _drifts(times: Sequence[tuple[Stored[Observation], float]]) -> Iterator[tuple[str, Drift]]:
-    at = {row.id: row.created_at for row, _ in times}
+    times_by_id = {row.id: row.created_at for row, _ in times}
     for drift in drifts((row.id, seconds) for row, seconds in times):
-        yield at[drift.since_step], drift
+        yield times_by_id[drift.since_step], drift

@@ -14,7 +14,7 @@ from moetune.domain.targets import Target, TargetName, find_target
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.export import export_layout
-from moetune.export.planned import Export, Planned
+from moetune.export.planned import Planned
 from moetune.huggingface.reader import language_model
 
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
@@ -40,31 +40,9 @@ class ExportDocument:
     not_expressed: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanExport:
-    """An export with the plan and the target that it is of."""
-
-    plan_id: str
-    target: Target
-    export: Export
-
-    @property
-    def document(self) -> ExportDocument:
-        """The JSON document of `moetune export`."""
-        return ExportDocument(
-            plan=self.plan_id,
-            target=self.target.name,
-            version=self.target.version,
-            file_name=self.export.file_name,
-            text=self.export.text,
-            launch=self.export.launch,
-            not_expressed=self.export.not_expressed,
-        )
-
-
 def export_plan(
     plan: TrainingDocument, *, to: str, model: str | None, stores: StoreFinder
-) -> PlanExport:
+) -> ExportDocument:
     """Return what a runtime reads for a training plan.
 
     Args:
@@ -91,20 +69,23 @@ def export_plan(
         target=target,
         hub_name=_hub_name(found.source),
         site=_site(inputs.profile, stores),
-        predicted=_predicted(plan.best.predicted.step_seconds, plan.best.memory.peak_bytes),
+        predicted=(
+            f"{format_seconds(plan.step_seconds)} a step, "
+            f"{format_bytes(plan.memory.peak_bytes)} a device"
+        ),
         config=language_model(found.config)[0],
-        warnings=(*_warnings(inputs.facts, target, fits=plan.fits), *_not_placed(plan)),
+        warnings=tuple(_warnings(plan, target)),
     )
-    return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
-
-
-def _predicted(seconds: float, peak_bytes: float) -> str:
-    return f"{format_seconds(seconds)} a step, {format_bytes(round(peak_bytes))} a device"
+    made = export_layout(planned)
+    return ExportDocument(
+        plan=plan.id, target=target.name, version=target.version, file_name=made.file_name,
+        text=made.text, launch=made.launch, not_expressed=made.not_expressed,
+    )  # fmt: skip
 
 
 def _hub_name(source: str) -> str | None:
-    found = _HUB_NAME.search(source)
-    return found[1] if found else None
+    match = _HUB_NAME.search(source)
+    return match[1] if match else None
 
 
 def _site(profile: str, stores: StoreFinder) -> Site | None:
@@ -114,16 +95,14 @@ def _site(profile: str, stores: StoreFinder) -> Site | None:
         return None
 
 
-def _not_placed(plan: TrainingDocument) -> Iterator[str]:
+def _warnings(plan: TrainingDocument, target: Target) -> Iterator[str]:
+    planned_for = plan.inputs.facts
+    if planned_for != target:
+        yield f"Planned for {planned_for.spec}: the predicted times are not {target.spec}'s."
+    if not plan.fits:
+        yield "The plan does not fit into the memory that it was made for."
     if plan.is_placed:
         yield (
             "The plan places experts by their loads, as moetune.parallelize does and this export "
             "does not: in their own order the step takes longer."
         )
-
-
-def _warnings(planned_for: Target, target: Target, *, fits: bool) -> Iterator[str]:
-    if planned_for != target:
-        yield f"Planned for {planned_for.spec}: the predicted times are not {target.spec}'s."
-    if not fits:
-        yield "The plan does not fit into the memory that it was made for."

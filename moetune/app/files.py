@@ -5,6 +5,7 @@ What is read of `profile_to_toml(…)`, and of a plan's `text`, is equal to what
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,13 +16,7 @@ from moetune.app.wiring import StoreFinder
 from moetune.domain.any_plan import AnyPlan, plan_from_json
 from moetune.domain.document import encode, refuse_pointer, refuse_zip
 from moetune.domain.errors import InputError
-from moetune.domain.profile import (
-    CollectiveLine,
-    CopyLine,
-    GemmLine,
-    Profile,
-    RowsLine,
-)
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile, RowsLine
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import Sample
 from moetune.domain.units import format_bytes
@@ -194,23 +189,27 @@ def is_plan_path(wanted: str) -> bool:
     return wanted.endswith(".json") or "/" in wanted
 
 
-def find_plan(wanted: str, *, stores: StoreFinder) -> AnyPlan:
+def find_plan(wanted: str | os.PathLike[str], *, stores: StoreFinder) -> AnyPlan:
     """Return the plan of a file, or of an id in the store.
 
     Args:
-        wanted: a path that ends in .json or has a slash, another file, or an id or its beginning.
+        wanted: a path, a text that ends in .json or has a slash, another file, or an id or its
+            beginning.
 
     Raises:
-        InputError: the file is missing or broken, or no plan or several have such an id.
+        InputError: the file is missing, a folder or broken, or no plan or several have such an id.
     """
-    if is_plan_path(wanted) or Path(wanted).is_file():
-        return load_plan_file(Path(wanted))
+    text, path = os.fspath(wanted), Path(wanted).expanduser()
+    if not isinstance(wanted, str) or is_plan_path(text) or path.is_file():
+        if path.is_dir():
+            raise InputError(f"{text} is a folder, not a plan", "name one of its files")
+        return load_plan_file(path)
     with stores() as store:
-        plan = store.plan(wanted) if store and wanted else None
+        plan = store.plan(text) if store and text else None
         newest = store.plans(limit=1) if store and plan is None else ()
     if plan is not None:
         return plan
     hint = (
         f"the newest is {newest[0].id[:6]}" if newest else "make one:  moetune plan --model gpt-s"
     )
-    raise InputError(f"no plan has an id that begins with {wanted!r}", hint)
+    raise InputError(f"no plan has an id that begins with {text!r}", hint)

@@ -229,11 +229,11 @@ def _receive(rank: _Rank, on_message: Send) -> None:
 def _error(ranks: Sequence[_Rank]) -> MoetuneError:
     """Return the likely cause: a rank's own error, else a killed rank, else a failed collective."""
     raised = [rank.error for rank in ranks if rank.error is not None]
-    own = [error for error in raised if not isinstance(error, CollectiveError)]
+    causes = [error for error in raised if not isinstance(error, CollectiveError)]
     died = [rank for rank in ranks if rank.has_ended and rank.process.returncode and not rank.error]
     killed = [rank for rank in died if rank.process.returncode < 0]
-    if own:
-        return own[0]
+    if causes:
+        return causes[0]
     if raised and not killed:
         return raised[0]
     rank = (killed or died)[0]

@@ -29,17 +29,21 @@ class StoredPlan:
     plan: AnyPlan | None
 
 
-def read_plans(store: "SqlStore | None", found: Sequence[PlanInfo]) -> tuple[StoredPlan, ...]:
+def read_plans(store: "SqlStore | None", infos: Sequence[PlanInfo]) -> tuple[StoredPlan, ...]:
     """Return the plans of list entries, with those that cannot be read."""
     if store is None:
         return ()
-    return tuple(StoredPlan(info=one, plan=_readable(store, one.id)) for one in found)
+    return tuple(StoredPlan(info=info, plan=_readable(store, info.id)) for info in infos)
 
 
 def plans_by_id(store: "SqlStore", ids: Iterable[str]) -> dict[str, Plan]:
     """Return the plans of whole ids; training plans, and what cannot be read, are omitted."""
-    found = {one: _readable(store, one) for one in ids}
-    return {one: plan.as_layer() for one, plan in found.items() if plan and plan.kind != "training"}
+    plans = {plan_id: _readable(store, plan_id) for plan_id in ids}
+    return {
+        plan_id: plan.as_layer()
+        for plan_id, plan in plans.items()
+        if plan and plan.kind != "training"
+    }
 
 
 def _readable(store: "SqlStore", plan_id: str) -> AnyPlan | None:

@@ -112,7 +112,7 @@ def fit_memory(
 
 def _numbers_of_gpus() -> Iterator[int]:
     """Yield the GPUs of a part of a node, and then of whole ones."""
-    yield from (2**one for one in range(GPUS_PER_NODE.bit_length() - 1))
+    yield from (2**power for power in range(GPUS_PER_NODE.bit_length() - 1))
     yield from range(GPUS_PER_NODE, MOST_RANKS + 1, GPUS_PER_NODE)
 
 
@@ -138,11 +138,11 @@ class _Fit:
             InputError: the pins break a rule.
         """
         fitting = sorted(self.fitting(), key=_plainness)
-        found = tuple(fitting[:most_layouts])
-        if not found:
-            found = (self._smallest(),)
+        layouts = tuple(fitting[:most_layouts])
+        if not layouts:
+            layouts = (self._smallest(),)
         return MemoryAnswer(
-            question=self._question, job=self._job, found=found, num_fitting=len(fitting)
+            question=self._question, job=self._job, found=layouts, num_fitting=len(fitting)
         )
 
     def fitting(self) -> Iterator[FittedLayout]:
@@ -151,21 +151,21 @@ class _Fit:
             self.has_shapes = True
             if not self._may_fit(shape):
                 continue
-            found = next(self._ways(shape), None)
-            if found is not None:
-                yield FittedLayout(layout=found, memory=self._fitting.memory.peak(found))
+            layout = next(self._ways(shape), None)
+            if layout is not None:
+                yield FittedLayout(layout=layout, memory=self._fitting.memory.peak(layout))
 
     def _shapes(self) -> Iterator[FoldedLayout]:
         """Yield shapes with plain pipelines and micro-batches of one, unless others are pinned."""
         pins = self._question.pins
         plain = replace(
-            pins,
-            micro_batch=pins.micro_batch or 1,
-            vpp=pins.vpp if pins.vpp or pins.stages else 1,
+            pins, micro_batch=pins.micro_batch or 1, vpp=pins.vpp if pins.vpp or pins.stages else 1
         )
-        able = (one for one in self._space.shapes(plain) if one.order == (pins.schedule or "1f1b"))
+        able = (
+            shape for shape in self._space.shapes(plain) if shape.order == (pins.schedule or "1f1b")
+        )
         for _, same in itertools.groupby(
-            able, key=lambda one: (one.tp, one.cp, one.pp, one.ep, one.etp)
+            able, key=lambda shape: (shape.tp, shape.cp, shape.pp, shape.ep, shape.etp)
         ):
             yield next(same)
 
@@ -188,35 +188,36 @@ class _Fit:
 
     def _ways(self, shape: FoldedLayout) -> Iterator[FoldedLayout]:
         """Yield the ways in which a shape fits, those that leave the host alone first."""
-        every = [*self._variants(shape)]
-        yield from filter(self._fitting.fits, every)
-        for one in every:
-            yield from self._fitting.offloaded(one, self._question.pins)
+        variants = [*self._variants(shape)]
+        yield from filter(self._fitting.fits, variants)
+        for variant in variants:
+            yield from self._fitting.offloaded(variant, self._question.pins)
 
     def _variants(self, shape: FoldedLayout) -> Iterator[FoldedLayout]:
         """Yield a shape with each ZeRO stage and recomputation that are allowed."""
         pins = self._question.pins
         for zero in self._space.zeros(pins, shape.pp, shape.tp):
             for recompute in self._space.recomputes(pins):
-                one = shape.changed(zero=zero, recompute=recompute)
-                if self._space.is_allowed(one):
-                    yield one
+                variant = shape.changed(zero=zero, recompute=recompute)
+                if self._space.is_allowed(variant):
+                    yield variant
 
     def _smallest(self) -> FittedLayout:
         variants = itertools.chain.from_iterable(map(self._variants, self._shapes()))
-        every = (
-            FittedLayout(layout=one, memory=self._fitting.memory.peak(one)) for one in variants
+        layouts = (
+            FittedLayout(layout=layout, memory=self._fitting.memory.peak(layout))
+            for layout in variants
         )
-        found = min(every, key=lambda one: one.memory.peak_bytes, default=None)
-        if found is None:
+        smallest = min(layouts, key=lambda layout: layout.memory.peak_bytes, default=None)
+        if smallest is None:
             raise contradiction(self._space, self._question.pins)
-        return found
+        return smallest
 
 
-def _plainness(one: FittedLayout) -> tuple[float, ...]:
+def _plainness(fitted: FittedLayout) -> tuple[float, ...]:
     """Return how much a layout has that a smaller model would leave out, then its memory."""
-    layout = one.layout
+    layout = fitted.layout
     return (
         layout.offload_optimizer + layout.offload_activations, layout.zero, len(layout.recompute),
-        layout.pp, layout.tp * layout.cp, layout.etp, layout.ep, one.memory.peak_bytes,
+        layout.pp, layout.tp * layout.cp, layout.etp, layout.ep, fitted.memory.peak_bytes,
     )  # fmt: skip

@@ -57,10 +57,7 @@ def decoder_document(decoder: Decoder | None, length: int) -> dict[str, object]:
             for first, count, kind in decoder.runs
         ],
         "layers": _layers(decoder),
-        "mtp": {
-            "steps": len(decoder.predictions),
-            "parameters": decoder.prediction_parameters,
-        },
+        "mtp": {"steps": len(decoder.predictions), "parameters": decoder.prediction_parameters},
     }
 
 
@@ -79,8 +76,8 @@ def _kind(decoder: Decoder, block: Block, length: int) -> dict[str, object]:
 
 def _layers(decoder: Decoder) -> list[dict[str, object]]:
     """Return each block's number, kind and parameters by part."""
-    at = {kind: number for number, kind in enumerate(decoder.kinds)}
+    numbers = {kind: number for number, kind in enumerate(decoder.kinds)}
     return [
-        {"layer": number, "kind": at[block], "parameters": block.parameters}
+        {"layer": number, "kind": numbers[block], "parameters": block.parameters}
         for number, block in enumerate(decoder.blocks)
     ]

@@ -29,7 +29,6 @@ from moetune.app.views.comparison import whatif_sections
 from moetune.app.views.memory import memory_document, memory_sections
 from moetune.app.views.plan import explanation_sections, plan_sections, why_not_sections
 from moetune.app.whatif import CHANGES, WhatIf, whatif
-from moetune.config import Settings
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
@@ -210,7 +209,7 @@ class PlanView(Drawn):
         """
         with spelled(AS_ARGUMENTS):
             stores = partial(wiring.find_store, wiring.configure(db=self.db).settings)
-            return export_plan(self.plan.as_model(), to=to, model=model, stores=stores).document
+            return export_plan(self.plan.as_model(), to=to, model=model, stores=stores)
 
     def _subject(self, model: str | None = None) -> Subject:
         if self.profile is not None:
@@ -276,10 +275,7 @@ def plan(
 
 
 def memory(
-    model: str | os.PathLike[str],
-    *,
-    device_memory: str = "80GB",
-    **options: object,
+    model: str | os.PathLike[str], *, device_memory: str = "80GB", **options: object
 ) -> MemoryView:
     """Return the layouts of a model's training that fit into memory, as `moetune memory` does.
 
@@ -321,14 +317,14 @@ def load_plan(
     with spelled(AS_ARGUMENTS):
         if not isinstance(path_or_id, (str, os.PathLike)):
             raise InputError(f"load_plan takes a path or an id, got {path_or_id!r}")
-        wanted = os.fspath(path_or_id)
-        is_path = isinstance(path_or_id, os.PathLike) or is_plan_path(wanted)
-        path = str(Path(wanted).expanduser().absolute())
-        if is_path and Path(path).is_dir():
-            raise InputError(f"{wanted} is a folder, not a plan", "name one of its files")
-        settings = wiring.configure(db=_text(db)).settings
-        found = _found(path if is_path else wanted, settings, is_path=is_path)
-        return PlanView(plan=found, db=_text(db))
+        stores = partial(wiring.find_store, wiring.configure(db=_text(db)).settings)
+        try:
+            return PlanView(plan=find_plan(path_or_id, stores=stores), db=_text(db))
+        except InputError as error:
+            if isinstance(path_or_id, str) and not is_plan_path(path_or_id):
+                where = "name another store with db=…, or a file by a path with a slash"
+                error.hint = f"{error.hint}; {where}" if error.hint else where
+            raise
 
 
 def _text(value: str | os.PathLike[str] | None) -> str | None:
@@ -339,21 +335,19 @@ def _text(value: str | os.PathLike[str] | None) -> str | None:
     return text if os.sep in text else f"{os.curdir}{os.sep}{text}"
 
 
-def _found(wanted: str, settings: Settings, *, is_path: bool) -> AnyPlan:
-    try:
-        return find_plan(wanted, stores=partial(wiring.find_store, settings))
-    except InputError as error:
-        if not is_path:
-            where = "name another store with db=…, or a file by a path with a slash"
-            error.hint = f"{error.hint}; {where}" if error.hint else where
-        raise
-
-
 def _signature() -> inspect.Signature:
-    own = inspect.signature(plan)
-    named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    flags = [one for one in inspect.signature(Question).parameters.values() if one.name != "model"]
-    return own.replace(parameters=[*named, *flags])
+    signature = inspect.signature(plan)
+    named = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    flags = [
+        parameter
+        for parameter in inspect.signature(Question).parameters.values()
+        if parameter.name != "model"
+    ]
+    return signature.replace(parameters=[*named, *flags])
 
 
 # Editors and notebooks complete the names of arguments from it.

@@ -5,11 +5,10 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from moetune.app import wiring
-from moetune.app.files import find_plan, is_plan_path
+from moetune.app.files import find_plan
 from moetune.app.models import find_planned_model
 from moetune.app.notebook import PlanView
 from moetune.domain.architecture import Decoder
@@ -109,32 +108,29 @@ def parallelize(
             "call torch.distributed.init_process_group() before",
         )
     world = communicator_of(None)
-    found = decide_on_first(world, partial(_find, plan, db), "the training plan")
-    layout = _usable_layout(found)
+    planned = decide_on_first(world, partial(_find, plan, db), "the training plan")
+    layout = _usable_layout(planned)
     ranks = join(layout, device_type=_device_type(), timeout=timeout)
     _adapt(model, ranks)
     listed = find_blocks(model, blocks)
-    _check_model(found, listed)
+    _check_model(planned, listed)
     if world.rank == 0:
-        _tell_dtype(found, model)
+        _tell_dtype(planned, model)
     return parallel_model(
-        model, ranks, loss_of=loss_of, num_sequences=found.inputs.global_batch // layout.dp,
-        length=found.inputs.seq, blocks=listed, balance=balance, seed=seed,
-        placements=_placements(found),
+        model, ranks, loss_of=loss_of, num_sequences=planned.inputs.global_batch // layout.dp,
+        length=planned.inputs.seq, blocks=listed, balance=balance, seed=seed,
+        placements=_placements(planned),
     )  # fmt: skip
 
 
 def _find(plan: _Source, db: str | None) -> TrainingDocument:
-    found: object = getattr(plan, "plan", plan)
-    if isinstance(found, (str, os.PathLike)):
-        wanted = os.fspath(found)
-        is_path = isinstance(found, os.PathLike) or is_plan_path(wanted)
-        path = str(Path(wanted).expanduser().absolute())
+    named: object = getattr(plan, "plan", plan)
+    if isinstance(named, (str, os.PathLike)):
         settings = wiring.configure(db=db).settings
-        found = find_plan(path if is_path else wanted, stores=partial(wiring.find_store, settings))
-    if not hasattr(found, "as_model"):
-        raise InputError(f"{found!r} is no training plan of a whole model", _MAKE_ONE)
-    model: TrainingDocument = found.as_model()
+        named = find_plan(named, stores=partial(wiring.find_store, settings))
+    if not hasattr(named, "as_model"):
+        raise InputError(f"{named!r} is no training plan of a whole model", _MAKE_ONE)
+    model: TrainingDocument = named.as_model()
     return model
 
 
@@ -179,13 +175,13 @@ def _check_model(plan: TrainingDocument, blocks: "nn.ModuleList") -> None:
     if decoder is None:
         return
     layers = [
-        next((one for one in block.modules() if isinstance(one, PlannedLayer)), None)
+        next((module for module in block.modules() if isinstance(module, PlannedLayer)), None)
         for block in blocks
     ]
     mine = [
-        (one.shape.d_model, one.shape.d_hidden, one.shape.num_experts, one.shape.top_k)
-        for one in layers
-        if one is not None
+        (layer.shape.d_model, layer.shape.d_hidden, layer.shape.num_experts, layer.shape.top_k)
+        for layer in layers
+        if layer is not None
     ]
     layer = decoder.layer
     planned = [(layer.d_model, layer.d_hidden, layer.num_experts, layer.top_k)]
@@ -206,14 +202,14 @@ def _either(layers: Sequence[tuple[int, ...]]) -> str:
 def _decoder(plan: TrainingDocument) -> Decoder | None:
     """Return the plan's model, None where its name alone does not find it."""
     try:
-        found = find_planned_model(plan.inputs, given=None).decoder
+        decoder = find_planned_model(plan.inputs, given=None).decoder
     except InputError:
         return None
-    return found if found is not None and found.name == plan.inputs.model else None
+    return decoder if decoder is not None and decoder.name == plan.inputs.model else None
 
 
 def _tell_dtype(plan: TrainingDocument, model: "nn.Module") -> None:
-    dtypes = {str(one.dtype).removeprefix("torch.") for one in model.parameters()}
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     others = sorted(dtypes - {plan.inputs.dtype})
     if others:
         _LOGGER.warning(
@@ -228,7 +224,7 @@ def _adapt(model: "nn.Module", ranks: "ParallelGroups") -> None:
     from moetune.adapters.model import adapt_over
     from moetune.runtime.moe.expert_module import Experts
 
-    if any(is_experts(one) and not isinstance(one, Experts) for one in model.modules()):
+    if any(is_experts(module) and not isinstance(module, Experts) for module in model.modules()):
         adapt_over(model, None, ranks.expert_communicator)
 
 

@@ -136,8 +136,8 @@ def _find_settled(request: _BookRequest, plans: Sequence[Plan]) -> Sequence[Sett
         if store is None:
             return ()
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
-        settled = [one for plan in plans for one in store.settled(plan.id)]
-        return [one for one in settled if one.hardware_id == hardware_id]
+        settled = [size for plan in plans for size in store.settled(plan.id)]
+        return [size for size in settled if size.hardware_id == hardware_id]
 
 
 def _make_tuner(request: _BookRequest) -> "StudyTuner":
@@ -233,10 +233,9 @@ def _find(source: object, settings: Settings) -> Iterable[Plan]:
     named: Any = getattr(source, "plan", source)
     if not isinstance(named, (str, os.PathLike)):
         return (named.as_layer(),)
-    text = os.fspath(named)
-    if Path(text).is_dir():
-        return read_plans([Path(text)])
-    return (find_plan(text, stores=lambda: wiring.find_store(settings)).as_layer(),)
+    if Path(named).is_dir():
+        return read_plans([Path(named)])
+    return (find_plan(named, stores=partial(wiring.find_store, settings)).as_layer(),)
 
 
 def _all_plans(settings: Settings) -> Iterable[Plan]:

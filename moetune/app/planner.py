@@ -127,9 +127,9 @@ class Planner:
         if not is_of_model(question):
             complete = self._complete(layer_request(question, self.settings), profile)
             return NewPlan(plan=self._solve(complete), found=complete.found)
-        found = self.sources.profile(profile, for_models=True)
-        plan = self.run(found.profile.name, _plan_model, question, found.profile)
-        return NewPlan(plan=plan, found=found)
+        machine = self.sources.profile(profile, for_models=True)
+        plan = self.run(machine.profile.name, _plan_model, question, machine.profile)
+        return NewPlan(plan=plan, found=machine)
 
     def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
         """Return a plan with its profile; where that is missing or has changed, with the reason.
@@ -195,8 +195,8 @@ class Planner:
 
     def _complete(self, request: PlanRequest, profile: str | None) -> _Complete:
         check_sizes(request)
-        found = self.sources.profile(profile)
-        return _Complete(request.inputs_for(found.profile), found)
+        machine = self.sources.profile(profile)
+        return _Complete(request.inputs_for(machine.profile), machine)
 
     def _make(self, complete: _Complete) -> Plan:
         plan = self._draft(complete)

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 from moetune.domain.cluster import Group, Machine, placement_name
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
-from moetune.domain.samples import (
-    CollectiveOp,
-    CollectivePoint,
-    Point,
-    Quality,
-    Sample,
-)
+from moetune.domain.samples import CollectiveOp, CollectivePoint, Point, Quality, Sample
 
 _NAMES = {
     "gemm": "GEMM",
@@ -45,11 +39,11 @@ def quality_of(profile: Profile) -> ProfileQuality | None:
     if not groups:
         return None
     return ProfileQuality(
-        label=_QUALITIES[max(_QUALITIES.index(one.quality) for one in groups)],
+        label=_QUALITIES[max(_QUALITIES.index(group.quality) for group in groups)],
         suspect=tuple(
-            _suspect(one.group, errors.get(one.group, []))
-            for one in groups
-            if one.quality == _QUALITIES[-1]
+            _suspect(group.group, errors.get(group.group, []))
+            for group in groups
+            if group.quality == _QUALITIES[-1]
         ),
     )
 

@@ -148,7 +148,7 @@ def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
     return f"{slug}-x{cluster.machine.num_devices}"
 
 
-def measured_models(found: FoundModel, length: int | None) -> tuple[MeasuredModel, ...]:
+def measured_models(model: FoundModel, length: int | None) -> tuple[MeasuredModel, ...]:
     """Return the whole model to measure for; nothing for a layer.
 
     Args:
@@ -157,11 +157,11 @@ def measured_models(found: FoundModel, length: int | None) -> tuple[MeasuredMode
     Raises:
         InputError: the length is missing.
     """
-    if found.decoder is None:
+    if model.decoder is None:
         return ()
-    length = length or (found.whole.shape.length if found.whole is not None else None)
+    length = length or (model.whole.shape.length if model.whole is not None else None)
     if length is None:
         raise InputError(
-            f"{found.decoder.name} lacks the tokens of a sequence", "give them, such as --seq 4k"
+            f"{model.decoder.name} lacks the tokens of a sequence", "give them, such as --seq 4k"
         )
-    return (MeasuredModel(decoder=found.decoder, length=length),)
+    return (MeasuredModel(decoder=model.decoder, length=length),)

@@ -60,14 +60,14 @@ def profile_in_toml(document: Mapping[str, object], *, references: Mapping[str, 
     Raises:
         InputError: the message names the key.
     """
-    own = dict(document)
-    name, scaled = own.pop("base", None), own.pop("scaled", None)
+    values = dict(document)
+    name, scaled = values.pop("base", None), values.pop("scaled", None)
     if name is None:
         if scaled is not None:
             raise InputError("profile.scaled needs a base", 'add one, such as base = "h100-x8"')
-        profile = profile_from_document(in_si(own, devices_per_node=_per_node(own)))
+        profile = profile_from_document(in_si(values, devices_per_node=_per_node(values)))
     else:
-        profile = _on_base(own, _reference(name, references), scaled)
+        profile = _on_base(values, _reference(name, references), scaled)
     _check_unique(profile)
     return profile
 
@@ -111,9 +111,9 @@ def _reference(name: object, references: Mapping[str, Path]) -> Profile:
 @cache
 def reference_profile(path: Path) -> Profile:
     """Return a reference profile, read once: it does not change, and reading takes long."""
-    beside = {file.stem: file for file in path.parent.glob("*.toml")}
+    references = {file.stem: file for file in path.parent.glob("*.toml")}
     text = path.read_text(encoding="utf-8")
-    return profile_in_toml(parse_toml(text, f"profile {path}"), references=beside)
+    return profile_in_toml(parse_toml(text, f"profile {path}"), references=references)
 
 
 def _check_unique(profile: Profile) -> None:

@@ -11,14 +11,7 @@ from moetune.app.profile_quality import quality_of
 from moetune.app.wiring import StoreFinder
 from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError, ProfileError
-from moetune.domain.profile import (
-    CollectiveLine,
-    CopyLine,
-    GemmLine,
-    Profile,
-    Provenance,
-    RowsLine,
-)
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile, Provenance, RowsLine
 from moetune.domain.records import RunInfo
 from moetune.domain.spelling import nearest_then
 

@@ -57,18 +57,18 @@ def write_report(
         MoetuneError: a named plan or profile is missing or broken, there is nothing to report, or
             Jinja2 is not installed.
     """
-    found = [find_plan(one, stores=stores) for one in plans] or _newest_plans(stores)
-    machine = _profile(profile, default, found, stores)
-    if machine is None and not found:
+    shown = [find_plan(wanted, stores=stores) for wanted in plans] or _newest_plans(stores)
+    machine = _profile(profile, default, shown, stores)
+    if machine is None and not shown:
         raise ProfileError(
             "there is nothing to report yet: no profile and no plan",
             "measure this machine:  moetune profile --nproc 2\n"
             "  or plan for a reference machine:  "
             "moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16",
         )
-    chapters = [_plan_chapter(one, stores) for one in found]
+    chapters = [_plan_chapter(plan, stores) for plan in shown]
     chapters += [_profile_chapter(machine)] if machine else []
-    name = machine.profile.name if machine else found[0].inputs.profile
+    name = machine.profile.name if machine else shown[0].inputs.profile
     text = report_page(
         title=f"moetune report: {name}",
         made_at=f"{now:%Y-%m-%d %H:%M} UTC",
@@ -79,8 +79,8 @@ def write_report(
     return Report(
         file=output,
         profiles=(machine.profile.name,) if machine else (),
-        plans=tuple(one.id for one in found),
-        num_figures=sum(len(all_figures(one.sections)) for one in chapters),
+        plans=tuple(plan.id for plan in shown),
+        num_figures=sum(len(all_figures(chapter.sections)) for chapter in chapters),
     )
 
 
@@ -88,9 +88,9 @@ def _newest_plans(stores: StoreFinder) -> list[AnyPlan]:
     with stores() as store:
         if store is None:
             return []
-        ids = [one.id for one in store.plans(limit=NUM_PLANS)]
-        found = [store.plan(one) for one in ids]
-    return [one for one in found if one is not None]
+        ids = [info.id for info in store.plans(limit=NUM_PLANS)]
+        plans = [store.plan(plan_id) for plan_id in ids]
+    return [plan for plan in plans if plan is not None]
 
 
 def _profile(

@@ -21,13 +21,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.model import MODELS, WHOLE_MODELS, find_model
 from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
-from moetune.domain.question import (
-    MEMORY_DEFAULTS,
-    Question,
-    modules_of,
-    read_question,
-    read_texts,
-)
+from moetune.domain.question import MEMORY_DEFAULTS, Question, modules_of, read_question, read_texts
 from moetune.domain.request import PlanRequest
 from moetune.domain.spelling import about, flag_of
 from moetune.domain.targets import find_target
@@ -207,8 +201,8 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
     question = read_question({**read_texts(MEMORY_DEFAULTS), **values})
     with about("target"):
         target = find_target(question.target or "")
-    found = find_decoder_model(question.model or "", world_size=question.world_size or 1)
-    if found.decoder is None:
+    model = find_decoder_model(question.model or "", world_size=question.world_size or 1)
+    if model.decoder is None:
         raise InputError(
             f"{question.model} is a single layer of a paper, not a whole model",
             f"plan it:  moetune plan --model {question.model}",
@@ -219,7 +213,7 @@ def memory_question(values: Mapping[str, object], *, device_memory: str = "80GB"
     with about("device_memory"):
         device_bytes = process_bytes(device_memory)
     return MemoryQuestion(
-        decoder=found.decoder, world_size=question.world_size, global_batch=question.global_batch,
+        decoder=model.decoder, world_size=question.world_size, global_batch=question.global_batch,
         length=question.seq or 0, dtype=dtype, optimizer=optimizer, pins=layout_pins(question),
         target=target, device_bytes=device_bytes,
     )  # fmt: skip

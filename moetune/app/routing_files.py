@@ -18,7 +18,7 @@ from moetune.domain.routing_record import (
     routing_record,
 )
 
-_NAMES = {one.name: one for one in (BALANCED, NATURAL)}
+_NAMES = {loads.name: loads for loads in (BALANCED, NATURAL)}
 _Sizes: TypeAlias = tuple[int, int]
 """Experts of a layer, and of a token."""
 
@@ -38,11 +38,11 @@ def read_routing(
     Raises:
         InputError: the file is missing, has something else, or is the record of another model.
     """
-    found, name = _read(wanted)
-    if isinstance(found, ModelRoutingRecord):
-        layers = _of_model(found, name, decoder)
+    routing, name = _read(wanted)
+    if isinstance(routing, ModelRoutingRecord):
+        layers = _of_model(routing, name, decoder)
         return layers.with_numbers(decoder), layers
-    return decoder, _of_layer(found, name, decoder.layer.top_k).loads
+    return decoder, _of_layer(routing, name, decoder.layer.top_k).loads
 
 
 def read_layer_routing(wanted: str | None, *, top_k: int) -> str:
@@ -57,14 +57,14 @@ def read_layer_routing(wanted: str | None, *, top_k: int) -> str:
         InputError: the file is missing, has something else, or is the record of a layer with
             another top_k, or of a whole model.
     """
-    found, name = _read(wanted)
-    if isinstance(found, ModelRoutingRecord):
+    routing, name = _read(wanted)
+    if isinstance(routing, ModelRoutingRecord):
         raise InputError(
-            f"routing {name} is the record of a model's {len(found.layers)} layers, and this plan "
-            "is for one",
+            f"routing {name} is the record of a model's {len(routing.layers)} layers, and this "
+            "plan is for one",
             "give the record of one layer, such as layers[0] of the file, or plan with --model",
         )
-    return str(_of_layer(found, name, top_k))
+    return str(_of_layer(routing, name, top_k))
 
 
 def _read(wanted: str | None) -> tuple[LayerRouting | RoutingRecord | ModelRoutingRecord, str]:
@@ -90,21 +90,21 @@ def _read(wanted: str | None) -> tuple[LayerRouting | RoutingRecord | ModelRouti
     return LayerRouting(loads=ExpertLoads(name=path.name, loads=loads)), path.name
 
 
-def _of_layer(found: LayerRouting | RoutingRecord, name: str, top_k: int) -> LayerRouting:
-    if isinstance(found, LayerRouting):
-        return found
-    if found.top_k != top_k:
+def _of_layer(routing: LayerRouting | RoutingRecord, name: str, top_k: int) -> LayerRouting:
+    if isinstance(routing, LayerRouting):
+        return routing
+    if routing.top_k != top_k:
         raise InputError(
-            f"routing {name} was recorded with top_k {found.top_k}, and this layer has {top_k}",
+            f"routing {name} was recorded with top_k {routing.top_k}, and this layer has {top_k}",
             "record the routing of this layer, or plan with the top_k of the record",
         )
-    return LayerRouting(loads=found.expert_loads(name), spread=_spread(found))
+    return LayerRouting(loads=routing.expert_loads(name), spread=_spread(routing))
 
 
 def _of_model(record: ModelRoutingRecord, name: str, decoder: Decoder) -> RecordedLayers:
     parts = [block.routed for block in decoder.blocks if block.routed is not None]
-    recorded = [(one.num_experts, one.top_k) for one in record.layers]
-    wanted = [(one.layer.num_experts, one.layer.top_k) for one in parts]
+    recorded = [(layer.num_experts, layer.top_k) for layer in record.layers]
+    wanted = [(part.layer.num_experts, part.layer.top_k) for part in parts]
     if recorded != wanted:
         raise InputError(
             f"routing {name} is the record of {_layers(recorded)}, and {decoder.name} has "
@@ -114,8 +114,8 @@ def _of_model(record: ModelRoutingRecord, name: str, decoder: Decoder) -> Record
     return RecordedLayers(
         name=name,
         layers=tuple(
-            _layer(one, part, f"{name}, layer {number}")
-            for number, (one, part) in enumerate(zip(record.layers, parts, strict=True))
+            _layer(layer, part, f"{name}, layer {number}")
+            for number, (layer, part) in enumerate(zip(record.layers, parts, strict=True))
         ),
     )
 

@@ -161,8 +161,8 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
 
 
 def _schema(tag: str) -> dict[str, object]:
-    found = _DOCUMENTS[tag]
-    forms = found if isinstance(found, tuple) else (found,)
+    document = _DOCUMENTS[tag]
+    forms = document if isinstance(document, tuple) else (document,)
     return schema_of(*forms, tag=f"moetune.{tag}" if "/" in tag else None)
 
 
@@ -178,6 +178,6 @@ def schema_text(name: str) -> str:
         NotFoundError: no schema has this name; the hint lists those there are.
     """
     if name not in SCHEMAS:
-        known = nearest_or(f"use one of {', '.join(SCHEMAS)}", name, SCHEMAS)
-        raise NotFoundError(f"no schema is named {name!r}", known)
+        hint = nearest_or(f"use one of {', '.join(SCHEMAS)}", name, SCHEMAS)
+        raise NotFoundError(f"no schema is named {name!r}", hint)
     return json.dumps(SCHEMAS[name](), indent=2, ensure_ascii=False) + "\n"

@@ -171,42 +171,47 @@ def _order(knob: KnobEffect) -> float:
     return float("inf") if knob.seconds is None else knob.seconds
 
 
-def _words(found: Sensitivity) -> Iterator[str]:
-    if not found.parts:
-        yield f"No part of the machine changes the step of {format_seconds(found.step_seconds)}."
+def _words(effects: Sensitivity) -> Iterator[str]:
+    if not effects.parts:
+        yield f"No part of the machine changes the step of {format_seconds(effects.step_seconds)}."
         return
-    first, *others = found.parts
+    first, *others = effects.parts
     yield (
         f"The step follows the {first.name} most: {_percent_words(first)} of its "
-        f"{format_seconds(found.step_seconds)}."
+        f"{format_seconds(effects.step_seconds)}."
     )
     if others:
         rest = [
-            f"the {one.name} ({format_seconds(abs(one.seconds_per_percent))})" for one in others[:2]
+            f"the {part.name} ({format_seconds(abs(part.seconds_per_percent))})"
+            for part in others[:2]
         ]
         yield f"Then {' and '.join(rest)}."
-    yield from _knob_words(found)
+    yield from _knob_words(effects)
 
 
-def _percent_words(one: PartEffect) -> str:
-    share = abs(one.share_per_percent) * 100
-    return f"{format_seconds(abs(one.seconds_per_percent))} for every percent, {share:.2g} %"
+def _percent_words(part: PartEffect) -> str:
+    share = abs(part.share_per_percent) * 100
+    return f"{format_seconds(abs(part.seconds_per_percent))} for every percent, {share:.2g} %"
 
 
-def _knob_words(found: Sensitivity) -> Iterator[str]:
-    memory = next((one for one in found.knobs if one.knob == "memory-limit"), None)
+def _knob_words(effects: Sensitivity) -> Iterator[str]:
+    memory = next((knob for knob in effects.knobs if knob.knob == "memory-limit"), None)
     rest = [
-        one for one in found.knobs if one is not memory and one.seconds is not None and not one.note
+        knob
+        for knob in effects.knobs
+        if knob is not memory and knob.seconds is not None and not knob.note
     ]
     if rest:
         nearest = rest[0]
         assert nearest.seconds is not None  # noqa: S101 - as filtered
         how = "longer" if nearest.seconds > 0 else "shorter"
         more = f"{format_seconds(abs(nearest.seconds))} {how}"
-        if abs(nearest.seconds) <= _TIE * found.step_seconds:
+        if abs(nearest.seconds) <= _TIE * effects.step_seconds:
             more = "as long"
         yield f"Of its own decisions' neighbours the best is {nearest.choice}: {more}."
     if memory is not None and memory.seconds is not None:
         gain = -memory.seconds
-        what = "nothing" if gain <= PERCENT * PERCENT * found.step_seconds else format_seconds(gain)
+        what = (
+            "nothing" if gain <= PERCENT * PERCENT * effects.step_seconds else format_seconds(gain)
+        )
         yield f"One GiB more of a device's memory would save {what}."

@@ -191,10 +191,7 @@ class SolverPool:
         raise self._busy()
 
     def _answer(
-        self,
-        process: ProcessPoolExecutor,
-        question: Callable[[], T],
-        is_gone: Callable[[], bool],
+        self, process: ProcessPoolExecutor, question: Callable[[], T], is_gone: Callable[[], bool]
     ) -> T:
         try:
             return self._waited(process.submit(answer, question), is_gone)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from moetune.app.files import find_plan
 from moetune.app.profiles import FoundProfile, find_profile, named_profile, newest_measured
@@ -19,50 +19,6 @@ if TYPE_CHECKING:
     from moetune.store import SqlStore
 
 MOST_PROFILES = 8
-
-
-class PlanSources(Protocol):
-    """Look-up of profiles and plans, and the store of new plans."""
-
-    @property
-    def must_match(self) -> bool:
-        """Whether a profile that is not the plan's own is an error: the user named it."""
-        ...
-
-    def plan(self, wanted: str) -> AnyPlan:
-        """Return the plan of an id or its beginning.
-
-        Raises:
-            InputError: there is none (a NotFoundError in a service), or there are several.
-        """
-        ...
-
-    def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
-        """Return the profile of this name; None for the default one.
-
-        Args:
-            for_models: whether the newest measured one is of GPUs alone.
-
-        Raises:
-            ProfileError: no profile has this name, or none was measured yet.
-        """
-        ...
-
-    def profile_of(self, plan: AnyPlan) -> FoundProfile:
-        """Return the profile with the name of the plan's; it may have changed since.
-
-        Raises:
-            ProfileError: no profile has this name.
-        """
-        ...
-
-    def stored(self, plan_id: str) -> Plan | None:
-        """Return the stored plan of a layer with this id."""
-        ...
-
-    def save(self, plan: AnyPlan) -> None:
-        """Store a new plan, unless these sources have no store to write."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,7 +36,7 @@ class StoredSources:
     store: "SqlStore"
     reading: "SqlStore"
     default_profile: str | None
-    must_match: bool = field(default=False, init=False)
+    must_match: ClassVar[bool] = False
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _cached: Callable[[str, int | None], FoundProfile] = field(init=False)
 
@@ -88,23 +44,35 @@ class StoredSources:
         object.__setattr__(self, "_cached", lru_cache(MOST_PROFILES)(self._read))
 
     def plan(self, wanted: str) -> AnyPlan:
-        """Return the stored plan."""
-        found = self.reading.plan(wanted)
-        if found is None:
+        """Return the stored plan of an id or its beginning.
+
+        Raises:
+            NotFoundError: there is none.
+            InputError: there are several.
+        """
+        plan = self.reading.plan(wanted)
+        if plan is None:
             raise NotFoundError(
                 f"no plan has an id that begins with {wanted[:64]!r}",
                 "plans of another store are not known here: this one's are in its list",
             )
-        return found
+        return plan
 
     def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
-        """Return the profile from the cache."""
+        """Return the profile of this name; None for the default one.
+
+        Args:
+            for_models: whether the newest measured one is of GPUs alone.
+
+        Raises:
+            ProfileError: no profile has this name, or none was measured yet.
+        """
         if name is None:
             name = self.default_profile or newest_measured(self.reading, for_models=for_models)
         return self._profile(name)
 
     def profile_of(self, plan: AnyPlan) -> FoundProfile:
-        """Return the profile from the cache."""
+        """Return the profile with the name of the plan's; it may have changed since."""
         return self._profile(plan.inputs.profile)
 
     def _profile(self, name: str) -> FoundProfile:
@@ -112,12 +80,12 @@ class StoredSources:
             return self._cached(name, self.reading.current_fit(name))
 
     def _read(self, name: str, _fit: int | None) -> FoundProfile:
-        found = named_profile(name, store=self.reading)
-        _ = found.digest  # computed here, so that no second thread computes it
-        return found
+        profile = named_profile(name, store=self.reading)
+        _ = profile.digest  # computed here, so that no second thread computes it
+        return profile
 
     def stored(self, plan_id: str) -> Plan | None:
-        """Return the stored plan."""
+        """Return the stored plan of a layer with this id."""
         plan = self.reading.plan(plan_id)
         return None if plan is None else plan.as_layer()
 
@@ -144,7 +112,7 @@ class LocalSources:
 
     @property
     def must_match(self) -> bool:
-        """Whether the command line names a profile."""
+        """Whether a profile that is not the plan's own is an error: the user named it."""
         return self.named is not None
 
     def plan(self, wanted: str) -> AnyPlan:
@@ -154,7 +122,7 @@ class LocalSources:
     def profile(self, name: str | None, *, for_models: bool = False) -> FoundProfile:
         """Return the profile of the first: `name`, `named`, the setting, the newest measured."""
         wanted = (name, self.named, self.default_profile)
-        first = next((one for one in wanted if one is not None), None)
+        first = next((text for text in wanted if text is not None), None)
         with about("profile"):
             return find_profile(first, stores=self.stores, for_models=for_models)
 
@@ -176,3 +144,7 @@ class LocalSources:
         """Store the plan, if there is a store to write."""
         if self.store is not None:
             self.store.save_plan(plan)
+
+
+PlanSources: TypeAlias = StoredSources | LocalSources
+"""Look-up of profiles and plans, and the store of new plans."""

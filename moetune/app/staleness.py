@@ -62,7 +62,7 @@ class Check:
     @property
     def median_difference(self) -> float:
         """Median of |now / then − 1|; 0 without a point."""
-        return statistics.median([abs(one.ratio - 1) for one in self.points] or [0.0])
+        return statistics.median([abs(point.ratio - 1) for point in self.points] or [0.0])
 
     def words(self, profile: Profile) -> str:
         """Return the verdict in a sentence, and what to do."""
@@ -74,7 +74,7 @@ class Check:
             case "keep":
                 return f"{count}: profile {profile.name!r} still describes this machine"
             case "measure":
-                worst = max(self.points, key=lambda one: abs(one.ratio - 1))
+                worst = max(self.points, key=lambda point: abs(point.ratio - 1))
                 (most,) = percents(worst.ratio - 1, sign=True)
                 return (
                     f"{count}, {worst.point.kind} by up to {most}: profile "
@@ -112,12 +112,12 @@ def is_of_this_processor(profile: Profile, cpuinfo: Path = Path("/proc/cpuinfo")
 
     A laptop that plans for a cluster has other software, too, and nothing is stale there.
     """
-    known = profile.fingerprint.hardware.get("cpu", "")
+    processor = profile.fingerprint.hardware.get("cpu", "")
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return False
-    return any(known and known == line.partition(":")[2].strip() for line in lines)
+    return any(processor and processor == line.partition(":")[2].strip() for line in lines)
 
 
 def stale_note(profile: Profile) -> str:
@@ -128,11 +128,11 @@ def stale_note(profile: Profile) -> str:
     """
     if profile.provenance != "measured" or not is_of_this_processor(profile):
         return ""
-    found = changes(profile, software_here())
-    if not found:
+    changed = changes(profile, software_here())
+    if not changed:
         return ""
     return (
-        f"profile {profile.name!r} is stale, the software changed: {', '.join(found)}; "
+        f"profile {profile.name!r} is stale, the software changed: {', '.join(changed)}; "
         f"check it in ten seconds: `moetune profiles check {profile.name}`"
     )
 
@@ -242,17 +242,17 @@ def check_profile(
 
 def _by_point(samples: Sequence[Sample]) -> dict[Point, tuple[float, ...]]:
     """Return the raw times of each point."""
-    found: dict[Point, tuple[float, ...]] = {}
+    times: dict[Point, tuple[float, ...]] = {}
     for sample in samples:
         if sample.seconds and not sample.error:
-            found[sample.point] = found.get(sample.point, ()) + sample.seconds
-    return found
+            times[sample.point] = times.get(sample.point, ()) + sample.seconds
+    return times
 
 
 def _spread(seconds: Sequence[float]) -> float:
     """Return the median deviation from the median, relative."""
     middle = statistics.median(seconds)
-    return statistics.median(abs(one / middle - 1) for one in seconds)
+    return statistics.median(abs(time / middle - 1) for time in seconds)
 
 
 def _queue(families: Mapping[object, Sequence[Point]]) -> list[Point]:

@@ -55,7 +55,7 @@ def stand_ins_of(
     if profile.network is not None and profile.provenance == "published":
         return StandIns(words=words)
     drawn = resample_costs(profile, num=_NUM_DRAWS, seed=RESAMPLING_SEED, allow_modelled=True)
-    seconds = [price(refit).step(chosen.layout).seconds for refit in drawn]
+    seconds = [price(variant).step(chosen.layout).seconds for variant in drawn]
     low, high = np.quantile(np.array(seconds) / chosen.step.seconds, _ENDS)
     return StandIns(words=words, ratios=(float(low), float(high)))
 
@@ -87,12 +87,12 @@ def _no_network(job: TrainingJob, profile: Profile) -> Iterator[str]:
 
 def _stand_in_words(doubts: Iterable[Doubt]) -> Iterator[str]:
     """Yield a sentence for the collectives, and one for the GEMMs, that other ones stand in for."""
-    names = {one.operation: one.stand_in for one in doubts if one.stand_in}
+    names = {doubt.operation: doubt.stand_in for doubt in doubts if doubt.stand_in}
     gemms = {name: other for name, other in names.items() if " GEMM of " in name}
     others = {name: other for name, other in names.items() if name not in gemms}
     for stand_in in dict.fromkeys(others.values()):
-        found = [name for name, other in others.items() if other == stand_in]
-        yield f"not in the profile: {_listed(found)}; {stand_in} stands in"
+        operations = [name for name, other in others.items() if other == stand_in]
+        yield f"not in the profile: {_listed(operations)}; {stand_in} stands in"
     if gemms:
         yield (
             f"not in the profile: {len(gemms)} {'shape' if len(gemms) == 1 else 'shapes'} of GEMMs "

@@ -83,14 +83,14 @@ def predicted_trace(subject: Subject) -> Trace:
         ProfileError: the plan's profile is missing or has changed.
     """
     check_same(subject)
-    found = subject.timelines()
+    timelines = subject.timelines()
     events = [
         event
-        for number, (name, spans) in enumerate(found.processes, start=_PREDICTED)
+        for number, (name, spans) in enumerate(timelines.processes, start=_PREDICTED)
         for event in process_events(name, spans, number=number)
     ]
-    overlap = None if found.overlap is None else Overlap(*found.overlap)
-    return Trace(events=tuple(events), predicted=overlap, measured=None, notes=found.notes)
+    overlap = None if timelines.overlap is None else Overlap(*timelines.overlap)
+    return Trace(events=tuple(events), predicted=overlap, measured=None, notes=timelines.notes)
 
 
 def recorded_trace(
@@ -157,7 +157,7 @@ def _measured_events(
     zero = min((span.start_seconds for spans in by_rank for span in spans), default=0.0)
     workload, decision = step
     degrees = {"forward": decision.forward_degree, "backward": decision.backward_degree}
-    found: list[Mapping[str, object]] = []
+    events: list[Mapping[str, object]] = []
     for rank, spans in enumerate(by_rank):
         drawn = [
             chunk_span(
@@ -167,8 +167,8 @@ def _measured_events(
             )
             for span in spans
         ]  # fmt: skip
-        found += process_events(f"measured, rank {rank}", drawn, number=_PREDICTED + 1 + rank)
-    return found
+        events += process_events(f"measured, rank {rank}", drawn, number=_PREDICTED + 1 + rank)
+    return events
 
 
 def _record(step: _Step, _: object) -> "list[tuple[RecordedSpan, ...]]":

@@ -64,12 +64,12 @@ def planned_job(
     Raises:
         InputError: as of `find_planned_model`, or the model is a layer.
     """
-    inputs, found = plan.inputs, find_planned_model(plan.inputs, given=given)
-    if found.decoder is None:
+    inputs, model = plan.inputs, find_planned_model(plan.inputs, given=given)
+    if model.decoder is None:
         what = f"plan {plan.id[:6]}: {inputs.model} is a layer, not a model"
         raise InputError(what, MAKE_ONE)
-    return found, TrainingJob(
-        decoder=found.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
+    return model, TrainingJob(
+        decoder=model.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
         length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
     )  # fmt: skip
 
@@ -126,5 +126,5 @@ def saving_of(saving: FasterLayout) -> Saving:
 def _loads(routing: ExpertLoads | RecordedLayers) -> object:
     """Return the loads that a plan is for; of each layer with its spread where it has its own."""
     if isinstance(routing, RecordedLayers):
-        return [(one.loads.loads, one.spread) for one in routing.layers]
+        return [(layer.loads.loads, layer.spread) for layer in routing.layers]
     return routing.loads

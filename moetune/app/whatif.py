@@ -153,6 +153,11 @@ def _layer_request(inputs: PlanInputs, question: WhatIf) -> PlanRequest:
     document = read_limit(question.changes, "changes")
     changes = decode(_LayerChanges, document, "changes")
     sizes = {name: getattr(changes, name) for name in CHANGES if name in question.changes}
+    for flag in changes.constraints:
+        ask = ASKS.get(flag.replace("-", "_"))
+        if ask is not None and ask.group.scope == "model":
+            what = f"{question.spelling(flag)} is for whole models, and this plan is of a layer"
+            raise InputError(what, "change a flag of layers, such as --constraint strategy=S4")
     with spelled(question.spelling):
         if changes.dtype is not None:
             sizes["dtype"] = full_dtype(changes.dtype)

@@ -106,11 +106,7 @@ def searches_folder(settings: Settings) -> Path:
     return file.parent / "searches"
 
 
-def detect_cluster(
-    *,
-    num_ranks: int = 1,
-    ranks_per_node: int | None = None,
-) -> Cluster:
+def detect_cluster(*, num_ranks: int = 1, ranks_per_node: int | None = None) -> Cluster:
     """Return this machine as so many ranks see it.
 
     Raises:

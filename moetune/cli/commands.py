@@ -173,8 +173,8 @@ class Group(NamedTuple):
     def add_to(self, app: typer.Typer, name: str) -> None:
         """Add it under a name."""
         made = new_program(help=self.words, no_args_is_help=False)
-        for each, command in self.commands.items():
-            command.add_to(made, each)
+        for key, command in self.commands.items():
+            command.add_to(made, key)
         app.add_typer(made, name=name, cls=Commands)
 
 
@@ -211,20 +211,20 @@ def with_parameters(
 
     def run(context: typer.Context, **given: Any) -> int | None:  # noqa: ANN401 - of any kind
         values: dict[str, object] = {}
-        for each in parameters:
-            value = each.value(given[each.name])
-            if each.use is None:
-                values[each.name] = value
+        for parameter in parameters:
+            value = parameter.value(given[parameter.name])
+            if parameter.use is None:
+                values[parameter.name] = value
             else:
-                each.use(context, value)
+                parameter.use(context, value)
         return function(context, values)
 
     context = inspect.Parameter(
         "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
     )
-    made = [each.in_signature for each in parameters]
+    made = [parameter.in_signature for parameter in parameters]
     run.__signature__ = inspect.Signature([context, *made])  # type: ignore[attr-defined] # of functions
-    run.__annotations__ = {each.name: each.annotation for each in (context, *made)}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (context, *made)}
     return run
 
 
@@ -303,8 +303,8 @@ def _completer(names: Names | None) -> Callable[[typer.Context, str], list[str]]
         return None
 
     def complete(context: typer.Context, incomplete: str) -> list[str]:
-        found = names(context, incomplete)
-        return [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
+        candidates = names(context, incomplete)
+        return [name for name in dict.fromkeys(candidates) if name.startswith(incomplete)]
 
     return complete
 

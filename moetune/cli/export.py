@@ -33,8 +33,7 @@ def export(
     with about("target"):
         find_target(target or TARGETS[0])  # before the plan, which may be far away
     made = session.plan(plan).as_model()
-    written = export_plan(made, to=target or made.target, model=model, stores=session.find_store)
-    export = written.export
+    export = export_plan(made, to=target or made.target, model=model, stores=session.find_store)
     launch = f"Launch (file name {export.file_name}):  {export.launch}"
     if output is not None:
         write_text(output, export.text)
@@ -42,11 +41,11 @@ def export(
             command = export.launch.replace(export.file_name, shlex.quote(str(output)))
             launch = f"Launch:  {command}"
     if session.as_json:
-        screen.document(written.document)
+        screen.document(export)
     elif output is None:
         screen.raw(export.text)
     else:
-        screen.line(f"Written to {output}, for {written.target.label}.")
+        screen.line(f"Written to {output}, for {find_target(export.target).label}.")
     for option_name in export.not_expressed:
         screen.hint(f"Not expressed: {option_name}.")
     screen.hint(launch)

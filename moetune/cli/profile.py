@@ -180,7 +180,7 @@ def _plan(
 
 
 def _plan_document(seconds: Mapping[Point, float]) -> dict[str, object]:
-    points = [{"point": encode(point), "seconds": one} for point, one in seconds.items()]
+    points = [{"point": encode(point), "seconds": estimate} for point, estimate in seconds.items()]
     return {
         "schema": "moetune.profile-plan/1",
         "num_points": len(points),

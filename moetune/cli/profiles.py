@@ -68,8 +68,8 @@ def show(session: Session, name: str) -> None:
     """Show a profile: its machine, its fitted lines and their errors."""
     from moetune.app.views.profile import profile_sections
 
-    found = session.profile(name)
-    session.screen.show(found.profile, lambda: profile_sections(found))
+    profile = session.profile(name)
+    session.screen.show(profile.profile, lambda: profile_sections(profile))
 
 
 @command(
@@ -140,15 +140,13 @@ def import_(session: Session, file: Path, name: str | None) -> None:
 def diff(session: Session, first: str, second: str) -> None:
     """Show every number and fact in which two profiles differ."""
     from moetune.app.profiles import compare_profiles
-    from moetune.app.views.comparison import machine_sections
+    from moetune.app.views.comparison import machine_section
 
     left, right = session.profile(first).profile, session.profile(second).profile
     differences = [{**encode(fact), "ratio": fact.ratio} for fact in compare_profiles(left, right)]
     document = {"schema": "moetune.profiles.diff/1", "first": first, "second": second}
-    session.screen.answer(
-        machine_sections(left, right, names=(first, second)),
-        {**document, "differences": differences},
-    )
+    section = machine_section(left, right, names=(first, second))
+    session.screen.answer((section,), {**document, "differences": differences})
 
 
 @command(

@@ -60,12 +60,12 @@ class ScreenProgress(Progress):
         """Print the quality of each group."""
         if self._is_terminal and self.num_points:
             sys.stderr.write(_NEW_LINE)
-        width = max((len(one.group) for one in summaries), default=0)
-        for one in summaries:
-            count = f"{one.num_points - one.num_failed}/{one.num_points}"
-            error = one.median_error
+        width = max((len(group.group) for group in summaries), default=0)
+        for group in summaries:
+            count = f"{group.num_points - group.num_failed}/{group.num_points}"
+            error = group.median_error
             words = "" if error is None else f"   median error {100 * error:.1f} %"
-            line = f"{one.group:<{width}} {count:>7}  {one.quality:<8}{words}"
+            line = f"{group.group:<{width}} {count:>7}  {group.quality:<8}{words}"
             self._screen.note(line.rstrip())
         if summaries and self.num_done < self.num_points:
             self._screen.note(

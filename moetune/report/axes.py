@@ -59,7 +59,9 @@ def log_seconds(title: str) -> Axis:
     """Return a logarithmic axis of seconds, labelled "10 µs", "1 ms"."""
     decades = [10.0**power for power in range(-9, 4)]
     return Axis(
-        title=title, kind="log", ticks=tuple((one, _whole(format_seconds(one))) for one in decades)
+        title=title,
+        kind="log",
+        ticks=tuple((decade, _whole(format_seconds(decade))) for decade in decades),
     )
 
 
@@ -139,8 +141,8 @@ class Scale:
     def share(self, value: Value) -> float:
         """Return 0 for the value at which the axis begins, 1 for that at which it ends."""
         is_name = self.axis.kind == "category"
-        at = self.categories.index(str(value)) if is_name else _number(value, self.axis.kind)
-        return (at - self.low) / (self.high - self.low)
+        place = self.categories.index(str(value)) if is_name else _number(value, self.axis.kind)
+        return (place - self.low) / (self.high - self.low)
 
     def ticks(self) -> tuple[Tick, ...]:
         """Return the labelled places: the categories, the axis's own, else round ones."""
@@ -192,7 +194,7 @@ def _padded(numbers: Sequence[float], axis: Axis) -> tuple[float, float]:
 def _round_step(least: float) -> float:
     """Return the smallest of 1, 2 and 5 times a power of ten that is at least so much."""
     power = 10.0 ** math.floor(math.log10(least))
-    return next(one for one in _STEPS if one * power >= least * (1 - _NEARLY)) * power
+    return next(digit for digit in _STEPS if digit * power >= least * (1 - _NEARLY)) * power
 
 
 def _text(value: float, step: float, *, is_share: bool) -> str:
@@ -205,7 +207,7 @@ def _text(value: float, step: float, *, is_share: bool) -> str:
 
 
 def _date_text(seconds: float, step: float, span: float) -> str:
-    at = _EPOCH + timedelta(seconds=seconds)
-    if step >= _DAY or (span > _DAY and at.hour == at.minute == 0):
-        return f"{at:%b} {at.day}"
-    return f"{at:%H:%M}" if step >= _MINUTE else f"{at:%H:%M:%S}"
+    moment = _EPOCH + timedelta(seconds=seconds)
+    if step >= _DAY or (span > _DAY and moment.hour == moment.minute == 0):
+        return f"{moment:%b} {moment.day}"
+    return f"{moment:%H:%M}" if step >= _MINUTE else f"{moment:%H:%M:%S}"

@@ -48,11 +48,7 @@ def environment(*folders: Path) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
-        "bytes": format_bytes,
-        "figure_svg": figure_svg,
-        "ticked": _ticked,
-    }
+    made.filters |= {"bytes": format_bytes, "figure_svg": figure_svg, "ticked": _ticked}
     return made
 
 
@@ -129,8 +125,8 @@ def notebook_cell(
         name=name,
         colors="\n  ".join(colors),
         style=(STATIC / "notebook.css").read_text(encoding="utf-8"),
-        sections=[replace(one, figures=()) for one in sections],
-        more=[replace(one, figures=()) for one in more],
+        sections=[replace(section, figures=()) for section in sections],
+        more=[replace(section, figures=()) for section in more],
         summary=summary,
     )  # fmt: skip
 
@@ -146,10 +142,10 @@ def _ticked(text: str) -> str:
     """
     from markupsafe import Markup, escape
 
-    def code(found: re.Match[str]) -> str:
-        words = _FLAG.sub(r'<span class="whole">\g<0></span>', found[1] or found[2])
+    def code(match: re.Match[str]) -> str:
+        words = _FLAG.sub(r'<span class="whole">\g<0></span>', match[1] or match[2])
         return f"<code>{words}</code>"
 
-    kept = _UNIT.sub("\u00a0", str(escape(text)))
-    kept = _DATE.sub(r'<span class="whole">\g<0></span>', kept)
-    return Markup(_COMMAND.sub(code, kept))  # noqa: S704 - escaped
+    marked = _UNIT.sub("\u00a0", str(escape(text)))
+    marked = _DATE.sub(r'<span class="whole">\g<0></span>', marked)
+    return Markup(_COMMAND.sub(code, marked))  # noqa: S704 - escaped

@@ -11,7 +11,7 @@ from moetune.report.axes import Axis, Value
 
 ROLES = ("ink", "muted", "grid", "surface", "accent", "second", "third")
 SERIES = ("accent", "second", "third")
-Outline: TypeAlias = Literal["circle", "square", "diamond", "triangle", "cross", "x"]
+Outline: TypeAlias = Literal["circle", "square", "diamond", "triangle", "cross"]
 OUTLINES: tuple[Outline, ...] = ("circle", "square", "diamond", "triangle", "cross")
 Values: TypeAlias = tuple[Value, ...]
 

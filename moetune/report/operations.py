@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -24,14 +24,13 @@ from moetune.domain.profile import FitError, GemmLine, Profile
 from moetune.domain.samples import LAUNCHES
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.curve import Line as Fitted
-from moetune.fit.curve import left_out_errors
 from moetune.fit.index import Points as Measured
 from moetune.fit.index import ProfileIndex, index_of
 from moetune.fit.operations import Curves
 from moetune.fit.pool import Series
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_seconds
 from moetune.report.axes import Axis, log_seconds, log_sizes
-from moetune.report.marks import SERIES, Band, Line, Mark, Outline, Panel, Points
+from moetune.report.marks import SERIES, Band, Line, Mark, Panel, Points
 from moetune.report.section import Figure, Value
 
 _NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
@@ -151,137 +150,39 @@ def gemm_line(line: GemmLine) -> OperationCurve:
 
 def fit_figure(operation: OperationCurve) -> Figure:
     """Return raw times, medians, the curve between them, its 5–95 % band and the α–β line."""
-    basis, curve = operation.basis, _Curve.of(operation)
+    basis, sizes = operation.basis, tuple(_grid(operation))
+    [seconds] = Curves().times(basis).seconds_at(np.array(sizes)).tolist()
+    drawn = drawn_seconds(basis, sizes, num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
+    low, high = np.percentile(drawn, _BAND_PERCENT, axis=0).tolist()
     words = (
         f"{operation.name} has a line and no measured points: the band follows from assumed "
         "errors of its start-up time and its rate."
     )
-    marks, rows = curve.marks("predicted", band="5–95 %"), curve.rows("predicted")
+    color = SERIES[0]
+    marks: list[Mark] = [
+        Band(x=sizes, low=tuple(low), high=tuple(high), name="5–95 %", color=f"{color}/0.16"),
+        Line(x=sizes, y=tuple(seconds), name="predicted", color=color),
+    ]
+    curve = zip(sizes, seconds, low, high, strict=True)
+    rows: list[tuple[Value, ...]] = [("predicted", *row) for row in curve]
     if isinstance(basis, Measured):
         words = (
             f"{operation.name} at {operation.num_points} sizes. The curve follows the medians and "
             "never falls; 90 % of draws from the measurement's noise and the fit's error lie in "
             "the band."
         )
-        marks = (*marks, *_measured(operation, basis.series, curve.sizes))
+        marks += _measured(operation, basis.series, sizes)
         rows = [*_measured_rows(basis.series), *rows]
-    figure = _figure(operation, name="fit", words=words, marks=marks, first="kind", rows=rows)
-    return replace(figure, is_wide=True)
-
-
-def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[str, str]) -> Figure:
-    """Return the same operation of two profiles in one figure."""
-    curves = tuple(zip(names, map(_Curve.of, (first, second)), SERIES, strict=False))
-    return _figure(
-        first,
-        name=f"fit-{first.key}",
-        words=f"Predicted times of {first.name} in both profiles, with their 5–95 % bands.",
-        marks=[mark for name, curve, color in curves for mark in curve.marks(name, color=color)],
-        first="profile",
-        rows=[row for name, curve, _ in curves for row in curve.rows(name)],
-    )
-
-
-def _figure(
-    operation: OperationCurve, *, name: str, words: str, marks: Sequence[Mark], first: str,
-    rows: Sequence[tuple[Value, ...]],
-) -> Figure:  # fmt: skip
-    """Return times over an operation's size.
-
-    Args:
-        first: name of the rows' first column.
-    """
-    times = log_seconds("time of one")
+    size = f"size_{operation.unit.lower()}"
     return Figure(
-        name=name,
+        name="fit",
         title=operation.name,
         words=words,
-        panels=(Panel(x=_sizes_axis(operation), y=times, marks=tuple(marks)),),
-        header=(first, _sizes_column(operation), "seconds", "p05_seconds", "p95_seconds"),
+        panels=(Panel(x=_sizes_axis(operation), y=log_seconds("time of one"), marks=tuple(marks)),),
+        header=("kind", size, "seconds", "p05_seconds", "p95_seconds"),
         rows=tuple(rows),
+        is_wide=True,
     )
-
-
-def residual_figure(operation: OperationCurve) -> Figure | None:
-    """Return the relative errors of predictions at the measured points; None without points.
-
-    The curve is fitted without the predicted point; the α–β line to all points.
-    """
-    basis, line = operation.basis, operation.line
-    if not isinstance(basis, Measured):
-        return None
-    sizes, medians = basis.series.sizes, basis.series.medians
-    left_out = left_out_errors(sizes=sizes, seconds=medians, alpha_seconds=basis.alpha_seconds)
-    if not left_out:
-        return None
-    curve = {sizes[at]: error for at, error in left_out.items()}
-    pairs = zip(sizes, medians, strict=True)
-    of_line = {size: line.seconds(size) / seconds - 1 for size, seconds in pairs} if line else {}
-    unit = operation.unit
-    return Figure(
-        name="residuals",
-        is_low=True,
-        title="Residuals",
-        words=(
-            "Relative error of the prediction at each measured median: by the curve without the "
-            "point, and by the α–β line. The two ends of the curve are never left out."
-        ),
-        panels=(
-            Panel(
-                x=_sizes_axis(operation),
-                y=Axis(title="relative error", is_share=True),
-                marks=(
-                    _residuals("α–β line", of_line, unit, color="muted", outline="x"),
-                    _residuals("curve, point left out", curve, unit, color=SERIES[0]),
-                ),
-            ),
-        ),
-        header=(_sizes_column(operation), "curve_left_out", "alpha_beta_line"),
-        rows=tuple((size, curve.get(size), of_line.get(size)) for size in sizes),
-    )
-
-
-def _residuals(
-    name: str, errors: Mapping[float, float], unit: str, *, color: str,
-    outline: Outline | None = None,
-) -> Points:  # fmt: skip
-    """Return relative errors by their size."""
-    return Points(
-        name=name, x=tuple(errors), y=tuple(errors.values()), color=color, size=9, outline=outline,
-        hover=tuple(
-            f"{name}: {_size_text(size, unit)}: {error:+.1%}" for size, error in errors.items()
-        ),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Curve:
-    """Predicted seconds by size, with the ends of their 5–95 % range."""
-
-    sizes: tuple[float, ...]
-    seconds: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-    @classmethod
-    def of(cls, operation: OperationCurve) -> "_Curve":
-        sizes = _grid(operation)
-        [seconds] = Curves().times(operation.basis).seconds_at(np.array(sizes)).tolist()
-        drawn = drawn_seconds(operation.basis, sizes, num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
-        low, high = np.percentile(drawn, _BAND_PERCENT, axis=0).tolist()
-        return cls(sizes=tuple(sizes), seconds=tuple(seconds), low=tuple(low), high=tuple(high))
-
-    def marks(self, name: str, *, color: str = SERIES[0], band: str = "") -> tuple[Mark, ...]:
-        """Return the band, which may have a name, and the line in it."""
-        return (
-            Band(x=self.sizes, low=self.low, high=self.high, name=band, color=f"{color}/0.16"),
-            Line(x=self.sizes, y=self.seconds, name=name, color=color),
-        )
-
-    def rows(self, name: str) -> list[tuple[Value, ...]]:
-        """Return the numbers behind a first column."""
-        columns = zip(self.sizes, self.seconds, self.low, self.high, strict=True)
-        return [(name, *row) for row in columns]
 
 
 def _grid(operation: OperationCurve) -> list[float]:
@@ -338,7 +239,3 @@ def _sizes_axis(operation: OperationCurve) -> Axis:
         "MACs": "multiply-accumulates",
     }
     return log_sizes(titles.get(operation.unit, operation.unit), unit=operation.unit)
-
-
-def _sizes_column(operation: OperationCurve) -> str:
-    return f"size_{operation.unit.lower()}"

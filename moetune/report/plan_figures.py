@@ -49,9 +49,9 @@ def _steps(plan: Plan, name: str, color: str) -> Iterator[Line]:
     ranges = plan.pipeline.ranges
     last = ranges[-1:]
     sizes = tuple(row[0] for row in ranges) + tuple(row[1] for row in last)
-    for at, phase in enumerate(("forward", "backward"), start=2):
+    for column, phase in enumerate(("forward", "backward"), start=2):
         yield Line(
-            name=f"{name}{phase}", x=sizes, y=tuple(row[at] for row in (*ranges, *last)),
+            name=f"{name}{phase}", x=sizes, y=tuple(row[column] for row in (*ranges, *last)),
             color=color, has_steps=True, is_dotted=phase == "backward",
         )  # fmt: skip
 
@@ -83,9 +83,9 @@ def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
     Of equal ones the first is taken.
     """
     front: list[Option] = []
-    for one in sorted(options, key=lambda option: (option.memory_bytes, option.step_seconds)):
-        if not front or one.step_seconds < front[-1].step_seconds:
-            front.append(one)
+    for option in sorted(options, key=lambda option: (option.memory_bytes, option.step_seconds)):
+        if not front or option.step_seconds < front[-1].step_seconds:
+            front.append(option)
     return tuple(front)
 
 
@@ -334,9 +334,11 @@ def _short(name: str) -> str:
 
 def _letters(*timelines: Timeline) -> str:
     """Return what the bars' letters stand for, in the order that they appear."""
-    names = [operation_and_chunk(span.name) for one in timelines for span in one.spans]
+    names = [operation_and_chunk(span.name) for timeline in timelines for span in timeline.spans]
     operations = dict.fromkeys(
         operation.partition(" ")[0] for operation, chunk in names if chunk is not None
     )
-    meanings = ", ".join(f"{one[:1].upper()} {_MEANINGS.get(one, one)}" for one in operations)
+    meanings = ", ".join(
+        f"{operation[:1].upper()} {_MEANINGS.get(operation, operation)}" for operation in operations
+    )
     return f"Letters with a chunk's number: {meanings}."

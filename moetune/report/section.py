@@ -8,7 +8,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from moetune.domain.units import format_bytes, format_seconds, format_share
 from moetune.report.marks import Panel
@@ -108,24 +108,23 @@ class Table:
 
     @classmethod
     def of(
-        cls, name: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell | str]],
-        *, prose: tuple[str, ...] = (), wide: tuple[str, ...] = (), notes: tuple[str, ...] = (),
-        empty: str = "Nothing yet.", is_narrow: bool = False, num_more: int = 0,
-    ) -> "Table":  # fmt: skip
+        cls,
+        name: str,
+        items: Iterable[Item],
+        columns: Mapping[str, Callable[[Item], Cell | str]],
+        **fields: Any,  # noqa: ANN401 - other fields of a table
+    ) -> "Table":
         """Return the table with a row for each item.
 
         Args:
             columns: what returns an item's cell or its words, by the heading.
         """
         cells = [[column(item) for column in columns.values()] for item in items]
-        return cls(
-            name=name, header=tuple(columns), prose=prose, wide=wide, notes=notes, empty=empty,
-            is_narrow=is_narrow, num_more=num_more,
-            rows=tuple(
-                tuple(Cell.words(cell) if isinstance(cell, str) else cell for cell in row)
-                for row in cells
-            ),
-        )  # fmt: skip
+        rows = tuple(
+            tuple(Cell.words(cell) if isinstance(cell, str) else cell for cell in row)
+            for row in cells
+        )
+        return cls(name=name, header=tuple(columns), rows=rows, **fields)
 
     @property
     def is_stacked(self) -> bool:
@@ -136,15 +135,19 @@ class Table:
     def numbers(self) -> frozenset[int]:
         """Indices of the columns of numbers."""
         return frozenset(
-            at for at in range(len(self.header)) if any(row[at].is_number for row in self.rows)
+            column
+            for column in range(len(self.header))
+            if any(row[column].is_number for row in self.rows)
         )
 
 
 def without_empty_columns(table: Table) -> Table:
     """Return the table without the columns in which no row says anything."""
-    filled = [at for at in range(len(table.header)) if any(row[at].text for row in table.rows)]
-    header = tuple(table.header[at] for at in filled)
-    rows = tuple(tuple(row[at] for at in filled) for row in table.rows)
+    filled = [
+        column for column in range(len(table.header)) if any(row[column].text for row in table.rows)
+    ]
+    header = tuple(table.header[column] for column in filled)
+    rows = tuple(tuple(row[column] for column in filled) for row in table.rows)
     return replace(
         table, header=header, rows=rows, wide=tuple(name for name in table.wide if name in header)
     )
@@ -178,8 +181,8 @@ class Figure:
         """The rows as comma-separated values (RFC 4180); floats keep all their digits."""
         text = io.StringIO()
         writer = csv.writer(text)
-        writer.writerow([_as_text(one) for one in self.header])
-        writer.writerows([_as_text(one) for one in row] for row in self.rows)
+        writer.writerow([_as_text(value) for value in self.header])
+        writer.writerows([_as_text(value) for value in row] for row in self.rows)
         return text.getvalue()
 
 
@@ -231,8 +234,13 @@ def values_of(section: Section) -> dict[str, object]:
         "scope": section.scope,
         "paragraphs": [*section.doubts, *section.paragraphs],
         "highlights": [
-            {"name": one.name, "value": one.cell.value, "unit": one.cell.unit, "note": one.note}
-            for one in section.highlights
+            {
+                "name": highlight.name,
+                "value": highlight.cell.value,
+                "unit": highlight.cell.unit,
+                "note": highlight.note,
+            }
+            for highlight in section.highlights
         ],
         "tables": [_table_values(table) for table in section.tables],
         "notes": list(section.notes),
@@ -241,8 +249,8 @@ def values_of(section: Section) -> dict[str, object]:
 
 def _table_values(table: Table) -> dict[str, object]:
     units = [
-        {row[at].unit for row in table.rows if row[at].value is not None}
-        for at in range(len(table.header))
+        {row[column].unit for row in table.rows if row[column].value is not None}
+        for column in range(len(table.header))
     ]
     return {
         "name": table.name,
@@ -285,9 +293,14 @@ def percents(*shares: float, sign: bool = False) -> tuple[str, ...]:
     Whole percents where that is so, else one digit more, at most three: "+0.3 %" beside "-0.1 %".
     """
     digits = next(
-        (some for some in range(3) if all(not one or round(100 * one, some) for one in shares)), 3
+        (
+            some
+            for some in range(3)
+            if all(not share or round(100 * share, some) for share in shares)
+        ),
+        3,
     )
-    return tuple(percent(one, digits=digits, sign=sign) for one in shares)
+    return tuple(percent(share, digits=digits, sign=sign) for share in shares)
 
 
 def seconds_span(seconds: float, low: float, high: float) -> str:

@@ -53,7 +53,6 @@ _OUTLINES = {
     "diamond": "M0 -{r}l{r} {r}l-{r} {r}l-{r} -{r}z",
     "triangle": "M0 -{r}l{r} {d}h-{d}z",
     "cross": "M-{r} 0h{d}M0 -{r}v{d}",
-    "x": "M-{r} -{r}l{d} {d}M{r} -{r}l-{d} {d}",
 }
 
 
@@ -108,8 +107,8 @@ def _places(figure: Figure) -> Iterator[_Place]:
     """Yield the panels, each below the one before."""
     top = 0.0
     for panel in figure.panels:
-        x = Scale.of(panel.x, [one for mark in panel.marks for one in along(mark)])
-        y = Scale.of(panel.y, [one for mark in panel.marks for one in across(mark)])
+        x = Scale.of(panel.x, [value for mark in panel.marks for value in along(mark)])
+        y = Scale.of(panel.y, [value for mark in panel.marks for value in across(mark)])
         rows = len(y.categories)
         height = rows * next(row for most, row in _ROWS if rows <= most)
         place = _Place(
@@ -142,8 +141,8 @@ def _marks(place: _Place, height: float) -> Iterator[str]:
             case Band():
                 yield _stretched(_band(mark, place), height)
             case Points():
-                for at, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
-                    hover = _title(mark.hover, at)
+                for number, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
+                    hover = _title(mark.hover, number)
                     yield _symbol(mark, mark.size, (place.x.share(x), place.down(y)), hover)
             case Bars():
                 yield from _bars(mark, place)
@@ -167,7 +166,7 @@ def _band(band: Band, place: _Place) -> str:
 
 def _points(x: Values, y: Values, place: _Place) -> list[tuple[float, float]]:
     pairs = zip(x, y, strict=True)
-    return [(SPAN * place.x.share(one), place.down(other)) for one, other in pairs]
+    return [(SPAN * place.x.share(right), place.down(up)) for right, up in pairs]
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
@@ -183,8 +182,8 @@ def _symbol(points: Points, size: float, place: tuple[float, float], inner: str 
     elif points.size >= _RIMMED:
         look += f' {_paint("surface", "stroke")} stroke-width="1.5"'
     if points.outline in {None, "circle"}:
-        at = f'cx="{_percent(x)}" cy="{_px(y)}" r="{size / 2:g}"'
-        return f"<circle {at} {look}>{inner}</circle>"
+        circle = f'cx="{_percent(x)}" cy="{_px(y)}" r="{size / 2:g}"'
+        return f"<circle {circle} {look}>{inner}</circle>"
     outline = _OUTLINES[str(points.outline)].format(r=f"{size / 2:g}", d=f"{size:g}")
     return (
         f'<svg x="{_percent(x)}" y="{_px(y)}" overflow="visible">'
@@ -197,39 +196,41 @@ def _bars(bars: Bars, place: _Place) -> Iterator[str]:
     thick = place.height / len(place.y.categories) * (1 - _FREE)
     look = f"{_paint(bars.color)} {_paint('surface', 'stroke')}"
     spans = zip(bars.rows, bars.starts, bars.lengths, strict=True)
-    for at, (row, start, length) in enumerate(spans):
+    for number, (row, start, length) in enumerate(spans):
         left, right = place.x.share(start), place.x.share(start + length)
         middle = place.down(row)
         yield (
             f'<rect x="{_percent(left)}" y="{_px(middle - thick / 2)}" '
             f'width="{_percent(right - left)}" height="{_px(thick)}" {look}>'
-            f"{_title(bars.hover, at)}</rect>"
+            f"{_title(bars.hover, number)}</rect>"
         )
         if bars.texts and not bars.text_color:
-            yield _text(bars.texts[at], right, middle + 4, anchor="start", shift=5)
+            yield _text(bars.texts[number], right, middle + 4, anchor="start", shift=5)
         elif bars.texts:
-            needs = len(bars.texts[at]) * _IN_BARS + 2
-            if bars.texts[at] and (right - left) * place.pixels >= needs:
+            needs = len(bars.texts[number]) * _IN_BARS + 2
+            if bars.texts[number] and (right - left) * place.pixels >= needs:
                 look_in = "mark" if (right - left) * _PHONE >= needs else "mark roomy"
                 center = (left + right) / 2
-                yield _text(bars.texts[at], center, middle + 4, look=look_in, color=bars.text_color)
+                yield _text(
+                    bars.texts[number], center, middle + 4, look=look_in, color=bars.text_color
+                )
 
 
 def _upright(line: Upright, place: _Place) -> Iterator[str]:
-    at = place.x.share(line.at)
-    yield _vertical(at, place, f'{_paint("muted", "stroke")} stroke-dasharray="2 3"')
-    fits = at * _PHONE >= len(line.words) * _CHARACTER
+    share = place.x.share(line.at)
+    yield _vertical(share, place, f'{_paint("muted", "stroke")} stroke-dasharray="2 3"')
+    fits = share * _PHONE >= len(line.words) * _CHARACTER
     anchor, shift = ("end", -4) if fits else ("start", 4)
-    yield _text(line.words, at, place.top + 12, anchor=anchor, shift=shift)
+    yield _text(line.words, share, place.top + 12, anchor=anchor, shift=shift)
 
 
 def _x_labels(place: _Place, height: float) -> Iterator[str]:
     """Yield the labels and the title of a panel's x axis."""
     ticks = place.x.ticks()
     is_dense = sum(len(tick.text) * _CHARACTER + 16 for tick in ticks) > _PHONE
-    for at, tick in enumerate(ticks):
+    for number, tick in enumerate(ticks):
         anchor = "end" if tick.share > 1 - 1e-3 and len(tick.text) > _LONG_TICK else "middle"
-        look = "tick roomy" if is_dense and at % 2 else "tick"
+        look = "tick roomy" if is_dense and number % 2 else "tick"
         yield _text(tick.text, tick.share, place.bottom + 15, look=look, anchor=anchor)
     if title := place.panel.x.title:
         yield _text(title, 0.5, height - 5)
@@ -239,8 +240,10 @@ def _y_labels(place: _Place) -> Iterator[str]:
     """Yield the labels of a panel's y axis, at the right edge of their drawing."""
     for tick in place.y.ticks():
         lines = _lines(tick.text)
-        for at, line in enumerate(lines):
-            down = place.bottom - place.height * tick.share + 4 + 14 * (at - (len(lines) - 1) / 2)
+        for number, line in enumerate(lines):
+            down = (
+                place.bottom - place.height * tick.share + 4 + 14 * (number - (len(lines) - 1) / 2)
+            )
             yield _text(line, 1, down, anchor="end", shift=-8)
 
 
@@ -248,9 +251,9 @@ def _lines(words: str) -> tuple[str, ...]:
     """Return a label's lines: two where it is long and has a space."""
     if len(words) <= _ROW_LABELS or " " not in words:
         return (words,)
-    spaces = [at for at, letter in enumerate(words) if letter == " "]
-    at = min(spaces, key=lambda place: abs(place - len(words) / 2))
-    return words[:at], words[at + 1 :]
+    spaces = [split for split, letter in enumerate(words) if letter == " "]
+    split = min(spaces, key=lambda place: abs(place - len(words) / 2))
+    return words[:split], words[split + 1 :]
 
 
 def _legend(figure: Figure) -> str:
@@ -283,11 +286,11 @@ def _swatch(mark: Line | Band | Points | Bars) -> str:
 
 def _paint(color: str, name: str = "fill") -> str:
     """Return the attributes for a colour's role, such as "accent/0.2"."""
-    found = _ROLE.fullmatch(color)
-    if found is None:
+    match = _ROLE.fullmatch(color)
+    if match is None:
         raise ValueError(f"{color!r} is no role of the theme, such as accent or accent/0.2")
-    opacity = f' {name}-opacity="{found[2]}"' if found[2] else ""
-    return f'{name}="var(--{found[1]})"{opacity}'
+    opacity = f' {name}-opacity="{match[2]}"' if match[2] else ""
+    return f'{name}="var(--{match[1]})"{opacity}'
 
 
 def _stroke(line: Line) -> str:
@@ -304,9 +307,9 @@ def _px(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0")
 
 
-def _title(words: Sequence[str], at: int) -> str:
+def _title(words: Sequence[str], number: int) -> str:
     """Return the element that browsers show on hovering; "" for no words."""
-    return f"<title>{escape(words[at])}</title>" if words else ""
+    return f"<title>{escape(words[number])}</title>" if words else ""
 
 
 def _text(

@@ -41,8 +41,8 @@ class SectionPrinter:
 
     def sections(self, sections: Iterable[Section]) -> None:
         """Print sections with an empty line between them."""
-        for at, section in enumerate(sections):
-            if at:
+        for number, section in enumerate(sections):
+            if number:
                 self.say()
             self.section(section)
 
@@ -64,10 +64,10 @@ class SectionPrinter:
         if title and section.scope and (words or section.tables or section.notes):
             self.say()
         indent = 2 if title or words or section.notes else 0
-        for one in words:
-            self.say(one, indent=2)
-        for at, table in enumerate(section.tables):
-            if at or words:
+        for paragraph in words:
+            self.say(paragraph, indent=2)
+        for number, table in enumerate(section.tables):
+            if number or words:
                 self.say()
             self.table(table, indent=indent)
         if section.notes and section.tables:
@@ -86,25 +86,25 @@ class SectionPrinter:
             return
         rows = table.rows[: self.most_rows]
         omitted = {*table.prose, *table.wide}
-        shown = [at for at, name in enumerate(table.header) if name not in omitted]
+        shown = [column for column, name in enumerate(table.header) if name not in omitted]
         grid = Grid(
             box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False,
             show_header=any(table.header),
         )  # fmt: skip
         numbers = table.numbers
-        for at in shown:
+        for column in shown:
             grid.add_column(
-                Text(table.header[at]),
-                justify="right" if at in numbers else "left",
+                Text(table.header[column]),
+                justify="right" if column in numbers else "left",
                 overflow="fold",
             )
         for row in rows:
-            grid.add_row(*(Text(_plain(row[at])) for at in shown))
+            grid.add_row(*(Text(_plain(row[column])) for column in shown))
         width = min(WIDTH, self._console().width)
         self._emit(Padding(grid, (0, 0, 0, indent), expand=False), width)
         prose = [table.header.index(name) for name in table.prose]
         for row in rows if prose else ():
-            words = "; ".join(row[at].text for at in prose if row[at].text)
+            words = "; ".join(row[column].text for column in prose if row[column].text)
             self.say(f"{row[0].text}: {words}", indent=indent)
         if more := len(table.rows) - len(rows) + table.num_more:
             self.say(f"… and {more:,} more: --all", indent=indent)
@@ -134,13 +134,13 @@ class SectionPrinter:
 
 def _wrapped(text: str, width: int) -> list[str]:
     """Return lines, in which a command that is cut goes on as a shell reads it."""
-    found = _COMMAND.search(text)
-    if found:
-        lead, command = text[: found.start()] + ":", found[1]
+    match = _COMMAND.search(text)
+    if match:
+        lead, command = text[: match.start()] + ":", match[1]
         return [*_wrapped(lead, width), *_continued(command, width)]
-    kept = _SHORT_COMMAND.sub(lambda found: found[0].replace(" ", _HARD_SPACE), text)
+    whole = _SHORT_COMMAND.sub(lambda match: match[0].replace(" ", _HARD_SPACE), text)
     lines = textwrap.wrap(
-        _UNIT.sub(_HARD_SPACE, kept),
+        _UNIT.sub(_HARD_SPACE, whole),
         width - (len(_GOES_ON) if "`moetune " in text else 0),
         break_long_words=False,
         break_on_hyphens=False,
@@ -168,6 +168,6 @@ def _plain(cell: Cell) -> str:
 
 def text_of(sections: Iterable[Section]) -> str:
     """Return the sections as the command line prints them, without colour."""
-    found = io.StringIO()
-    SectionPrinter(file=found).sections(sections)
-    return found.getvalue().rstrip("\n")
+    text = io.StringIO()
+    SectionPrinter(file=text).sections(sections)
+    return text.getvalue().rstrip("\n")

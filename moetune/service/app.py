@@ -31,12 +31,7 @@ from moetune.service.describe import (
 from moetune.service.metrics import CONTENT_TYPE
 from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in, wants_page
 from moetune.service.pages.routes import add_pages
-from moetune.service.problems import (
-    RETRY_AFTER_SECONDS,
-    Problem,
-    problem_of,
-    problem_response,
-)
+from moetune.service.problems import RETRY_AFTER_SECONDS, Problem, problem_of, problem_response
 from moetune.service.quotas import QuotaLimits
 from moetune.service.workers import WorkerPools
 

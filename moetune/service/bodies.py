@@ -37,10 +37,7 @@ _REVALIDATE = "private, no-cache"
 
 
 def document(
-    value: object,
-    *,
-    status: HTTPStatus = HTTPStatus.OK,
-    headers: Mapping[str, str] | None = None,
+    value: object, *, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return a value as one JSON document."""
     return Response(canonical_json(value) + "\n", status, headers, media_type=JSON)
@@ -70,8 +67,8 @@ def tagged(text: str, if_none_match: str | None) -> Response:
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": _REVALIDATE}
     # The comparison of tags is the weak one of RFC 9110, section 13.1.2.
-    known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
-    if known & {etag, "*"}:
+    tags = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
+    if tags & {etag, "*"}:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return Response(content, headers=headers, media_type=JSON)
 

@@ -53,9 +53,17 @@ class LimitedProtocol(HttpToolsProtocol):
         self._since = time.monotonic()
         self._set_timer()
         if len(self.connections) > self.most:
-            others = (cast("LimitedProtocol", one) for one in self.connections if one is not self)
-            idle = [one for one in others if one.is_idle and not one.transport.is_closing()]
-            min(idle, key=lambda one: one._since, default=self).transport.abort()  # noqa: SLF001
+            others = (
+                cast("LimitedProtocol", protocol)
+                for protocol in self.connections
+                if protocol is not self
+            )
+            idle = [
+                protocol
+                for protocol in others
+                if protocol.is_idle and not protocol.transport.is_closing()
+            ]
+            min(idle, key=lambda protocol: protocol._since, default=self).transport.abort()  # noqa: SLF001
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timer."""

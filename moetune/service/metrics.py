@@ -1,8 +1,7 @@
-"""Prometheus metrics: requests, errors of predictions, readiness and fits of the store."""
+"""Prometheus metrics: requests, errors of predictions, readiness and size of the store."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -12,13 +11,12 @@ from prometheus_client.registry import Collector
 from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import MoetuneError
 from moetune.domain.records import Observation
-from moetune.service.quotas import KINDS, Kind, Quotas
+from moetune.service.quotas import Kind, Quotas
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _RELATIVE_ERRORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_NUM_FITS = 200
 _SOURCES = frozenset({"training", "verify", "quickstart", "search"})
 
 
@@ -84,7 +82,7 @@ class Metrics:
 
 
 class _StoreState(Collector):
-    """Gauges that are read at each scrape: readiness, sizes, limits, time of the newest fits."""
+    """Gauges that are read at each scrape: readiness, and the size of the rows."""
 
     def __init__(self, planner: ServicePlanner, quotas: Quotas) -> None:
         self._planner, self._quotas = planner, quotas
@@ -95,37 +93,12 @@ class _StoreState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the gauges."""
-        is_ready, limits = not self._planner.problems(), self._quotas.limits
+        is_ready = not self._planner.problems()
         yield GaugeMetricFamily("moetune_ready", "Whether the database can be used.", is_ready)
         if is_ready:
             with suppress(MoetuneError):
                 size = self._quotas.size_bytes()
                 yield GaugeMetricFamily("moetune_store_bytes", "Size of the rows.", size)
         yield GaugeMetricFamily(
-            "moetune_store_limit_bytes", "Size that they may have.", limits.store_bytes
+            "moetune_store_limit_bytes", "Size that they may have.", self._quotas.limits.store_bytes
         )
-        yield _labelled(
-            "moetune_quota_per_hour",
-            "Rows that one client may add in an hour.",
-            "kind",
-            {kind: limits.of(kind) for kind in KINDS},
-        )
-        yield _labelled(
-            "moetune_profile_fitted_timestamp_seconds",
-            "When the newest fit of a profile was stored.", "profile",
-            self._fitted_at() if is_ready else {},
-        )  # fmt: skip
-
-    def _fitted_at(self) -> Mapping[str, float]:
-        times: dict[str, float] = {}
-        with suppress(MoetuneError):
-            for fit in self._planner.reading.fits(limit=_NUM_FITS):
-                times.setdefault(fit.profile, datetime.fromisoformat(fit.created_at).timestamp())
-        return times
-
-
-def _labelled(name: str, words: str, label: str, values: Mapping[str, float]) -> Metric:
-    gauge = GaugeMetricFamily(name, words, labels=(label,))
-    for text, value in values.items():
-        gauge.add_metric((text,), value)
-    return gauge

@@ -93,10 +93,10 @@ class Quotas:
 
     def size_bytes(self) -> int:
         """Return the size of the store, a few seconds old at most."""
-        known = self._size
-        if known is None or self.now() - known[0] >= _SIZE_SECONDS:
-            known = self._size = self.now(), self.store_bytes()
-        return known[1]
+        measured = self._size
+        if measured is None or self.now() - measured[0] >= _SIZE_SECONDS:
+            measured = self._size = self.now(), self.store_bytes()
+        return measured[1]
 
     def _take(self, client: str, kind: Kind, count: int) -> None:
         now, most = self.now(), self.limits.of(kind)

@@ -238,11 +238,11 @@ def _listen(options: ServerOptions) -> socket.socket:
 
 
 def _no_listener(host: str, port: int, error: OSError) -> InputError:
-    other = "name another with --port, or 0 for a free one"
+    hint = "name another with --port, or 0 for a free one"
     if error.errno == errno.EADDRINUSE:
-        return InputError(f"port {port} of {host} is in use", f"{other}; is moetune serving there?")
+        return InputError(f"port {port} of {host} is in use", f"{hint}; is moetune serving there?")
     if error.errno == errno.EACCES:
-        return InputError(f"this user may not open port {port}", other)
+        return InputError(f"this user may not open port {port}", hint)
     return InputError(
         f"cannot listen on {host} port {port}: {error.strerror}",
         "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all of them",

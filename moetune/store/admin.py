@@ -50,15 +50,14 @@ class SqlStore(MeasurementStore, PlanStore):
             StoreUnavailableError: it is locked, full or away.
             SchemaMismatchError: it has another schema.
         """
-        database = self.database
-        require_head(database)
-        if database.how.read_only:
+        require_head(self)
+        if self.how.read_only:
             return
-        if not database.write(_can_write):
+        if not self.write(_can_write):
             raise StoreUnavailableError(
                 f"database {self.location} is read-only", "connect to the primary server"
             )
-        file = database.address.path
+        file = self.address.path
         if file is not None and shutil.disk_usage(file.parent).free < _LEAST_FREE_BYTES:
             raise StoreUnavailableError(
                 f"database {file} cannot grow: its disk is full", "free some space"
@@ -87,17 +86,17 @@ def open_store(
     if address.path is not None and not address.path.exists():
         upgrade_to_head(address, only_new=True)
     how = Opening(read_only=read_only, create=False, patience_seconds=patience_seconds)
-    database = Database(address, how)
+    store = SqlStore(address, how)
     try:
-        if not read_only and database.read(read_state).found is None:
+        if not read_only and store.read(read_state).found is None:
             upgrade_to_head(address, only_new=True)
-        require_head(database)
+        require_head(store)
         if not read_only:
-            _set_journal(database)
+            _set_journal(store)
     except BaseException:
-        database.close()
+        store.close()
         raise
-    return SqlStore(database)
+    return store
 
 
 def upgrade(url: str) -> tuple[str | None, str]:
@@ -144,18 +143,20 @@ def check(url: str) -> tuple[str, ...]:
         MoetuneError: the database cannot be reached or read.
     """
     address = parse_address(url)
-    with _open_to_read(address) as database:
-        state = database.read(read_state)
+    with _open_to_read(address) as store:
+        state = store.read(read_state)
         if state.found is None:
             raise no_database(address)
-        if damage := database.read(_page_problems):
+        if damage := store.read(_page_problems):
             return damage
-        problems = database.read(foreign_key_problems)
+        problems = store.read(foreign_key_problems)
         if not state.up_to_date:
-            found = f"schema revision is {state.found}, this moetune wants {state.head}"
-            return (*problems, f"{found}: run `moetune db upgrade`")
-        different = tuple(f"the tables differ: {one}" for one in database.read(differences))
-        return problems + (different or tuple(_document_problems(SqlStore(database))))
+            mismatch = f"schema revision is {state.found}, this moetune wants {state.head}"
+            return (*problems, f"{mismatch}: run `moetune db upgrade`")
+        different = tuple(
+            f"the tables differ: {difference}" for difference in store.read(differences)
+        )
+        return problems + (different or tuple(_document_problems(store)))
 
 
 def backup(url: str, target: Path) -> Path:
@@ -210,9 +211,9 @@ def _copy(database: Database, target: Path) -> None:
         temporary.replace(target)
 
 
-def _open_to_read(address: Address) -> Database:
+def _open_to_read(address: Address) -> SqlStore:
     _check_place(address, must_exist=True)
-    return Database(address, Opening(read_only=True))
+    return SqlStore(address, Opening(read_only=True))
 
 
 def _check_place(address: Address, *, must_exist: bool) -> None:
@@ -284,8 +285,8 @@ def _can_write(connection: Connection) -> bool:
 def _page_problems(connection: Connection) -> tuple[str, ...]:
     if connection.dialect.name != "sqlite":
         return ()
-    found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
-    return tuple(str(one) for one in found if one != "ok")
+    problems = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
+    return tuple(str(problem) for problem in problems if problem != "ok")
 
 
 def _document_problems(store: SqlStore) -> Iterator[str]:
@@ -330,11 +331,11 @@ def _problems(
         remove: the command that removes the row.
     """
     try:
-        found = read()
+        values = read()
     except InputError as error:
         yield error.what
         return
-    for value in found if isinstance(found, tuple) else (found,):
+    for value in values if isinstance(values, tuple) else (values,):
         try:
             if value is not None:
                 check_value(value)

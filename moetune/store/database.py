@@ -1,4 +1,4 @@
-"""One open database: transactions that fail with one clear error, and the base of the store.
+"""One open database: transactions that fail with one clear error, the base of the store.
 
 One that meets a lost connection or a conflict is run once more: a connection of the pool may be
 lost long before it is used.
@@ -19,13 +19,15 @@ from moetune.store.engine import Opening, make_engine, reading, without_transact
 
 T = TypeVar("T")
 P = ParamSpec("P")
-S = TypeVar("S", bound="DatabaseStore")
+S = TypeVar("S", bound="Database")
 _OPENING = Opening()
 _LARGEST_ID = 2**31 - 1  # of an Integer column
 
 
 class Database:
-    """An address with its engine. Open one in each process: it does not survive a fork.
+    """An address with its engine, which several threads may share.
+
+    Open one in each process: it does not survive a fork.
 
     Raises:
         MoetuneError: the PostgreSQL driver is not installed. Nothing is read yet.
@@ -48,6 +50,11 @@ class Database:
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
+
+    @property
+    def location(self) -> str:
+        """The address, without a password."""
+        return self.address.shown
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in one transaction and commit.
@@ -115,37 +122,12 @@ class Database:
         return result
 
 
-class DatabaseStore:
-    """Base of the store's parts: one open database. Every method is one transaction.
-
-    Several threads may share it; another process opens its own, also after a fork.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close every connection."""
-        self.database.close()
-
-    @property
-    def location(self) -> str:
-        """The address of the rows, without a password."""
-        return self.database.address.shown
-
-
 def reads(method: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
     """Call a store's method in a transaction that only reads; see `Database.read`."""
 
     @wraps(method)
     def run(store: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return store.database.read(lambda connection: method(store, connection, *args, **kwargs))
+        return store.read(lambda connection: method(store, connection, *args, **kwargs))
 
     return run
 
@@ -155,7 +137,7 @@ def writes(method: Callable[Concatenate[S, Connection, P], T]) -> Callable[Conca
 
     @wraps(method)
     def run(store: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return store.database.write(lambda connection: method(store, connection, *args, **kwargs))
+        return store.write(lambda connection: method(store, connection, *args, **kwargs))
 
     return run
 

@@ -191,10 +191,10 @@ def _watch_file(engine: Engine, path: Path) -> None:
 
     def identity() -> tuple[int, int] | None:
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     @event.listens_for(engine, "connect")
     def note(_connection: object, entry: ConnectionPoolEntry) -> None:

@@ -3,12 +3,7 @@
 from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from moetune.domain.errors import (
-    BadStoreError,
-    InputError,
-    MoetuneError,
-    StoreUnavailableError,
-)
+from moetune.domain.errors import BadStoreError, InputError, MoetuneError, StoreUnavailableError
 from moetune.store.address import Address
 
 _AGAIN = ("40001", "40P01", "08", "57P")
@@ -95,8 +90,7 @@ def translate(error: SQLAlchemyError, address: Address) -> MoetuneError:
             "try again",
         )
     return StoreUnavailableError(
-        f"database {address.shown} failed: {address.scrub(str(error))}",
-        "run `moetune db check`",
+        f"database {address.shown} failed: {address.scrub(str(error))}", "run `moetune db check`"
     )
 
 

@@ -12,11 +12,11 @@ from moetune.domain.records import FitInfo, MachineInfo, RunInfo, RunStatus
 from moetune.domain.samples import Sample
 from moetune.domain.storable import check_profile, check_samples
 from moetune.store import rows
-from moetune.store.database import DatabaseStore, insert_missing, page, reads, writes
+from moetune.store.database import Database, insert_missing, page, reads, writes
 from moetune.store.schema import fits, machines, runs, samples
 
 
-class MeasurementStore(DatabaseStore):
+class MeasurementStore(Database):
     """Runs, samples, machines and profiles."""
 
     @writes
@@ -176,8 +176,8 @@ class MeasurementStore(DatabaseStore):
         query = select(samples).where(samples.c.run_id == run_id).order_by(samples.c.id)
         if last_id is not None:
             query = query.where(samples.c.id <= last_id)
-        found = connection.execute(query).mappings()
-        return tuple(rows.sample_from_row(row, self.location) for row in found)
+        measured = connection.execute(query).mappings()
+        return tuple(rows.sample_from_row(row, self.location) for row in measured)
 
 
 def _add_run(connection: Connection, measured: Cluster | Profile, **values: str) -> int:

@@ -78,8 +78,8 @@ def read_state(connection: Connection) -> SchemaState:
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE in tables:
         rows = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars()  # noqa: S608 - a constant
-        if found := ", ".join(sorted(map(str, rows))):  # a damaged page holds NULL
-            return SchemaState(found=found, head=head)
+        if revision := ", ".join(sorted(map(str, rows))):  # a damaged page holds NULL
+            return SchemaState(found=revision, head=head)
     if clashes := sorted(tables & metadata.tables.keys()):
         raise BadStoreError(
             f"the database belongs to another program: it has its own table {clashes[0]!r}",

@@ -30,7 +30,7 @@ from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.records import Observation, PlanInfo, Removed, Settled, Stored
 from moetune.domain.storable import check_observation, check_plan, check_settled
 from moetune.store import rows
-from moetune.store.database import DatabaseStore, insert_missing, page, reads, writes
+from moetune.store.database import Database, insert_missing, page, reads, writes
 from moetune.store.schema import metadata, observations, plans, settled_sizes
 
 K = TypeVar("K")
@@ -47,7 +47,7 @@ _SQLITE_BYTES = text(
 _POSTGRESQL_BYTES = text("SELECT pg_total_relation_size(cast(:name AS regclass))")
 
 
-class PlanStore(DatabaseStore):
+class PlanStore(Database):
     """Plans, observations and settled sizes."""
 
     @writes
@@ -153,8 +153,8 @@ class PlanStore(DatabaseStore):
         query = select(observations)
         if plan_id is not None:
             query = query.where(observations.c.plan_id == plan_id)
-        found = connection.execute(page(query, observations.c.id, after=after, limit=limit))
-        return tuple(map(rows.stored_observation, found.mappings()))
+        stored = connection.execute(page(query, observations.c.id, after=after, limit=limit))
+        return tuple(map(rows.stored_observation, stored.mappings()))
 
     @writes
     def add_settled(self, connection: Connection, settled: Settled) -> None:
@@ -167,8 +167,8 @@ class PlanStore(DatabaseStore):
     def settled(self, connection: Connection, plan_id: str) -> tuple[Settled, ...]:
         """Return the decisions of searches that began with the plan, oldest first."""
         mine = settled_sizes.c.plan_id == plan_id
-        found = connection.execute(select(settled_sizes).where(mine).order_by(settled_sizes.c.id))
-        return tuple(rows.settled_from_row(row, self.location) for row in found.mappings())
+        stored = connection.execute(select(settled_sizes).where(mine).order_by(settled_sizes.c.id))
+        return tuple(rows.settled_from_row(row, self.location) for row in stored.mappings())
 
     @writes
     def remove_plans(self, connection: Connection, plan_ids: Sequence[str]) -> Removed:
@@ -215,8 +215,8 @@ class PlanStore(DatabaseStore):
             (plans.c.created_at < before) & ~or_(*later),
         )
         if dry_run:
-            return self.database.read(lambda connection: _remove(connection, *old, dry_run=True))
-        return self.database.write(lambda connection: _remove(connection, *old))
+            return self.read(lambda connection: _remove(connection, *old, dry_run=True))
+        return self.write(lambda connection: _remove(connection, *old))
 
     def compact(self) -> None:
         """Give the space of deleted rows back."""
@@ -228,7 +228,7 @@ class PlanStore(DatabaseStore):
             for table in (observations, settled_sizes, plans):
                 connection.exec_driver_sql(f"VACUUM FULL {table.name}")
 
-        self.database.outside(work)
+        self.outside(work)
 
     @reads
     def size_bytes(self, connection: Connection) -> int:
@@ -251,11 +251,11 @@ def _beginning_with(
         return None
     # Not LIKE, which no index answers; "g" follows the last digit.
     query = select(*columns).where(plans.c.id >= plan_id, plans.c.id < f"{plan_id}g")
-    found = connection.execute(query.order_by(plans.c.id).limit(5)).mappings().all()
-    if len(found) > 1:
-        names = ", ".join(row["id"][: len(plan_id) + 8] for row in found)
+    matches = connection.execute(query.order_by(plans.c.id).limit(5)).mappings().all()
+    if len(matches) > 1:
+        names = ", ".join(row["id"][: len(plan_id) + 8] for row in matches)
         raise InputError(f"plan id {plan_id!r} is ambiguous", f"give more of it: {names}")
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _first_missing(connection: Connection, key: Column[Any], wanted: Sequence[K]) -> K | None:

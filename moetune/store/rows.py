@@ -97,9 +97,9 @@ def plan_from_row(row: RowMapping, where: str) -> AnyPlan:
         raise BadStoreError(error.what, error.hint) from None
 
 
-def infos(kind: type[T], found: CursorResult[Any]) -> tuple[T, ...]:
+def infos(kind: type[T], result: CursorResult[Any]) -> tuple[T, ...]:
     """Return the list entries in rows, whose columns are the fields of their kind."""
-    return tuple(decode(kind, dict(row), kind.__name__) for row in found.mappings())
+    return tuple(decode(kind, dict(row), kind.__name__) for row in result.mappings())
 
 
 def observation_values(observation: Observation) -> Values:

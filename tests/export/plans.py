@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from moetune.app.export import PlanExport, export_plan
+from moetune.app.export import ExportDocument, export_plan
 from moetune.app.files import load_plan_file
 
 KNOWN = Path(__file__).parent / "known"
@@ -44,7 +44,7 @@ def plan_document(
     }  # fmt: skip
 
 
-def exported(folder: Path, to: str, document: object) -> PlanExport:
+def exported(folder: Path, to: str, document: object) -> ExportDocument:
     path = folder / "plan.json"
     text = document if isinstance(document, str) else json.dumps(document)
     path.write_text(text, encoding="utf-8")

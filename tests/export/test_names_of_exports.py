@@ -92,7 +92,7 @@ def flags(text: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", MEGATRONS)
 def test_megatron_knows_the_flags_and_their_choices(tmp_path: Path, name: str) -> None:
-    text = exported(tmp_path, "megatron", MEGATRONS[name]).export.text
+    text = exported(tmp_path, "megatron", MEGATRONS[name]).text
     facts = known("megatron-lm")["known"]["flags"]
     for flag, values in flags(text).items():
         assert flag in facts
@@ -105,7 +105,7 @@ def test_megatron_knows_the_flags_and_their_choices(tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("name", MEGATRONS)
 def test_bridge_knows_the_fields(tmp_path: Path, name: str) -> None:
-    text = exported(tmp_path, "bridge@0.3", MEGATRONS[name]).export.text
+    text = exported(tmp_path, "bridge@0.3", MEGATRONS[name]).text
     facts, core = known("megatron-bridge")["known"], known("megatron-core")["known"]
     for part, field in assigned(text):
         assert field in (facts[part] if part else facts), (part, field)
@@ -117,7 +117,7 @@ def test_bridge_knows_the_fields(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", TITANS)
 def test_torchtitan_knows_the_fields(tmp_path: Path, name: str) -> None:
-    text = exported(tmp_path, "torchtitan", TITANS[name]).export.text
+    text = exported(tmp_path, "torchtitan", TITANS[name]).text
     facts = known("torchtitan")["known"]
     for part, field in assigned(text):
         assert field in facts[part or "config"], (part, field)
@@ -127,7 +127,7 @@ def test_torchtitan_knows_the_fields(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [*FSDPS, "gathered"])
 def test_transformers_knows_the_fields(tmp_path: Path, name: str) -> None:
     document = FSDPS[name] if name in FSDPS else plan_document(GATHERED)
-    text = exported(tmp_path, "transformers", document).export.text
+    text = exported(tmp_path, "transformers", document).text
     facts = known("transformers")["known"]
     for call in ("DistributedConfig", "TrainingArguments"):
         found = arguments(text, call)
@@ -156,7 +156,7 @@ def test_transformers_shards_modules_that_its_classes_have(family: str) -> None:
 
 @pytest.mark.parametrize("name", FSDPS)
 def test_deepspeed_reads_the_keys(tmp_path: Path, name: str) -> None:
-    document = deepspeed_config(exported(tmp_path, "deepspeed", FSDPS[name]).export.text)
+    document = deepspeed_config(exported(tmp_path, "deepspeed", FSDPS[name]).text)
     facts = known("deepspeed")["known"]
     assert set(document["expert_parallel"]) <= set(facts["expert_parallel"])
     assert document["expert_parallel"]["preset_model"] in facts["presets"]
@@ -170,7 +170,7 @@ def test_deepspeed_reads_the_keys(tmp_path: Path, name: str) -> None:
 
 def test_moetune_runs_the_module(tmp_path: Path) -> None:
     layout = {**LAYOUT, "dp": 32, "pp": 8, "zero": 1, "ep": 16}
-    text = exported(tmp_path, "moetune", plan_document(layout)).export.text
+    text = exported(tmp_path, "moetune", plan_document(layout)).text
     module: dict[str, Any] = {}
     exec(text, module)  # noqa: S102 - its names are there
     assert module["LAYOUT"].world_size == 256

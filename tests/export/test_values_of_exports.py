@@ -25,7 +25,7 @@ INTERLEAVED = {**PIPELINE, "recompute": ["full"], "overlap": "none", "zero": 2}
 
 
 def megatron(folder: Path, layout: dict[str, Any], model: dict[str, Any] = QWEN) -> str:
-    return exported(folder, "megatron", plan_document(layout, model)).export.text
+    return exported(folder, "megatron", plan_document(layout, model)).text
 
 
 def test_megatron_gets_each_size_and_the_batch(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_launch_over_nodes_asks_for_an_address_first(
     tmp_path: Path, target: str, profile: str
 ) -> None:
     """Without one torchrun's rendezvous has no host, and waits for minutes."""
-    launch = exported(tmp_path, target, plan_document(LAYOUT, profile=profile)).export.launch
+    launch = exported(tmp_path, target, plan_document(LAYOUT, profile=profile)).launch
     assert launch.startswith(': "${MASTER_ADDR:?')
     assert ("${NNODES:?" in launch) == (profile == "gone")
 
@@ -95,14 +95,14 @@ def test_partial_graphs_hold_all_but_exchanges_and_experts(
     given = flags(megatron(tmp_path, layout, model))
     assert given["--cuda-graph-impl"] == ["transformer_engine"]
     assert given["--cuda-graph-scope"] == scope
-    bridge = exported(tmp_path, "bridge@0.3", plan_document(layout, model)).export.text
+    bridge = exported(tmp_path, "bridge@0.3", plan_document(layout, model)).text
     assert f"    cfg.model.cuda_graph_scope = {scope!r}\n" in bridge
-    bridge = exported(tmp_path, "bridge@0.5", plan_document(layout, model)).export.text
+    bridge = exported(tmp_path, "bridge@0.5", plan_document(layout, model)).text
     assert f"    cfg.model.cuda_graph_modules = {scope!r}\n" in bridge
 
 
 def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
-    text = exported(tmp_path, "bridge", plan_document(LATENT, DEEPSEEK, dtype="fp8")).export.text
+    text = exported(tmp_path, "bridge", plan_document(LATENT, DEEPSEEK, dtype="fp8")).text
     for line in (
         "cfg.model.expert_tensor_parallel_size = 1",
         "cfg.model.virtual_pipeline_model_parallel_size = 2",
@@ -119,7 +119,7 @@ def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_of_torchtitan_takes_all_micro_batches_at_once(tmp_path: Path) -> None:
-    found = exported(tmp_path, "torchtitan", plan_document(INTERLEAVED)).export
+    found = exported(tmp_path, "torchtitan", plan_document(INTERLEAVED))
     values = {
         node.arg: ast.literal_eval(node.value)
         for node in ast.walk(ast.parse(found.text))
@@ -138,7 +138,7 @@ def test_a_pipeline_of_torchtitan_takes_all_micro_batches_at_once(tmp_path: Path
     assert "config.training.local_batch_size = 256\n" in found.text
     assert "--config planned" in found.launch
     assert "--nnodes 32 --nproc-per-node 8" in found.launch
-    flat = exported(tmp_path, "torchtitan", plan_document(LAYOUT)).export.text
+    flat = exported(tmp_path, "torchtitan", plan_document(LAYOUT)).text
     assert "config.training.local_batch_size = 1\n" in flat
     assert 'fsdp_reshard_after_forward="always"' in flat
 
@@ -147,7 +147,7 @@ def test_sequences_of_a_step_follow_from_the_batch_of_transformers_and_deepspeed
     tmp_path: Path,
 ) -> None:
     document = plan_document({**LAYOUT, "micro_batch": 2})
-    text = exported(tmp_path, "transformers", document).export.text
+    text = exported(tmp_path, "transformers", document).text
     given = {one: int(size) for one, size in re.findall(r"(\w+)=(\d+),", text)}
     assert (
         given["per_device_train_batch_size"]
@@ -158,7 +158,7 @@ def test_sequences_of_a_step_follow_from_the_batch_of_transformers_and_deepspeed
     assert given["ep_size"] == 32
     assert "gradient_checkpointing=True" in text
     assert '"Qwen/Qwen3-235B-A22B"' in text
-    plain = deepspeed_config(exported(tmp_path, "deepspeed", document).export.text)
+    plain = deepspeed_config(exported(tmp_path, "deepspeed", document).text)
     assert (
         plain["train_micro_batch_size_per_gpu"] * plain["gradient_accumulation_steps"] * 256 == 2048
     )
@@ -168,10 +168,10 @@ def test_sequences_of_a_step_follow_from_the_batch_of_transformers_and_deepspeed
 
 def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> None:
     document = plan_document({**LAYOUT, "dp": 128, "tp": 2})
-    found = exported(tmp_path, "transformers", document).export
+    found = exported(tmp_path, "transformers", document)
     assert "tp_size=2," in found.text
     assert any("sequence parallelism" in one for one in found.not_expressed)
-    beside = exported(tmp_path, "deepspeed", document).export
+    beside = exported(tmp_path, "deepspeed", document)
     tensor = deepspeed_config(beside.text)["tensor_parallel"]
     assert tensor["autotp_size"] == 2
     cut = {
@@ -185,7 +185,7 @@ def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> Non
 def test_mxfp8_of_torchtitan_is_its_converters(tmp_path: Path) -> None:
     layout = {**LAYOUT, "dp": 1024}
     document = plan_document(layout, DEEPSEEK, dtype="mxfp8", profile="b200-x8")
-    text = exported(tmp_path, "torchtitan", document).export.text
+    text = exported(tmp_path, "torchtitan", document).text
     calls = {
         ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)
     }
@@ -234,7 +234,7 @@ def test_torchtitan_gets_torchs_name_of_the_schedule(
     tmp_path: Path, schedule: str, vpp: int, name: str
 ) -> None:
     layout = {**INTERLEAVED, "schedule": schedule, "vpp": vpp, "stages": None}
-    text = exported(tmp_path, "torchtitan", plan_document(layout)).export.text
+    text = exported(tmp_path, "torchtitan", plan_document(layout)).text
     assert get_schedule_class(name).__name__ == f"Schedule{name}"
     assert f'pipeline_parallel_schedule="{name}"' in text
     assert ("splits backward passes" in text) == (schedule not in ("1f1b", "interleaved"))
@@ -377,7 +377,7 @@ def test_an_export_has_what_the_runtime_needs_and_no_more(
     present: tuple[str, ...], absent: tuple[str, ...],
 ) -> None:  # fmt: skip
     narrow = {"profile": "b200-x8"} if "dtype" in inputs else {}
-    export = exported(tmp_path, to, plan_document(layout, QWEN | inputs | narrow)).export
+    export = exported(tmp_path, to, plan_document(layout, QWEN | inputs | narrow))
     text = f"{export.text}\n{export.launch}"
     assert [word for word in present if word not in text] == []
     assert [word for word in absent if word in text] == []
@@ -387,14 +387,12 @@ def test_an_export_has_what_the_runtime_needs_and_no_more(
 def test_bridge_is_launched_with_as_many_connections(
     tmp_path: Path, overlap: str, connections: int
 ) -> None:
-    found = exported(tmp_path, "bridge", plan_document({**PIPELINE, "overlap": overlap})).export
+    found = exported(tmp_path, "bridge", plan_document({**PIPELINE, "overlap": overlap}))
     assert f" CUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun" in found.launch
 
 
 def test_a_plan_without_room_says_so(tmp_path: Path) -> None:
     document = plan_document(LAYOUT) | {"fits": False, "id": "feed1234" * 8}
-    text = exported(
-        tmp_path, "megatron", {"schema": "moetune.error/1", "plan": document}
-    ).export.text
+    text = exported(tmp_path, "megatron", {"schema": "moetune.error/1", "plan": document}).text
     assert "does not fit" in text
     assert "feed12" in text

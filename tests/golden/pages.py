@@ -19,7 +19,7 @@ from moetune.app.plan import make_plan
 from moetune.app.profiles import FoundProfile
 from moetune.app.subjects import LayerSubject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
-from moetune.app.views.comparison import comparison_sections, machine_sections, whatif_sections
+from moetune.app.views.comparison import comparison_sections, machine_section, whatif_sections
 from moetune.app.views.models import model_section, models_section
 from moetune.app.views.observed import observed_sections, verification_sections
 from moetune.app.views.plan import explanation_sections, plan_sections
@@ -127,7 +127,7 @@ def machines() -> tuple[Section, ...]:
     """Return what two machines have of one unit each, besides a slower link."""
     first, second = lab_profile(), lab_profile("after", slower=1.3)
     machine = replace(second.machine, memory_bytes=2**31, num_devices=4096)
-    return machine_sections(first, replace(second, machine=machine), names=NAMES, is_drawn=True)
+    return (machine_section(first, replace(second, machine=machine), names=NAMES),)
 
 
 def stored() -> tuple[Section, ...]:
@@ -152,7 +152,7 @@ def without_profile() -> tuple[Section, ...]:
 
 
 def beside(first: AnyPlan, second: AnyPlan) -> Iterable[Section]:
-    return comparison_sections(first, second, names=NAMES, is_drawn=True)
+    return comparison_sections(first, second, names=NAMES)
 
 
 def drawn(subject: LayerSubject) -> Iterable[Section]:

@@ -109,6 +109,6 @@ def answered(question: Question) -> Drawn:
         "number": question.number, "command": question.command, "target": target.name,
         "version": target.number, "chip": site_of(found.profile).chip,
         "plan": json.loads(plan.text), "config": dict(model.config),
-        "text": made.export.text, "file_name": made.export.file_name, "launch": made.export.launch,
+        "text": made.text, "file_name": made.file_name, "launch": made.launch,
     }  # fmt: skip
     return Drawn(question=question, job=job)

@@ -20,11 +20,10 @@ from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.plan import Plan
 from moetune.domain.records import Stored
 from moetune.fit.costs import costs_of
-from moetune.fit.curve import SPACING_SHARE, interpolation_errors
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.report.html import STATIC
 from moetune.report.marks import ROLES, Bars, Line, Points
-from moetune.report.operations import OperationCurve, fit_figure, operations_of, residual_figure
+from moetune.report.operations import OperationCurve, fit_figure, operations_of
 from moetune.report.plan_figures import (
     Option,
     degree_figure,
@@ -60,9 +59,6 @@ def figures() -> Iterator[Figure]:
     found = sound_rows(kept(lab_plan(), 40))
     for one in operations_of(lab_profile()):
         yield fit_figure(one)
-        residual = residual_figure(one)
-        if residual is not None:
-            yield residual
     layer = LayerSubject(plan=lab_plan(), profile=lab_profile())
     yield from all_figures(plan_sections(layer, is_page=True))
     yield phases_figure({"one": lab_plan(), "other": lab_plan(1024)})
@@ -131,22 +127,6 @@ def test_the_band_is_that_of_the_draws_a_plan_is_judged_by() -> None:
         assert isinstance(low, float)
         assert isinstance(high, float)
         assert low < seconds < high
-
-
-def test_residuals_are_those_of_points_left_out() -> None:
-    shown = operation("h2d pinned")
-    figure = residual_figure(shown)
-    assert figure is not None
-    left_out = [abs(float(row[1])) for row in figure.rows if row[1] is not None]
-    series = shown.basis.series  # type: ignore[union-attr] # what has residuals has series
-    assert shown.line is not None
-    expected = interpolation_errors(
-        sizes=series.sizes, seconds=series.medians, alpha_seconds=shown.line.alpha_seconds
-    )
-    assert left_out == pytest.approx([one / SPACING_SHARE for one in expected])
-    for (size, _, line), seconds in zip(figure.rows, series.medians, strict=True):
-        assert isinstance(size, float)
-        assert line == pytest.approx(shown.line.seconds(size) / seconds - 1)
 
 
 def test_the_timeline_has_every_span_and_ends_when_the_plan_says() -> None:

@@ -183,20 +183,6 @@ def test_a_wrong_question_is_answered_beside_the_form(
     context.close()
 
 
-def test_two_plans_and_two_profiles_are_compared(page: Page, plans: tuple[Plan, Plan]) -> None:
-    page.goto("/compare")
-    page.get_by_label("First plan").fill(plans[0].id[:8])
-    page.get_by_label("Second plan").fill(plans[1].id[:8])
-    page.get_by_role("button", name="Compare").click()
-    assert draw_all(page) == 2
-    assert "inputs.memory_limit_bytes" in page.locator("[data-table=differences]").inner_text()
-    page.get_by_role("link", name="Two profiles").click()
-    page.get_by_label("First profile").select_option("lab")
-    page.get_by_label("Second profile").select_option("lab-after")
-    page.get_by_role("button", name="Compare").click()
-    assert draw_all(page) == 6
-
-
 def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: Page) -> None:
     page.goto("/observed")
     assert page.locator("[data-table=observations] tbody tr").count() == 100
@@ -237,7 +223,7 @@ def test_no_page_is_wider_than_a_phone(
     pages = (
         "/", "/machines", "/models", "/models/deepseek-v3", "/profiles/lab", f"/plans/{first}",
         f"/plans/{second}", "/observed",
-        f"/compare?first={first}&second={second}", f"/whatif?plan={first}&world_size=2",
+        f"/whatif?plan={first}&world_size=2",
     )  # fmt: skip
     size = {"width": 390, "height": 844}
     for url, paths in ((site.url, pages), (empty_site.url, ("/",))):
@@ -293,24 +279,13 @@ def test_a_models_memory_is_asked_with_the_keyboard_alone(page: Page) -> None:
     assert "on 32 GPUs" in page.locator("main").inner_text()
 
 
-def test_plans_are_filtered_and_compared_with_the_keyboard_alone(
-    page: Page, plans: tuple[Plan, Plan]
-) -> None:
-    first, second = (plan.id for plan in plans)
+def test_plans_are_filtered_with_the_keyboard_alone(page: Page) -> None:
     page.goto("/")
     tab_to(page, "profile", "name")
     page.keyboard.type("lab-after")
     page.keyboard.press("Enter")
     page.wait_for_url("**profile=lab-after**")
     assert "No plan matches." in page.locator("main").inner_text()
-    page.goto(f"/compare?first={first}")
-    assert page.get_by_label("First plan").input_value() == first[:12]
-    tab_to(page, "second", "name")
-    page.keyboard.type(second[:8])
-    page.keyboard.press("Enter")
-    page.wait_for_url("**second=**")
-    assert draw_all(page) == 2
-    assert f"{second[:6]} has" in page.locator("main").inner_text()
 
 
 @pytest.mark.parametrize("options", [DESK, PHONE], ids=["desk", "phone"])

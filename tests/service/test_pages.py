@@ -75,18 +75,12 @@ def addresses(plans: tuple[Plan, Plan]) -> list[str]:
         f"/plans/{first}",
         f"/plans/{second}",
         f"/plans/{TRAINING}",
-        f"/compare?what=plans&first={TRAINING}&second={OTHER.id}",
-        f"/compare?what=plans&first={TRAINING}&second={first}",
         "/machines",
         "/profiles/lab",
         "/profiles/rtx2080ti-x64",
         "/profiles/lab?operation=h2d-pinned",
         "/observed",
         f"/observed?plan={first}",
-        "/compare",
-        f"/compare?what=plans&first={first[:8]}&second={second}",
-        "/compare?what=profiles",
-        "/compare?what=profiles&first=lab&second=lab-after",
         "/whatif",
         f"/whatif?plan={first}",
         f"/whatif?plan={first}&tokens_per_rank=16k&communication=2",
@@ -113,7 +107,7 @@ def test_an_empty_store_says_what_to_run_first(client: Client) -> None:
     text = words(answer)
     order = [text.index(f"moetune {verb}") for verb in ("profile", "plan", "verify")]
     assert order == sorted(order)
-    for page in ("/machines", "/observed", "/compare", "/compare?what=profiles", "/whatif"):
+    for page in ("/machines", "/observed", "/whatif"):
         assert client.get(page).status_code == 200
     assert "rtx2080ti-x64" in words(client.get("/machines"))
 
@@ -221,10 +215,8 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
         ("/observed?after=-1", 422, "after: Input should be greater"),
         ("/observed?after=99999999999999999999999", 422, "after: Input should be less"),
         ("/?after=nothing", 404, "nothing"),
-        ("/compare?what=people", 422, "people"),
-        ("/compare?what=plans&first=zz&second=zz", 404, "zz"),
         ("/machines.csv", 404, ""),
-        ("/profiles/lab/nothing.csv", 404, "figures: fit, residuals"),
+        ("/profiles/lab/nothing.csv", 404, "figures: fit"),
     ],
 )
 def test_what_is_not_there_is_said_with_the_next_step(
@@ -323,7 +315,7 @@ def test_pages_are_no_part_of_the_api(full: Client) -> None:
     ]
 
 
-def test_training_plans_are_listed_shown_explained_and_compared(
+def test_training_plans_are_listed_shown_and_explained(
     full: Client, plans: tuple[Plan, Plan]
 ) -> None:
     listed = full.get("/?kind=training").text
@@ -334,10 +326,6 @@ def test_training_plans_are_listed_shown_explained_and_compared(
     assert full.get(f"/v1/plans/{TRAINING}").json() == training_plan().document
     explained = full.get(f"/v1/plans/{TRAINING}/explain").json()
     assert explained["kinds"]["communication"] == 0.25
-    both = unescape(full.get(f"/compare?what=plans&first={TRAINING}&second={OTHER.id}").text)
-    assert "takes dp 16 · micro-batch 1 instead of dp 4" in both
-    mixed = unescape(full.get(f"/compare?what=plans&first={TRAINING}&second={plans[0].id}").text)
-    assert "not of the same work" in mixed
     changed = full.get(f"/whatif?plan={TRAINING}&flags=tp=1")  # its profile is another one
     assert changed.status_code == 424
     assert "has changed since" in words(changed)

@@ -129,8 +129,6 @@ def test_metrics_tell_how_well_steps_were_predicted_and_when_profiles_were_fitte
     assert found["moetune_prediction_error_ratio_count", (by,)] == 2
     assert found["moetune_prediction_error_ratio_sum", (by,)] == pytest.approx(0.2)
     assert found["moetune_prediction_error_ratio_bucket", (("le", "0.01"), by)] == 1
-    fitted = found["moetune_profile_fitted_timestamp_seconds", (("profile", "rtx2080ti-x64"),)]
-    assert fitted > 1.7e9
 
 
 def test_two_services_in_one_process_count_apart(planner: ServicePlanner) -> None:

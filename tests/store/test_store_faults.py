@@ -256,7 +256,7 @@ def test_a_full_database_says_so_and_keeps_the_rows_whole(file: Path) -> None:
     store = open_store(str(file))
     run_id = store.start_run(name="full", cluster=CLUSTER, preset="quick")
 
-    @event.listens_for(store.database.engine, "begin")
+    @event.listens_for(store.engine, "begin")
     def limit(connection: Connection) -> None:
         connection.exec_driver_sql("PRAGMA max_page_count = 1")  # what is there, not a page more
 

@@ -45,7 +45,7 @@ def refusal(url: URL) -> MoetuneError:
 def test_a_right_password_opens_and_is_shown_nowhere(network_url: URL) -> None:
     with open_store(shown(network_url)) as store:
         assert store.location == shown(without_password(network_url))
-        assert str(network_url.password) not in repr(store.database)
+        assert str(network_url.password) not in repr(store)
     assert check(shown(network_url)) == ()
 
 
@@ -114,7 +114,7 @@ def test_a_connection_lost_at_the_commit_is_not_tried_again_and_said_to_be_open(
     with open_store(socket_url) as store:
         commits = []
 
-        @event.listens_for(store.database.engine, "commit")
+        @event.listens_for(store.engine, "commit")
         def lose(_connection: Connection) -> None:
             commits.append(1)
             with Database(parse_address(socket_url)) as other:

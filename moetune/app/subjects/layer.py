@@ -250,11 +250,11 @@ def _choice_of(plan: Plan) -> ComparedChoice:
 
 
 def _lost(choice: Alternative, peak_bytes: int | None = None) -> LostChoice:
-    kept = ComparedChoice(
+    lost = ComparedChoice(
         name=degrees_name(choice), decision=_decision_texts(choice),
         step_seconds=choice.step_seconds, needed_bytes=peak_bytes,
     )  # fmt: skip
-    return LostChoice(kept, choice.lost_because)
+    return LostChoice(lost, choice.lost_because)
 
 
 def _decision_texts(choice: Decision | Alternative) -> dict[str, str]:

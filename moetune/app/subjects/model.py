@@ -25,16 +25,8 @@ from moetune.app.training_plan import TrainingRequest, plan_id, planned_job
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.costs import Costs
 from moetune.domain.document import encode
-from moetune.domain.errors import (
-    InfeasiblePlanError,
-    InputError,
-    LayoutTooLargeError,
-    ProfileError,
-)
-from moetune.domain.training_document import (
-    TrainingAnswer,
-    TrainingDocument,
-)
+from moetune.domain.errors import InfeasiblePlanError, InputError, LayoutTooLargeError, ProfileError
+from moetune.domain.training_document import TrainingAnswer, TrainingDocument
 from moetune.domain.units import format_seconds, format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.speeds import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
@@ -238,10 +230,11 @@ class ModelSubject(PricedPlan):
     def _in_chunks(self, asked: Asked) -> Instead:
         """Return the chosen layout with its exchanges in so many chunks."""
         if self.plan.layout.overlap != "chunks":
+            target = "" if self.plan.target == "moetune" else "--target moetune "
             raise InputError(
                 f"the plan's layout hides exchanges by overlap {self.plan.layout.overlap}, not in "
                 "chunks",
-                "ask with --layout, or plan with --target moetune --overlap chunks",
+                f"ask with --layout, or plan with {target}--overlap chunks",
             )
         layout = replace(self.plan.layout, **asked.pins)
         forward, backward = asked.texts.values()

@@ -1,28 +1,22 @@
 """Two plans or two profiles side by side, as sections, with every field that differs."""
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from moetune.app.compare import asked_otherwise, compare
-from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import compare_profiles
 from moetune.app.views.model import training_figures
 from moetune.app.views.model_words import binding_words
-from moetune.app.views.profile import machine_scope
 from moetune.app.views.words import plan_scope, suspect_words
 from moetune.app.whatif import WhatIfAnswer
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.profile import Profile
 from moetune.domain.request import constraint_words
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.operations import OperationCurve, operations_of, overlay_figure
 from moetune.report.plan_figures import degree_figure, phases_figure
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, percent, plural, sentence
 
-_MOST_OVERLAYS = 6
 _CHANGES = "now", "changed"
 _OF_A_RANK = "memory.parts.", "memory.activations."
-_KINDS = {"collective": "Collectives", "GEMM": "GEMMs", "copy": "Copies"}
 _SMALL, _LARGE = 0.01, 100
 _TIMES = ("predicted.parts.", "predicted.mean_parts.")
 _SHARES = ("probability_best", "expected_regret", ".mfu", "_ratio")
@@ -49,13 +43,12 @@ _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
 
 
 def comparison_sections(
-    first: AnyPlan, second: AnyPlan, *, names: tuple[str, str], is_drawn: bool = False
-) -> tuple[Section, ...]:
+    first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]
+) -> tuple[Section, Section]:
     """Return how the second plan differs from the first: in words, and field by field.
 
     Args:
-        names: the plans' names in figures and tables.
-        is_drawn: add figures of both plans.
+        names: the plans' names in words and tables.
     """
     doubts = (words for plan in (first, second) for words in suspect_words(plan))
     words = Section(
@@ -63,7 +56,7 @@ def comparison_sections(
         doubts=tuple(dict.fromkeys(doubts)),
         paragraphs=tuple(_words(first, second, names)),
     )
-    return words, *_beside(first, second, names, is_drawn=is_drawn)
+    return words, _differing_fields(first, second, names)
 
 
 def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[str]:
@@ -97,16 +90,13 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
         doubts=suspect_words(after, answer.before.inputs.profile),
         paragraphs=(*effects, sentence(reason)),
     )
-    beside = _beside(answer.before, after, _CHANGES, is_drawn=True) if is_drawn else ()
-    return words, *beside
+    if not is_drawn:
+        return (words,)
+    figures = Section(name="both", figures=tuple(_figures(answer)))
+    return words, figures, _differing_fields(answer.before, after, _CHANGES)
 
 
-def _beside(
-    first: AnyPlan, second: AnyPlan, names: tuple[str, str], *, is_drawn: bool
-) -> Iterator[Section]:
-    """Yield both plans' figures, and every field in which they differ."""
-    if is_drawn:
-        yield Section(name="both", figures=tuple(_figures(first, second, names)))
+def _differing_fields(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Section:
     left, right = (dict(_flat("", plan.fields)) for plan in (first, second))
     if any(left.get(key) != right.get(key) for key in ("layout.pp", "memory.rank")):
         left, right = (  # parts are those of another pipeline rank
@@ -114,65 +104,29 @@ def _beside(
             for fields in (left, right)
         )
     rows = [(key, left.get(key), right.get(key)) for key in dict.fromkeys((*left, *right))]
-    yield _differences([row for row in rows if row[1] != row[2]], names)
+    return _differences([row for row in rows if row[1] != row[2]], names)
 
 
-def _figures(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[Figure]:
-    """Yield figures of two plans of one kind; nothing of a layer and a model, or of equal plans."""
+def _figures(answer: WhatIfAnswer) -> Iterator[Figure]:
+    """Yield figures of two plans of a kind; nothing of equal ones."""
+    first, second = answer.before, answer.after
     if first.id == second.id:
         return
     if first.kind == "training" == second.kind:
-        yield from training_figures(dict(zip(names, (first, second), strict=True)))
-    elif "training" not in {first.kind, second.kind}:
-        layers = dict(zip(names, (first.as_layer(), second.as_layer()), strict=True))
+        yield from training_figures(dict(zip(_CHANGES, (first, second), strict=True)))
+    else:
+        layers = dict(zip(_CHANGES, (first.as_layer(), second.as_layer()), strict=True))
         yield from (phases_figure(layers), degree_figure(layers))
 
 
-def machine_sections(
-    first: Profile, second: Profile, *, names: tuple[str, str], is_drawn: bool = False
-) -> tuple[Section, ...]:
+def machine_section(first: Profile, second: Profile, *, names: tuple[str, str]) -> Section:
     """Return every number and fact in which two profiles differ.
 
     Args:
-        names: the profiles' names in figures and tables.
-        is_drawn: add figures of the operations that both have.
+        names: the profiles' names in the table.
     """
     rows = [(row.key, row.first, row.second) for row in compare_profiles(first, second)]
-    differences = _differences(rows, names)
-    if not is_drawn:
-        return (differences,)
-    seconds = {curve.name: curve for curve in operations_of(second)}
-    pairs = [
-        (curve, seconds[curve.name]) for curve in operations_of(first) if curve.name in seconds
-    ]
-    words = (*_quality_words(first, second, names), *_speed_words(pairs, names[1]))
-    figures = tuple(overlay_figure(*pair, names) for pair in pairs[:_MOST_OVERLAYS])
-    return Section(name="both", paragraphs=words, figures=figures), differences
-
-
-def _quality_words(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[str]:
-    """Yield how good both profiles are, and their machines where these differ."""
-    labels = [quality.label if quality else "of unknown quality"
-              for quality in map(quality_of, (first, second))]  # fmt: skip
-    yield f"{names[0]} is {labels[0]}, {names[1]} is {labels[1]}."
-    if first.machine != second.machine:
-        yield f"{names[0]}: {machine_scope(first)}. {names[1]}: {machine_scope(second)}."
-
-
-def _speed_words(
-    pairs: Sequence[tuple[OperationCurve, OperationCurve]], name: str
-) -> Iterator[str]:
-    """Yield how much slower each kind of operation is in the second profile, of that name."""
-    ratios: dict[str, list[float]] = {}
-    for curve, second in pairs:
-        if curve.line and second.line and curve.line.beta_seconds:
-            ratio = second.line.beta_seconds / curve.line.beta_seconds
-            ratios.setdefault(_KINDS.get(curve.kind, curve.kind), []).append(ratio)
-    for kind, some in ratios.items():
-        yield (
-            f"{kind} of a large size take {statistics.median(some):.2f} × as long on {name}, "
-            f"by the median of {plural(len(some), 'operation')}."
-        )
+    return _differences(rows, names)
 
 
 def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:

@@ -133,8 +133,8 @@ def _phases(subject: LayerSubject) -> Table:
 
 
 def _launches_known(profile: Profile) -> bool:
-    ops = {one.op for one in profile.rows}
-    ops |= {one.point.op for one in profile.samples if isinstance(one.point, RowsPoint)}
+    ops = {row.op for row in profile.rows}
+    ops |= {sample.point.op for sample in profile.samples if isinstance(sample.point, RowsPoint)}
     return not ops.isdisjoint(LAUNCHES)
 
 

@@ -76,31 +76,25 @@ def _terms(subject: LayerSubject, *, is_drawn: bool) -> Section:
 
 
 def _phases(subject: LayerSubject, forward: PhaseTerms, backward: PhaseTerms) -> Table:
-    rows = tuple(
-        (
-            Cell.words(name),
-            Cell.count(terms.degree),
-            Cell.seconds(terms.transfer_seconds),
-            Cell.seconds(terms.compute_seconds),
-            Cell.seconds(terms.total_compute_seconds),
-            Cell.seconds(terms.exposed_communication_seconds),
-            Cell.seconds(terms.hidden_seconds),
-            Cell.seconds(terms.seconds),
-        )
-        for name, terms in (("forward", forward), ("backward", backward))
-    )
-    return Table(
-        name="phases-terms",
-        header=(
-            "phase", "chunks", "transfer", "experts", "all experts", "exposed", "hidden", "planned",
-        ),
-        rows=rows,
+    return Table.of(
+        "phases-terms",
+        (("forward", forward), ("backward", backward)),
+        {
+            "phase": lambda phase: phase[0],
+            "chunks": lambda phase: Cell.count(phase[1].degree),
+            "transfer": lambda phase: Cell.seconds(phase[1].transfer_seconds),
+            "experts": lambda phase: Cell.seconds(phase[1].compute_seconds),
+            "all experts": lambda phase: Cell.seconds(phase[1].total_compute_seconds),
+            "exposed": lambda phase: Cell.seconds(phase[1].exposed_communication_seconds),
+            "hidden": lambda phase: Cell.seconds(phase[1].hidden_seconds),
+            "planned": lambda phase: Cell.seconds(phase[1].seconds),
+        },
         notes=(
             f"transfer: {_transfer(subject.plan)}; {_PHASES}",
             *_remarks(subject.plan, forward, backward),
             *_measured_steps(subject, forward, backward),
         ),
-    )  # fmt: skip
+    )
 
 
 def _transfer(plan: Plan) -> str:
@@ -181,13 +175,14 @@ def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
     if plan.workload.sequence_parallel:
         tokens = "tokens of all ranks"
     ranges = plan.pipeline.ranges
-    table = Table(
-        name="ranges",
-        header=(tokens, "forward", "backward"),
-        rows=tuple(
-            (Cell(text=f"{low:,}–{high:,}", value=low), Cell.count(forward), Cell.count(backward))
-            for low, high, forward, backward in ranges
-        ),
+    table = Table.of(
+        "ranges",
+        ranges,
+        {
+            tokens: lambda row: Cell(text=f"{row[0]:,}–{row[1]:,}", value=row[0]),
+            "forward": lambda row: Cell.count(row[2]),
+            "backward": lambda row: Cell.count(row[3]),
+        },
         is_narrow=True,
     )
     return Section(

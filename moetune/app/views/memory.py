@@ -26,7 +26,7 @@ def memory_document(answer: MemoryAnswer) -> dict[str, object]:
         "limit_bytes": question.limit_bytes,
         "fits": answer.fits,
         "num_fitting": answer.num_fitting,
-        "layouts": [_layout_document(one) for one in answer.found],
+        "layouts": [_layout_document(fitted) for fitted in answer.found],
     }  # fmt: skip
 
 
@@ -116,8 +116,8 @@ def _layouts(answer: MemoryAnswer) -> Table:
 _STATES = ("parameters", "gradients", "optimizer")
 
 
-def _layout_document(one: FittedLayout) -> dict[str, object]:
-    layout = one.layout
+def _layout_document(fitted: FittedLayout) -> dict[str, object]:
+    layout = fitted.layout
     return {
         "layout": {
             "dp": layout.dp, "cp": layout.cp, "tp": layout.tp, "pp": layout.pp, "vpp": layout.vpp,
@@ -126,10 +126,10 @@ def _layout_document(one: FittedLayout) -> dict[str, object]:
             "offload_activations": layout.offload_activations,
             "offload_optimizer": layout.offload_optimizer,
         },
-        "host_bytes": round(one.memory.host_bytes),
-        "peak_bytes": round(one.memory.peak_bytes),
-        "parts": {name: round(size) for name, size in one.memory.parts.items()},
+        "host_bytes": round(fitted.memory.host_bytes),
+        "peak_bytes": round(fitted.memory.peak_bytes),
+        "parts": {name: round(size) for name, size in fitted.memory.parts.items()},
         "activations": {
-            name: round(size) for name, size in one.memory.activations.items() if size
+            name: round(size) for name, size in fitted.memory.activations.items() if size
         },
     }  # fmt: skip

@@ -269,18 +269,15 @@ def _placement(plan: TrainingDocument) -> Iterator[Section]:
     """Yield how full the fullest rank of each layer is."""
     if plan.placement is None:
         return
-    table = Table(
-        name="placement",
-        header=("layer of experts", "own order", "placed", "at least"),
-        rows=tuple(
-            (
-                Cell.count(number),
-                _skew(layer.natural_skew),
-                _skew(layer.placed_skew),
-                _skew(layer.least_skew),
-            )
-            for number, layer in enumerate(plan.placement.layers, start=1)
-        ),
+    table = Table.of(
+        "placement",
+        enumerate(plan.placement.layers, start=1),
+        {
+            "layer of experts": lambda row: Cell.count(row[0]),
+            "own order": lambda row: _skew(row[1].natural_skew),
+            "placed": lambda row: _skew(row[1].placed_skew),
+            "at least": lambda row: _skew(row[1].least_skew),
+        },
     )
     title = "Rows of the fullest rank over the mean"
     yield Section(name="placement", title=title, tables=(table,))

@@ -56,7 +56,7 @@ def origin_words(plan: TrainingDocument) -> Iterator[str]:
 
 
 def _error_words(origin: PlanOrigin, target: TargetName) -> str:
-    low, high = (f"{one:.2f}" for one in origin.public_ratios)
+    low, high = (f"{ratio:.2f}" for ratio in origin.public_ratios)
     such = "such a prediction"
     if origin.provenance != "published":
         such = "a prediction from published tables"
@@ -89,10 +89,10 @@ def binding_words(best: TrainingAnswer) -> str:
         words += f", then {rest[0]} with {percent(shares[rest[0]], digits=0)}"
     if first != _REPLICAS:
         return f"{words}."
-    beside = best.predicted.bound_by_replicas_seconds / best.predicted.step_seconds
+    hidden = best.predicted.bound_by_replicas_seconds / best.predicted.step_seconds
     more = "micro-batch" if best.layout.zero >= _REDUCED_EACH else "step"
     return (
-        f"{words}. Computation runs beside {percent(beside, digits=0)} and ends first: more tokens "
+        f"{words}. Computation runs beside {percent(hidden, digits=0)} and ends first: more tokens "
         f"a {more} would hide more."
     )
 
@@ -105,22 +105,24 @@ def _shares(step: TrainingStep) -> dict[str, float]:
     if outlasted := step.bound_by_replicas_seconds:
         groups.setdefault(_REPLICAS, []).append(outlasted)
         groups.setdefault(_COMPUTATION, []).append(-outlasted)
-    return {name: fsum(found) / step.step_seconds for name, found in groups.items()}
+    return {name: fsum(seconds) / step.step_seconds for name, seconds in groups.items()}
 
 
 def saving_words(plan: TrainingDocument) -> Iterator[str]:
     """Yield what single flags would save, and what all pins cost."""
     step, limit = plan.predicted.step_seconds, plan.inputs.memory_limit_bytes
-    fitting = [one for one in plan.savings if one.peak_bytes <= limit]
+    fitting = [saving for saving in plan.savings if saving.peak_bytes <= limit]
     if fitting:
-        first, *rest = [(one.change, _saved(one, step)) for one in fitting[:_NAMED_SAVINGS]]
+        first, *rest = [
+            (saving.change, _saved(saving, step)) for saving in fitting[:_NAMED_SAVINGS]
+        ]
         said = [f"{first[0]} would save {first[1]}", *(f"{flag} {share}" for flag, share in rest)]
         yield f"Changed alone, {', '.join(said)}."
-    for one in plan.savings:
-        if one.peak_bytes > limit:
+    for saving in plan.savings:
+        if saving.peak_bytes > limit:
             yield (
-                f"Memory binds, too: {one.change} would save {_saved(one, step)}, and needs "
-                f"{format_bytes(one.peak_bytes)} of {format_bytes(limit)}."
+                f"Memory binds, too: {saving.change} would save {_saved(saving, step)}, and needs "
+                f"{format_bytes(saving.peak_bytes)} of {format_bytes(limit)}."
             )
     if (free := plan.free) is not None:
         ratio = step / free.step_seconds
@@ -133,8 +135,8 @@ def saving_words(plan: TrainingDocument) -> Iterator[str]:
         )
 
 
-def _saved(one: Saving, step: float) -> str:
-    return percent(1 - one.step_seconds / step, digits=0)
+def _saved(saving: Saving, step: float) -> str:
+    return percent(1 - saving.step_seconds / step, digits=0)
 
 
 def how_sure(plan: TrainingDocument) -> str:
@@ -155,11 +157,11 @@ def placement_words(plan: TrainingDocument) -> Iterator[str]:
 
 def host_words(layout: FoldedLayout) -> str:
     """Return "activations of 25 % of the blocks and 50 % of the optimizer"; "" for nothing."""
-    kept = (
+    shares = (
         (layout.offload_activations, "activations of {} of the blocks"),
         (layout.offload_optimizer, "{} of the optimizer"),
     )
-    return " and ".join(words.format(percent(share, digits=0)) for share, words in kept if share)
+    return " and ".join(words.format(percent(share, digits=0)) for share, words in shares if share)
 
 
 def decision_words(words: str, layout: FoldedLayout) -> str:
@@ -170,8 +172,8 @@ def decision_words(words: str, layout: FoldedLayout) -> str:
     """
     again = ", ".join(layout.recompute) or "nothing"
     overlap = "no overlap" if layout.overlap == "none" else f"overlap by {layout.overlap}"
-    kept = host_words(layout)
-    on_host = f" Keep {kept} in host memory." if kept else ""
+    offloaded = host_words(layout)
+    on_host = f" Keep {offloaded} in host memory." if offloaded else ""
     return (
         f"Lay it out as {words}; recompute {again}, exchange with {layout.dispatcher} and "
         f"{overlap}.{on_host}"

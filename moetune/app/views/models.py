@@ -64,17 +64,17 @@ def model_section(model: Model, *, world_size: int) -> Section:
     return Section(name="model", title=title, tables=(layer,))
 
 
-def decoder_sections(found: FoundModel, *, length: int) -> tuple[Section, ...]:
+def decoder_sections(model: FoundModel, *, length: int) -> tuple[Section, ...]:
     """Return a decoder's sizes, its kinds of blocks, and what each of their parts has.
 
     Args:
         length: tokens of a sequence, for FLOPs.
     """
-    decoder = found.decoder
+    decoder = model.decoder
     if decoder is None:
         return ()
     rows = [
-        ("layer", layer_words(found.layer)),
+        ("layer", layer_words(model.layer)),
         ("blocks", f"{decoder.num_layers}, {decoder.num_moe_layers} with experts"),
         ("parameters", _billions(decoder.parameters.total)),
         ("active", _billions(decoder.active_parameters.total)),
@@ -87,11 +87,11 @@ def decoder_sections(found: FoundModel, *, length: int) -> tuple[Section, ...]:
     rows.append(
         ("FLOPs of a token", f"{flops:,.1f} GFLOP at {length:,} tokens, forward and backward")
     )
-    if found.published:
-        rows.append(("published", found.published))
+    if model.published:
+        rows.append(("published", model.published))
     overview = Section(
         name="model",
-        title=f"{found.title} ({found.source})",
+        title=f"{model.title} ({model.source})",
         paragraphs=decoder.uncounted_words,
         tables=(facts("model", rows),),
     )

@@ -41,18 +41,18 @@ MOVED = 1.15
 """An operation that takes so much longer, or shorter, than predicted is named."""
 
 
-def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...]:
+def verification_sections(plan: Plan, verification: Verification) -> tuple[Section, ...]:
     """Return each decision's step, predicted and measured, and whether the numbers are equal."""
-    planned, alone = found.planned, found.one_chunk
-    deviation = max(step.deviation for step in found.steps)
+    planned, alone = verification.planned, verification.one_chunk
+    deviation = max(step.deviation for step in verification.steps)
     equal = (
         f"Outputs and gradients equal those of one chunk within {deviation:.1e}. The busiest rank "
-        f"had {found.imbalance:.2f} × the mean rows, the plan assumes "
-        f"{found.planned_imbalance:.2f}."
+        f"had {verification.imbalance:.2f} × the mean rows, the plan assumes "
+        f"{verification.planned_imbalance:.2f}."
     )
     table = Table.of(
         "steps",
-        found.steps,
+        verification.steps,
         {
             "": lambda step: "plan" if step.is_planned else "",
             "strategy": lambda step: step.strategy,
@@ -71,7 +71,7 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
     words = (
         f"Plan {plan.id[:6]} takes {format_seconds(planned.step_seconds)} a step here{of_speed}, "
         f"{alone.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
-        f"{_expected(planned)} {_best(found)}"
+        f"{_expected(planned)} {_best(verification)}"
     )
     return (Section(name="verification", paragraphs=(words, *_moved(planned)), tables=(table,)),)
 
@@ -80,20 +80,20 @@ WIDE = 2.0
 """A range's end over its beginning, from which on nearly every step would be inside."""
 
 
-def verdict(plan: Plan, found: Verification) -> str:
+def verdict(plan: Plan, verification: Verification) -> str:
     """Return a sentence on whether the plan holds here, the gravest fault first."""
-    name, took = f"plan {plan.id[:6]}", format_seconds(found.planned.step_seconds)
-    if not found.is_equal:
-        return f"chunks changed the numbers of {name} by more than {found.tolerance:g}"
-    low, high = found.range_seconds or (0.0, 0.0)
+    name, took = f"plan {plan.id[:6]}", format_seconds(verification.planned.step_seconds)
+    if not verification.is_equal:
+        return f"chunks changed the numbers of {name} by more than {verification.tolerance:g}"
+    low, high = verification.range_seconds or (0.0, 0.0)
     span = f"{format_seconds(low)} to {format_seconds(high)}"
-    if found.has_lost:
-        gap = found.planned.step_seconds / found.one_chunk.step_seconds - 1
+    if verification.has_lost:
+        gap = verification.planned.step_seconds / verification.one_chunk.step_seconds - 1
         return f"{name} lost to one chunk, which is {format_share(gap)} faster than its {took}"
-    if not found.is_inside:
+    if not verification.is_inside:
         return f"{name} missed its own range of {span}: a step takes {took}"
     inside = f"its step of {took} is inside its range of {span}"
-    if found.range_seconds is None:
+    if verification.range_seconds is None:
         inside = f"its step takes {took}, and it promised no range"
     holds = f"{name[0].upper()}{name[1:]} holds here: {inside}, and one chunk is no faster."
     if high <= WIDE * low:
@@ -155,7 +155,7 @@ def observations_section(
             "observed", "error", "FLOP/s",
         ),
         wide=("chunks", "predicted", "observed", "FLOP/s"),
-        rows=tuple(_row(one, plans, known.get(one.value.plan_id)) for one in rows),
+        rows=tuple(_row(row, plans, known.get(row.value.plan_id)) for row in rows),
         empty="Nothing was observed yet.",
     )  # fmt: skip
     return Section(name="observations", tables=(table,))
@@ -177,11 +177,11 @@ def _expected(planned: VerifiedStep) -> str:
 def _moved(step: VerifiedStep) -> Iterator[str]:
     """Yield a sentence on the operation that differs most from its prediction, if one does."""
 
-    def factor(one: OperationTimes) -> float:
-        measured = statistics.median(one.seconds)
-        return measured / one.predicted_seconds if one.predicted_seconds else 1.0
+    def factor(times: OperationTimes) -> float:
+        measured = statistics.median(times.seconds)
+        return measured / times.predicted_seconds if times.predicted_seconds else 1.0
 
-    most = max(step.operations, key=lambda one: abs(math.log(factor(one))), default=None)
+    most = max(step.operations, key=lambda times: abs(math.log(factor(times))), default=None)
     if most is not None and abs(math.log(factor(most))) > math.log(MOVED):
         yield (
             f"{most.operation.words} differs most from its prediction: "
@@ -190,8 +190,8 @@ def _moved(step: VerifiedStep) -> Iterator[str]:
         )
 
 
-def _best(found: Verification) -> str:
-    fastest, planned = found.fastest, found.planned
+def _best(verification: Verification) -> str:
+    fastest, planned = verification.fastest, verification.planned
     if fastest is planned:
         return "No other degree was faster."
     gap = planned.step_seconds / fastest.step_seconds - 1
@@ -252,7 +252,7 @@ def observed_steps(rows: Iterable[Stored[Observation]]) -> tuple[Section, ...]:
 
 def sound_rows(rows: Iterable[Stored[Observation]]) -> tuple[Stored[Observation], ...]:
     """Return the observations that can be drawn, oldest first; of others errors may overflow."""
-    return tuple(sorted((one for one in rows if is_sound(one.value)), key=lambda one: one.id))
+    return tuple(sorted((row for row in rows if is_sound(row.value)), key=lambda row: row.id))
 
 
 def errors_of(rows: Sequence[Stored[Observation]]) -> list[float]:
@@ -269,14 +269,15 @@ def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
     errors = errors_of(rows)
     drift = rolling_median(errors, WINDOW)
     shown = thinned(errors, MOST_POINTS)
-    times = tuple(rows[at].created_at[:23] for at in shown)
+    times = tuple(rows[index].created_at[:23] for index in shown)
     latest = rows[-1].value
     thinning = f" {len(shown):,} points are drawn, with all extremes; the CSV file has all points."
     single = Points(
         name="single", color="second/0.55", size=5, x=times,
-        y=tuple(errors[at] for at in shown), hover=tuple(_hover(rows[at]) for at in shown),
+        y=tuple(errors[index] for index in shown),
+        hover=tuple(_hover(rows[index]) for index in shown),
     )  # fmt: skip
-    median = Line(name=f"median of {WINDOW}", x=times, y=tuple(drift[at] for at in shown))
+    median = Line(name=f"median of {WINDOW}", x=times, y=tuple(drift[index] for index in shown))
     axes = Axis(title="time, UTC", kind="date"), Axis(title="relative error", is_share=True)
     return Figure(
         name="drift",
@@ -304,7 +305,8 @@ def drift_figure(rows: Sequence[Stored[Observation]]) -> Figure:
 def rolling_median(values: Sequence[float], window: int) -> list[float]:
     """Return for each value the median of it and up to `window` - 1 values before it."""
     return [
-        statistics.median(values[max(0, at + 1 - window) : at + 1]) for at in range(len(values))
+        statistics.median(values[max(0, index + 1 - window) : index + 1])
+        for index in range(len(values))
     ]
 
 

@@ -135,17 +135,15 @@ def _compared_parts(answer: WhyNotAnswer) -> tuple[Table, ...]:
         if chosen.parts.get(name) or asked.parts.get(name)
     ]
     rows.append(("step", chosen.step_seconds, asked.step_seconds, difference.seconds))
-    return (
-        Table(
-            name="parts",
-            header=("part", "plan", "this one", "more", "of the step"),
-            rows=tuple(
-                (
-                    Cell.words(name),
-                    *map(Cell.seconds, seconds),
-                    Cell.share(seconds[-1] / chosen.step_seconds, sign=True),
-                )
-                for name, *seconds in rows
-            ),
-        ),
+    table = Table.of(
+        "parts",
+        rows,
+        {
+            "part": lambda row: row[0],
+            "plan": lambda row: Cell.seconds(row[1]),
+            "this one": lambda row: Cell.seconds(row[2]),
+            "more": lambda row: Cell.seconds(row[3]),
+            "of the step": lambda row: Cell.share(row[3] / chosen.step_seconds, sign=True),
+        },
     )
+    return (table,)

@@ -17,13 +17,7 @@ from moetune.domain.site import site_of
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.index import index_of
 from moetune.fit.missing import group_name, launcher
-from moetune.report.operations import (
-    OperationCurve,
-    fit_figure,
-    gemm_line,
-    operations_of,
-    residual_figure,
-)
+from moetune.report.operations import OperationCurve, fit_figure, gemm_line, operations_of
 from moetune.report.plan_figures import CLASSES
 from moetune.report.section import (
     EMPTY,
@@ -66,11 +60,11 @@ def profile_sections(
     )  # fmt: skip
 
 
-def profiles_section(found: Sequence[ProfileInfo]) -> Section:
+def profiles_section(infos: Sequence[ProfileInfo]) -> Section:
     """Return the profiles of the store and the reference machines."""
     table = Table.of(
         "profiles",
-        found,
+        infos,
         {
             "name": lambda info: info.name,
             "provenance": lambda info: info.provenance,
@@ -161,12 +155,14 @@ def _tables(profile: Profile) -> Iterator[Section]:
     if not profile.tables and profile.network is None:
         return
     blocks: dict[tuple[str, str], list[DataTable]] = {}
-    for one in profile.tables:
-        blocks.setdefault((one.label, one.source), []).append(one)
+    for source_table in profile.tables:
+        blocks.setdefault((source_table.label, source_table.source), []).append(source_table)
     rows = [
         (
-            Cell.words(", ".join(dict.fromkeys(_table_name(one) for one in block))),
-            Cell.count(sum(len(one.points) for one in block)),
+            Cell.words(
+                ", ".join(dict.fromkeys(_table_name(source_table) for source_table in block))
+            ),
+            Cell.count(sum(len(source_table.points) for source_table in block)),
             Cell.words(label),
             Cell.words(source),
         )
@@ -233,13 +229,13 @@ def _losses(profile: Profile) -> Iterator[str]:
 
 
 def _fingerprint(profile: Profile) -> Iterator[Section]:
-    found = profile.fingerprint
-    for name, title, known in (
-        ("hardware", f"Hardware {found.hardware_id}", found.hardware),
-        ("software", "Software", found.software),
+    fingerprint = profile.fingerprint
+    for name, title, values in (
+        ("hardware", f"Hardware {fingerprint.hardware_id}", fingerprint.hardware),
+        ("software", "Software", fingerprint.software),
     ):
-        if known:
-            table = facts(name, sorted(known.items()), header=("fact", "value"))
+        if values:
+            table = facts(name, sorted(values.items()), header=("fact", "value"))
             yield Section(name=name, title=title, tables=(table,))
 
 
@@ -255,19 +251,16 @@ def operation_to_draw(operations: Sequence[OperationCurve], asked: str) -> Opera
 
 
 def fit_section(drawn: OperationCurve | None, *, asked: str) -> Section:
-    """Return the figures of one operation.
+    """Return the figure of one operation.
 
     Args:
         asked: key of the operation that was asked for; "" for any.
     """
-    figures = [] if drawn is None else [fit_figure(drawn), residual_figure(drawn)]
     doubts: tuple[str, ...] = ()
     if asked and (drawn is None or drawn.key != asked):
         instead = "none is drawn" if drawn is None else f"{drawn.name} is drawn instead"
         doubts = (f"This profile has no operation {shortened(asked)}: {instead}.",)
-    return Section(
-        name="fit", doubts=doubts, figures=tuple(figure for figure in figures if figure is not None)
-    )
+    return Section(name="fit", doubts=doubts, figures=() if drawn is None else (fit_figure(drawn),))
 
 
 def fits_section(operations: Sequence[OperationCurve]) -> Section:

@@ -7,25 +7,25 @@ from moetune.fit.speeds import BANDWIDTH, START
 from moetune.report.section import Cell, Section, Table
 
 
-def sensitivity_sections(found: Sensitivity) -> tuple[Section, ...]:
+def sensitivity_sections(effects: Sensitivity) -> tuple[Section, ...]:
     """Return the answer in words, then the parts by their effect, then the decisions."""
-    title, *rest = found.words
-    without = ", ".join(_shortest(found.without_effect))
+    title, *rest = effects.words
+    without = ", ".join(_shortest(effects.without_effect))
     return (
-        Section(name="answer", title=title, paragraphs=(f"The plan: {found.choice}.", *rest)),
+        Section(name="answer", title=title, paragraphs=(f"The plan: {effects.choice}.", *rest)),
         Section(
             name="parts",
             title="Parts of the machine",
-            tables=(_parts(found),),
+            tables=(_parts(effects),),
             notes=(f"Without effect: {without}.",) if without else (),
         ),
         Section(
             name="knobs",
             title="Decisions of the plan",
-            tables=(_knobs(found),),
+            tables=(_knobs(effects),),
             notes=tuple(
                 f"{knob.choice} cannot be had: {knob.note}."
-                for knob in found.knobs
+                for knob in effects.knobs
                 if knob.seconds is None
             ),
         ),
@@ -36,18 +36,18 @@ def _shortest(parts: Sequence[str]) -> Iterator[str]:
     """Yield the parts in words; a collective of which neither part counts by its name alone."""
     for part in parts:
         op, _, which = part.rpartition(" ")
-        other = f"{op} {BANDWIDTH if which == START else START}"
-        if op in OP_WORDS and other in parts:
+        counterpart = f"{op} {BANDWIDTH if which == START else START}"
+        if op in OP_WORDS and counterpart in parts:
             if which == BANDWIDTH:
                 yield OP_WORDS[op]
         else:
             yield part_words(part)
 
 
-def _parts(found: Sensitivity) -> Table:
+def _parts(effects: Sensitivity) -> Table:
     return Table.of(
         "parts",
-        found.parts,
+        effects.parts,
         {
             "part": lambda part: part.name,
             "for 1 % more time": lambda part: Cell.seconds(part.seconds_per_percent),
@@ -56,10 +56,10 @@ def _parts(found: Sensitivity) -> Table:
     )
 
 
-def _knobs(found: Sensitivity) -> Table:
+def _knobs(effects: Sensitivity) -> Table:
     return Table.of(
         "knobs",
-        found.knobs,
+        effects.knobs,
         {
             "decision": lambda knob: knob.knob,
             "instead": lambda knob: knob.choice,

@@ -19,7 +19,7 @@ _NOTE = (
 
 
 def stored_plans_table(
-    found: Sequence[StoredPlan], *, empty: str, num_more: int = 0,
+    plans: Sequence[StoredPlan], *, empty: str, num_more: int = 0,
     address: Callable[[str, str], str] | None = None,
 ) -> Table:  # fmt: skip
     """Return the table of plans.
@@ -33,7 +33,7 @@ def stored_plans_table(
         name="plans",
         title="" if address is None else "Newest first",
         header=_HEADER,
-        rows=tuple(_row(one, address) for one in found),
+        rows=tuple(_row(stored, address) for stored in plans),
         wide=_WIDE,
         notes=() if address is None else (_NOTE,),
         empty=empty,

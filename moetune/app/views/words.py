@@ -29,11 +29,11 @@ def plan_scope(plan: AnyPlan, *, profile: Profile | None = None) -> str:
         batch = f"{plural(plan.inputs.global_batch, 'sequence')} of {plan.inputs.seq:,} tokens"
         return f"{devices} · {batch} · {dtype} · for {plan.inputs.runtime}"
     tokens, experts = plan.inputs.tokens_per_rank, plan.inputs.layer.num_experts
-    each = f"on every {device}" if plan.kind == "tensor" else f"per {device}"
+    place = f"on every {device}" if plan.kind == "tensor" else f"per {device}"
     if plan.workload.sequence_parallel:
-        each = f"in shards, one per {device}"
+        place = f"in shards, one per {device}"
     return (
-        f"{plural(experts, 'expert')} over {devices} · {plural(tokens, 'token')} {each} · {dtype}"
+        f"{plural(experts, 'expert')} over {devices} · {plural(tokens, 'token')} {place} · {dtype}"
     )
 
 

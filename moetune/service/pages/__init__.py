@@ -1,1 +1,1 @@
-"""The service's web pages: plans, machines, profiles, observations, what-if and comparison."""
+"""The service's web pages: plans, machines, profiles, observations and what-if."""

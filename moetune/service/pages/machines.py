@@ -15,7 +15,7 @@ from moetune.domain.records import FitInfo, MachineInfo
 from moetune.report.html import age
 from moetune.report.section import Cell, Section, Table
 from moetune.service.bodies import RowCursor
-from moetune.service.pages.library import Library
+from moetune.service.pages.library import Library, Summary
 from moetune.service.pages.page import Form, Link, Page, Text, address
 
 _MOST_MACHINES = 200
@@ -41,10 +41,10 @@ def machines_page(library: Library) -> Page:
     """Return the page of machines, and of the profiles measured on them."""
     machines = library.store.machines(limit=_MOST_MACHINES)
     newest = {fit.profile: fit for fit in reversed(library.fits())}
-    sections = (
+    tables = (
         _machines(machines, newest.values()),
-        _profiles(library, newest),
-        _references(library, set(newest)),
+        _profiles(library, newest.values()),
+        _references(library, [name for name in bundled_profiles() if name not in newest]),
     )
     return Page(
         title="Machines",
@@ -52,9 +52,9 @@ def machines_page(library: Library) -> Page:
         intro="The machines, and the quality of their measured profiles, which is that of the "
         "worst group of operations: good predicts left-out points within 5 %, usable within 10 %.",
         sections=tuple(
-            section
-            for section in sections
-            if section.name != "references" or section.tables[0].rows
+            Section(name=table.name, tables=(table,))
+            for table in tables
+            if table.name != "references" or table.rows
         ),
         commands=_COMMANDS,
     )
@@ -76,10 +76,7 @@ def profile_page(library: Library, name: str, *, operation: Text = "") -> Page:
         title=name,
         here="machines",
         scope=sections[0].scope,
-        links=(
-            Link(name="Compare", href=address("compare", what="profiles", first=name)),
-            Link(name="Profile file", href=file, file=f"{name}.json"),
-        ),
+        links=(Link(name="Profile file", href=file, file=f"{name}.json"),),
         sections=sections,
     )
 
@@ -133,82 +130,69 @@ def observed_page(library: Library, *, plan: Text = "", after: RowCursor = 0) ->
     )
 
 
-def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Section:
+def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Table:
     names: dict[int, list[str]] = {}
     for fit in fits:
         names.setdefault(fit.machine_id, []).append(fit.profile)
-    table = Table(
-        name="machines",
+    return Table.of(
+        "machines",
+        machines,
+        {
+            "device": lambda machine: machine.device,
+            "kind": lambda machine: machine.kind.upper(),
+            "devices": lambda machine: Cell.count(machine.num_devices),
+            "per node": lambda machine: Cell.count(machine.devices_per_node),
+            "memory": lambda machine: Cell.size(machine.memory_bytes),
+            "fingerprint": lambda machine: Cell.words(
+                machine.hardware_id if machine.facts else "not known", mark="code"
+            ),
+            "profiles": lambda machine: ", ".join(names.get(machine.id, ())) or "none",
+            "first seen": lambda machine: _age(machine.created_at),
+        },
         title="Machines",
-        header=(
-            "device", "kind", "devices", "per node", "memory", "fingerprint", "profiles",
-            "first seen",
-        ),
-        rows=tuple(
-            (
-                Cell.words(machine.device),
-                Cell.words(machine.kind.upper()),
-                Cell.count(machine.num_devices),
-                Cell.count(machine.devices_per_node),
-                Cell.size(machine.memory_bytes),
-                Cell.words(machine.hardware_id if machine.facts else "not known", mark="code"),
-                Cell.words(", ".join(names.get(machine.id, ())) or "none"),
-                _age(machine.created_at),
-            )
-            for machine in machines
-        ),
         empty="No machine was measured yet: run `moetune profile` on machine.",
-    )  # fmt: skip
-    return Section(name="machines", tables=(table,))
+    )
 
 
-def _profiles(library: Library, newest: dict[str, FitInfo]) -> Section:
-    fits = sorted(newest.values(), key=lambda fit: fit.id, reverse=True)
-    table = Table(
-        name="profiles",
+def _profiles(library: Library, fits: Iterable[FitInfo]) -> Table:
+    return Table.of(
+        "profiles",
+        sorted(fits, key=lambda fit: fit.id, reverse=True),
+        {
+            "profile": lambda fit: _link(fit.profile),
+            "provenance": lambda fit: fit.provenance,
+            "machine": lambda fit: library.summary(fit.profile).scope,
+            "quality": lambda fit: _quality(library.summary(fit.profile)),
+            "samples": lambda fit: Cell.count(fit.num_samples),
+            "fitted": lambda fit: _age(fit.created_at),
+        },
         title="Profiles",
-        header=("profile", "provenance", "machine", "quality", "samples", "fitted"),
-        rows=tuple(
-            (
-                Cell.words(fit.profile, href=address("profiles", fit.profile)),
-                Cell.words(fit.provenance),
-                *_quality(library, fit.profile),
-                Cell.count(fit.num_samples),
-                _age(fit.created_at),
-            )
-            for fit in fits
-        ),
         empty="No profile is stored yet.",
     )
-    return Section(name="profiles", tables=(table,))
 
 
-def _references(library: Library, stored: set[str]) -> Section:
-    table = Table(
-        name="references",
+def _references(library: Library, names: Iterable[str]) -> Table:
+    return Table.of(
+        "references",
+        names,
+        {
+            "profile": _link,
+            "provenance": lambda name: library.summary(name).provenance,
+            "machine": lambda name: library.summary(name).scope,
+            "quality": lambda name: _quality(library.summary(name)),
+            "source": lambda name: library.summary(name).citation,
+        },
         title="Reference machines",
-        header=("profile", "provenance", "machine", "quality", "source"),
-        rows=tuple(
-            (
-                Cell.words(name, href=address("profiles", name)),
-                Cell.words(library.summary(name).provenance),
-                *_quality(library, name),
-                Cell.words(library.summary(name).citation),
-            )
-            for name in bundled_profiles()
-            if name not in stored
-        ),
-    )
-    return Section(name="references", tables=(table,))
-
-
-def _quality(library: Library, name: str) -> tuple[Cell, Cell]:
-    summary = library.summary(name)
-    return (
-        Cell.words(summary.scope),
-        Cell.words(summary.quality or "not known", mark=summary.quality),
     )
 
 
-def _age(created_at: str) -> Cell:
-    return Cell.words(age(created_at, datetime.now(UTC)))
+def _link(name: str) -> Cell:
+    return Cell.words(name, href=address("profiles", name))
+
+
+def _quality(summary: Summary) -> Cell:
+    return Cell.words(summary.quality or "not known", mark=summary.quality)
+
+
+def _age(created_at: str) -> str:
+    return age(created_at, datetime.now(UTC))

@@ -58,16 +58,16 @@ def model_page(library: Library, request: Request, name: str) -> Page:
     Raises:
         NotFoundError: there is no such model; files of the service's machine are not read.
     """
-    known = name if name in MODELS else known_name(name)
-    if known is None:
+    key = name if name in MODELS else known_name(name)
+    if key is None:
         raise NotFoundError(f"there is no model {name[:200]!r}", "the list is at /models")
-    model = find_decoder_model(known, world_size=_RANKS)
+    model = find_decoder_model(key, world_size=_RANKS)
     if model.decoder is None:
-        return _layer_page(known, model)
+        return _layer_page(key, model)
     values = filled(request, (field.name for field in _FIELDS))
     answer, problem = None, None
     try:
-        answer = library.planner.solver.run(fit_memory, _question(known, values))
+        answer = library.planner.solver.run(fit_memory, _question(key, values))
     except MoetuneError as error:
         problem = problem_of(error)
     length = answer.job.length if answer else parse_count(_USUAL["seq"])
@@ -75,16 +75,16 @@ def model_page(library: Library, request: Request, name: str) -> Page:
     return Page(
         title=model.title,
         here="models",
-        links=(*_links(_new_plan(known, answer)), Link(name="Sizes", href="#model")),
+        links=(*_links(_new_plan(key, answer)), Link(name="Sizes", href="#model")),
         problem=problem,
         forms=(
             Form(
-                action=address("models", known), button="Show what fits", fields=_FIELDS,
+                action=address("models", key), button="Show what fits", fields=_FIELDS,
                 values=values,
             ),
         ),
         sections=(*memory, *decoder_sections(model, length=length)),
-        commands=_commands(known, answer, values),
+        commands=_commands(key, answer, values),
     )  # fmt: skip
 
 
@@ -144,17 +144,14 @@ def _new_plan(name: str, answer: MemoryAnswer | None) -> str:
 
 
 def _list(name: str, title: str, what: str, rows: list[tuple[str, str, str]]) -> Section:
-    table = Table(
-        name=name,
+    table = Table.of(
+        name,
+        rows,
+        {
+            "model": lambda row: Cell.words(row[0], href=address("models", row[0])),
+            "title": lambda row: row[1],
+            what: lambda row: row[2],
+        },
         title=title,
-        header=("model", "title", what),
-        rows=tuple(
-            (
-                Cell.words(key, href=address("models", key)),
-                Cell.words(title),
-                Cell.words(words),
-            )
-            for key, title, words in rows
-        ),
     )
     return Section(name=name, tables=(table,))

@@ -38,7 +38,6 @@ NAVIGATION = (
     ("models", "/models", "Models"),
     ("observed", "/observed", "Observed"),
     ("whatif", "/whatif", "What if"),
-    ("compare", "/compare", "Compare"),
 )
 
 
@@ -70,13 +69,11 @@ class Link:
 
     Args:
         file: name of the download; "" for a page.
-        is_here: whether it leads to the page itself.
     """
 
     name: str
     href: str
     file: str = ""
-    is_here: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,20 +16,15 @@ from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import whole_names
 from moetune.report.section import Section
-from moetune.service.pages.compare import whatif_form
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Form, Link, Page, Text, address
+from moetune.service.pages.whatif import whatif_form
 
 PAGE_SIZE = 50
 
 
 def plans_page(
-    library: Library,
-    *,
-    after: Text = "",
-    model: Text = "",
-    profile: Text = "",
-    kind: Text = "",
+    library: Library, *, after: Text = "", model: Text = "", profile: Text = "", kind: Text = ""
 ) -> Page:
     """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
 
@@ -122,7 +117,6 @@ def _plan_links(library: Library, subject: Subject, model: str | None) -> Iterat
     yield Link(name="What if", href="#form")
     if plan.kind == "training" and model:
         yield Link(name="New plan like this", href=_asked_anew(library, plan, model))
-    yield Link(name="Compare", href=address("compare", what="plans", first=plan.id))
     yield Link(name="Observed", href=address("observed", plan=plan.id))
     yield Link(name="Profile", href=address("profiles", plan.inputs.profile))
     if model:

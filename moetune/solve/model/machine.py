@@ -217,11 +217,12 @@ class DevicePrices(Tables):
     def _adam_of_data_sheet(self) -> Estimate:
         rate = memory_bytes_per_second(self.machine.device)
         if rate is None:
+            is_usual = self.element == "bfloat16"  # which every reference has
+            instead = "name a reference such as h100-x8" if is_usual else "plan in bfloat16"
             raise ProfileError(
                 f"the profile has no time of Adam in {self.element}, which tells the rate of the "
                 "memory",
-                f"measure it:  moetune profile --model NAME --dtype {self.element}; or name a "
-                "reference such as h100-x8",
+                f"measure it:  moetune profile --model NAME --dtype {self.element}; or {instead}",
             )
         doubt = Doubt(
             operation="the rate of the memory", size=1.0, unit="bytes",

@@ -111,7 +111,6 @@ def test_a_service_refuses_what_is_too_much_and_counts_it(tmp_path: Path) -> Non
         found = metrics(running.url)
         assert found['moetune_quota_refused_total{kind="plans"}'] == 1
         assert found['moetune_quota_refused_total{kind="observations"}'] == 6
-        assert found['moetune_quota_per_hour{kind="observations"}'] == 5
         assert 0 < found["moetune_store_bytes"] < found["moetune_store_limit_bytes"]
 
 

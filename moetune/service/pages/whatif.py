@@ -1,4 +1,4 @@
-"""Pages that compare: two plans or profiles, and a plan before and after a change."""
+"""The page What if: a plan before and after a change."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fastapi import Request
 
-from moetune.app.views.comparison import comparison_sections, machine_sections, whatif_sections
+from moetune.app.views.comparison import whatif_sections
 from moetune.app.views.words import plan_scope
 from moetune.app.whatif import WhatIf, whatif
 from moetune.domain.any_plan import AnyPlan
@@ -18,67 +18,6 @@ from moetune.report.section import Section
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Form, Link, Page, Text, address, filled
 from moetune.service.problems import Problem, problem_of
-
-
-def compare_page(
-    library: Library, *, what: Text = "plans", first: Text = "", second: Text = ""
-) -> Page:
-    """Return the form, and with two names the comparison.
-
-    Args:
-        what: "plans" or "profiles".
-        first, second: plans' ids or their beginnings, or profiles' names.
-
-    Raises:
-        InputError: `what` is something else.
-        NotFoundError: one of the two does not exist.
-    """
-    if what not in {"plans", "profiles"}:
-        raise InputError(f"what must be plans or profiles, got {what!r}")
-    links = tuple(
-        Link(name=f"Two {kind}", href=address("compare", what=kind), is_here=kind == what)
-        for kind in ("plans", "profiles")
-    )
-    sections: tuple[Section, ...] = ()
-    if first and second:
-        compare = _plans if what == "plans" else _profiles
-        names, sections = compare(library, first, second)
-        pairs = zip(names, (first, second), strict=True)
-        links += tuple(Link(name=name, href=address(what, key)) for name, key in pairs)
-    longest = 12 if what == "plans" else None
-    form = Form(
-        action="/compare",
-        button="Compare",
-        fields=(_compared(library, what, "first"), _compared(library, what, "second")),
-        values={"first": first[:longest], "second": second[:longest]},
-        hidden={"what": what},
-    )
-    return Page(title="Compare", here="compare", links=links, forms=(form,), sections=sections)
-
-
-def _compared(library: Library, what: str, name: str) -> Field:
-    label = f"{name.capitalize()} {what.removesuffix('s')}"
-    if what == "plans":
-        return library.plan_field(name, label)
-    return Field(
-        name=name, label=label, choices=library.profile_names(), placeholder="Choose",
-        is_required=True,
-    )  # fmt: skip
-
-
-_Comparison = tuple[tuple[str, str], tuple[Section, ...]]
-
-
-def _plans(library: Library, first: str, second: str) -> _Comparison:
-    left, right = library.any_plan(first), library.any_plan(second)
-    names = left.id[:6], right.id[:6]
-    return names, comparison_sections(left, right, names=names, is_drawn=True)
-
-
-def _profiles(library: Library, first: str, second: str) -> _Comparison:
-    left, right = (library.profile(name).profile for name in (first, second))
-    names = left.name, right.name
-    return names, machine_sections(left, right, names=names, is_drawn=True)
 
 
 def _flags(text: str) -> dict[str, str | None]:
