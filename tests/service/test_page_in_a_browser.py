@@ -183,6 +183,15 @@ def test_a_wrong_question_is_answered_beside_the_form(
     context.close()
 
 
+def test_two_plans_are_compared(page: Page, plans: tuple[Plan, Plan]) -> None:
+    page.goto("/compare")
+    page.get_by_label("First plan").fill(plans[0].id[:8])
+    page.get_by_label("Second plan").fill(plans[1].id[:8])
+    page.get_by_role("button", name="Compare").click()
+    assert draw_all(page) == 2
+    assert "inputs.memory_limit_bytes" in page.locator("[data-table=differences]").inner_text()
+
+
 def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: Page) -> None:
     page.goto("/observed")
     assert page.locator("[data-table=observations] tbody tr").count() == 100
@@ -223,7 +232,7 @@ def test_no_page_is_wider_than_a_phone(
     pages = (
         "/", "/machines", "/models", "/models/deepseek-v3", "/profiles/lab", f"/plans/{first}",
         f"/plans/{second}", "/observed",
-        f"/whatif?plan={first}&world_size=2",
+        f"/compare?first={first}&second={second}", f"/whatif?plan={first}&world_size=2",
     )  # fmt: skip
     size = {"width": 390, "height": 844}
     for url, paths in ((site.url, pages), (empty_site.url, ("/",))):

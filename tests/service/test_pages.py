@@ -75,6 +75,9 @@ def addresses(plans: tuple[Plan, Plan]) -> list[str]:
         f"/plans/{first}",
         f"/plans/{second}",
         f"/plans/{TRAINING}",
+        "/compare",
+        f"/compare?first={TRAINING}&second={OTHER.id}",
+        f"/compare?first={first[:8]}&second={second}",
         "/machines",
         "/profiles/lab",
         "/profiles/rtx2080ti-x64",
@@ -107,7 +110,7 @@ def test_an_empty_store_says_what_to_run_first(client: Client) -> None:
     text = words(answer)
     order = [text.index(f"moetune {verb}") for verb in ("profile", "plan", "verify")]
     assert order == sorted(order)
-    for page in ("/machines", "/observed", "/whatif"):
+    for page in ("/machines", "/observed", "/compare", "/whatif"):
         assert client.get(page).status_code == 200
     assert "rtx2080ti-x64" in words(client.get("/machines"))
 
@@ -215,6 +218,7 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
         ("/observed?after=-1", 422, "after: Input should be greater"),
         ("/observed?after=99999999999999999999999", 422, "after: Input should be less"),
         ("/?after=nothing", 404, "nothing"),
+        ("/compare?first=zz&second=zz", 404, "zz"),
         ("/machines.csv", 404, ""),
         ("/profiles/lab/nothing.csv", 404, "figures: fit"),
     ],
@@ -315,7 +319,7 @@ def test_pages_are_no_part_of_the_api(full: Client) -> None:
     ]
 
 
-def test_training_plans_are_listed_shown_and_explained(
+def test_training_plans_are_listed_shown_explained_and_compared(
     full: Client, plans: tuple[Plan, Plan]
 ) -> None:
     listed = full.get("/?kind=training").text
@@ -326,6 +330,10 @@ def test_training_plans_are_listed_shown_and_explained(
     assert full.get(f"/v1/plans/{TRAINING}").json() == training_plan().document
     explained = full.get(f"/v1/plans/{TRAINING}/explain").json()
     assert explained["kinds"]["communication"] == 0.25
+    both = unescape(full.get(f"/compare?first={TRAINING}&second={OTHER.id}").text)
+    assert "takes dp 16 · micro-batch 1 instead of dp 4" in both
+    mixed = unescape(full.get(f"/compare?first={TRAINING}&second={plans[0].id}").text)
+    assert "not of the same work" in mixed
     changed = full.get(f"/whatif?plan={TRAINING}&flags=tp=1")  # its profile is another one
     assert changed.status_code == 424
     assert "has changed since" in words(changed)

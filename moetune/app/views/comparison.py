@@ -1,6 +1,6 @@
 """Two plans or two profiles side by side, as sections, with every field that differs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from moetune.app.compare import asked_otherwise, compare
 from moetune.app.profiles import compare_profiles
@@ -43,12 +43,13 @@ _UNITS: tuple[tuple[Callable[[str], bool], Callable[[float], str]], ...] = (
 
 
 def comparison_sections(
-    first: AnyPlan, second: AnyPlan, *, names: tuple[str, str]
-) -> tuple[Section, Section]:
+    first: AnyPlan, second: AnyPlan, *, names: tuple[str, str], is_drawn: bool = False
+) -> tuple[Section, ...]:
     """Return how the second plan differs from the first: in words, and field by field.
 
     Args:
-        names: the plans' names in words and tables.
+        names: the plans' names in words, tables and figures.
+        is_drawn: add figures of both plans.
     """
     doubts = (words for plan in (first, second) for words in suspect_words(plan))
     words = Section(
@@ -56,7 +57,8 @@ def comparison_sections(
         doubts=tuple(dict.fromkeys(doubts)),
         paragraphs=tuple(_words(first, second, names)),
     )
-    return words, _differing_fields(first, second, names)
+    drawn = (_drawn(first, second, names),) if is_drawn else ()
+    return words, *drawn, _differing_fields(first, second, names)
 
 
 def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[str]:
@@ -92,7 +94,7 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
     )
     if not is_drawn:
         return (words,)
-    figures = Section(name="both", figures=tuple(_figures(answer)))
+    figures = _drawn(answer.before, after, _CHANGES)
     return words, figures, _differing_fields(answer.before, after, _CHANGES)
 
 
@@ -107,16 +109,16 @@ def _differing_fields(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -
     return _differences([row for row in rows if row[1] != row[2]], names)
 
 
-def _figures(answer: WhatIfAnswer) -> Iterator[Figure]:
-    """Yield figures of two plans of a kind; nothing of equal ones."""
-    first, second = answer.before, answer.after
-    if first.id == second.id:
-        return
-    if first.kind == "training" == second.kind:
-        yield from training_figures(dict(zip(_CHANGES, (first, second), strict=True)))
-    else:
-        layers = dict(zip(_CHANGES, (first.as_layer(), second.as_layer()), strict=True))
-        yield from (phases_figure(layers), degree_figure(layers))
+def _drawn(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Section:
+    """Return figures of two plans of a kind; none of equal ones."""
+    figures: Iterable[Figure] = ()
+    if first.kind == second.kind and first.id != second.id:
+        if first.kind == "training" == second.kind:
+            figures = training_figures(dict(zip(names, (first, second), strict=True)))
+        else:
+            layers = dict(zip(names, (first.as_layer(), second.as_layer()), strict=True))
+            figures = (phases_figure(layers), degree_figure(layers))
+    return Section(name="both", figures=tuple(figures))
 
 
 def machine_section(first: Profile, second: Profile, *, names: tuple[str, str]) -> Section:

@@ -38,6 +38,7 @@ NAVIGATION = (
     ("models", "/models", "Models"),
     ("observed", "/observed", "Observed"),
     ("whatif", "/whatif", "What if"),
+    ("compare", "/compare", "Compare"),
 )
 
 

@@ -117,6 +117,7 @@ def _plan_links(library: Library, subject: Subject, model: str | None) -> Iterat
     yield Link(name="What if", href="#form")
     if plan.kind == "training" and model:
         yield Link(name="New plan like this", href=_asked_anew(library, plan, model))
+    yield Link(name="Compare", href=address("compare", first=plan.id))
     yield Link(name="Observed", href=address("observed", plan=plan.id))
     yield Link(name="Profile", href=address("profiles", plan.inputs.profile))
     if model:

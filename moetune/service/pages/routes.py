@@ -14,6 +14,7 @@ from moetune.domain.errors import NotAuthorisedError
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
+from moetune.service.pages.compare import compare_page
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
 from moetune.service.pages.models import model_page, models_page
@@ -33,6 +34,7 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
         "/observed": observed_page,
         "/models": models_page,
         "/models/{name:path}": model_page,
+        "/compare": compare_page,
         "/whatif": whatif_page,
     }
 )

@@ -116,7 +116,7 @@ def test_pages_of_other_sites_have_nothing_computed(service: Served) -> None:
         foreign = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
         for path in (
             f"/whatif?plan={plan_id}&tokens_per_rank=5", f"/v1/plans/{plan_id}/explain",
-            f"/v1/plans/{plan_id}/trace", f"/plans/{plan_id}", "/observed",
+            f"/v1/plans/{plan_id}/trace", f"/plans/{plan_id}", "/observed", "/compare",
         ):  # fmt: skip
             assert client.get(path, headers=foreign).status_code == 403, path
         followed = {
