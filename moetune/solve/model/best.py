@@ -7,6 +7,7 @@ playing all.
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from moetune.domain.cluster import HEADROOM
 from moetune.domain.pipeline import SCHEDULES
@@ -81,7 +82,7 @@ class BestLayouts:
                 leaders.add(search.priced(node.layout))
 
     def _wholes(self, row: FoldedLayout) -> Iterator[Node]:
-        """Yield the layouts of a row that fit.
+        """Yield the layouts of a row, whether they fit or not.
 
         Higher ZeRO stages take no less time: those behind one that leaves memory free are not
         tried.
@@ -94,10 +95,15 @@ class BestLayouts:
                     if seconds * rounds > limit:
                         break
                     layout = sharded.changed(dispatcher=dispatcher)
-                    for whole in search.fitting.fitted(layout, table.pins):
-                        yield table.node((search.prices.least(whole), 0.0), whole)
+                    bounds = search.prices.least(layout), 0.0
+                    yield table.node(bounds, layout, partial(self._fitted, layout))
                 if search.fitting.is_roomy(sharded):
                     break
+
+    def _fitted(self, layout: FoldedLayout) -> Iterator[Node]:
+        """Yield a layout as it fits; what is in host memory takes no less time."""
+        for whole in self.search.fitting.fitted(layout, self._table.pins):
+            yield self._table.node((self.search.prices.least(whole), 0.0), whole)
 
     def _answers(self) -> list[PricedLayout]:
         if self._leaders.of_sizes:

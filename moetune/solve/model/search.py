@@ -23,7 +23,7 @@ from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.site import Site
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TokenDispatcher, TrainingJob
-from moetune.solve.model.memory import MemoryModel, RankMemory
+from moetune.solve.model.memory import OPTIMIZER_SHARES, MemoryModel, RankMemory
 from moetune.solve.model.pins import contradiction
 from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.space import Fitting, LayoutSpace
@@ -31,6 +31,8 @@ from moetune.solve.model.step import StepPrices, StepSeconds
 
 NOISE = 0.01
 """Steps within it of each other tie: one that leaves memory free is taken, then the simpler one."""
+_ROUNDING = 1e-9
+"""Of a share of the optimizer, by which sums of bytes may move it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +160,16 @@ Group = Sequence[FoldedLayout]
 
 
 class Row(NamedTuple):
-    """A pipeline that recomputes a list of modules, with the bytes that a device needs at least."""
+    """A pipeline that recomputes a list of modules.
+
+    Args:
+        peak_bytes: that a device needs at least, with all in host memory that may be there.
+        alone_bytes: that it needs at least where only what is pinned is in host memory.
+    """
 
     layout: FoldedLayout
     peak_bytes: float
+    alone_bytes: float
 
 
 class PricedDispatcher(NamedTuple):
@@ -215,23 +223,20 @@ class LayoutTable(Tables):
         )
         object.__setattr__(self, "seconds", tuple(seconds))
 
-    def rows(self, group: Group, *, may_offload: bool = True) -> Iterator[Row]:
-        """Yield the rows of a group.
-
-        Args:
-            may_offload: whether what is not pinned may be in host memory.
-        """
+    def rows(self, group: Group) -> Iterator[Row]:
+        """Yield the rows of a group."""
         space, lists = self.search.space, self.search.space.recomputes(self.pins)
         pipelines = [pipeline for sizes in group for pipeline in space.pipelines(sizes, self.pins)]
         if not pipelines:
             return
-        bounds = self.search.fitting.least_bytes(
-            pipelines, lists, self.pins, may_offload=may_offload
+        peaks, alone = (
+            self.search.fitting.least_bytes(pipelines, lists, self.pins, may_offload=way).tolist()
+            for way in (True, False)
         )
-        for pipeline, row in zip(pipelines, bounds.tolist(), strict=True):
-            for modules, peak in zip(lists, row, strict=True):
+        for pipeline, *rows in zip(pipelines, peaks, alone, strict=True):
+            for modules, *sizes in zip(lists, *rows, strict=True):
                 if not modules or not space.keeps_all(pipeline):
-                    yield Row(pipeline.changed(recompute=modules), peak)
+                    yield Row(pipeline.changed(recompute=modules), *sizes)
 
     def nodes(
         self,
@@ -248,10 +253,12 @@ class LayoutTable(Tables):
         """
 
         def rows(group: Group) -> Iterator[Node]:
-            for layout, peak in self.rows(group):
+            for row in self.rows(group):
+                layout, peak, _ = row
                 ranked = self.ranked(layout) if peak <= most_bytes else ()
                 if ranked:
                     seconds = ranked[0].seconds * self.search.prices.rounds_at_least(layout)
+                    seconds += self.optimizer_at_least(row, most_bytes)
                     yield self.node(order(seconds, peak), layout, partial(parts, layout))
 
         nodes = []
@@ -320,9 +327,9 @@ class LayoutTable(Tables):
         """
         search, prices = self.search, self.search.prices
         least, smallest = (float("inf"), float("inf")), None
-        rows = (row for group in self.groups for row in self.rows(group, may_offload=False))
-        for layout, peak in sorted(rows, key=lambda row: row.peak_bytes):
-            if peak > least[0]:
+        rows = (row for group in self.groups for row in self.rows(group))
+        for layout, _, alone in sorted(rows, key=lambda row: row.alone_bytes):
+            if alone > least[0]:
                 break
             for sharded in (sharded for cut in self.cuts(layout) for sharded in self.sharded(cut)):
                 passes = prices.micro_batch_seconds(sharded) * prices.rounds_at_least(sharded)
@@ -343,6 +350,21 @@ class LayoutTable(Tables):
         least = self.search.prices.micro_batch_at_least
         able = self._able(layout)
         return min((least(layout.changed(dispatcher=name)) for name in able), default=float("inf"))
+
+    def optimizer_at_least(self, row: Row, most_bytes: float) -> float:
+        """Return the optimizer's least seconds, with a share on the host where a row needs it.
+
+        Of a mean rank, sharded most: no cut, stage or larger share takes less. Bytes fall no faster
+        than evenly with the share.
+        """
+        layout, search = row.layout, self.search
+        share = self.pins.offload_optimizer or 0.0
+        is_over = not share and most_bytes < row.alone_bytes
+        if is_over and search.fitting.with_most_waiting(layout, self.pins) is layout:
+            least = (row.alone_bytes - most_bytes) / (row.alone_bytes - row.peak_bytes)
+            share = next(share for share in OPTIMIZER_SHARES if share >= least - _ROUNDING)
+        zero = search.space.zeros(self.pins, layout.pp, layout.tp)[-1]
+        return search.prices.optimizer_seconds(layout.changed(zero=zero), share, is_mean=True)
 
     @once(lambda layout: (layout.tp, layout.ep, layout.etp, layout.overlap))
     def _able(self, layout: FoldedLayout) -> list[TokenDispatcher]:

@@ -167,9 +167,19 @@ class UpdatePrices(Tables):
         waited = max(0.0, max(ways) - room.forward - room.backward)
         return waited + sum(ways) / num
 
-    def optimizer_seconds(self, layout: FoldedLayout, on_host: float) -> float:
-        """Return the optimizer's seconds with a share of it on the host."""
-        held, _ = self._most_parameters(layout)
+    def optimizer_seconds(
+        self, layout: FoldedLayout, on_host: float, *, is_mean: bool = False
+    ) -> float:
+        """Return the optimizer's seconds with a share of it on the host.
+
+        Args:
+            is_mean: of a mean rank, which is the least, however the stages are cut.
+        """
+        if is_mean:
+            whole = self.stages.parameters(layout, self.stages.whole)
+            held = Parameters(*(count / layout.pp for count in whole))
+        else:
+            held, _ = self._most_parameters(layout)
         count = shard_of(layout, *held) if layout.zero else sum(held)
         device = self.device.moved((1 - on_host) * self._optimizer.moved_bytes * count)
         return device + on_host * count * self.device.host_adam_seconds

@@ -49,6 +49,23 @@ def test_no_layout_is_faster_or_smaller_than_its_row(target: str) -> None:
         assert max(sizes[_sizes(layout)], row.peak_bytes) <= peak * SAME
 
 
+@pytest.mark.parametrize("target", ["megatron", "bridge"])
+def test_a_row_that_needs_the_host_takes_no_longer_than_its_layouts(target: str) -> None:
+    job = TrainingJob(decoder=LITE, world_size=8, global_batch=16, length=4096)
+    search, pins = search_of(job, target=target, gib=40), LayoutRequest(micro_batch=1)
+    table, limit, num = LayoutTable(search=search, pins=pins), search.limit_bytes, 0
+    for row in itertools.chain.from_iterable(map(table.rows, table.groups)):
+        if row.peak_bytes > limit:
+            continue
+        bound, alone = (table.optimizer_at_least(row, most) for most in (limit, float("inf")))
+        for cut in itertools.chain.from_iterable(map(table.sharded, table.cuts(row.layout))):
+            for whole in search.fitting.fitted(cut, pins):
+                num += bound > alone
+                seconds = search.prices.optimizer_seconds(whole, whole.offload_optimizer)
+                assert bound <= seconds * SAME
+    assert num > 50
+
+
 @pytest.mark.parametrize("target", [*TARGETS])
 def test_what_no_search_looks_at_breaks_a_rule(target: str) -> None:
     """Pipelines, and lists of modules, that their overlap does not go with."""
@@ -100,8 +117,9 @@ def test_no_layout_needs_less_memory_than_its_bound(
     table, ratios = LayoutTable(search=search, pins=pins), list[float]()
     loose: list[float] = []
     for group in table.groups:
-        for row, bound in table.rows(group, may_offload=may_offload):
-            for cut in itertools.chain.from_iterable(map(table.sharded, table.cuts(row))):
+        for layout, *bounds in table.rows(group):
+            bound = bounds[0 if may_offload else 1]
+            for cut in itertools.chain.from_iterable(map(table.sharded, table.cuts(layout))):
                 least = search.memory.needs(cut)[0]
                 if may_offload:
                     wait = replace(cut, offload_activations=0.9)
