@@ -43,21 +43,21 @@ def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
 
     Source: ring all-reduce sends 2·(g − 1)/g of its input, Patarasuk and Yuan, JPDC 69 (2009).
     """
-    size, _ = group
-    passed = {
-        "all_reduce": 2 * (size - 1) / size,
-        "reduce_scatter": (size - 1) / size,
-        "all_gather": size - 1.0,
-        "all_to_all": (size - 1) / size,
-        "send": 1.0,
-    }[op]
-    nodes = nodes_of(group, machine)
+    size, nodes = group[0], nodes_of(group, machine)
+    passed = _passed(op, size)
     if nodes == 1:
         return passed
     here = math.ceil(size / nodes)
     if op == "all_to_all":
         return machine.devices_per_node * (size - here) / size
     return passed * machine.devices_per_node / here
+
+
+def _passed(op: CollectiveOp, size: int) -> float:
+    """Return the bytes that a rank of one node sends for each input byte."""
+    around = (size - 1) / size
+    shares = {"all_reduce": 2 * around, "all_gather": size - 1.0, "send": 1.0}
+    return shares.get(op, around)
 
 
 def nearest_group(
@@ -250,9 +250,7 @@ def _inside_share(op: CollectiveOp, size: int, here: int) -> float:
     """Return the size at which a node's own ranks move as many bytes as they do in the group."""
     if op == "all_to_all":
         return here / size
-    passed = {"all_gather": size - 1.0}.get(op, (size - 1) / size)
-    alone = {"all_gather": here - 1.0}.get(op, (here - 1) / here)
-    return passed / alone
+    return _passed(op, size) / _passed(op, here)
 
 
 def _startup_growth(key: CollectiveKey, startups: Sequence[tuple[int, Floats]]) -> Floats:

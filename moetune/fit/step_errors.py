@@ -55,12 +55,12 @@ class MachineErrors(Tables):
 
     Args:
         records: measured steps; may be empty.
-        own: standard deviation of the error where nothing was measured.
+        spread: standard deviation of the error where nothing was measured.
         drift: of what the machine is slower or faster by in a later job, as `drift_of` has it.
     """
 
     records: Sequence[StepRecord]
-    own: float
+    spread: float
     drift: float = DRIFT
 
     @once(lambda key, tokens: (key, tokens))
@@ -77,16 +77,16 @@ class MachineErrors(Tables):
 
     @cached_property
     def _prior(self) -> Floats:
-        prior: Floats = self.own**2 * _shared(_OCTAVES, _OCTAVES)
+        prior: Floats = self.spread**2 * _shared(_OCTAVES, _OCTAVES)
         return prior
 
     def _posterior(self, key: LayerKey, tokens: int, near: tuple[StepRecord, ...]) -> StepErrors:
         sizes = np.log2([record.workload.tokens_per_rank for record in near])
         degrees = np.log2([record.degree for record in near])
         keys = [record.workload.key for record in near]
-        among = self.own**2 * _shared(degrees, degrees) * _near(sizes, sizes)
+        among = self.spread**2 * _shared(degrees, degrees) * _near(sizes, sizes)
         among *= [[_likeness(row, column) for column in keys] for row in keys]
-        across = self.own**2 * _shared(_OCTAVES, degrees)
+        across = self.spread**2 * _shared(_OCTAVES, degrees)
         across *= _near(np.log2([tokens]), sizes) * [_likeness(key, near_key) for near_key in keys]
         residuals = np.array([record.residual for record in near])
         usual = statistics.median(residuals.tolist()) if len(near) >= _FEWEST_ALIKE else 0.0
