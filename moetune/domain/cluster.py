@@ -11,12 +11,13 @@ from moetune.domain.units import format_bytes, parse_bytes
 
 DeviceKind = Literal["cpu", "cuda"]
 _PLANNABLE_PERCENT = 92
-"""Of the memory that a process has of a GPU: free blocks of the allocator are not always large
-enough."""
+"""Percent of a GPU's free memory that plans may fill: free blocks of the allocator are not always
+large enough."""
 CONTEXT_BYTES = 2 * 2**30
-"""Of a GPU's memory, assumed for the CUDA context, loaded kernels and NCCL's buffers."""
+"""Bytes of a GPU that are assumed for the CUDA context, loaded kernels and NCCL's buffers."""
 _SEEN = 79.11 / 80
-"""Of the GiB that makers call GB: "a total capacity of 79.11 GiB" (vllm-project/vllm#27508)."""
+"""Share of the GiB, which makers call GB, that torch sees: "a total capacity of 79.11 GiB"
+(vllm-project/vllm#27508)."""
 FASTER = " with computation × "
 """In the name of a device that is another one's, with other speeds: a question of `whatif`."""
 HEADROOM = 0.05

@@ -150,9 +150,10 @@ def _nearest(wanted: int, numbers: Sequence[int]) -> int:
 
 _RINGS = ("all_gather", "reduce_scatter")
 _RING_HOP_SECONDS, _RING_LOSS, _RING_LOSS_PER_NODE = 5e-6, 1.07, 0.0018
-"""Of each rank of a ring, and of its rate over an exchange's: all-gathers of 2 and 8 GB on 16 to
-512 B200 with eight 400 Gbit/s cards a node (together-dgxc-benchmarking, NCCL 2.29.7), which this
-rule meets within 5 %, one of twelve within 13 %."""
+"""Start-up of each rank of a ring, and what a ring's bytes take longer than an exchange's, in all
+and for each node: all-gathers of 2 and 8 GB on 16 to 512 B200 with eight 400 Gbit/s cards a node
+(together-dgxc-benchmarking, NCCL 2.29.7), which this rule meets within 5 %, one of twelve within 13
+%."""
 _SEND_RANKS = 2
 
 

@@ -27,14 +27,14 @@ from moetune.solve.model.search import (
 from moetune.solve.model.uncertainty import OWN_SPREAD
 
 WORTH_GRAPHS = OWN_SPREAD
-"""Of a step, what graphs save at least: less is within the error of either price."""
+"""Least share of a step that graphs save: less is within the error of either price."""
 ROOM_FOR_GRAPHS = 0.1
-"""Of the memory limit, what a layout with graphs leaves free. Runs with graphs of parts took 6 to
-20 % more than predicted, which has no pools of theirs (docs/results/public-runs.md)."""
+"""Share of the memory limit that a layout with graphs leaves free. Runs with graphs of parts took 6
+to 20 % more than predicted, which has no pools of theirs (docs/results/public-runs.md)."""
 LEAST_SAVED = 0.02
-"""Of a step: less is not worth a word."""
+"""Least share of a step that is worth a word."""
 _WAITED = 0.1
-"""Of a step, from which on it is said what hides more of the replicas' collectives."""
+"""Share of a step that waits for the replicas, from which on a plan says what hides more of it."""
 
 
 def with_graphs(

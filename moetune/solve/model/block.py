@@ -36,13 +36,14 @@ _GATED = 3
 """GEMMs of a gated FFN."""
 _QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 _ROUNDING_BYTES = {"fp8_rowwise": 4.0, "mxfp8": 4.0, "nvfp4": 5.125}
-"""Of an element of a factor: read in bfloat16 and written narrow, as it is and transposed. NVFP4
-reads it twice, first for the largest value of all (Transformer Engine, `NVFP4Quantizer`)."""
+"""Bytes moved to round an element of a factor: read in bfloat16 and written narrow, as it is and
+transposed. NVFP4 reads it twice, first for the largest value of all (Transformer Engine,
+`NVFP4Quantizer`)."""
 _PADS = 2
 """Copies of the rows of experts in narrow formats: padded, and without the padding again
 (Megatron-Core, transformer/moe/experts.py: `quantization_padding`, `quantization_unpadding`)."""
 _GATHERED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
-"""Of an element that tensor ranks gather before a GEMM: quantized first, scales with it
+"""Bytes of an element that tensor ranks gather before a GEMM: quantized first, scales with it
 (Transformer Engine, pytorch/distributed.py: `gather_along_first_dim`)."""
 
 

@@ -18,10 +18,11 @@ from moetune.domain.once import Tables, once
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 
 _ADAM_BYTES = 30
-"""Of one parameter's step: gradient, master copy and two moments read, all but the first written,
-and the parameter itself; the reference profiles' rates of Adam are a data sheet's over these."""
+"""Bytes that Adam moves for one parameter: gradient, master copy and two moments read, all but the
+first written, and the parameter itself; the reference profiles' rates of Adam are a data sheet's
+over these."""
 _MEMORY_EFFICIENCY = 0.8
-"""Of a data sheet's bandwidth that memory-bound kernels reach."""
+"""Share of a data sheet's bandwidth that memory-bound kernels reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +71,15 @@ _FULL_HEAD = 128
 """Narrower heads have as many exponentials for fewer products: with 64, FlashAttention-3 reaches
 about 0.7 of its rate with 128, as the square root of the width."""
 _RECURRENCE = 0.10
-"""Of the rate of large GEMMs that chunked scans of states reach in Triton on an A100, counted by
-the recurrence: with it, Mamba-2's scan takes as long as FlashAttention-2 at 2 k tokens (Dao and Gu
-2024, Figure 10)."""
+"""Share of the rate of large GEMMs that chunked scans of states reach in Triton on an A100, counted
+by the recurrence: with it, Mamba-2's scan takes as long as FlashAttention-2 at 2 k tokens (Dao and
+Gu 2024, Figure 10)."""
 HOST_ADAM_SECONDS = 1.5e-9
-"""Of a parameter, its gradient's and its own copy included: published, one number for all hosts
-(docs/decisions/memory.md#0084)."""
+"""Seconds of a parameter's step on the host, with copies of it and its gradient: published, one
+number for all hosts (docs/decisions/memory.md#0084)."""
 _LARGE = 4096
 _KERNEL_SECONDS = 3e-6
-"""Of a memory-bound kernel's launch and tail, as the smallest GEMM of a profile takes."""
+"""Seconds of a memory-bound kernel's launch and tail, as the smallest GEMM of a profile takes."""
 
 _GRACE, _GRACE_SECONDS = ("GB200", "GB300", "GH200"), 1.2
 """Times that the cores of Grace take to launch over those of x86 hosts of H100 and B200: Nemotron-3

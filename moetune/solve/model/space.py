@@ -45,7 +45,7 @@ from moetune.solve.model.memory import FRAGMENTATION, LIBRARY_BYTES, OPTIMIZER_S
 _MICRO_BATCHES = (1, 2, 4, 8)
 _LARGEST_TP = 8
 _LARGEST_CP, _SHARED = 16, 8192
-"""Of unpinned context parallelism, and the tokens of a sequence for each of its ranks at least."""
+"""Largest context parallelism that is not pinned, and the least tokens of a sequence on a rank."""
 _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
     (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),
     ("moe", "norm"), ("selective",), ("full",),

@@ -34,9 +34,9 @@ from moetune.solve.model.pipeline import (
 
 _ROUNDING = 1e-12
 _SLOWER = 1 + 1e-6
-"""Of collectives, to see how much of a step follows them."""
+"""Factor on collectives' times that shows how much of a step follows them."""
 _SEEN = 1e-6
-"""Of a step, what of it follows collectives at least: less is rounding."""
+"""Least share of a step that follows collectives: less is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
