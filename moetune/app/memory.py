@@ -191,7 +191,7 @@ class _Fit:
         every = [*self._variants(shape)]
         yield from filter(self._fitting.fits, every)
         for one in every:
-            yield from self._fitting.offloaded(one, self._question.pins)
+            yield from self._fitting.with_least_offload(one, self._question.pins)
 
     def _variants(self, shape: FoldedLayout) -> Iterator[FoldedLayout]:
         """Yield a shape with each ZeRO stage and recomputation that are allowed."""

@@ -108,9 +108,10 @@ def spread_of_length(work_ratio: float) -> float:
 
 
 def _spread(*, shorter: Floats, longer: Floats, distance: Floats) -> Spread:
-    """Return the spread with its 90 % interval's ends so far away, and the drift besides.
+    """Return the spread of a 90 % interval, widened by the drift.
 
     Args:
+        shorter, longer: logarithms from the prediction to the interval's ends.
         distance: from the measured sizes, as a logarithm.
     """
     drift = DRIFT_PER_OCTAVE * np.sqrt(distance / math.log(2))

@@ -78,7 +78,7 @@ class BestLayouts:
         )
         for node in wholes:
             if search.fits(node.layout) and search.space.is_allowed(node.layout):
-                leaders.add(search.priced(node.layout))
+                leaders.add(search.price(node.layout))
 
     def _wholes(self, row: FoldedLayout) -> Iterator[Node]:
         """Yield the layouts of a row that fit.
@@ -89,12 +89,12 @@ class BestLayouts:
         search, table = self.search, self._table
         rounds, limit = search.prices.rounds_at_least(row), self._leaders.limit_of(row)
         for cut in table.cuts(row):
-            for sharded in table.sharded(cut):
-                for seconds, dispatcher in table.ranked(row):
+            for sharded in table.zero_stages(cut):
+                for seconds, dispatcher in table.dispatchers(row):
                     if seconds * rounds > limit:
                         break
                     layout = sharded.changed(dispatcher=dispatcher)
-                    for whole in search.fitting.fitted(layout, table.pins):
+                    for whole in search.fitting.fitting_layouts(layout, table.pins):
                         yield table.node((search.prices.least(whole), 0.0), whole)
                 if search.fitting.is_roomy(sharded):
                     break
@@ -102,7 +102,7 @@ class BestLayouts:
     def _answers(self) -> list[PricedLayout]:
         if self._leaders.of_sizes:
             return list(map(self.search.answer_of, self._leaders.ranked()))
-        return [self.search.answer_of(self.search.priced(self._table.smallest()))]
+        return [self.search.answer_of(self.search.price(self._table.smallest()))]
 
 
 @dataclass(slots=True)

@@ -45,8 +45,6 @@ OPTIMIZER_SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the optimizer in host memory that a search tries."""
 BUFFERED_BLOCKS = 2
 """Blocks on the device that are being copied, and computed meanwhile."""
-
-
 LIBRARY_BYTES = 1.5 * 2**30
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
 _FULL_GRAPH = 0.2

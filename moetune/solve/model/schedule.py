@@ -218,7 +218,7 @@ class _Route(NamedTuple):
 
 @lru_cache(maxsize=16)
 def timetable(schedule: Schedule, pp: int, vpp: int, num: int) -> Timetable:
-    """Return the passes of so many micro-batches."""
+    """Return the passes of so many micro-batches, each behind the one whose message it needs."""
     ranks = tuple(rank_of_stage(stage, pp, schedule) for stage in range(pp * vpp))
     links: dict[tuple[int, int], int] = {}
     routes = {
@@ -227,7 +227,7 @@ def timetable(schedule: Schedule, pp: int, vpp: int, num: int) -> Timetable:
         for stage in range(len(ranks))
     }
     num_places = 2 * (len(ranks) + 1) * num
-    is_there = [False] * num_places
+    is_there = [False] * num_places  # messages: the first stage's inputs, and what needs none
     is_there[:num] = is_there[-2 * num : -num] = [True] * num
     orders_of_ranks, turns = orders(schedule, pp, vpp, num), list[Turn]()
     done, waiting = [0] * pp, [*range(pp)]

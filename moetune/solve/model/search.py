@@ -113,7 +113,7 @@ class FoldedSearch(Tables):
         """The memory of layouts."""
         return self.fitting.memory
 
-    def priced(self, layout: FoldedLayout) -> PricedLayout:
+    def price(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
         step = self.wholes.step(self._cut(layout))
         return PricedLayout(layout=layout, step=step, memory=self.memory_of_wholes.peak(layout))
@@ -206,7 +206,7 @@ class LayoutTable(Tables):
     def __post_init__(self) -> None:
         space, job = self.search.space, self.search.job
         groups = tuple(
-            tuple(space.overlapped(sizes, self.pins)) for sizes in space.sizes(self.pins)
+            tuple(space.with_overlaps(sizes, self.pins)) for sizes in space.sizes(self.pins)
         )
         object.__setattr__(self, "groups", groups)
         seconds = (
@@ -249,7 +249,7 @@ class LayoutTable(Tables):
 
         def rows(group: Group) -> Iterator[Node]:
             for layout, peak in self.rows(group):
-                ranked = self.ranked(layout) if peak <= most_bytes else ()
+                ranked = self.dispatchers(layout) if peak <= most_bytes else ()
                 if ranked:
                     seconds = ranked[0].seconds * self.search.prices.rounds_at_least(layout)
                     yield self.node(order(seconds, peak), layout, partial(parts, layout))
@@ -277,7 +277,7 @@ class LayoutTable(Tables):
             layout.overlap, layout.recompute,
         )
     )  # fmt: skip
-    def ranked(self, layout: FoldedLayout) -> Sequence[PricedDispatcher]:
+    def dispatchers(self, layout: FoldedLayout) -> Sequence[PricedDispatcher]:
         """Return the dispatchers that go with a layout, the fastest first.
 
         There is none where its overlap does not go with what it recomputes.
@@ -292,7 +292,7 @@ class LayoutTable(Tables):
 
         It has the fastest dispatcher, whose times balanced stages are cut by.
         """
-        ranked = self.ranked(layout)
+        ranked = self.dispatchers(layout)
         able = layout.changed(dispatcher=ranked[0].dispatcher) if ranked else layout
         if not ranked or not self.search.space.is_allowed(able):
             return ()
@@ -301,7 +301,7 @@ class LayoutTable(Tables):
         balanced = self.search.prices.balanced_stages(able)
         return (able,) if balanced is None else (able, able.changed(stages=balanced))
 
-    def sharded(self, cut: FoldedLayout) -> Iterator[FoldedLayout]:
+    def zero_stages(self, cut: FoldedLayout) -> Iterator[FoldedLayout]:
         """Yield a cut with each ZeRO stage that is allowed, the lowest first."""
         space = self.search.space
         for zero in space.zeros(self.pins, cut.pp, cut.tp):
@@ -324,7 +324,9 @@ class LayoutTable(Tables):
         for layout, peak in sorted(rows, key=lambda row: row.peak_bytes):
             if peak > least[0]:
                 break
-            for sharded in (sharded for cut in self.cuts(layout) for sharded in self.sharded(cut)):
+            for sharded in (
+                sharded for cut in self.cuts(layout) for sharded in self.zero_stages(cut)
+            ):
                 passes = prices.micro_batch_seconds(sharded) * prices.rounds_at_least(sharded)
                 size = search.memory.needs(sharded)[0], passes
                 if size < least and search.space.is_allowed(sharded):
@@ -339,7 +341,7 @@ class LayoutTable(Tables):
         That is true of all layouts that recompute as much or more.
         """
         if layout.overlap != "chunks":
-            return min((way.seconds for way in self.ranked(layout)), default=float("inf"))
+            return min((way.seconds for way in self.dispatchers(layout)), default=float("inf"))
         least = self.search.prices.micro_batch_at_least
         able = self._able(layout)
         return min((least(layout.changed(dispatcher=name)) for name in able), default=float("inf"))

@@ -40,7 +40,7 @@ def test_no_layout_is_faster_or_smaller_than_its_row(target: str) -> None:
     for layout in every_layout(search, pins):
         row = rows[_row(layout)]
         seconds, peak = search.prices.least(layout), search.memory.needs(layout)[0]
-        ranked = {way.dispatcher: way.seconds for way in table.ranked(row.layout)}
+        ranked = {way.dispatcher: way.seconds for way in table.dispatchers(row.layout)}
         assert layout.ep == 1 or layout.dispatcher in ranked
         micro_batch = ranked.get(layout.dispatcher, min(ranked.values()))
         rounds = search.prices.rounds_at_least(layout)
@@ -65,7 +65,7 @@ def test_what_no_search_looks_at_breaks_a_rule(target: str) -> None:
             if (
                 is_left_out
                 or layout not in kept
-                or not table.ranked(replace(layout, recompute=modules))
+                or not table.dispatchers(replace(layout, recompute=modules))
             ):
                 assert not space.is_allowed(replace(layout, recompute=modules))
 
@@ -101,7 +101,7 @@ def test_no_layout_needs_less_memory_than_its_bound(
     loose: list[float] = []
     for group in table.groups:
         for row, bound in table.rows(group, may_offload=may_offload):
-            for cut in itertools.chain.from_iterable(map(table.sharded, table.cuts(row))):
+            for cut in itertools.chain.from_iterable(map(table.zero_stages, table.cuts(row))):
                 least = search.memory.needs(cut)[0]
                 if may_offload:
                     wait = replace(cut, offload_activations=0.9)
