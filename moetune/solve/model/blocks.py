@@ -152,12 +152,8 @@ class BlockTable(Tables):
         Those are its exchanges, as far as shared experts do not hide them in one chunk.
         """
         repeats = repeats_exchange(layout)
-        kinds = zip(
-            self._counts,
-            self._times_of_kinds(layout),
-            self._hidden_in_one_chunk(layout),
-            strict=True,
-        )
+        times_of_kinds, hidden = self._times_of_kinds(layout), self._hidden_in_one_chunk(layout)
+        kinds = zip(self._counts, times_of_kinds, hidden, strict=True)
         saved = 0.0
         for count, times, (forward, backward) in kinds:
             sent = times.passes("exchange")

@@ -29,8 +29,8 @@ Order: TypeAlias = tuple[Action, ...]
 def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tuple[Order, ...]:
     """Return what each rank does, from first to last.
 
-    Schedules with several stages a rank take m that whole rounds of about p micro-batches divide.
-    Pairs of passes that DualPipe-V can run at once follow each other, as torch runs them.
+    With several stages a rank, m has to consist of whole rounds of about p micro-batches. Pairs of
+    passes that DualPipe-V can run at once follow each other, as torch runs them.
     """
     if schedule not in _V_ORDERS:
         loops = (_loop_of(schedule, rank, pp, vpp, num_micro_batches) for rank in range(pp))

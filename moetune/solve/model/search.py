@@ -240,11 +240,11 @@ class LayoutTable(Tables):
         *,
         most_bytes: float,
     ) -> list[Node]:
-        """Return the groups that may take so few bytes, of which the rows take the place.
+        """Return a heap of the groups that may take so few bytes; each opens into its rows.
 
         Args:
-            order: of least seconds and bytes.
-            parts: returns what takes the place of a row's layout.
+            order: returns the bounds of a node from its least seconds and bytes.
+            parts: returns the nodes that a row's layout opens into.
         """
 
         def rows(group: Group) -> Iterator[Node]:
