@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from moetune.domain.operations import Operation
 from moetune.domain.records import Observation, Stored
-from moetune.domain.storable import is_sound
 from moetune.domain.units import format_seconds
 from moetune.fit.drift import Drift, drifts
 
@@ -48,7 +47,7 @@ def observed_drifts(rows: Iterable[Stored[Observation]]) -> tuple[OperationDrift
     """
     series: dict[tuple[str, Operation, str], list[tuple[Stored[Observation], float]]] = {}
     predicted: dict[tuple[str, Operation, str], float | None] = {}
-    sound = (row for row in rows if is_sound(row.value))
+    sound = (row for row in rows if row.value.is_sound)
     for row in sorted(sound, key=lambda row: row.id):
         for times in row.value.operations:
             key = row.value.plan_id, times.operation, row.value.source

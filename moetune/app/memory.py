@@ -191,7 +191,7 @@ class _Fit:
         variants = [*self._variants(shape)]
         yield from filter(self._fitting.fits, variants)
         for variant in variants:
-            yield from self._fitting.offloaded(variant, self._question.pins)
+            yield from self._fitting.with_least_offload(variant, self._question.pins)
 
     def _variants(self, shape: FoldedLayout) -> Iterator[FoldedLayout]:
         """Yield a shape with each ZeRO stage and recomputation that are allowed."""

@@ -15,7 +15,7 @@ LARGEST_RANKS = 2**20
 LARGEST_TOKENS = 2**31
 LARGEST_BYTES = 2**50
 LARGEST_WIDTH = 2**20
-"""Of a layer: its widths and its experts."""
+"""The largest width of a layer, and the largest number of its experts."""
 LARGEST_DEGREE = 256
 Scope = Literal["any", "layer", "model"]
 """Plans that a field is for: all, those of a layer alone, or those of a whole model."""

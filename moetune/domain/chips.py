@@ -181,7 +181,8 @@ def peak_flops(device: str, dtype: str) -> float | None:
 _MEMORY_BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(
     {"v100": 900e9, "rtx2080ti": 616e9}
 )
-"""Of the device's memory, by `Chip.name`, of those whose reference profiles have no time of it."""
+"""Rate of a device's memory, by `Chip.name`, for those whose reference profiles have no time of
+it."""
 
 
 def memory_bytes_per_second(device: str) -> float | None:
@@ -197,6 +198,6 @@ LINK_BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(
         "l40s": 31.5e9, "rtx4090": 10e9, "mi300x": 448e9, "mi355x": 537.6e9,
     }
 )  # fmt: skip
-"""Of one GPU to the others of its node, all of them together, one way, by `Chip.name`: NVLink, xGMI
-or 16 lanes of PCI Express. NVIDIA's data sheets give both ways together. GeForce cards send through
-the host: it is what NCCL gives such a path (NVIDIA/nccl-tests#307)."""
+"""Rate from one GPU to the others of its node, all of them together, one way, by `Chip.name`:
+NVLink, xGMI or 16 lanes of PCI Express. NVIDIA's data sheets give both ways together. GeForce cards
+send through the host: it is what NCCL gives such a path (NVIDIA/nccl-tests#307)."""

@@ -1,7 +1,7 @@
 """Machines with their fingerprints, and groups of ranks placed on their nodes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,12 +11,13 @@ from moetune.domain.units import format_bytes, parse_bytes
 
 DeviceKind = Literal["cpu", "cuda"]
 _PLANNABLE_PERCENT = 92
-"""Of the memory that a process has of a GPU: free blocks of the allocator are not always large
-enough."""
+"""Percent of a GPU's free memory that plans may fill: free blocks of the allocator are not always
+large enough."""
 CONTEXT_BYTES = 2 * 2**30
-"""Of a GPU's memory, assumed for the CUDA context, loaded kernels and NCCL's buffers."""
+"""Bytes of a GPU that are assumed for the CUDA context, loaded kernels and NCCL's buffers."""
 _SEEN = 79.11 / 80
-"""Of the GiB that makers call GB: "a total capacity of 79.11 GiB" (vllm-project/vllm#27508)."""
+"""Share of the GiB, which makers call GB, that torch sees: "a total capacity of 79.11 GiB"
+(vllm-project/vllm#27508)."""
 FASTER = " with computation × "
 """In the name of a device that is another one's, with other speeds: a question of `whatif`."""
 HEADROOM = 0.05
@@ -135,50 +136,6 @@ def placement_name(group: Group, machine: Machine) -> str:
         return f"{size} ranks"
     nodes = nodes_of(group, machine)
     return f"{size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
-
-
-def spread_groups(sizes: Sequence[int], machine: Machine) -> tuple[Group, ...]:
-    """Return how layouts of the machine spread groups of those sizes evenly over nodes.
-
-    Tensor parallelism takes consecutive ranks; an expert- or data-parallel group then takes
-    every T-th rank, T a divisor of the node, so that k = devices_per_node / T ranks of each node
-    belong to it; stages follow one another from node to node.
-
-    Returns:
-        Each size's spreads, those with the fewest ranks in a node first.
-    """
-    per_node = machine.devices_per_node
-    num_nodes = machine.num_devices // per_node
-    groups = [
-        (size, size // here)
-        for size in sorted(sizes)
-        for here in range(1, per_node + 1)
-        if size % here == 0 and per_node % here == 0 and 1 < size // here <= num_nodes
-    ]
-    return tuple(group for group in groups if canonical(group, machine) == group)
-
-
-def members(group: Group, *, num_ranks: int, ranks_per_node: int) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of every group of that kind; together they tile the ranks.
-
-    Ranks beyond the last full group, or the last full set of nodes, belong to none.
-    """
-    size, num_nodes = group
-    if not num_nodes:
-        firsts = range(0, num_ranks - size + 1, size)
-        return tuple(tuple(range(first, first + size)) for first in firsts)
-    here = size // num_nodes
-    stride = ranks_per_node // here
-    nodes = range(0, num_ranks // ranks_per_node - num_nodes + 1, num_nodes)
-    return tuple(
-        tuple(
-            node * ranks_per_node + lane + place * stride
-            for node in range(first, first + num_nodes)
-            for place in range(here)
-        )
-        for first in nodes
-        for lane in range(stride)
-    )
 
 
 def torchrun(nodes: int | str, per_node: int | str, *, host: str = "NODE0") -> str:

@@ -94,12 +94,12 @@ _KNOWN: MappingProxyType[OptimizerName, Optimizer] = MappingProxyType(
 FLOAT32_ADAM = Optimizer(
     name="adam", parameter_bytes=4, gradient_bytes=4, master_bytes=0, moment_bytes=8
 )
-"""Of torchtitan and transformers: AdamW on float32 parameters, which FSDP2 shards and gathers in
-bfloat16 (`torchtitan/distributed/fsdp.py`, `MixedPrecisionPolicy`)."""
+"""The optimizer of torchtitan and transformers: AdamW on float32 parameters, which FSDP2 shards and
+gathers in bfloat16 (`torchtitan/distributed/fsdp.py`, `MixedPrecisionPolicy`)."""
 DEEPSPEED_ADAM = Optimizer(
     name="adam", gradient_bytes=2, master_bytes=4, moment_bytes=8, step_bytes=4
 )
-"""Of DeepSpeed: gradients in bfloat16, a float32 copy of a shard's at the step
+"""The optimizer of DeepSpeed: gradients in bfloat16, a float32 copy of a shard's at the step
 (`runtime/zero/stage_1_and_2.py`, `single_partition_of_fp32_groups`)."""
 
 

@@ -90,6 +90,8 @@ class FitInfo:
     created_at: str
 
 
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
+"""Least and most seconds of a step: beyond them its ratios cannot be drawn, or not be computed."""
 OBSERVATIONS_SCHEMA = "moetune.observations/1"
 MAX_OBSERVATIONS = 1000
 """Most observations that a service stores, and so a job sends, in one request."""
@@ -133,6 +135,13 @@ class Observation:
     def median_seconds(self) -> float:
         """The median of the steps' times."""
         return statistics.median(self.seconds)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a step can take its times; older versions stored any."""
+        operations = (seconds for times in self.operations for seconds in times.seconds)
+        times = (self.predicted_seconds, *self.seconds, *operations)
+        return all(SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS for seconds in times)
 
     @property
     def error(self) -> float | None:

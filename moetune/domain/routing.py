@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from moetune.domain.errors import InputError
 
 _EXPONENT, _LARGEST = 1.01, 3276.8
-"""Of natural routing's power law, and its largest over its smallest load: aiconfigurator's
+"""Exponent of natural routing's power law, and its largest over its smallest load: aiconfigurator's
 "power_law_1.01" with 4,096 tokens, of which an expert gets at most 0.8."""
 _NUM_PLACEMENTS = 64
 

@@ -15,7 +15,7 @@ from moetune.domain.profile import Profile
 
 _CAPABILITY = "compute_capability"
 _ROOM_PERCENT = 10
-"""Of a host's memory, assumed for its system, page cache and loaders of data."""
+"""Percent of a host's memory that is assumed for its system, page cache and loaders of data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

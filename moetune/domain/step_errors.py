@@ -47,7 +47,7 @@ class StepErrors:
 
 
 def at_degree(octaves: Floats, degree: int) -> Floats:
-    """Return what lies at a number of chunks, or at an array of them, of numbers at 1, 2, 4 … .
+    """Return values at 1, 2, 4 … chunks, interpolated to a number of chunks or an array of them.
 
     Args:
         octaves: shape (…, octaves); the last one holds for more chunks.

@@ -288,8 +288,8 @@ _BRIDGE = replace(
     logit_bytes=2, optimizers=OPTIMIZERS,
 )  # fmt: skip
 _AS_TORCH = KeptByExperts(results=True)
-"""Of torchtitan and transformers: rows are weighted after the experts, activations are plain torch
-(`torchtitan/models/common/moe.py`, `transformers/integrations/moe.py`)."""
+"""What torchtitan and transformers keep: rows are weighted after the experts, activations are plain
+torch (`torchtitan/models/common/moe.py`, `transformers/integrations/moe.py`)."""
 _TRANSFORMERS = Target(
     kernels=TRANSFORMERS, name="transformers", version="5.23.0",
     source="transformers/distributed/configuration_utils.py",

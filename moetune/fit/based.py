@@ -40,8 +40,8 @@ from moetune.fit.pool import Series, pool
 
 _Line = TypeVar("_Line", GemmLine, CollectiveLine, CopyLine, RowsLine)
 _GEMM_SPREAD, _LINK_SPREAD = 0.2, 0.3
-"""Of times scaled by data sheets: root mean squares over the published references, each predicted
-from each other (docs/decisions/machines.md#0094)."""
+"""Spread of times scaled by data sheets: root mean squares over the published references, each
+predicted from each other (docs/decisions/machines.md#0094)."""
 _SLOWEST, _FASTEST = 1e-3, 1e3
 
 
@@ -218,7 +218,7 @@ def _nic_rate(profile: Profile) -> float | None:
 
 
 _LEAST_SPREAD, _SPREAD_OF_FEW = 0.05, 0.10
-"""Of a scaled reference: assumed at least, and of fewer than three common points."""
+"""Spread of a scaled reference: at least, and from fewer than three common points."""
 _FEW = 3
 _NOWHERE = (math.inf, -math.inf)
 Ratios = dict[tuple[str, ...], list[float]]

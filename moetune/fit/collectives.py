@@ -43,21 +43,21 @@ def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
 
     Source: ring all-reduce sends 2·(g − 1)/g of its input, Patarasuk and Yuan, JPDC 69 (2009).
     """
-    size, _ = group
-    passed = {
-        "all_reduce": 2 * (size - 1) / size,
-        "reduce_scatter": (size - 1) / size,
-        "all_gather": size - 1.0,
-        "all_to_all": (size - 1) / size,
-        "send": 1.0,
-    }[op]
-    nodes = nodes_of(group, machine)
+    size, nodes = group[0], nodes_of(group, machine)
+    passed = _passed(op, size)
     if nodes == 1:
         return passed
     here = math.ceil(size / nodes)
     if op == "all_to_all":
         return machine.devices_per_node * (size - here) / size
     return passed * machine.devices_per_node / here
+
+
+def _passed(op: CollectiveOp, size: int) -> float:
+    """Return the bytes that a rank of one node sends for each input byte."""
+    around = (size - 1) / size
+    shares = {"all_reduce": 2 * around, "all_gather": size - 1.0, "send": 1.0}
+    return shares.get(op, around)
 
 
 def nearest_group(
@@ -150,9 +150,10 @@ def _nearest(wanted: int, numbers: Sequence[int]) -> int:
 
 _RINGS = ("all_gather", "reduce_scatter")
 _RING_HOP_SECONDS, _RING_LOSS, _RING_LOSS_PER_NODE = 5e-6, 1.07, 0.0018
-"""Of each rank of a ring, and of its rate over an exchange's: all-gathers of 2 and 8 GB on 16 to
-512 B200 with eight 400 Gbit/s cards a node (together-dgxc-benchmarking, NCCL 2.29.7), which this
-rule meets within 5 %, one of twelve within 13 %."""
+"""Start-up of each rank of a ring, and what a ring's bytes take longer than an exchange's, in all
+and for each node: all-gathers of 2 and 8 GB on 16 to 512 B200 with eight 400 Gbit/s cards a node
+(together-dgxc-benchmarking, NCCL 2.29.7), which this rule meets within 5 %, one of twelve within 13
+%."""
 _SEND_RANKS = 2
 
 
@@ -250,9 +251,7 @@ def _inside_share(op: CollectiveOp, size: int, here: int) -> float:
     """Return the size at which a node's own ranks move as many bytes as they do in the group."""
     if op == "all_to_all":
         return here / size
-    passed = {"all_gather": size - 1.0}.get(op, (size - 1) / size)
-    alone = {"all_gather": here - 1.0}.get(op, (here - 1) / here)
-    return passed / alone
+    return _passed(op, size) / _passed(op, here)
 
 
 def _startup_growth(key: CollectiveKey, startups: Sequence[tuple[int, Floats]]) -> Floats:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 WATCH_EVERY = 5
 """Steps between two that are watched."""
 NUM_SKIPPED, NUM_FIRST = 2, 16
-"""Of an operation's first times: those that warm up, and those that the later are compared with."""
+"""Numbers of an operation's first times: those that warm up, and those that later ones are compared
+with."""
 MIN_SPREAD = 0.05
 LIMIT = 8.0
-"""Of the cumulative sums: beyond it a change is certain."""
+"""The cumulative sum beyond which a change is certain."""
 _CLIP, _ALLOWANCE = 3.0, 1.5
 # Of a normal distribution: turns a median absolute deviation into a standard deviation.
 _OF_NORMAL = 1.4826

@@ -21,17 +21,19 @@ DRIFT_PER_OCTAVE = 0.1
 """By which a rate or a start-up time has changed one octave away; a random walk, so that four
 octaves away it is twice that. A token bucket alone makes short phases seem 20 % faster."""
 SPREAD_OF_FLIGHT = math.log(2) / INTERVAL_END
-"""Of one collective alone that stands in for several in flight, or the other way around: with gloo
-one alone takes up to twice as long."""
+"""Spread where one collective alone stands in for several in flight, or the other way around: with
+gloo one alone takes up to twice as long."""
 SPREAD_PER_OCTAVE_OF_GROUP = 0.3
-"""Of another group on the same kind of wire, of the same tables: 0.31 for groups of twice or half
-the size, 0.56 for four times."""
+"""Spread where another group on the same kind of wire stands in, from the same tables: 0.31 for
+groups of twice or half the size, 0.56 for four times."""
 SPREAD_OF_WIRE = math.log(2)
-"""Of a group on another kind of wire, for which no ratio is known."""
+"""Spread where a group on another kind of wire stands in, for which no ratio is known."""
 SPREAD_OF_FORM = 0.2
-"""Of another form of a GEMM. Assumed: forms differ by 4 to 30 % on CPUs."""
+"""Spread where another form of a GEMM stands in. It is assumed: forms differ by 4 to 30 % on
+CPUs."""
 SPREAD_OF_ACTIVATION = math.log(2)
-"""Of another activation function: relu is a comparison, gelu has an error function."""
+"""Spread where another activation function stands in: relu is a comparison, gelu has an error
+function."""
 _FARTHEST_OCTAVES = 40.0
 
 
@@ -106,9 +108,10 @@ def spread_of_length(work_ratio: float) -> float:
 
 
 def _spread(*, shorter: Floats, longer: Floats, distance: Floats) -> Spread:
-    """Return the spread with its 90 % interval's ends so far away, and the drift besides.
+    """Return the spread of a 90 % interval, widened by the drift.
 
     Args:
+        shorter, longer: logarithms from the prediction to the interval's ends.
         distance: from the measured sizes, as a logarithm.
     """
     drift = DRIFT_PER_OCTAVE * np.sqrt(distance / math.log(2))

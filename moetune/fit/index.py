@@ -95,7 +95,7 @@ class ProfileIndex(Tables):
     def step_errors(self) -> MachineErrors:
         """Errors of layers' steps on this machine."""
         return MachineErrors(
-            records=self.profile.steps, own=RECORDED_SPREAD, drift=drift_of(self.profile.samples)
+            records=self.profile.steps, spread=RECORDED_SPREAD, drift=drift_of(self.profile.samples)
         )
 
     @once(lambda victim: victim)

@@ -217,7 +217,7 @@ class Operations(Tables):
     def _rows(self, key: RowsKey) -> Source | None:
         """Return a memory-bound operation, or for an activation one that was measured.
 
-        An activation that was not measured is not nothing: another in the same direction stands in.
+        Another activation in the same direction stands in for one that was not measured.
         """
         basis, name = self.index.basis(key), key.op.removesuffix(_BACKWARD)
         if basis is not None:

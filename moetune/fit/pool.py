@@ -162,8 +162,9 @@ def _interference(
                 | InterferencePoint(victim="comm" as victim, others=("comp",), comm_bytes=size)
             ) if size:
                 overlapped[victim][size, sample.point.is_alone].append(sample)
-            case InterferencePoint(comm_bytes=0) | InterferencePoint(others=()) as at:
-                table[at.victim, frozenset(at.others) - {at.victim}].append(sample)
+            case InterferencePoint(comm_bytes=0) | InterferencePoint(others=()) as point:
+                others = frozenset(point.others) - {point.victim}
+                table[point.victim, others].append(sample)
             case _:
                 pass  # sized, but more than computation and exchanges overlap
     return {key: _times(visits) for key, visits in table.items()}, {

@@ -165,7 +165,7 @@ COLLECTIVE_PARTS = tuple(
     f"{op} {which}" for op in get_args(CollectiveOp) for which in (BANDWIDTH, START)
 )
 PARTS = (GEMM_RATE, GEMM_START, *COLLECTIVE_PARTS, ATTENTION, ROWS, COPIES, INTERFERENCE)
-"""Of a machine, by the names that documents have."""
+"""Parts of a machine, by the names that documents have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

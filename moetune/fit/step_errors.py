@@ -23,7 +23,7 @@ RECORDED_SPREAD = 0.068
 """Standard deviation of the network lab's steps, measured over predicted as sums of operations: 12
 cells of five numbers of chunks (`docs/results/netlab-sums.json`), whose cells share no error."""
 NUM_OCTAVES = 11
-"""Of numbers of chunks, from 1 to 1024; more have the error of those."""
+"""Powers of two among numbers of chunks, from 1 to 1024; more chunks have the error of 1024."""
 TOKEN_OCTAVES = 3.0
 """Factors of two in the tokens over which the correlation falls to 1/e."""
 OTHER_LAYER = 0.5
@@ -34,13 +34,14 @@ NOISE = 0.02
 WILD = 0.2
 """Residual above which a measured step is not believed."""
 EXACT = 0.002
-"""The same of the difference between two sums of operations, which is known. Refits of the costs
-differ in what they say of a measured step, by more than any error that was seen: all of it goes."""
+"""Standard deviation of a residual under a refit of the costs: practically none. Refits differ in
+what they say of a measured step by more than any error that was seen."""
 DRIFT = 0.06
 """Standard deviation of what a machine is slower or faster by in a later job: steps of the network
 lab's unseen cells, measured again minutes later, differed by -8 to +13 % in nine of ten cases."""
 LARGEST_SEEN, LARGEST_BUSY = 0.15, 0.5
-"""Of what a machine's own visits say; of one that was busy most of the time, its blocks."""
+"""Upper limits of the drift that visits of GEMMs show: of a quiet machine, and of one that was busy
+most of the time."""
 _FEWEST_ALIKE = 3
 """Measured steps from which on a residual that all of them have is the machine's."""
 _FEWEST_VISITS = 10
@@ -55,12 +56,12 @@ class MachineErrors(Tables):
 
     Args:
         records: measured steps; may be empty.
-        own: standard deviation of the error where nothing was measured.
+        spread: standard deviation of the error where nothing was measured.
         drift: of what the machine is slower or faster by in a later job, as `drift_of` has it.
     """
 
     records: Sequence[StepRecord]
-    own: float
+    spread: float
     drift: float = DRIFT
 
     @once(lambda key, tokens: (key, tokens))
@@ -77,16 +78,16 @@ class MachineErrors(Tables):
 
     @cached_property
     def _prior(self) -> Floats:
-        prior: Floats = self.own**2 * _shared(_OCTAVES, _OCTAVES)
+        prior: Floats = self.spread**2 * _shared(_OCTAVES, _OCTAVES)
         return prior
 
     def _posterior(self, key: LayerKey, tokens: int, near: tuple[StepRecord, ...]) -> StepErrors:
         sizes = np.log2([record.workload.tokens_per_rank for record in near])
         degrees = np.log2([record.degree for record in near])
         keys = [record.workload.key for record in near]
-        among = self.own**2 * _shared(degrees, degrees) * _near(sizes, sizes)
+        among = self.spread**2 * _shared(degrees, degrees) * _near(sizes, sizes)
         among *= [[_likeness(row, column) for column in keys] for row in keys]
-        across = self.own**2 * _shared(_OCTAVES, degrees)
+        across = self.spread**2 * _shared(_OCTAVES, degrees)
         across *= _near(np.log2([tokens]), sizes) * [_likeness(key, near_key) for near_key in keys]
         residuals = np.array([record.residual for record in near])
         usual = statistics.median(residuals.tolist()) if len(near) >= _FEWEST_ALIKE else 0.0

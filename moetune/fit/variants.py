@@ -36,9 +36,9 @@ def resample_costs(
     In each draw every measured point has the median of raw times drawn again with
     replacement, independent of its neighbours, and every curve one log-normal factor with the
     curve's leave-one-out error, up to a spread of a factor of 2: noise of points averages out
-    over a plan, a smooth error of a fit does not. Beyond the measured sizes a curve lies so many
-    of `fit.extrapolation`'s spreads beside the nominal one, and what stands in for another
-    operation is off by a factor of its own. Lines without samples have α and β each
+    over a plan, a smooth error of a fit does not. Beyond the measured sizes a curve is off by a
+    normal number of `fit.extrapolation`'s spreads, and what stands in for another operation by a
+    factor of its own. Lines without samples have α and β each
     changed by their assumed error. Interference factors come from raw times drawn again, unless
     the profile's factors are not those of its samples: then they were set by hand, and hold.
 

@@ -20,11 +20,13 @@ from moetune.huggingface.reader import read_decoder
 from moetune.huggingface.registry import check_fields
 
 MOST_BYTES = 256 * 2**10
-"""Of a configuration: the largest known has 30 KiB, most of it names of labels."""
+"""Largest size of a configuration: the largest that is known has 30 KiB, most of it names of
+labels."""
 MOST_PACKED = 6_000
 """Characters in an address: browsers and proxies take 8 KiB, of which the rest needs some."""
 NAME = "pasted"
-"""Of the model; `moetune plan --model pasted/config.json` plans the same under the same name."""
+"""Name of a pasted model; `moetune plan --model pasted/config.json` plans the same under the same
+name."""
 _WHERE = "the configuration"
 _MOST_DEPTH = 16
 _LARGEST = 2**53

@@ -6,7 +6,7 @@ All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Whi
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.cluster import DeviceKind, Group, Machine, spread_groups
+from moetune.domain.cluster import DeviceKind, Group, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.samples import Point
@@ -25,6 +25,7 @@ from moetune.measure.grid import (
     rows_grid,
     sustained,
 )
+from moetune.measure.groups import spread_groups
 from moetune.measure.layer_points import (
     gate_points,
     launch_points,

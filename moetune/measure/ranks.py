@@ -13,8 +13,9 @@ import torch.distributed as dist
 from moetune.comm.agree import largest
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.group import Communicator
-from moetune.domain.cluster import Group, members
+from moetune.domain.cluster import Group
 from moetune.measure.device import Device
+from moetune.measure.groups import members
 
 _TIMEOUT_SECONDS = 120.0
 _MEMORY_STEP_BYTES = 2**28

@@ -12,7 +12,6 @@ from sqlalchemy import Connection
 
 from moetune.domain.errors import BadStoreError, InputError, MoetuneError, StoreUnavailableError
 from moetune.domain.records import Observation, Stored
-from moetune.domain.storable import check_observation, check_plan, check_profile, check_settled
 from moetune.store.address import Address, parse_address
 from moetune.store.database import Database
 from moetune.store.engine import Opening, journal_mode
@@ -28,6 +27,7 @@ from moetune.store.migrate import (
     upgrade_to_head,
 )
 from moetune.store.plans import PlanStore
+from moetune.store.storable import check_observation, check_plan, check_profile, check_settled
 
 _PAGE_SIZE = 1000
 _LEAST_FREE_BYTES = 2**20

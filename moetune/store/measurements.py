@@ -10,10 +10,10 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.records import FitInfo, MachineInfo, RunInfo, RunStatus
 from moetune.domain.samples import Sample
-from moetune.domain.storable import check_profile, check_samples
 from moetune.store import rows
 from moetune.store.database import Database, insert_missing, page, reads, writes
 from moetune.store.schema import fits, machines, runs, samples
+from moetune.store.storable import check_profile, check_samples
 
 
 class MeasurementStore(Database):
@@ -55,7 +55,7 @@ class MeasurementStore(Database):
         """Append samples to the run, all or none.
 
         Raises:
-            InputError: a time that no operation takes (`moetune.domain.storable`).
+            InputError: a time that no operation takes (`moetune.store.storable`).
         """
         check_samples(samples)
         _require_run(connection, run_id)
@@ -81,7 +81,7 @@ class MeasurementStore(Database):
         The newest profile of a name is the current one.
 
         Raises:
-            InputError: it has times or rates of no machine (`moetune.domain.storable`), or was
+            InputError: it has times or rates of no machine (`moetune.store.storable`), or was
                 fitted to other samples than the run has.
         """
         check_profile(profile)

@@ -28,10 +28,10 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.records import Observation, PlanInfo, Removed, Settled, Stored
-from moetune.domain.storable import check_observation, check_plan, check_settled
 from moetune.store import rows
 from moetune.store.database import Database, insert_missing, page, reads, writes
 from moetune.store.schema import metadata, observations, plans, settled_sizes
+from moetune.store.storable import check_observation, check_plan, check_settled
 
 K = TypeVar("K")
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
@@ -57,7 +57,7 @@ class PlanStore(Database):
         Observations keep the prediction of the plan under which they were made.
 
         Raises:
-            InputError: it predicts a time that no step takes (`moetune.domain.storable`).
+            InputError: it predicts a time that no step takes (`moetune.store.storable`).
         """
         check_plan(plan)
         values = rows.plan_values(plan)

@@ -36,7 +36,7 @@ def record(
 
 
 def errors(*records: StepRecord, tokens: int = 512) -> StepErrors:
-    return MachineErrors(records=records, own=OWN).of(LOAD.key, tokens)
+    return MachineErrors(records=records, spread=OWN).of(LOAD.key, tokens)
 
 
 def covariance(found: StepErrors) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -21,7 +21,7 @@ TOKENS = WORKLOAD.tokens_per_rank
 
 
 def errors_of(own: float) -> StepErrors:
-    return MachineErrors(records=(), own=own).of(COSTS.key, TOKENS)
+    return MachineErrors(records=(), spread=own).of(COSTS.key, TOKENS)
 
 
 def judge(*, own: float = 0.0, num: int = NUM, bounds: Bounds | None = None) -> Confidence:

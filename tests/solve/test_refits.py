@@ -27,7 +27,7 @@ def measured(factor: float) -> LinearCosts:
         workload=WORKLOAD, degree=16, chunks_seconds=seconds(LinearCosts()), overhead_seconds=0.0,
         measured_seconds=factor * seconds(LinearCosts()),
     )  # fmt: skip
-    errors = MachineErrors(records=[record], own=0.1).of(WORKLOAD.key, TOKENS)
+    errors = MachineErrors(records=[record], spread=0.1).of(WORKLOAD.key, TOKENS)
     return LinearCosts(errors=errors)
 
 

@@ -14,9 +14,8 @@ from moetune.domain.cluster import Fingerprint
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Decision
-from moetune.domain.records import Removed, Settled
+from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Removed, Settled
 from moetune.domain.samples import GemmPoint, Sample
-from moetune.domain.storable import LONGEST_SECONDS, SHORTEST_SECONDS
 from moetune.store import SqlStore, check, open_store
 from moetune.store.rows import utc_now
 from tests.store.values import CLUSTER, MEASURED, execute, make_plan, make_profile, observation

@@ -13,7 +13,6 @@ from moetune.domain.layer import Throughput
 from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation, Stored
-from moetune.domain.storable import is_sound
 from moetune.domain.units import format_seconds, format_share
 from moetune.report.axes import Axis
 from moetune.report.marks import Line, Panel, Points
@@ -230,7 +229,7 @@ def _row(row: Stored[Observation], plans: str, plan: Plan | None) -> tuple[Cell,
         Cell.words(f"{step.forward_degree} and {step.backward_degree}"),
         Cell.count(len(step.seconds)),
     )
-    if not is_sound(step):
+    if not step.is_sound:
         return (*head, EMPTY, EMPTY, Cell.words("no step takes its time", mark="suspect"), EMPTY)
     speed = plan.observed_throughput(step.tokens_per_rank, step.median_seconds) if plan else None
     return (
@@ -252,7 +251,7 @@ def observed_steps(rows: Iterable[Stored[Observation]]) -> tuple[Section, ...]:
 
 def sound_rows(rows: Iterable[Stored[Observation]]) -> tuple[Stored[Observation], ...]:
     """Return the observations that can be drawn, oldest first; of others errors may overflow."""
-    return tuple(sorted((row for row in rows if is_sound(row.value)), key=lambda row: row.id))
+    return tuple(sorted((row for row in rows if row.value.is_sound), key=lambda row: row.id))
 
 
 def errors_of(rows: Sequence[Stored[Observation]]) -> list[float]:

@@ -268,7 +268,7 @@ def _widths(part: Part, d_model: int) -> Iterator[int]:
 SHARDS_GRADIENTS = 2
 """The ZeRO stage, and those above it."""
 WHOLE_BLOCKS = 2
-"""Of a sharded model that a device has at once: the one that is computed and the next one.
+"""Blocks of a sharded model that a device has at once: the one that is computed and the next.
 
 Megatron-FSDP takes twice a block as the size of its queues (`suggested_communication_unit_size`).
 """

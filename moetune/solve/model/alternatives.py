@@ -27,14 +27,14 @@ from moetune.solve.model.search import (
 from moetune.solve.model.uncertainty import OWN_SPREAD
 
 WORTH_GRAPHS = OWN_SPREAD
-"""Of a step, what graphs save at least: less is within the error of either price."""
+"""Least share of a step that graphs save: less is within the error of either price."""
 ROOM_FOR_GRAPHS = 0.1
-"""Of the memory limit, what a layout with graphs leaves free. Runs with graphs of parts took 6 to
-20 % more than predicted, which has no pools of theirs (docs/results/public-runs.md)."""
+"""Share of the memory limit that a layout with graphs leaves free. Runs with graphs of parts took 6
+to 20 % more than predicted, which has no pools of theirs (docs/results/public-runs.md)."""
 LEAST_SAVED = 0.02
-"""Of a step: less is not worth a word."""
+"""Least share of a step that is worth a word."""
 _WAITED = 0.1
-"""Of a step, from which on it is said what hides more of the replicas' collectives."""
+"""Share of a step that waits for the replicas, from which on a plan says what hides more of it."""
 
 
 def with_graphs(
@@ -119,7 +119,7 @@ class Savings:
         return sorted(savings, key=lambda saving: saving.priced.step.seconds)
 
     def _questions(self) -> Iterator[tuple[str, LayoutRequest]]:
-        """Yield fields with pins that leave them out, and CUDA graphs with each that there is."""
+        """Yield each pinned field with pins without it, and CUDA graphs with each other kind."""
         for name in self.pins.pinned:
             if name != "cuda_graphs":
                 yield name, as_graphed(self.pins.without([name]), self.best.layout)
@@ -153,7 +153,7 @@ class Savings:
     def _if_only_memory_lacks(self, layout: FoldedLayout, name: str) -> Iterator[FasterLayout]:
         if not self.search.space.is_allowed(layout):
             return
-        priced = self.search.priced(layout)
+        priced = self.search.price(layout)
         if priced.step.seconds < self._most and not self.search.fits(layout):
             yield FasterLayout(change=self._change(layout, name), priced=priced)
 
@@ -220,7 +220,7 @@ class _Sweep:
         for (peak, _), _, layout, _ in wholes_in_order(heap, lambda _: True, self._is_worth):
             if search.prices.least(layout) > self._worth or not search.space.is_allowed(layout):
                 continue
-            priced = search.priced(layout)
+            priced = search.price(layout)
             if priced.step.seconds <= self._worth:
                 front[peak] = priced  # in place of a slower one of that memory
                 self._worth = priced.step.seconds * (1 - NOISE)
@@ -238,9 +238,9 @@ class _Sweep:
             passes = least_seconds(prices.pipeline(cut))  # with the other dispatchers it is longer
             if passes > self._worth:
                 continue
-            for sharded in table.sharded(cut):
+            for sharded in table.zero_stages(cut):
                 least = passes + prices.least_of_gradients(sharded)
-                for seconds, dispatcher in table.ranked(row):
+                for seconds, dispatcher in table.dispatchers(row):
                     layout = sharded.changed(dispatcher=dispatcher)
                     bound, peak = (
                         max(least, seconds * rounds),
@@ -256,7 +256,7 @@ class _Sweep:
             seconds = passes + prices.optimizer_seconds(layout, share)
             if seconds > self._worth:
                 continue
-            for whole in fitting.waiting(layout, share, pins):
+            for whole in fitting.with_each_offload(layout, share, pins):
                 peak, host = self._search.memory.needs(whole)
                 if host <= fitting.host_bytes:
                     yield table.node((peak, seconds), whole)

@@ -79,7 +79,7 @@ class BestLayouts:
         )
         for node in wholes:
             if search.fits(node.layout) and search.space.is_allowed(node.layout):
-                leaders.add(search.priced(node.layout))
+                leaders.add(search.price(node.layout))
 
     def _wholes(self, row: FoldedLayout) -> Iterator[Node]:
         """Yield the layouts of a row, whether they fit or not.
@@ -90,8 +90,8 @@ class BestLayouts:
         search, table = self.search, self._table
         rounds, limit = search.prices.rounds_at_least(row), self._leaders.limit_of(row)
         for cut in table.cuts(row):
-            for sharded in table.sharded(cut):
-                for seconds, dispatcher in table.ranked(row):
+            for sharded in table.zero_stages(cut):
+                for seconds, dispatcher in table.dispatchers(row):
                     if seconds * rounds > limit:
                         break
                     layout = sharded.changed(dispatcher=dispatcher)
@@ -102,13 +102,13 @@ class BestLayouts:
 
     def _fitted(self, layout: FoldedLayout) -> Iterator[Node]:
         """Yield a layout as it fits; what is in host memory takes no less time."""
-        for whole in self.search.fitting.fitted(layout, self._table.pins):
+        for whole in self.search.fitting.fitting_layouts(layout, self._table.pins):
             yield self._table.node((self.search.prices.least(whole), 0.0), whole)
 
     def _answers(self) -> list[PricedLayout]:
         if self._leaders.of_sizes:
             return list(map(self.search.answer_of, self._leaders.ranked()))
-        return [self.search.answer_of(self.search.priced(self._table.smallest()))]
+        return [self.search.answer_of(self.search.price(self._table.smallest()))]
 
 
 @dataclass(slots=True)

@@ -36,13 +36,14 @@ _GATED = 3
 """GEMMs of a gated FFN."""
 _QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 _ROUNDING_BYTES = {"fp8_rowwise": 4.0, "mxfp8": 4.0, "nvfp4": 5.125}
-"""Of an element of a factor: read in bfloat16 and written narrow, as it is and transposed. NVFP4
-reads it twice, first for the largest value of all (Transformer Engine, `NVFP4Quantizer`)."""
+"""Bytes moved to round an element of a factor: read in bfloat16 and written narrow, as it is and
+transposed. NVFP4 reads it twice, first for the largest value of all (Transformer Engine,
+`NVFP4Quantizer`)."""
 _PADS = 2
 """Copies of the rows of experts in narrow formats: padded, and without the padding again
 (Megatron-Core, transformer/moe/experts.py: `quantization_padding`, `quantization_unpadding`)."""
 _GATHERED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
-"""Of an element that tensor ranks gather before a GEMM: quantized first, scales with it
+"""Bytes of an element that tensor ranks gather before a GEMM: quantized first, scales with it
 (Transformer Engine, pytorch/distributed.py: `gather_along_first_dim`)."""
 
 
@@ -144,15 +145,15 @@ class BlockPrices:
         )
         if name in _ROUNDING_BYTES:
             elements = rows * num_experts
-            forward += self.device.moved(_ROUNDING_BYTES[name] * elements * d_in)
-            grad_input += self.device.moved(_ROUNDING_BYTES[name] * elements * d_out)
+            forward += self.device.memory_seconds(_ROUNDING_BYTES[name] * elements * d_in)
+            grad_input += self.device.memory_seconds(_ROUNDING_BYTES[name] * elements * d_out)
         return Passes(forward=forward, grad_input=grad_input, grad_weight=grad_weight)
 
     def _rotary(self, part: Mixer, *, added: float) -> float:
         """Return the rotation of queries and keys and the layout of heads, read and written."""
         widths = part.widths
         elements = self.tokens / self.layout.tp * (widths.get("q", 0) + widths.get("k", 0))
-        return self.device.moved((2 + added) * ELEMENT * elements, kernels=2)
+        return self.device.memory_seconds((2 + added) * ELEMENT * elements, kernels=2)
 
     def _attention(self, part: Mixer, macs: float, *, backward: bool) -> float:
         """Return attention without projections: as measured, else by the rate of large GEMMs."""
@@ -181,7 +182,9 @@ class BlockPrices:
         tensors = sum(part.widths.values())
         per_token = 16 * part.state / CHUNK_TOKENS + 4 * ELEMENT * tensors
         passes = 2.5 if backward else 1.0
-        return self.device.moved(passes * per_token * self.tokens / self.layout.tp, kernels=5)
+        return self.device.memory_seconds(
+            passes * per_token * self.tokens / self.layout.tp, kernels=5
+        )
 
     def _norm(self, streams: int) -> Passes:
         """Return a norm with its residual sum: two tensors read and two written; backward more.
@@ -193,8 +196,8 @@ class BlockPrices:
         tensors = 4 if streams == 1 else 4 * streams + 4
         more, more_back = self.target.kernels.norm
         return Passes(
-            forward=self.device.moved((tensors + more) * ELEMENT * elements, kernels=2),
-            grad_input=self.device.moved(
+            forward=self.device.memory_seconds((tensors + more) * ELEMENT * elements, kernels=2),
+            grad_input=self.device.memory_seconds(
                 (1.5 * tensors + more_back) * ELEMENT * elements, kernels=2
             ),
         )
@@ -257,8 +260,8 @@ class BlockPrices:
         """Return an activation: its inputs read and one output written, and backward again."""
         more, more_back = self.target.kernels.activation if num_gemms == _GATED else (0.0, 0.0)
         return Passes(
-            forward=self.device.moved((num_gemms + more) * ELEMENT * elements),
-            grad_input=self.device.moved((2 * num_gemms + more_back) * ELEMENT * elements),
+            forward=self.device.memory_seconds((num_gemms + more) * ELEMENT * elements),
+            grad_input=self.device.memory_seconds((2 * num_gemms + more_back) * ELEMENT * elements),
         )
 
     def _routed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
@@ -313,7 +316,7 @@ class BlockPrices:
         if self.layout.cuda_graphs == "full":
             return NO_TIME
         forward, backward = (
-            self.device.moved(ELEMENT * rows * (inside * width + behind * part.d_expert))
+            self.device.memory_seconds(ELEMENT * rows * (inside * width + behind * part.d_expert))
             for inside, behind in zip(BIASED_ACTIVATION, BIASED_RESULTS, strict=True)
         )
         return Passes(forward=forward, grad_input=backward)
@@ -328,7 +331,7 @@ class BlockPrices:
         is_ordered_once = not self.exchanges or self.layout.dispatcher in DEDUPLICATING
         moves = (2 if is_ordered_once else 4) + _PADS * self._copies_rows_to_pad
         forward, backward = (
-            self.device.moved((2 * moves + more) * ELEMENT * elements, kernels=4 + moves)
+            self.device.memory_seconds((2 * moves + more) * ELEMENT * elements, kernels=4 + moves)
             for more in self.target.kernels.rows
         )
         return Passes(forward=forward, grad_input=backward)

@@ -152,12 +152,8 @@ class BlockTable(Tables):
         Those are its exchanges, as far as shared experts do not hide them in one chunk.
         """
         repeats = repeats_exchange(layout)
-        kinds = zip(
-            self._counts,
-            self._times_of_kinds(layout),
-            self._hidden_in_one_chunk(layout),
-            strict=True,
-        )
+        times_of_kinds, hidden = self._times_of_kinds(layout), self._hidden_in_one_chunk(layout)
+        kinds = zip(self._counts, times_of_kinds, hidden, strict=True)
         saved = 0.0
         for count, times, (forward, backward) in kinds:
             sent = times.passes("exchange")
@@ -171,13 +167,13 @@ class BlockTable(Tables):
         decoder, device = self.job.decoder, self.device
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-decoder.vocab_size // layout.tp)
-        embedding = 2 * device.moved(2 * ELEMENT * tokens * decoder.d_model, kernels=2)
+        embedding = 2 * device.memory_seconds(2 * ELEMENT * tokens * decoder.d_model, kernels=2)
         gemms = sum(
             device.gemm(product, rows=tokens, d_in=decoder.d_model, d_out=vocab)
             for product in GEMM_FORMS
         )
         # Logits are read and written in float32 by the loss, forward and backward.
-        loss = device.moved(4 * 2 * ELEMENT * tokens * vocab, kernels=6)
+        loss = device.memory_seconds(4 * 2 * ELEMENT * tokens * vocab, kernels=6)
         return embedding, gemms + loss
 
     def room(self, rank: StageBlocks, layout: FoldedLayout) -> Room:

@@ -104,7 +104,7 @@ def _shared_width(
 
 
 _CHANNELS = 10
-"""Of the 20 multiprocessors that DeepEP takes unless it is told otherwise."""
+"""Channels of the 20 multiprocessors that DeepEP takes unless it is told otherwise."""
 _RANKS = (2, 16, 24, 96)
 _CHUNK_TOKENS: dict[TransferPhase, tuple[int, ...]] = {
     "dispatch": (6, 20, 8, 12),

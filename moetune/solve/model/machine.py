@@ -18,10 +18,11 @@ from moetune.domain.once import Tables, once
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 
 _ADAM_BYTES = 30
-"""Of one parameter's step: gradient, master copy and two moments read, all but the first written,
-and the parameter itself; the reference profiles' rates of Adam are a data sheet's over these."""
+"""Bytes that Adam moves for one parameter: gradient, master copy and two moments read, all but the
+first written, and the parameter itself; the reference profiles' rates of Adam are a data sheet's
+over these."""
 _MEMORY_EFFICIENCY = 0.8
-"""Of a data sheet's bandwidth that memory-bound kernels reach."""
+"""Share of a data sheet's bandwidth that memory-bound kernels reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +71,15 @@ _FULL_HEAD = 128
 """Narrower heads have as many exponentials for fewer products: with 64, FlashAttention-3 reaches
 about 0.7 of its rate with 128, as the square root of the width."""
 _RECURRENCE = 0.10
-"""Of the rate of large GEMMs that chunked scans of states reach in Triton on an A100, counted by
-the recurrence: with it, Mamba-2's scan takes as long as FlashAttention-2 at 2 k tokens (Dao and Gu
-2024, Figure 10)."""
+"""Share of the rate of large GEMMs that chunked scans of states reach in Triton on an A100, counted
+by the recurrence: with it, Mamba-2's scan takes as long as FlashAttention-2 at 2 k tokens (Dao and
+Gu 2024, Figure 10)."""
 HOST_ADAM_SECONDS = 1.5e-9
-"""Of a parameter, its gradient's and its own copy included: published, one number for all hosts
-(docs/decisions/memory.md#0084)."""
+"""Seconds of a parameter's step on the host, with copies of it and its gradient: published, one
+number for all hosts (docs/decisions/memory.md#0084)."""
 _LARGE = 4096
 _KERNEL_SECONDS = 3e-6
-"""Of a memory-bound kernel's launch and tail, as the smallest GEMM of a profile takes."""
+"""Seconds of a memory-bound kernel's launch and tail, as the smallest GEMM of a profile takes."""
 
 _GRACE, _GRACE_SECONDS = ("GB200", "GB300", "GH200"), 1.2
 """Times that the cores of Grace take to launch over those of x86 hosts of H100 and B200: Nemotron-3
@@ -93,7 +94,7 @@ class Trusts:
     least: Trust = "measured"
     doubts: dict[Doubt, None] = field(default_factory=dict)
 
-    def noted(self, estimate: Estimate) -> float:
+    def note(self, estimate: Estimate) -> float:
         """Return the estimate's seconds; the trust is lowered to its, and its doubts are added."""
         self.least = least_trust((self.least, estimate.trust))
         self.doubts |= dict.fromkeys(estimate.doubts)
@@ -169,7 +170,7 @@ class DevicePrices(Tables):
         if rows <= 0:
             return 0.0
         key = GemmKey(dtype or self.element, product, num_experts, d_in, d_out)
-        seconds = self.trusts.noted(self.costs.seconds(key, rows))
+        seconds = self.trusts.note(self.costs.seconds(key, rows))
         return seconds / self.reached + self.gap_seconds
 
     @once(lambda op, span, num_bytes: (op, span, num_bytes))
@@ -178,16 +179,16 @@ class DevicePrices(Tables):
         if span.size == 1 or num_bytes <= 0:
             return 0.0
         key = CollectiveKey(op, span.size, span.nodes if span.nodes > 1 else 0)
-        return self.trusts.noted(self.costs.seconds(key, num_bytes))
+        return self.trusts.note(self.costs.seconds(key, num_bytes))
 
-    def copied(self, direction: Direction, num_bytes: float) -> float:
+    def copy_seconds(self, direction: Direction, num_bytes: float) -> float:
         """Return the seconds of a copy between the device and pinned host memory.
 
         Raises:
             ProfileError: no such copy is in the profile.
         """
         key = CopyKey(direction, pinned=True)
-        return self.trusts.noted(self.costs.seconds(key, num_bytes))
+        return self.trusts.note(self.costs.seconds(key, num_bytes))
 
     @property
     @once(lambda: ())
@@ -196,7 +197,7 @@ class DevicePrices(Tables):
         host = seconds_if_known(self.costs, RowsKey("host_adam", self.element), 1e9)
         return HOST_ADAM_SECONDS if host is None else host.seconds / 1e9
 
-    def moved(self, num_bytes: float, *, kernels: int = 1) -> float:
+    def memory_seconds(self, num_bytes: float, *, kernels: int = 1) -> float:
         """Return the seconds of memory-bound kernels that read and write so many bytes in all."""
         seconds = num_bytes / self.memory_bytes_per_second + kernels * _KERNEL_SECONDS
         return seconds / self.reached
@@ -211,7 +212,7 @@ class DevicePrices(Tables):
                 of the device is known.
         """
         adam = seconds_if_known(self.costs, RowsKey("adam", self.element), 1e9)
-        seconds = self.trusts.noted(adam or self._adam_of_data_sheet())
+        seconds = self.trusts.note(adam or self._adam_of_data_sheet())
         return _MEMORY_EFFICIENCY * _ADAM_BYTES * 1e9 / seconds
 
     def _adam_of_data_sheet(self) -> Estimate:
@@ -238,7 +239,7 @@ class DevicePrices(Tables):
         estimate = seconds_if_known(self.costs, key, num_sequences)
         if estimate is None:
             return None
-        return self.attention_factor * self.trusts.noted(estimate) / self.reached
+        return self.attention_factor * self.trusts.note(estimate) / self.reached
 
     def attention_core(
         self, macs: float, *, head_dim: float, length: float, backward: bool,

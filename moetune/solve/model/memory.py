@@ -38,23 +38,22 @@ from moetune.solve.model.pipeline import DecoderStages, RankBlocks, counted
 from moetune.solve.model.schedule import most_live
 
 HOST_OPTIMIZER_BYTES = 18
-"""Of a parameter: master copy, two moments and the gradient in float32, the parameter in bfloat16
-(`HybridDeviceOptimizer`, with gradients and parameters in pinned memory)."""
+"""Bytes that a host keeps for one parameter: master copy, two moments and the gradient in float32,
+the parameter in bfloat16 (`HybridDeviceOptimizer`, with gradients and parameters in pinned
+memory)."""
 OPTIMIZER_SHARES = (0.25, 0.5, 0.75, 1.0)
-"""That a search tries."""
+"""Shares of the optimizer in host memory that a search tries."""
 BUFFERED_BLOCKS = 2
 """Blocks on the device that are being copied, and computed meanwhile."""
-
-
 LIBRARY_BYTES = 1.5 * 2**30
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
 _FULL_GRAPH = 0.2
-"""Of the tensors, what a graph of the whole step reserves beside them: experts' rows to a bound,
-their stash, and a pool of its own. The one published ablation: 225 against 187 GB of Hy3 on GB300
-(yangwhale/gpu-tpu-pedia, 07f-gb300-hy3-295b-gke, A1 with and without the graph)."""
+"""Share of the tensors that a graph of the whole step reserves in addition: experts' rows to a
+bound, their stash, and a pool of its own. The one published ablation: 225 against 187 GB of Hy3 on
+GB300 (yangwhale/gpu-tpu-pedia, 07f-gb300-hy3-295b-gke, A1 with and without the graph)."""
 FRAGMENTATION = 0.03
-"""Of the tensors, what the allocator reserves beside them at the peak: the median of seven runs,
-2.4 to 10.9 % (Megatron-Bridge@067f987, examples/model_verification_cards: gemma-4-26b-a4b-it,
+"""Share of the tensors that the allocator reserves in addition at the peak: the median of seven
+runs, 2.4 to 10.9 % (Megatron-Bridge@067f987, examples/model_verification_cards: gemma-4-26b-a4b-it,
 nemotron-3.5-lightning)."""
 ROUTING = "uneven routing"
 """The part that is room for the rows of natural routing, where a job leaves it."""

@@ -24,7 +24,8 @@ from moetune.solve.model.activations import WHOLE_BLOCKS
 from moetune.solve.model.passes import projections_of
 
 _LEAST_BYTES = 2**25
-"""Of a chunk: `moetune.shard`'s own default, from which on copies run near their best rate."""
+"""Least size of a chunk, the default of `moetune.shard`, from which on copies run near their best
+rate."""
 _NUM_SIZES = 48
 _SPAN = 2
 """Sizes are tried up to this multiple of the smallest."""

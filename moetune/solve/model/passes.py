@@ -21,7 +21,7 @@ CHUNK_TOKENS = 128
 _WINDOW_TILE = 128
 """Keys that a kernel computes beside a sliding window's: half a tile at either end, twice."""
 _HOST_SECONDS = {"mixer": 1.5e-3, "latent": 3.2e-3, "dense": 0.5e-3, "routed": 3.5e-3}
-"""Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
+"""Seconds to launch both passes of a part of a block without CUDA graphs, in Megatron-Core.
 
 Modelled: public runs on H100 whose device time is far below their step's take 8 to 12 ms for an
 attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1. Latent attention has about
@@ -30,17 +30,18 @@ _TENSOR_PARALLEL = {"mixer": 1.2e-3, "latent": 2.0e-3, "dense": 1.1e-3, "routed"
 """More of it with tp above 1: dense blocks of Qwen3-8B take 4.3 ms in all at tp 4 and 8 on H100
 (BastiaanGroot/ML-Infrastructure-Engineer)."""
 _ROUTED_IN_A_GRAPH = 2.0e-3
-"""Of the routed experts' when the router and the order of rows are replayed; stated."""
+"""Seconds to launch routed experts where graphs replay the router and the order of rows; stated."""
 _EXPERT_KERNEL_SECONDS = 8e-6
-"""Of a kernel of one expert: 64 experts a rank in 8 bits (Nemotron-3 Super, 26.04 to 26.08)."""
+"""Seconds to launch a kernel of one expert: 64 experts a rank in 8 bits (Nemotron-3 Super, 26.04 to
+26.08)."""
 LAUNCH_SECONDS = 12e-6
-"""Of one more kernel of a list that the host goes through."""
+"""Seconds to launch one more kernel of a list that the host goes through."""
 _IDLE_SECONDS = 0.25e-3
 """Between the numbers of rows that the host waits for and the first kernel behind them, of both
 passes: Hy3-295B on GB300 with partial graphs of each block and with one of the whole iteration
 (yangwhale/gpu-tpu-pedia, hy3-12 and hy3-07)."""
 _AGAIN_SECONDS = 0.6e-3
-"""Of launching a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
+"""Seconds to launch a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
 (Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
 FORWARD_OF_BOTH = 1 / 3
 """The backward pass has twice the GEMMs."""

@@ -29,8 +29,8 @@ Order: TypeAlias = tuple[Action, ...]
 def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tuple[Order, ...]:
     """Return what each rank does, from first to last.
 
-    Schedules with several stages a rank take m that whole rounds of about p micro-batches divide.
-    Pairs of passes that DualPipe-V can run at once follow each other, as torch runs them.
+    With several stages a rank, m has to consist of whole rounds of about p micro-batches. Pairs of
+    passes that DualPipe-V can run at once follow each other, as torch runs them.
     """
     if schedule not in _V_ORDERS:
         loops = (_loop_of(schedule, rank, pp, vpp, num_micro_batches) for rank in range(pp))
@@ -218,7 +218,7 @@ class _Route(NamedTuple):
 
 @lru_cache(maxsize=16)
 def timetable(schedule: Schedule, pp: int, vpp: int, num: int) -> Timetable:
-    """Return the passes of so many micro-batches."""
+    """Return the passes of so many micro-batches, each behind the one whose message it needs."""
     ranks = tuple(rank_of_stage(stage, pp, schedule) for stage in range(pp * vpp))
     links: dict[tuple[int, int], int] = {}
     routes = {
@@ -227,7 +227,7 @@ def timetable(schedule: Schedule, pp: int, vpp: int, num: int) -> Timetable:
         for stage in range(len(ranks))
     }
     num_places = 2 * (len(ranks) + 1) * num
-    is_there = [False] * num_places
+    is_there = [False] * num_places  # messages: the first stage's inputs, and what needs none
     is_there[:num] = is_there[-2 * num : -num] = [True] * num
     orders_of_ranks, turns = orders(schedule, pp, vpp, num), list[Turn]()
     done, waiting = [0] * pp, [*range(pp)]

@@ -25,7 +25,7 @@ from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TokenDispatcher, TrainingJob
 from moetune.solve.model.memory import OPTIMIZER_SHARES, MemoryModel, RankMemory
 from moetune.solve.model.pins import contradiction
-from moetune.solve.model.pipeline import DecoderStages
+from moetune.solve.model.pipeline import DecoderStages, Parameters
 from moetune.solve.model.space import Fitting, LayoutSpace
 from moetune.solve.model.step import StepPrices, StepSeconds
 
@@ -115,7 +115,7 @@ class FoldedSearch(Tables):
         """The memory of layouts."""
         return self.fitting.memory
 
-    def priced(self, layout: FoldedLayout) -> PricedLayout:
+    def price(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
         step = self.wholes.step(self._cut(layout))
         return PricedLayout(layout=layout, step=step, memory=self.memory_of_wholes.peak(layout))
@@ -214,7 +214,7 @@ class LayoutTable(Tables):
     def __post_init__(self) -> None:
         space, job = self.search.space, self.search.job
         groups = tuple(
-            tuple(space.overlapped(sizes, self.pins)) for sizes in space.sizes(self.pins)
+            tuple(space.with_overlaps(sizes, self.pins)) for sizes in space.sizes(self.pins)
         )
         object.__setattr__(self, "groups", groups)
         seconds = (
@@ -245,17 +245,17 @@ class LayoutTable(Tables):
         *,
         most_bytes: float,
     ) -> list[Node]:
-        """Return the groups that may take so few bytes, of which the rows take the place.
+        """Return a heap of the groups that may take so few bytes; each opens into its rows.
 
         Args:
-            order: of least seconds and bytes.
-            parts: returns what takes the place of a row's layout.
+            order: returns the bounds of a node from its least seconds and bytes.
+            parts: returns the nodes that a row's layout opens into.
         """
 
         def rows(group: Group) -> Iterator[Node]:
             for row in self.rows(group):
                 layout, peak, _ = row
-                ranked = self.ranked(layout) if peak <= most_bytes else ()
+                ranked = self.dispatchers(layout) if peak <= most_bytes else ()
                 if ranked:
                     seconds = ranked[0].seconds * self.search.prices.rounds_at_least(layout)
                     seconds += self.optimizer_at_least(row, most_bytes)
@@ -284,7 +284,7 @@ class LayoutTable(Tables):
             layout.overlap, layout.recompute,
         )
     )  # fmt: skip
-    def ranked(self, layout: FoldedLayout) -> Sequence[PricedDispatcher]:
+    def dispatchers(self, layout: FoldedLayout) -> Sequence[PricedDispatcher]:
         """Return the dispatchers that go with a layout, the fastest first.
 
         There is none where its overlap does not go with what it recomputes.
@@ -299,7 +299,7 @@ class LayoutTable(Tables):
 
         It has the fastest dispatcher, whose times balanced stages are cut by.
         """
-        ranked = self.ranked(layout)
+        ranked = self.dispatchers(layout)
         able = layout.changed(dispatcher=ranked[0].dispatcher) if ranked else layout
         if not ranked or not self.search.space.is_allowed(able):
             return ()
@@ -308,7 +308,7 @@ class LayoutTable(Tables):
         balanced = self.search.prices.balanced_stages(able)
         return (able,) if balanced is None else (able, able.changed(stages=balanced))
 
-    def sharded(self, cut: FoldedLayout) -> Iterator[FoldedLayout]:
+    def zero_stages(self, cut: FoldedLayout) -> Iterator[FoldedLayout]:
         """Yield a cut with each ZeRO stage that is allowed, the lowest first."""
         space = self.search.space
         for zero in space.zeros(self.pins, cut.pp, cut.tp):
@@ -331,7 +331,9 @@ class LayoutTable(Tables):
         for layout, _, alone in sorted(rows, key=lambda row: row.alone_bytes):
             if alone > least[0]:
                 break
-            for sharded in (sharded for cut in self.cuts(layout) for sharded in self.sharded(cut)):
+            for sharded in (
+                sharded for cut in self.cuts(layout) for sharded in self.zero_stages(cut)
+            ):
                 passes = prices.micro_batch_seconds(sharded) * prices.rounds_at_least(sharded)
                 size = search.memory.needs(sharded)[0], passes
                 if size < least and search.space.is_allowed(sharded):
@@ -346,7 +348,7 @@ class LayoutTable(Tables):
         That is true of all layouts that recompute as much or more.
         """
         if layout.overlap != "chunks":
-            return min((way.seconds for way in self.ranked(layout)), default=float("inf"))
+            return min((way.seconds for way in self.dispatchers(layout)), default=float("inf"))
         least = self.search.prices.micro_batch_at_least
         able = self._able(layout)
         return min((least(layout.changed(dispatcher=name)) for name in able), default=float("inf"))
@@ -360,11 +362,12 @@ class LayoutTable(Tables):
         layout, search = row.layout, self.search
         share = self.pins.offload_optimizer or 0.0
         is_over = not share and most_bytes < row.alone_bytes
-        if is_over and search.fitting.with_most_waiting(layout, self.pins) is layout:
+        if is_over and search.fitting.with_most_offload(layout, self.pins) is layout:
             least = (row.alone_bytes - most_bytes) / (row.alone_bytes - row.peak_bytes)
             share = next(share for share in OPTIMIZER_SHARES if share >= least - _ROUNDING)
-        zero = search.space.zeros(self.pins, layout.pp, layout.tp)[-1]
-        return search.prices.optimizer_seconds(layout.changed(zero=zero), share, is_mean=True)
+        zero, stages = search.space.zeros(self.pins, layout.pp, layout.tp)[-1], search.prices.stages
+        mean = (count / layout.pp for count in stages.parameters(layout, stages.whole))
+        return search.prices.optimizer_seconds(layout.changed(zero=zero), share, Parameters(*mean))
 
     @once(lambda layout: (layout.tp, layout.ep, layout.etp, layout.overlap))
     def _able(self, layout: FoldedLayout) -> list[TokenDispatcher]:

@@ -45,7 +45,7 @@ from moetune.solve.model.memory import FRAGMENTATION, LIBRARY_BYTES, OPTIMIZER_S
 _MICRO_BATCHES = (1, 2, 4, 8)
 _LARGEST_TP = 8
 _LARGEST_CP, _SHARED = 16, 8192
-"""Of unpinned context parallelism, and the tokens of a sequence for each of its ranks at least."""
+"""Largest context parallelism that is not pinned, and the least tokens of a sequence on a rank."""
 _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
     (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),
     ("moe", "norm"), ("selective",), ("full",),
@@ -108,7 +108,7 @@ class LayoutSpace:
                 if any(map(self.is_allowed, self.pipelines(layout, pins))):
                     yield layout
 
-    def overlapped(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+    def with_overlaps(self, sizes: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield a layout with each overlap, nothing recomputed."""
         first = self.recomputes(pins)[0]
         for overlap in [pins.overlap] if pins.overlap else self.target.overlaps:
@@ -212,8 +212,8 @@ def _pinned(pin: int | None, able: Sequence[int], most: float = math.inf) -> Seq
     return (pin,) if pin else [size for size in able if size <= most]
 
 
-_LESS = np.array([[[0.0]], [[-1.0]]])
-"""Blocks that the rank that has most of them has more, and one between the ends."""
+_BEYOND = np.array([[[0.0]], [[-1.0]]])
+"""Least blocks beyond ⌈L/p⌉ of the rank that has most, and of a rank between the ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +259,7 @@ class Fitting:
             ways.append((sizes, 1.0))
         return ways
 
-    def with_most_waiting(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
+    def with_most_offload(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout:
         """Return a layout with as many blocks' activations in host memory as may be."""
         able = self.space.target.offloads_activations and layout.pp == 1 and not layout.recompute
         if not able or pins.offload_activations is not None:
@@ -267,16 +267,16 @@ class Fitting:
         num = self.space.job.decoder.num_layers
         return layout.changed(offload_activations=(num - 1) / num)
 
-    def fitted(self, layout: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+    def fitting_layouts(self, layout: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield a layout if it fits, else as it fits with some of it in host memory."""
         if self.fits(layout):
             yield layout
             return
         target = self.space.target
         if target.offloads_optimizer or target.offloads_activations:
-            most = self.with_most_waiting(layout, pins)
+            most = self.with_most_offload(layout, pins)
             if self.memory.needs(most, on_host=1.0)[0] <= self.limit_bytes:
-                yield from self.offloaded(layout, pins)
+                yield from self.with_least_offload(layout, pins)
 
     def shares(self, layout: FoldedLayout, pins: LayoutRequest) -> Sequence[float]:
         """Return the shares of the optimizer that the host may keep."""
@@ -285,32 +285,35 @@ class Fitting:
         shared = layout.changed(offload_optimizer=OPTIMIZER_SHARES[0])
         return (0.0, *OPTIMIZER_SHARES) if self.space.obeys(HOST, shared) else (0.0,)
 
-    def offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> Iterator[FoldedLayout]:
+    def with_least_offload(
+        self, layout: FoldedLayout, pins: LayoutRequest
+    ) -> Iterator[FoldedLayout]:
         """Yield a layout with as few blocks in host memory as make it fit.
 
-        One for each share of the optimizer: what it frees, activations need not.
+        There is one for each share of the optimizer on the host: the more of it is there, the fewer
+        blocks have to be. The first share that fits without any block is the last.
         """
         for share in self.shares(layout, pins):
-            shared = layout.changed(offload_optimizer=share)
-            fitting = shared if self.fits(shared) else self._with_activations(shared, pins)
+            plain = layout.changed(offload_optimizer=share)
+            fitting = plain if self.fits(plain) else self._with_activations(plain, pins)
             if fitting is not None and self.space.is_allowed(fitting):
                 yield fitting
-            if fitting == shared:
+            if fitting == plain:
                 return
 
     def least_offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> float:
         """Return bytes that a device needs at least, with as much in host memory as may be."""
-        most = self.with_most_waiting(layout, pins)
+        most = self.with_most_offload(layout, pins)
         return self.memory.needs(most, on_host=self.shares(layout, pins)[-1])[0]
 
-    def waiting(
+    def with_each_offload(
         self, layout: FoldedLayout, share: float, pins: LayoutRequest
     ) -> Iterator[FoldedLayout]:
         """Yield a layout with a share of the optimizer, and each number of blocks' activations."""
         num = self.space.job.decoder.num_layers
         shared = layout.changed(offload_optimizer=share) if share else layout
         yield shared
-        most = self.with_most_waiting(shared, pins)
+        most = self.with_most_offload(shared, pins)
         if most is shared or not self.space.obeys(HOST, most):
             return
         for count in range(1, num):
@@ -319,7 +322,7 @@ class Fitting:
     def _with_activations(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout | None:
         """Return a layout with the fewest blocks' activations in host memory; None where no fit."""
         num = self.space.job.decoder.num_layers
-        able = self.with_most_waiting(layout, pins) is not layout
+        able = self.with_most_offload(layout, pins) is not layout
         if not able or not self.space.is_allowed(layout.changed(offload_activations=1 / num)):
             return None
         shares = [count / num for count in range(1, num)]
@@ -353,7 +356,7 @@ class Fitting:
         first, memory, loss = pipelines[0], self.memory, 1 + FRAGMENTATION
         usual = memory.device_share(first)
         offloaded = (
-            memory.device_share(self.with_most_waiting(first, pins)) if may_offload else usual
+            memory.device_share(self.with_most_offload(first, pins)) if may_offload else usual
         )
         ways = self.ways(first, pins, may_offload=may_offload)
         counts = np.array(memory.stages.whole.counts, dtype=float)
@@ -364,7 +367,7 @@ class Fitting:
         live = np.array([*map(self._live, pipelines)])[:, :, None, None] * activations
         states = loss * np.array([memory.states_of_blocks(to, on_host=share) for to, share in ways])
         num = -(-self.space.job.decoder.num_layers // first.pp)
-        taken = cheapest(_LESS + num, counts, states[:, None, None, None] + live)
+        taken = cheapest(_BEYOND + num, counts, states[:, None, None, None] + live)
         fullest = np.maximum(taken[:, :, 0], taken[:, :, 1])
         if first.pp == 1:  # all is on one rank, the ends with it
             whole = [memory.least(to, on_host=share) - LIBRARY_BYTES for to, share in ways]

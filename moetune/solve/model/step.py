@@ -34,9 +34,9 @@ from moetune.solve.model.pipeline import (
 
 _ROUNDING = 1e-12
 _SLOWER = 1 + 1e-6
-"""Of collectives, to see how much of a step follows them."""
+"""Factor on collectives' times that shows how much of a step follows them."""
 _SEEN = 1e-6
-"""Of a step, what of it follows collectives at least: less is rounding."""
+"""Least share of a step that follows collectives: less is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class UpdatePrices(Tables):
     def _optimizer(self) -> Optimizer:
         return self.target.optimizer(self.job.optimizer)
 
-    def exposed(self, layout: FoldedLayout, room: Room, *, num_micro_batches: int) -> float:
+    def exposed_seconds(self, layout: FoldedLayout, room: Room, *, num_micro_batches: int) -> float:
         """Return the exposed time of the reduction of gradients and the gathering of parameters.
 
         They run beside the last micro-batch's backward pass and the first one's forward pass, as
@@ -104,7 +104,7 @@ class UpdatePrices(Tables):
     def _block_by_block(
         self, layout: FoldedLayout, held: Parameters, num: int, room: Room
     ) -> float:
-        """Return what ZeRO stage 3 shows of one micro-batch, with one block fetched ahead.
+        """Return the exposed time of ZeRO stage 3 in one micro-batch, with one block fetched ahead.
 
             2·g + r + (n - 1)·(max(0, g - F/n) + max(0, g + r - B/n)) + copies
 
@@ -121,7 +121,7 @@ class UpdatePrices(Tables):
         if not self.target.kernels.copies:
             return shown
         copied = 2 * (ELEMENT + ELEMENT) + ELEMENT + self._optimizer.gradient_bytes
-        return shown + self.device.moved(copied * sum(held))
+        return shown + self.device.memory_seconds(copied * sum(held))
 
     def shares_link(self, layout: FoldedLayout) -> bool:
         """Return whether ZeRO stage 3 gathers over the link that exchanges tokens."""
@@ -135,11 +135,12 @@ class UpdatePrices(Tables):
         """Return what `exposed` is at least, whatever the passes."""
         num = self.job.micro_batches(layout)
         return min(
-            self.exposed(layout, room, num_micro_batches=num) for room in (WITHOUT_END, NO_ROOM)
+            self.exposed_seconds(layout, room, num_micro_batches=num)
+            for room in (WITHOUT_END, NO_ROOM)
         )  # computation may lose more beside gradients than these gain
 
     def _alone(self, layout: FoldedLayout, held: Parameters) -> tuple[float, float]:
-        """Return the seconds of a reduction and a gathering by themselves."""
+        """Return the seconds to reduce gradients and to gather parameters, with no overlap."""
         data = self.device.span(layout.dp * layout.cp, layout.tp)
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
         summed, reduced, gathered = self._optimizer.gradient_bytes, 0.0, 0.0
@@ -151,7 +152,7 @@ class UpdatePrices(Tables):
     def _over_host(
         self, layout: FoldedLayout, held: Parameters, num: int, sent: float, room: Room
     ) -> float:
-        """Return what a micro-batch shows of states that are in host memory, and of their shards.
+        """Return the exposed time of a micro-batch's copies of states from and to host memory.
 
             max(0, max(fetch, store, link) - computed) + (fetch + store + link) / blocks
 
@@ -161,27 +162,19 @@ class UpdatePrices(Tables):
         """
         count = shard_of(layout, *held)
         ways = (
-            2 * self.device.copied("h2d", ELEMENT * count),
-            self.device.copied("d2h", self._optimizer.gradient_bytes * count), sent,
+            2 * self.device.copy_seconds("h2d", ELEMENT * count),
+            self.device.copy_seconds("d2h", self._optimizer.gradient_bytes * count), sent,
         )  # fmt: skip
         waited = max(0.0, max(ways) - room.forward - room.backward)
         return waited + sum(ways) / num
 
     def optimizer_seconds(
-        self, layout: FoldedLayout, on_host: float, *, is_mean: bool = False
+        self, layout: FoldedLayout, on_host: float, held: Parameters | None = None
     ) -> float:
-        """Return the optimizer's seconds with a share of it on the host.
-
-        Args:
-            is_mean: of a mean rank, which is the least, however the stages are cut.
-        """
-        if is_mean:
-            whole = self.stages.parameters(layout, self.stages.whole)
-            held = Parameters(*(count / layout.pp for count in whole))
-        else:
-            held, _ = self._most_parameters(layout)
+        """Return a rank's seconds of the optimizer; by default of the rank with most parameters."""
+        held = held or self._most_parameters(layout)[0]
         count = shard_of(layout, *held) if layout.zero else sum(held)
-        device = self.device.moved((1 - on_host) * self._optimizer.moved_bytes * count)
+        device = self.device.memory_seconds((1 - on_host) * self._optimizer.moved_bytes * count)
         return device + on_host * count * self.device.host_adam_seconds
 
     @once(
@@ -208,10 +201,8 @@ class StepPrices(UpdatePrices):
         if self.device.slowdown != self.target.kernels.slowdown:
             slower = replace(self.device, slowdown=self.target.kernels.slowdown)
             object.__setattr__(self, "device", slower)
-        blocks = BlockTable(
-            job=self.job, device=self.device, stages=self.stages, target=self.target
-        )
-        object.__setattr__(self, "blocks", blocks)
+        table = BlockTable(job=self.job, device=self.device, stages=self.stages, target=self.target)
+        object.__setattr__(self, "blocks", table)
 
     def step(self, layout: FoldedLayout) -> StepSeconds:
         """Return the time of a step."""
@@ -261,7 +252,7 @@ class StepPrices(UpdatePrices):
     def gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
         """Return the exposed time of gradients and parameters."""
         num = pipeline.num_micro_batches
-        return self.exposed(layout, self._room(layout, pipeline), num_micro_batches=num)
+        return self.exposed_seconds(layout, self._room(layout, pipeline), num_micro_batches=num)
 
     def _bound_by_replicas(
         self, layout: FoldedLayout, pipeline: StagePipeline, exposed: float
@@ -275,7 +266,7 @@ class StepPrices(UpdatePrices):
         """
         room = Room(*(seconds / _SLOWER for seconds in self._room(layout, pipeline)))
         num = pipeline.num_micro_batches
-        slower = _SLOWER * self.exposed(layout, room, num_micro_batches=num)
+        slower = _SLOWER * self.exposed_seconds(layout, room, num_micro_batches=num)
         more = (slower - exposed) / (_SLOWER - 1) - exposed
         return more if more > _SEEN * max(pipeline.busy) else 0.0
 
@@ -337,7 +328,7 @@ class StepPrices(UpdatePrices):
     def _waits_for_copies(self, layout: FoldedLayout, stage: Passes) -> tuple[float, float]:
         """Return what copies of activations take longer than the pass that they run beside."""
         size = layout.offloaded_share(self.job.decoder) * self._activation_bytes(layout)
-        out, back = self.device.copied("d2h", size), self.device.copied("h2d", size)
+        out, back = self.device.copy_seconds("d2h", size), self.device.copy_seconds("h2d", size)
         return max(0.0, out - stage.forward), max(0.0, back - stage.backward)
 
     @once(lambda layout: (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch))

@@ -22,11 +22,12 @@ _RATIOS: Mapping[TargetName, tuple[float, float]] = {
     "deepspeed": (0.56, 2.2),
 }
 RECORDED: Mapping[TargetName, str] = {"torchtitan": "torchtitan"}
-"""Whose runs are in the record, by the target that goes by them; others go by Megatron's."""
+"""Runtimes whose runs are in the record, by the target that goes by them; others go by
+Megatron's."""
 UNRECORDED: frozenset[TargetName] = frozenset({"transformers", "deepspeed"})
 """Targets whose steps nobody published with the batch."""
 OWN_SPREAD = 0.04
-"""Of the logarithm, between layouts of a set: 1.4826 times the median deviation."""
+"""Spread of the logarithm between layouts of a set: 1.4826 times the median deviation."""
 _WIDTH, _POINTS = 5.0, 400
 
 

@@ -118,7 +118,7 @@ def fitting(search: FoldedSearch, every: Iterable[FoldedLayout]) -> list[PricedL
     for layout in every:
         memory = search.memory.peak(layout)
         if memory.peak_bytes <= search.limit_bytes and memory.host_bytes <= search.host_bytes:
-            found.append(search.priced(layout))
+            found.append(search.price(layout))
     return found
 
 
@@ -128,7 +128,7 @@ def layouts_of(space: LayoutSpace, pins: LayoutRequest) -> Iterator[FoldedLayout
     Of equal layouts that differ in their recomputation, dispatcher and ZeRO stage, each.
     """
     for sizes in space.sizes(pins):
-        for overlapped in space.overlapped(sizes, pins):
+        for overlapped in space.with_overlaps(sizes, pins):
             for one in space.pipelines(overlapped, pins):
                 for recompute, dispatcher, zero in itertools.product(
                     space.recomputes(pins), space.dispatchers(one, pins),

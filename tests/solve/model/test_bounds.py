@@ -40,7 +40,7 @@ def test_no_layout_is_faster_or_smaller_than_its_row(target: str) -> None:
     for layout in every_layout(search, pins):
         row = rows[_row(layout)]
         seconds, peak = search.prices.least(layout), search.memory.needs(layout)[0]
-        ranked = {way.dispatcher: way.seconds for way in table.ranked(row.layout)}
+        ranked = {way.dispatcher: way.seconds for way in table.dispatchers(row.layout)}
         assert layout.ep == 1 or layout.dispatcher in ranked
         micro_batch = ranked.get(layout.dispatcher, min(ranked.values()))
         rounds = search.prices.rounds_at_least(layout)
@@ -58,8 +58,8 @@ def test_a_row_that_needs_the_host_takes_no_longer_than_its_layouts(target: str)
         if row.peak_bytes > limit:
             continue
         bound, alone = (table.optimizer_at_least(row, most) for most in (limit, float("inf")))
-        for cut in itertools.chain.from_iterable(map(table.sharded, table.cuts(row.layout))):
-            for whole in search.fitting.fitted(cut, pins):
+        for cut in itertools.chain.from_iterable(map(table.zero_stages, table.cuts(row.layout))):
+            for whole in search.fitting.fitting_layouts(cut, pins):
                 num += bound > alone
                 seconds = search.prices.optimizer_seconds(whole, whole.offload_optimizer)
                 assert bound <= seconds * SAME
@@ -82,7 +82,7 @@ def test_what_no_search_looks_at_breaks_a_rule(target: str) -> None:
             if (
                 is_left_out
                 or layout not in kept
-                or not table.ranked(replace(layout, recompute=modules))
+                or not table.dispatchers(replace(layout, recompute=modules))
             ):
                 assert not space.is_allowed(replace(layout, recompute=modules))
 
@@ -119,7 +119,7 @@ def test_no_layout_needs_less_memory_than_its_bound(
     for group in table.groups:
         for layout, *bounds in table.rows(group):
             bound = bounds[0 if may_offload else 1]
-            for cut in itertools.chain.from_iterable(map(table.sharded, table.cuts(layout))):
+            for cut in itertools.chain.from_iterable(map(table.zero_stages, table.cuts(layout))):
                 least = search.memory.needs(cut)[0]
                 if may_offload:
                     wait = replace(cut, offload_activations=0.9)

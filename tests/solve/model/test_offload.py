@@ -31,7 +31,7 @@ def copy_seconds(num_bytes: float) -> float:
 def test_blocks_go_to_the_host_but_for_two_and_copies_wait_behind_passes() -> None:
     search = search_of(JOB)
     plain, half = (
-        search.priced(one) for one in (PLAIN, replace(PLAIN, offload_activations=0.5))
+        search.price(one) for one in (PLAIN, replace(PLAIN, offload_activations=0.5))
     )  # fmt: skip
     kept = plain.memory.parts["activations"]
     assert half.memory.host_bytes == pytest.approx(kept / 2)
@@ -48,13 +48,13 @@ def test_blocks_go_to_the_host_but_for_two_and_copies_wait_behind_passes() -> No
 
 
 def test_the_search_offloads_as_few_blocks_as_fit_and_only_where_nothing_else_does() -> None:
-    whole = search_of(JOB).priced(PLAIN).memory.peak_bytes / 2**30
+    whole = search_of(JOB).price(PLAIN).memory.peak_bytes / 2**30
     (found,) = BestLayouts(search_of(JOB, gib=whole - 4), PINS).ranked()
     blocks = found.layout.offloaded_layers(OLMOE)
     assert 0 < blocks < 16
     assert found.memory.peak_bytes <= (whole - 4) * 2**30
     fewer = replace(found.layout, offload_activations=(blocks - 1) / 16)
-    assert search_of(JOB).priced(fewer).memory.peak_bytes > (whole - 4) * 2**30
+    assert search_of(JOB).price(fewer).memory.peak_bytes > (whole - 4) * 2**30
     assert (
         BestLayouts(search_of(JOB, gib=whole + 1), PINS).ranked()[0].layout.offload_activations == 0
     )
@@ -100,7 +100,7 @@ def test_what_a_runtime_cannot_offload_beside_is_refused_by_name(
 def test_a_share_of_the_optimizer_moves_its_bytes_and_its_time_to_the_host() -> None:
     search = search_of(JOB)
     plain, half, whole = (
-        search.priced(replace(PLAIN, offload_optimizer=share)) for share in (0.0, 0.5, 1.0)
+        search.price(replace(PLAIN, offload_optimizer=share)) for share in (0.0, 0.5, 1.0)
     )
     states = plain.memory.parts["optimizer"]
     assert half.memory.parts["optimizer"] == states / 2
@@ -129,15 +129,15 @@ def test_what_qwen3_takes_longer_on_16_h100_is_what_was_published(
     layout = FoldedLayout(dp=4, tp=2, pp=2, ep=4)
     search = search_of(job)
     seconds = [
-        search.priced(replace(layout, offload_optimizer=one)).step.seconds for one in (0.0, share)
+        search.price(replace(layout, offload_optimizer=one)).step.seconds for one in (0.0, share)
     ]
     assert seconds[1] - seconds[0] == pytest.approx(added, rel=0.2 if share < 0.5 else 0.07)
 
 
 def test_the_search_puts_as_little_of_the_optimizer_on_the_host_as_fits() -> None:
     pins = replace(PINS, offload_activations=0.0)
-    whole = search_of(JOB).priced(PLAIN).memory.peak_bytes / 2**30
-    states = search_of(JOB).priced(PLAIN).memory.parts["optimizer"] / 2**30
+    whole = search_of(JOB).price(PLAIN).memory.peak_bytes / 2**30
+    states = search_of(JOB).price(PLAIN).memory.parts["optimizer"] / 2**30
     (found,) = BestLayouts(search_of(JOB, gib=whole - states * 0.3), pins).ranked()
     assert found.layout.offload_optimizer == 0.5
     assert (

@@ -62,8 +62,8 @@ def test_memory_is_that_of_the_steps_that_are_fullest() -> None:
         search_of(job_of(recorded(*LOADS, top_k=TOP_K, spread=spread)), target="moetune")
         for spread in (1.3, 1.0)
     )
-    assert rare.priced(layout).step == even.priced(layout).step
-    more, less = (one.priced(layout).memory for one in (rare, even))
+    assert rare.price(layout).step == even.price(layout).step
+    more, less = (one.price(layout).memory for one in (rare, even))
     assert more.activations["experts"] > less.activations["experts"]
 
 
@@ -83,15 +83,15 @@ def test_no_layout_is_faster_with_each_layers_own_routing(
     job = job_of(plain if kind is RecordedLayers else PlacedLayers.of(plain))
     open_search = search_of(job, target="moetune")
     every = [*every_layout(open_search, pins)]
-    peaks = sorted(open_search.priced(one).memory.peak_bytes for one in every)
+    peaks = sorted(open_search.price(one).memory.peak_bytes for one in every)
     search = search_of(job, gib=peaks[int(quantile * (len(peaks) - 1))] / 2**30, target="moetune")
     found = BestLayouts(search, pins).ranked()
     every = [one for one in every if search.fits(one)]
     assert every
-    best = min(search.priced(one).step.seconds for one in every)
+    best = min(search.price(one).step.seconds for one in every)
     assert search.fits(found[0].layout)
     assert best * (1 - SAME) <= found[0].step.seconds <= best * (1 + NOISE)
-    assert found[0].step == search.priced(found[0].layout).step
+    assert found[0].step == search.price(found[0].layout).step
 
 
 def test_a_layout_that_fits_on_the_mean_alone_is_left_out() -> None:
@@ -120,7 +120,7 @@ def test_the_front_is_in_the_order_of_its_own_memory() -> None:
     steps = [one.step.seconds for one in front]
     assert peaks == sorted(peaks)
     assert all(after <= before * (1 - NOISE) for before, after in pairwise(steps))
-    assert all(one.step == search.priced(one.layout).step for one in front if not one.saved_seconds)
+    assert all(one.step == search.price(one.layout).step for one in front if not one.saved_seconds)
 
 
 def test_layouts_that_place_have_no_shards_of_experts() -> None:

@@ -161,8 +161,8 @@ def test_recurrences_take_at_least_the_time_to_move_their_states(name: str) -> N
     )
     prices = BlockPrices(job=job, layout=FoldedLayout(dp=64, ep=8), device=made)
     core = prices.times(block).passes("core_attn")
-    assert core.forward > made.moved(4096 * 16 * state / 128)
-    assert core.grad_input > 2 * made.moved(4096 * 16 * state / 128)
+    assert core.forward > made.memory_seconds(4096 * 16 * state / 128)
+    assert core.grad_input > 2 * made.memory_seconds(4096 * 16 * state / 128)
 
 
 def test_sharded_gradients_and_parameters_cost_a_reduction_a_micro_batch() -> None:
@@ -218,7 +218,7 @@ def test_a_profile_without_adam_is_refused() -> None:
     bare = replace(H100, rows=())
     made = DevicePrices(costs=costs_of(bare, allow_modelled=True), machine=bare.machine)
     with pytest.raises(ProfileError, match="Adam"):
-        made.moved(1e6)
+        made.memory_seconds(1e6)
     assert made.gemm("forward", rows=0, d_in=8, d_out=8) == 0
 
 

@@ -55,7 +55,7 @@ def test_a_head_that_takes_long_has_fewer_blocks_beside_it() -> None:
     one = BestLayouts(search, pins).ranked()[0]
     sizes = [word.count("t") for word in one.layout.stages_of(qwen)]
     assert sizes[-1] < min(sizes[:-1])
-    even = search.priced(replace(one.layout, stages=None))
+    even = search.price(replace(one.layout, stages=None))
     assert one.step.seconds * (1 + NOISE) < even.step.seconds
     by_hand = replace(pins, stages=even_stages(48, 0, 4))
     assert BestLayouts(search, by_hand).ranked()[0].layout.stages == by_hand.stages
@@ -91,7 +91,7 @@ def test_of_layouts_that_tie_one_that_leaves_memory_free_is_taken(
     pins = LayoutRequest(tp=1, pp=1, ep=8, micro_batch=2, overlap="none", dispatcher="deepep")
     layout = FoldedLayout(dp=8, ep=8, micro_batch=2, dispatcher="deepep")
     fastest, other = (
-        search_of(job).priced(replace(layout, recompute=one)) for one in ((), ("moe_act", "norm"))
+        search_of(job).price(replace(layout, recompute=one)) for one in ((), ("moe_act", "norm"))
     )
     assert fastest.step.seconds < other.step.seconds < 1.05 * fastest.step.seconds
     gib = fastest.memory.peak_bytes / 2**30
@@ -208,7 +208,7 @@ JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
 )
 def test_for_no_memory_is_a_layout_faster_than_the_front(target: str, pins: LayoutRequest) -> None:
     search = search_of(JOB, target=target)
-    priced = map(search.priced, every_layout(search, pins))
+    priced = map(search.price, every_layout(search, pins))
     every = [(one.memory.peak_bytes, one.step.seconds) for one in priced]
     front = [(one.memory.peak_bytes, one.step.seconds) for one in memory_front(search, pins)]
     assert front == sorted(front)

@@ -52,7 +52,7 @@ def test_moetune_shows_all_of_a_step_and_with_zero_3_of_every_micro_batch(
 ) -> None:
     layout, (reduce, gather) = replace(PLAIN, zero=zero), by_hand(PLAIN)
     wanted = 4 * (reduce + 2 * gather) if zero == 3 else reduce + gather
-    found = prices_of().exposed(layout, room, num_micro_batches=4)
+    found = prices_of().exposed_seconds(layout, room, num_micro_batches=4)
     assert found == pytest.approx(wanted, rel=1e-3)
 
 
@@ -72,11 +72,13 @@ def test_one_block_ahead_hides_what_fits_beside_its_neighbour(target: str, share
             clock += max(computed, sent)
         walked += clock + computed + behind
     shown = walked - room.forward - room.backward
-    priced = prices_of(target).exposed(layout, room, num_micro_batches=1)
+    priced = prices_of(target).exposed_seconds(layout, room, num_micro_batches=1)
     copied = (
         14 * sum(prices_of(target)._most_parameters(layout)[0]) if target == "torchtitan" else 0
     )
-    assert priced == pytest.approx(shown + device_of(target).moved(copied, kernels=0), rel=1e-3)
+    assert priced == pytest.approx(
+        shown + device_of(target).memory_seconds(copied, kernels=0), rel=1e-3
+    )
 
 
 def test_gathers_share_the_link_of_exchanges_between_nodes_or_inside_them() -> None:
@@ -102,9 +104,9 @@ def test_room_is_what_passes_compute(recompute: tuple[Recompute, ...], micro_bat
     again = sent if recompute else 0.0
     room = Room(stage.forward - sent, stage.backward - back - again)
     num = JOB.global_batch // (layout.dp * micro_batch)
-    wanted = prices.exposed(layout, room, num_micro_batches=num)
+    wanted = prices.exposed_seconds(layout, room, num_micro_batches=num)
     assert prices.gradients(layout, prices.pipeline(layout)) == pytest.approx(wanted)
-    assert wanted < prices.exposed(layout, NO_ROOM, num_micro_batches=num)
+    assert wanted < prices.exposed_seconds(layout, NO_ROOM, num_micro_batches=num)
 
 
 @pytest.mark.parametrize("target", ["megatron", "torchtitan", "moetune"])

@@ -20,18 +20,15 @@ from moetune.domain.profile import (
     Profile,
     RowsLine,
 )
-from moetune.domain.records import Observation, Settled
+from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Observation, Settled
 from moetune.domain.reference import CollectiveTable, GemmTable, Network
 from moetune.domain.samples import GemmPoint, Sample, StepRecord
-from moetune.domain.storable import (
-    LONGEST_SECONDS,
-    SHORTEST_SECONDS,
+from moetune.store.storable import (
     check_observation,
     check_plan,
     check_profile,
     check_samples,
     check_settled,
-    is_sound,
 )
 from tests.runtime.plans import small_plan
 
@@ -60,13 +57,13 @@ def observation(**changes: object) -> Observation:
 )  # fmt: skip
 def test_an_observation_that_no_step_takes_is_not_sound(changes: dict[str, Any]) -> None:
     strange = observation(**changes)
-    assert not is_sound(strange)
+    assert not strange.is_sound
     with pytest.raises(InputError, match="which no step takes"):
         check_observation(strange)
 
 
 def test_times_at_the_bounds_are_sound() -> None:
-    assert is_sound(observation(seconds=[SHORTEST_SECONDS, LONGEST_SECONDS]))
+    assert observation(seconds=[SHORTEST_SECONDS, LONGEST_SECONDS]).is_sound
 
 
 def test_the_times_of_operations_are_looked_at_too() -> None:

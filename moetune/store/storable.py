@@ -10,11 +10,9 @@ from moetune.domain.any_plan import AnyPlan
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
-from moetune.domain.records import Observation, Settled
+from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Observation, Settled
 from moetune.domain.samples import Sample
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e7
-"""Of a step: beyond them ratios of steps cannot be drawn, or not be computed."""
 _SHORTEST = {"step": SHORTEST_SECONDS, "operation": 1e-12}
 """A small table's entry at the highest rate of a data sheet is above that of an operation."""
 FASTEST_SECONDS = 1e-15
@@ -29,15 +27,6 @@ def check_observation(observation: Observation) -> None:
     predicted = ("predicted_seconds", (observation.predicted_seconds,))
     for name, times in (predicted, ("seconds", observation.seconds), *operations):
         _check("step", name, times)
-
-
-def is_sound(observation: Observation) -> bool:
-    """Return whether a step can take the observation's times; older versions stored any."""
-    try:
-        check_observation(observation)
-    except InputError:
-        return False
-    return True
 
 
 def check_settled(settled: Settled) -> None:

@@ -4,14 +4,8 @@ from itertools import product
 
 import pytest
 
-from moetune.domain.cluster import (
-    Group,
-    Machine,
-    canonical,
-    members,
-    nodes_of,
-    spread_groups,
-)
+from moetune.domain.cluster import Group, Machine, canonical, nodes_of
+from moetune.measure.groups import members, spread_groups
 
 SHAPES = ((4, 2), (8, 2), (8, 4), (16, 4), (32, 8), (12, 6))
 
