@@ -82,7 +82,7 @@ def _part(point: GemmPoint, x: torch.Tensor, weights: torch.Tensor, device: Devi
     if has_grouped(x, weights):
         ends = torch.tensor(list(accumulate(point.expert_rows)), dtype=torch.int32)
         ends_E = ends.to(device.torch_device)
-    return RowPart(rows=slice(0, len(x)), rows_CL=[point.expert_rows], ends_E=ends_E)
+    return RowPart(rows=slice(0, len(x)), rows_E=point.expert_rows, ends_E=ends_E)
 
 
 def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:

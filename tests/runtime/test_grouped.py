@@ -67,11 +67,11 @@ class Kernel:
         return made
 
 
-@pytest.mark.parametrize("degrees", [(1, 1), (4, 4), (4, 3)])
+@pytest.mark.parametrize("degree", [1, 4])
 @pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
 @pytest.mark.parametrize(("activation", "capacity_factor"), [("gelu", None), ("swiglu", 0.7)])
 def test_the_host_waits_once_forward_and_never_backward(
-    strategy: Strategy, degrees: tuple[int, int], activation: str, capacity_factor: float | None,
+    strategy: Strategy, degree: int, activation: str, capacity_factor: float | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     torch.manual_seed(0)
@@ -82,7 +82,7 @@ def test_the_host_waits_once_forward_and_never_backward(
             8, 16, 4, 2, activation=activation, capacity_factor=capacity_factor,  # type: ignore[arg-type] # of the grid
             device=GPU, dtype=torch.bfloat16,
         )  # fmt: skip
-        layer.pin(decision(strategy, degrees))
+        layer.pin(decision(strategy, degree))
         stops = []
         for num_tokens in (24, 24, 24, 17):
             kernel.gradients.clear()
@@ -98,7 +98,7 @@ def test_the_host_waits_once_forward_and_never_backward(
     assert stops[1:] == [(["tolist"], [])] * 3
     # No matrix was copied, and each has one product when all results are on their way.
     assert kernel.matrices <= parameters
-    keeps = strategy == "none" or degrees == (1, 1)
+    keeps = strategy == "none" or degree == 1
     num_matrices = (3 if activation == "swiglu" else 2) * keeps
     assert kernel.gradients == [len(world.log)] * num_matrices
 

@@ -32,7 +32,7 @@ from tests.runtime.online_workers import (
 )
 from tests.runtime.plans import small_plan
 
-PLANNED = (4, 3)
+PLANNED = (4, 4)
 
 
 def degrees(decision: Decision) -> tuple[int, int]:
@@ -135,12 +135,12 @@ def test_a_job_that_ended_in_a_search_leaves_it_to_the_next(tmp_path: Path) -> N
 
 
 def test_sizes_between_two_that_agree_and_near_ones_are_not_searched(tmp_path: Path) -> None:
-    layer, book, _, tuner = online_layer(tmp_path, best_at(4, 3))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(4, 4))
     steps_until_settled(layer, book, tuner, [30, 90])
     for tokens in (31, 50, 70, 89, 92):
         train(layer, tokens)
         book.step()
-        assert degrees(layer.decision) == (4, 3)
+        assert degrees(layer.decision) == (4, 4)
     assert [task.tokens_per_rank for task in tuner.tasks] == [30, 90]
 
 
@@ -175,7 +175,7 @@ def test_a_size_that_does_not_come_again_gives_way_and_is_gone_on_with(
 
 
 def test_the_first_step_with_a_decision_is_not_told(tmp_path: Path) -> None:
-    layer, book, clock, tuner = online_layer(tmp_path, best_at(4, 3))
+    layer, book, clock, tuner = online_layer(tmp_path, best_at(4, 4))
     with torch.no_grad():  # an evaluation is not measured, and starts no search
         layer(torch.randn(40, 8, dtype=torch.float64))
     book.step()

@@ -5,7 +5,7 @@ the step: `keep` or `reuse` behind an all-to-all, `tensor` where all ranks have 
 are counted on the device, exchanged with the ranks' agreement, and read once: this read is the
 pass's only stop. The host needs them for the sizes of exchanges and products.
 
-P ranks, C pieces, L local experts of a rank.
+P ranks, C chunks, L local experts of a rank.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.placement import places_of
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.cells import Cells
-from moetune.runtime.moe.dispatch import Dispatch, RowCounts
+from moetune.runtime.moe.dispatch import Dispatch, RowCounts, TokenPermutation
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
@@ -32,9 +31,8 @@ from moetune.runtime.moe.reuse import reuse_buffers
 from moetune.runtime.moe.tensor import TokenSharing, sum_over_ranks
 from moetune.runtime.moe.workspace import MemoryTracker
 
-_MOST_PIECES = 32
-"""Pieces that fit into an opening's exchange, whose size must not depend on the degrees."""
-_DEGREES = 2
+_MAX_CHUNKS = 32
+"""Chunks that fit into an opening's exchange, whose size must not depend on the degree."""
 _T = TypeVar("_T")
 
 
@@ -63,34 +61,36 @@ class AllToAll:
         """Take note that the ranks have compared their layers."""
         self.has_met = self._communicator.num_ranks > 1
 
-    def cells(self, routing: Routing, _: Sequence[int], degrees: tuple[int, int]) -> Cells:
+    def permute(self, routing: Routing, _: Sequence[int], degree: int) -> TokenPermutation:
         """Return this rank's rows, before the host knows their numbers.
 
         Args:
             _: numbers of tokens: of every rank in shards, else this rank's first.
-            degrees: forward and backward.
         """
         num_ranks = self._communicator.num_ranks
-        return Cells(
+        return TokenPermutation(
             self.places_of(routing.experts_TK), routing.kept,
-            num_experts=self._num_local * num_ranks, num_ranks=num_ranks, degrees=degrees,
+            num_experts=self._num_local * num_ranks, num_ranks=num_ranks, degree=degree,
         )  # fmt: skip
 
-    def count(self, cells: Cells) -> RowCounts:
+    def count(self, permutation: TokenPermutation) -> RowCounts:
         """Exchange and read the numbers of rows.
 
         Raises:
             CollectiveError: the exchange failed.
         """
-        return _exchange_counts(cells.counts_CPL, self._communicator)
+        return _exchange_counts(permutation.counts_CPL, self._communicator)
 
     def open(
-        self, opening: Opening, cells: Cells | None, degrees: tuple[int, int], device: torch.device
+        self,
+        opening: Opening,
+        permutation: TokenPermutation | None,
+        device: torch.device,
     ) -> tuple[list[list[int]], RowCounts | None]:
         """Exchange openings and numbers of rows at once, and read both.
 
         Args:
-            cells: None where the rank's input has a problem.
+            permutation: None where the rank's input has a problem.
 
         Returns:
             Every rank's opening, and the numbers; None where the ranks' chunks differ.
@@ -98,12 +98,12 @@ class AllToAll:
         Raises:
             CollectiveError: the exchange failed.
         """
-        if cells is None:
+        if permutation is None:
             shape = 1, self._communicator.num_ranks, self._num_local
             sent = torch.zeros(shape, dtype=torch.int64, device=device)
         else:
-            sent = cells.counts_CPL
-        return _open_with_counts(opening, sent, degrees, self._communicator)
+            sent = permutation.counts_CPL
+        return _open_with_counts(opening, sent, self._communicator)
 
     def policy(
         self,
@@ -119,7 +119,7 @@ class AllToAll:
             InputError: it reuses memory that gradients of weights wait in.
             AllocationError: there is no host memory for activations.
         """
-        if dispatch.is_single_chunk or decision.strategy == "none":
+        if dispatch.degree == 1 or decision.strategy == "none":
             return keep_activations(context, dispatch, decision.order)
         if context.weight_gradients is not None:
             raise InputError(
@@ -186,27 +186,31 @@ class AllGather(AllToAll):
     def meet(self) -> None:
         """Do nothing: sizes of exchanges do not follow from the layer's shape."""
 
-    def cells(self, routing: Routing, num_tokens: Sequence[int], degrees: tuple[int, int]) -> Cells:
+    def permute(self, routing: Routing, num_tokens: Sequence[int], degree: int) -> TokenPermutation:
         """Return the rows of this rank's experts."""
         sharing = self._share(num_tokens)
         experts_TK = sharing.gather(routing.experts_TK, "the gathering of choices")
         local_TK = experts_TK - self._placement.first
-        return Cells(
+        return TokenPermutation(
             local_TK, (local_TK >= 0) & (local_TK < self._num_local),
-            num_experts=self._num_local, num_ranks=1, degrees=degrees,
+            num_experts=self._num_local, num_ranks=1, degree=degree,
             shards=sharing.num_tokens,
         )  # fmt: skip
 
-    def count(self, cells: Cells) -> RowCounts:
+    def count(self, permutation: TokenPermutation) -> RowCounts:
         """Read the numbers of rows."""
-        return _local_counts(cells.counts_CPL, cells.counts_CPL[:, 0].tolist())
+        counts_C1L = permutation.counts_CPL
+        return _local_counts(counts_C1L, counts_C1L[:, 0].tolist())
 
     def open(
-        self, opening: Opening, cells: Cells | None, _: tuple[int, int], device: torch.device
+        self,
+        opening: Opening,
+        permutation: TokenPermutation | None,
+        device: torch.device,
     ) -> tuple[list[list[int]], RowCounts | None]:
         """Exchange openings, and read them with the numbers of rows."""
-        counts_CPL = None if cells is None else cells.counts_CPL
-        return _open_with_local_counts(opening, counts_CPL, self._communicator, device)
+        counts_C1L = None if permutation is None else permutation.counts_CPL
+        return _open_with_local_counts(opening, counts_C1L, self._communicator, device)
 
     def policy(self, dispatch: Dispatch, context: PipelineContext, *_: object) -> MemoryPolicy:
         """Return the policy that sums outputs over the ranks."""
@@ -261,7 +265,6 @@ def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) ->
 def _open_with_counts(
     opening: Opening,
     send_CPL: torch.Tensor,
-    degrees: tuple[int, int],
     communicator: Communicator,
 ) -> tuple[list[list[int]], RowCounts | None]:
     """Exchange openings and counts at once, and read both.
@@ -271,31 +274,30 @@ def _open_with_counts(
 
     Args:
         send_CPL: rows that this rank sends.
-        degrees: forward and backward, of the counts.
 
     Returns:
-        Every rank's opening, and the counts; None where the ranks' degrees differ, or have too many
-        pieces.
+        Every rank's opening, and the counts; None where the ranks' degrees differ, or are too
+        large.
 
     Raises:
         CollectiveError: the exchange failed.
     """
-    num_pieces, num_ranks, num_local = send_CPL.shape
-    is_small = num_pieces <= _MOST_PIECES
-    mine = (*opening.values, *(degrees if is_small else (0, 0)))
-    used = num_pieces * num_local if is_small else 0
+    num_chunks, num_ranks, num_local = send_CPL.shape
+    is_small = num_chunks <= _MAX_CHUNKS
+    mine = (*opening.values, num_chunks if is_small else 0)
+    used = num_chunks * num_local if is_small else 0
     send = _packed(mine, send_CPL, used)
     received = communicator.all_to_all_blocks(send, "the agreement on tokens and their counts")
     heads = received[:, : len(mine)]
     send_PCL, receive_PCL = (
-        each[:, len(mine) : len(mine) + used].unflatten(1, (num_pieces, num_local))
+        each[:, len(mine) : len(mine) + used].unflatten(1, (num_chunks, num_local))
         if used else each.new_empty((num_ranks, 0, num_local))
         for each in (send, received)
     )  # fmt: skip
     sums = _sums(send_PCL, receive_PCL)
     values = torch.cat((heads.reshape(-1), *sums)).tolist()
     rows = [values[low : low + len(mine)] for low in range(0, heads.numel(), len(mine))]
-    is_common = used and all(tuple(row[-_DEGREES:]) == degrees for row in rows)
+    is_common = used and all(row[-1] == num_chunks for row in rows)
     counts = _read(values[heads.numel() :], receive_PCL) if is_common else None
     return [row[:OPENING_VALUES] for row in rows], counts
 
@@ -330,11 +332,11 @@ def _open_with_local_counts(
 
 def _packed(mine: Sequence[int], send_CPL: torch.Tensor, used: int) -> torch.Tensor:
     """Return what goes to each rank: an opening, counts, and zeros up to the most there can be."""
-    num_pieces, num_ranks, num_local = send_CPL.shape
-    send = send_CPL.new_zeros((num_ranks, len(mine) + _MOST_PIECES * num_local))
+    num_chunks, num_ranks, num_local = send_CPL.shape
+    send = send_CPL.new_zeros((num_ranks, len(mine) + _MAX_CHUNKS * num_local))
     send[:, : len(mine)] = few_values(mine, send.device)
     if used:
-        into = send[:, len(mine) : len(mine) + used].view(num_ranks, num_pieces, num_local)
+        into = send[:, len(mine) : len(mine) + used].view(num_ranks, num_chunks, num_local)
         into.copy_(send_CPL.transpose(0, 1))
     return send
 
@@ -347,9 +349,9 @@ def _sums(send_PCL: torch.Tensor, receive_PCL: torch.Tensor) -> tuple[torch.Tens
 
 
 def _read(values: Sequence[int], receive_PCL: torch.Tensor) -> RowCounts:
-    num_ranks, num_pieces, num_local = receive_PCL.shape
-    num_sums = num_pieces * num_ranks
-    ends = num_sums, 2 * num_sums, 2 * num_sums + num_pieces * num_local
+    num_ranks, num_chunks, num_local = receive_PCL.shape
+    num_sums = num_chunks * num_ranks
+    ends = num_sums, 2 * num_sums, 2 * num_sums + num_chunks * num_local
     return RowCounts(
         send_CP=_rows_of(values[: ends[0]], num_ranks),
         receive_CP=_rows_of(values[ends[0] : ends[1]], num_ranks),

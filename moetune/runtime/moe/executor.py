@@ -20,7 +20,7 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.activations import FusedForm
-from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
+from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
@@ -155,8 +155,6 @@ class PhaseRun(ABC):
         self._context, self._tracker = inputs.context, inputs.context.tracker
         self._dispatch, self._experts = inputs.dispatch, inputs.experts
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
-        self._order: PhaseOrder = getattr(inputs.dispatch, phase)
-        self._layout = self._order.layout
         self._phase: Phase = phase
         # Subclasses of one rank model a wire.
         self._is_local = type(inputs.context.communicator) is OneRank
@@ -221,7 +219,7 @@ class PhaseRun(ABC):
             issue: starts it, given its name for errors.
             num_bytes: that this rank sends.
         """
-        transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._order.degree}")
+        transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._dispatch.degree}")
         return self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
 
     def start_weights(self, issue: Callable[[str], Transfer]) -> Transfer:
@@ -233,7 +231,8 @@ class PhaseRun(ABC):
         return self._context.recorder.transfer(self._phase, "weights", 0, transfer, num_bytes)
 
     def _exchange(self, step: str, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
-        give, take = self._order.send_counts[chunk], self._order.receive_counts[chunk]
+        counts = self._dispatch.counts
+        give, take = counts.send_CP[chunk], counts.receive_CP[chunk]
         if step == "combine":
             give, take = take, give
         exchange = self._context.communicator.all_to_all

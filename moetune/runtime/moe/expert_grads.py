@@ -1,4 +1,4 @@
-"""The local experts' backward on the rows of one part of a chunk, and their parameters' gradients.
+"""The local experts' backward on the rows of one chunk, and their parameters' gradients.
 
 `experts` has the forward, `weight_grads` the sums. Where a grouped kernel takes
 all experts, or weights' products wait, their factors are kept, and each parameter has one product
@@ -21,8 +21,7 @@ from moetune.runtime.moe.experts import (
     SavedActivations,
     WantedGrads,
 )
-from moetune.runtime.moe.pair_weights import CombineWeights
-from moetune.runtime.moe.pairs import weigh_
+from moetune.runtime.moe.pairs import CombineWeights, weigh_
 from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.weight_grads import GradientSum, KeptRows
 from moetune.runtime.moe.workspace import MemoryTracker

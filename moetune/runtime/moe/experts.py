@@ -1,4 +1,4 @@
-"""The local experts' forward on the rows of one part of a chunk.
+"""The local experts' forward on the rows of one chunk.
 
 Every memory policy computes here, between a chunk's dispatch and its combine. The parameters are in
 `expert_module`. Where the caller gives no memory for a result, it is the tensor that a grouped
@@ -26,7 +26,7 @@ Buffers = Mapping[str, torch.Tensor]
 class SavedActivations:
     """The up-projections' results, of a step or a chunk, which the backward pass needs.
 
-    Rows are ordered by piece and local expert, so that chunks of either phase are slices.
+    Rows are ordered by chunk and local expert, so that chunks are slices.
 
     Args:
         pre_RH: x·W₁ + b₁; of experts in a fused form it is twice as wide.

@@ -41,7 +41,7 @@ class LoadRecorder:
             self.add(rows_CL)
 
     def add(self, rows_CL: Sequence[Sequence[int]]) -> None:
-        """Add a step's rows, [piece][local expert]."""
+        """Add a step's rows, [chunk][local expert]."""
         step_L = [sum(rows) for rows in zip(*rows_CL, strict=True)] or [0] * len(self._totals_L)
         self._totals_L = [sum(pair) for pair in zip(self._totals_L, step_L, strict=True)]
         self._rows_S.append(sum(step_L))
