@@ -58,7 +58,7 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     product, part = even_form(point.product), _part(point, rows[0][0], weights[0], device)
     is_grouped, tracker = part.ends_E is not None, MemoryTracker("device")
     sums = [
-        GradientSum(weight, _PARTS, tracker, dtype=weight.dtype, is_grouped=is_grouped)
+        GradientSum(weight, _PARTS, tracker, dtype=weight.dtype, is_whole=is_grouped)
         for weight in weights if product == "grad_weight"
     ]  # fmt: skip
     operands = [(weight, *pair) for pair in rows for weight in sums or weights]

@@ -10,6 +10,7 @@ import torch
 from benchmarks.mpipemoe.memory import measure_step
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Activation, LayerShape, Workload
+from moetune.runtime.moe import weight_grads
 from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.products import has_grouped
@@ -35,8 +36,8 @@ def test_grouped_kernels_are_taken_where_torch_has_them(monkeypatch: pytest.Monk
 
     with FakeCuda():
         assert taken()
+        assert taken(experts=1)
         assert not taken(width=12)  # whose rows are no multiples of 16 bytes
-        assert not taken(experts=1)
         assert not taken(dtype=torch.float16)
         older = SimpleNamespace(major=8, minor=0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: older)
@@ -146,3 +147,27 @@ def test_the_predicted_peak_has_what_grouped_kernels_make(
     # Of swiglu the plan counts what one matrix for gate and up takes, as model libraries have it.
     most = 1.2 if activation == "swiglu" else 1.12
     assert 0.97 * found.live_bytes <= predicted.device_bytes <= most * found.live_bytes
+
+
+@pytest.mark.parametrize("num_experts", [1, 4])
+def test_gradients_of_float32_parameters_are_one_product_each(
+    num_experts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layer = MoELayer(16, 32, num_experts, pipeline=2)
+    x, alone = torch.randn(40, 16), list[object]()
+
+    def run() -> list[torch.Tensor]:
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(x.requires_grad_()).square().sum().backward()
+        return [one.grad for one in layer.experts.parameters() if one.grad is not None]
+
+    wanted = run()
+    monkeypatch.setattr(weight_grads, "add_product", lambda *_, **__: alone.append(_))
+    with grouped_workers.grouped(torch._grouped_mm):
+        made = run()
+    assert not alone
+    for one, other in zip(made, wanted, strict=True):
+        assert one.dtype == torch.float32
+        assert float((one - other).norm() / other.norm()) < 0.01

@@ -273,12 +273,13 @@ class Dispatch:
         """
         if self.degree == 1:
             return self.parts[0]
-        grouped, hot_RL = self.grouped, None
-        if grouped is not None and grouped.one_hot_RL is not None:
-            hot_RL = in_order(grouped.one_hot_RL)
+        rows = slice(0, self.num_received)
+        rows_E = list(map(sum, zip(*self.counts.rows_CL, strict=True)))
+        if self.grouped is None:
+            return RowPart(rows=rows, rows_E=rows_E)
+        hot_RL = self.grouped.one_hot_RL
         return RowPart(
-            rows=slice(0, self.num_received), experts_RE=hot_RL,
-            rows_E=list(map(sum, zip(*self.counts.rows_CL, strict=True))),
+            rows=rows, rows_E=rows_E, experts_RE=None if hot_RL is None else in_order(hot_RL),
             ends_E=self.counts.receive_PCL.sum((0, 1)).cumsum(0, dtype=torch.int32),
         )  # fmt: skip
 

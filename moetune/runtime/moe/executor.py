@@ -8,8 +8,9 @@ even one without rows, because the others' collectives would wait for it.
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,7 @@ Saved = tuple[Any, ...]
 _INTERLEAVED_LEAD = 2
 
 
+@cache
 def pipelined_schedule(degree: int, order: Order) -> Schedule:
     """Return the steps of a phase whose chunks have buffers of their own.
 
@@ -48,6 +50,7 @@ def pipelined_schedule(degree: int, order: Order) -> Schedule:
     return tuple(steps)
 
 
+@cache
 def ring_schedule(degree: int) -> Schedule:
     """Return the steps of a forward phase in ring buffers: D_{i+2} before C_i.
 
@@ -90,6 +93,8 @@ class GradientMean:
     def sum_replicas(self, grads: Iterable[torch.Tensor | None]) -> None:
         """Sum the gradients over the replicas, in place."""
         name = "the sum of experts' gradients over their replicas"
+        if type(self.replicas) is OneRank:
+            return
         transfers = [self.replicas.all_reduce(each, name) for each in grads if each is not None]
         for transfer in transfers:
             transfer.wait()
@@ -116,6 +121,14 @@ class PipelineContext:
     def tracker(self) -> MemoryTracker:
         """The counter of tensors that are not cut from the workspace."""
         return self.workspace.tracker
+
+    def weights(self, parameters: Sequence[Any], dtype: torch.dtype) -> ExpertWeights:
+        """Return the experts' parameters in the dtype of a step; copies are counted.
+
+        Args:
+            parameters: as of `ExpertWeights.of`.
+        """
+        return ExpertWeights.of(self.activation, parameters, dtype, self.form, self.tracker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

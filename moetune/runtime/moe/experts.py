@@ -52,7 +52,7 @@ class WantedGrads:
         scale: factor of all of them.
     """
 
-    dtypes: tuple[torch.dtype | None, ...] = (None,) * 5
+    dtypes: Sequence[torch.dtype | None] = (None,) * 5
     scale: float = 1.0
 
 
@@ -80,16 +80,21 @@ class ExpertWeights:
         activation: Activation,
         parameters: Sequence[Any],
         dtype: torch.dtype,
-        form: FusedForm | None = None,
+        form: FusedForm | None,
+        tracker: MemoryTracker,
     ) -> "ExpertWeights":
         """Return the weights from w1, b1, w2, b2 and w3, cast where they have another dtype.
 
         Args:
             parameters: of fused experts, in the layout of their form.
+            tracker: counts the copies.
         """
-        w1, b1, w2, b2, w3 = (
-            each if each is None or each.dtype == dtype else each.to(dtype) for each in parameters
-        )
+        cast = list(parameters)
+        for place, each in enumerate(cast):
+            if each is not None and each.dtype != dtype:
+                cast[place] = each.to(dtype)
+                tracker.add(cast[place])
+        w1, b1, w2, b2, w3 = cast
         if form is not None:
             w1, w2 = form.stored(w1), form.stored(w2)
         return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3, form=form)

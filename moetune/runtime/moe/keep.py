@@ -15,12 +15,12 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, pipelined_schedule
-from moetune.runtime.moe.expert_grads import ExpertGrads, WholeStep
+from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.pairs import CombineWeights, PairWeights, sum_pairs
+from moetune.runtime.moe.pairs import PairWeights, sum_pairs
 from moetune.runtime.moe.products import RowPart
-from moetune.runtime.moe.weight_grads import KeptRows
+from moetune.runtime.moe.weight_grads import StepFactors
 from moetune.runtime.moe.workspace import Shape
 
 
@@ -162,7 +162,9 @@ class _KeepForward(_KeepPhase):
             results = self._buffers["results"][part.rows]
         saved = experts.project_up(rows, into, part)
         if self._is_grouped:
-            self._tracker.add(*(each for each in (saved.pre_RH, saved.gate_RH) if each is not None))
+            self._tracker.add(saved.pre_RH)
+            if saved.gate_RH is not None:
+                self._tracker.add(saved.gate_RH)
             self._activations.append(saved)
         hidden = experts.activate(saved, hidden)
         return experts.project_down(hidden, self._weights_R1[part.rows], results, part)
@@ -187,15 +189,21 @@ class _KeepBackward(_KeepPhase):
             SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
             for pre_RH, gate_RH in zip(tensors[::2], tensors[1::2], strict=True)
         ]
-        grads_R1 = self._tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
-        self._combine_weights = CombineWeights(values_R1=weights_R1, grads_R1=grads_R1)
-        self.grads = self._make_grads(inputs)
+        factors = None
+        if self._is_grouped or self._waits:
+            factors = StepFactors(
+                self._dispatch, self._inputs_RD, self._received_RD, weights_R1, self._tracker
+            )
+        self.grads = ExpertGrads(
+            inputs.experts, inputs.wanted, weights_R1, self._dispatch.degree, self._buffers,
+            self._tracker, factors=factors,
+        )  # fmt: skip
 
     def combine(self, chunk: int) -> None:
         """Send the chunk's gradients back, and behind the last one those of all weights."""
         super().combine(chunk)
         if chunk == self._dispatch.degree - 1:
-            send_back = partial(self._weights.send_back, self._combine_weights.grads_R1)
+            send_back = partial(self._weights.send_back, self.grads.weight_grads_R1)
             self._returning.append(self.start_weights(send_back))
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -208,20 +216,4 @@ class _KeepBackward(_KeepPhase):
         else:
             saved = self._activations[0].chunk(part.rows)
         into = None if self._is_grouped or self._waits else rows
-        weights = self._combine_weights.of(part.rows)
-        return self.grads.run(rows, self._inputs_RD[part.rows], saved, weights, part, into)
-
-    def _make_grads(self, inputs: PhaseInputs) -> ExpertGrads:
-        """Return the experts' backward; grouped, or where products wait, of the whole step."""
-        whole = None
-        if self._is_grouped or self._waits:
-            kept = KeptRows(self._dispatch.by_expert_in_step(), self._tracker)
-            whole = WholeStep(
-                inputs_RD=self._inputs_RD, grads_RD=self._received_RD, kept=kept,
-                weights_R1=self._combine_weights.values_R1,
-                part=self._dispatch.whole_part(kept.by_expert), is_grouped=self._is_grouped,
-            )  # fmt: skip
-        return ExpertGrads(
-            inputs.experts, inputs.wanted, self._dispatch.degree, self._buffers, self._tracker,
-            whole=whole,
-        )  # fmt: skip
+        return self.grads.run(rows, self._inputs_RD[part.rows], saved, part, into)

@@ -6,11 +6,10 @@ then need no weight at the tokens: they are summed as they come, and none is sav
 pass. Sums follow the order of the choices and are in float32 for two-byte values, rounded once: the
 order in which rows arrive changes no bit.
 
-T tokens, K choices, N rows this rank sends, R rows it receives, D model width, H hidden width.
+T tokens, K choices, N rows this rank sends, R rows it receives, D model width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -18,7 +17,6 @@ import torch
 from moetune.comm.group import Communicator
 from moetune.comm.transfer import Done, Transfer
 from moetune.runtime.moe.dispatch import Dispatch
-from moetune.runtime.moe.products import RowPart
 
 _SUM_VALUES = MappingProxyType({"cpu": 2**18, "cuda": 2**26})
 """Values that are picked at once, before they are summed: few enough for a CPU's cache, and many
@@ -88,47 +86,6 @@ def weigh_(rows: torch.Tensor, weights_R1: torch.Tensor) -> torch.Tensor:
 
 def _step(values: MappingProxyType[str, int], like: torch.Tensor, width: int) -> int:
     return max(1, values.get(like.device.type, values["cuda"]) // max(1, width))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CombineWeights:
-    """The combine weights of some rows at their experts, and memory for their gradients.
-
-    Args:
-        values_R1, grads_R1: (R, 1).
-    """
-
-    values_R1: torch.Tensor
-    grads_R1: torch.Tensor
-
-    def of(self, rows: slice) -> "CombineWeights":
-        """Return those of some rows."""
-        return CombineWeights(values_R1=self.values_R1[rows], grads_R1=self.grads_R1[rows])
-
-    def write_grads(
-        self,
-        grad_RD: torch.Tensor,
-        hidden_RH: torch.Tensor,
-        grad_hidden_RH: torch.Tensor,
-        b2: torch.Tensor | None,
-        part: RowPart,
-    ) -> None:
-        """Write ⟨dy, h·W₂ + b₂⟩, as ⟨dy·W₂ᵀ, h⟩ + ⟨dy, b₂⟩: the results are not needed for it.
-
-        Args:
-            grad_RD: dy of every row.
-            grad_hidden_RH: dy·W₂ᵀ.
-            b2: (E, D), None without biases.
-        """
-        dots(grad_hidden_RH.unsqueeze(1), hidden_RH, self.grads_R1)
-        if b2 is None:
-            return
-        if part.experts_RE is not None:
-            dots_RE = (grad_RD @ b2.T).mul_(part.experts_RE)
-            self.grads_R1.add_(dots_RE.sum(dim=1, keepdim=True))
-            return
-        for expert, low, high in part.blocks:
-            self.grads_R1[low:high] += grad_RD[low:high] @ b2[expert].unsqueeze(1)
 
 
 class PairWeights:

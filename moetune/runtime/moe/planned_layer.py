@@ -133,7 +133,8 @@ class PlannedLayer(nn.Module):
         dtype = self.experts.compute_dtype or _input_dtype(x)
         width = x.shape[-1] if x.dim() else 0
         opening = Opening(
-            num_tokens=x.numel() // width if width else 0, signature=self._signature(x, dtype),
+            num_tokens=x.numel() // width if width else 0,
+            signature=self._signature(x, dtype) if self.communicator.num_ranks > 1 else "",
             problem=problem or _input_problem(x, dtype, self.shape, self.experts),
         )  # fmt: skip
         with self._tracker.explain("a forward pass"):

@@ -62,12 +62,29 @@ def has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:
     Args:
         w: (E, in, out).
     """
-    if not x.is_cuda or x.dtype != torch.bfloat16 or len(w) == 1:
+    if not x.is_cuda or x.dtype != torch.bfloat16:
         return False
     aligned = all(size * x.element_size() % _ALIGNED_BYTES == 0 for size in w.shape[1:])
     properties = torch.cuda.get_device_properties(x.device)
     is_known = hasattr(torch, "_grouped_mm")
     return is_known and aligned and (properties.major, properties.minor) in _GROUPED_CAPABILITIES
+
+
+def grouped_product(a: torch.Tensor, b: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+    """Return the products of all experts' rows by one kernel.
+
+    Args:
+        a: (R, in), or (in, R) to sum over each expert's rows.
+        b: (E, in, out), or (R, out).
+        ends_E: as of `RowPart`.
+
+    Returns:
+        (R, out), or (E, in, out), undefined for experts without rows.
+    """
+    if len(ends_E) == 1:
+        return torch.mm(a, b[0]) if b.dim() > a.dim() else torch.mm(a, b).unsqueeze(0)
+    made: torch.Tensor = torch._grouped_mm(a, b, offs=ends_E)  # noqa: SLF001 - no public name in 2.10
+    return made
 
 
 def multiply(
@@ -92,7 +109,7 @@ def multiply(
     """
     if part.ends_E is None or not len(x):
         return _one_by_one(x, w, part.blocks, out, bias, weights_R1, adds=adds)
-    result = torch._grouped_mm(x, w, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
+    result = grouped_product(x, w, part.ends_E)
     if bias is not None and part.experts_RE is not None:
         result.addmm_(part.weighted_experts(weights_R1), bias)
     if out is None:

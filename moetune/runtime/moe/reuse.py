@@ -27,7 +27,7 @@ from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.offload import Copy, Offload
-from moetune.runtime.moe.pairs import CombineWeights, PairWeights
+from moetune.runtime.moe.pairs import PairWeights
 from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
 
 _AT_EXPERTS = 2
@@ -196,9 +196,9 @@ class _ReuseBackward(_ReusePhase):
         at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
         self._rings = self._make_rings(num_travelling, at_experts)
         tracker = self._tracker
-        self.grads = ExpertGrads(inputs.experts, inputs.wanted, degree, self._buffers, tracker)
-        grads_R1 = tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
-        self._combine_weights = CombineWeights(values_R1=weights_R1, grads_R1=grads_R1)
+        self.grads = ExpertGrads(
+            inputs.experts, inputs.wanted, weights_R1, degree, self._buffers, tracker
+        )
         grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
         self._tokens = self._token_exchange(self._rings["travelling"], grad_x_TD)
         self._returning: Transfer
@@ -242,8 +242,7 @@ class _ReuseBackward(_ReusePhase):
             self._loading_inputs.pop(chunk).wait()
         saved = self._restore(chunk, inputs)
         self.grads.run(
-            grads, inputs, saved, self._combine_weights.of(part.rows), part, grads,
-            saved_is_free=partial(self._load_saved, chunk + 1),
+            grads, inputs, saved, part, grads, saved_is_free=partial(self._load_saved, chunk + 1),
         )  # fmt: skip
         if grads is not arrived:
             self._by_source(chunk, grads, arrived)
@@ -253,7 +252,7 @@ class _ReuseBackward(_ReusePhase):
         departure = self._rings["grads"].of(chunk, self._num_received[chunk])
         self._tokens.combine(self, chunk, departure)
         if chunk == self._dispatch.degree - 1:
-            send_back = partial(self._weights.send_back, self._combine_weights.grads_R1)
+            send_back = partial(self._weights.send_back, self.grads.weight_grads_R1)
             self._returning = self.start_weights(send_back)
 
     def _load_saved(self, chunk: int) -> None:

@@ -22,7 +22,7 @@ from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext,
 from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.pairs import CombineWeights, sum_pairs
+from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
 _ANY_ORDER = 2
@@ -226,12 +226,11 @@ class _TensorBackward(_TensorPhase):
         self.grads = ExpertGrads(
             inputs.experts,
             inputs.wanted,
+            weights_R1,
             self._dispatch.degree,
             self._buffers,
             self._tracker,
         )
-        grads_R1 = self._tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
-        self._combine_weights = CombineWeights(values_R1=weights_R1, grads_R1=grads_R1)
 
     def begin(self) -> None:
         """Allocate the sums by token."""
@@ -242,7 +241,7 @@ class _TensorBackward(_TensorPhase):
         self._release_sums()
         weights_SK = self._weights_TK
         grads_TK = weights_SK.new_zeros((len(self._x_TD), weights_SK.shape[1]))
-        grads_R = self._combine_weights.grads_R1.squeeze(1)
+        grads_R = self.grads.weight_grads_R1.squeeze(1)
         grads_TK.view(-1)[self._dispatch.pairs_N] = grads_R.to(weights_SK.dtype)
         grads_SK = self._sharing.output("the gradients of weights", grads_TK, self._tracker)
         (parts,) = self._sharing.chunks(1)
@@ -255,8 +254,5 @@ class _TensorBackward(_TensorPhase):
         part, tokens = self._dispatch.parts[chunk], self._tokens(chunk)
         rows = self._take("rows", self._x_TD, tokens)
         grads = self._take("grads", self._all_TD, tokens)
-        self.grads.run(
-            grads, rows, self._activations.chunk(part.rows), self._combine_weights.of(part.rows),
-            part, grads,
-        )  # fmt: skip
+        self.grads.run(grads, rows, self._activations.chunk(part.rows), part, grads)
         self._sum(chunk, grads)
