@@ -535,7 +535,7 @@ def two_ranks(folder: str) -> None:
     equal_models(("Mixtral", "Qwen3Moe", "GptOss"), (1, 2, 3))
     equal_models(
         ("Qwen2Moe", "Olmoe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Qwen3Next", "Llama4"),
-        ((2, 2),),
+        (2,),
         ("none", "S3"),
     )
     follows_its_plan()

@@ -22,8 +22,8 @@ from moetune.domain.layer import Activation, Phase
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import Dispatch
-from moetune.runtime.moe.expert_grads import ExpertGrads
-from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
+from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, WantedGrads
+from moetune.runtime.moe.pairs import PairWeights
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -212,16 +212,6 @@ class PhaseRun(ABC):
                 with self._context.recorder.compute(self._phase, "experts", chunk):
                     self.compute(chunk)
 
-    def send(self, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
-        """Start sending a chunk's rows to their experts; its computation waits for them."""
-        transfer = self._exchange("dispatch", chunk, rows, into)
-        self._arriving.setdefault(chunk, []).append(transfer)
-        return transfer
-
-    def send_back(self, chunk: int, results: torch.Tensor, into: torch.Tensor) -> Transfer:
-        """Start sending a chunk's results back."""
-        return self._exchange("combine", chunk, results, into)
-
     def start(
         self, step: str, chunk: int, issue: Callable[[str], Transfer], *, num_bytes: int
     ) -> Transfer:
@@ -235,9 +225,46 @@ class PhaseRun(ABC):
         transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._dispatch.degree}")
         return self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
 
-    def start_weights(self, issue: Callable[[str], Transfer]) -> Transfer:
-        """Start the exchange of the combine weights, or of their gradients, of all chunks."""
-        transfer = issue(f"{self._phase} combine weights")
+
+class DispatchedPhase(PhaseRun):
+    """A phase whose rows travel to their experts, and results and combine weights' gradients back.
+
+    Where this rank is alone nothing travels, and nothing is recorded.
+    """
+
+    def __init__(self, phase: Phase, inputs: PhaseInputs) -> None:
+        super().__init__(phase, inputs)
+        self._places_R = inputs.dispatch.by_expert()
+        self._weights = PairWeights(inputs.dispatch, inputs.context.communicator)
+
+    def send(self, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
+        """Start sending a chunk's rows to their experts; its computation waits for them."""
+        transfer = self._exchange("dispatch", chunk, rows, into)
+        self._arriving.setdefault(chunk, []).append(transfer)
+        return transfer
+
+    def send_back(self, chunk: int, results: torch.Tensor, into: torch.Tensor) -> Transfer:
+        """Start sending a chunk's results back."""
+        return self._exchange("combine", chunk, results, into)
+
+    def send_weights(self) -> None:
+        """Start sending the combine weights of all chunks; the first computation waits for them."""
+        self._arriving[0] = [self._start_weights(self._weights.send, self._weights_TK)]
+
+    def arrived_weights(self) -> torch.Tensor:
+        """Return the combine weights at the experts (R, 1), once they are there."""
+        weights_R1 = self._weights.arrived()
+        self._tracker.add(weights_R1)
+        return weights_R1
+
+    def send_weights_back(self) -> Transfer:
+        """Start sending the gradients of the combine weights of all chunks back."""
+        return self._start_weights(self._weights.send_back, self.grads.weight_grads_R1)
+
+    def _start_weights(
+        self, issue: Callable[[torch.Tensor, str], Transfer], weights: torch.Tensor
+    ) -> Transfer:
+        transfer = issue(weights, f"{self._phase} combine weights")
         if self._is_local:
             return transfer
         num_bytes = self._weights_TK.nbytes

@@ -22,8 +22,7 @@ from torch.autograd.function import once_differentiable
 from moetune.runtime.delayed import add_gradient
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, leading
-from moetune.runtime.moe.expert_grads import ExpertGrads
-from moetune.runtime.moe.experts import WantedGrads
+from moetune.runtime.moe.experts import ExpertGrads, WantedGrads
 
 Work = Callable[[], None]
 """Work that neither needs the experts' results nor exchanges anything with their ranks."""

@@ -14,11 +14,15 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch
-from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, pipelined_schedule
-from moetune.runtime.moe.expert_grads import ExpertGrads
-from moetune.runtime.moe.experts import SavedActivations
+from moetune.runtime.moe.executor import (
+    DispatchedPhase,
+    PhaseInputs,
+    PipelineContext,
+    pipelined_schedule,
+)
+from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.pairs import PairWeights, sum_pairs
+from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import StepFactors
 from moetune.runtime.moe.workspace import Shape
@@ -36,7 +40,7 @@ def keep_activations(context: PipelineContext, dispatch: Dispatch, order: Order)
     )  # fmt: skip
 
 
-class _KeepPhase(PhaseRun):
+class _KeepPhase(DispatchedPhase):
     """The common part of both phases: rows leave from a buffer to which results come back."""
 
     _received_RD: torch.Tensor  # the rows at the experts, of all chunks
@@ -47,14 +51,12 @@ class _KeepPhase(PhaseRun):
         dispatch, context = inputs.dispatch, inputs.context
         self._is_grouped = dispatch.grouped is not None
         self._waits = context.weight_gradients is not None
-        self._places_R = dispatch.by_expert()
         self._buffers = context.workspace.buffers(
             self._shapes(inputs, is_backward=phase == "backward"), inputs.values_TD
         )
         self.schedule = pipelined_schedule(dispatch.degree, order)
         self._returning: list[Transfer] = []
         self._departures: list[torch.Tensor] = []
-        self._weights = PairWeights(dispatch, context.communicator)
 
     def _shapes(self, inputs: PhaseInputs, *, is_backward: bool) -> dict[str, Shape]:
         width = inputs.values_TD.shape[1]
@@ -134,18 +136,16 @@ class _KeepForward(_KeepPhase):
         if not self._is_grouped:
             self._results_RD = self._buffers["results"]
             saved = inputs.experts.save_activations(num_rows, x_TD, self._tracker)
-            self._activations.append(saved)
+            self._activations = [saved.chunk(part.rows) for part in self._dispatch.parts]
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
-        send = partial(self._weights.send, self._weights_TK)
-        self._arriving[0] = [self.start_weights(send)]
+        self.send_weights()
 
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows, and in the first chunk the weights, that arrived."""
         if chunk == 0:
-            self._weights_R1 = self._weights.arrived()
-            self._tracker.add(self._weights_R1)
+            self._weights_R1 = self.arrived_weights()
         super().compute(chunk)
 
     def finish(self) -> torch.Tensor:
@@ -155,17 +155,17 @@ class _KeepForward(_KeepPhase):
         self.saved = self._received_RD, self._weights_R1, *tensors
         return y_TD
 
-    def _run_experts(self, _: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        experts, into, hidden, results = self._experts, None, None, None
-        if not self._is_grouped:
-            into, hidden = self._activations[0].chunk(part.rows), self._buffers["hidden"]
-            results = self._buffers["results"][part.rows]
-        saved = experts.project_up(rows, into, part)
+    def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
+        experts, hidden, results = self._experts, None, None
         if self._is_grouped:
+            saved = experts.project_up(rows, None, part)
             self._tracker.add(saved.pre_RH)
             if saved.gate_RH is not None:
                 self._tracker.add(saved.gate_RH)
             self._activations.append(saved)
+        else:
+            saved = experts.project_up(rows, self._activations[chunk], part)
+            hidden, results = self._buffers["hidden"], self._buffers["results"][part.rows]
         hidden = experts.activate(saved, hidden)
         return experts.project_down(hidden, self._weights_R1[part.rows], results, part)
 
@@ -203,17 +203,13 @@ class _KeepBackward(_KeepPhase):
         """Send the chunk's gradients back, and behind the last one those of all weights."""
         super().combine(chunk)
         if chunk == self._dispatch.degree - 1:
-            send_back = partial(self._weights.send_back, self.grads.weight_grads_R1)
-            self._returning.append(self.start_weights(send_back))
+            self._returning.append(self.send_weights_back())
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x and of the weights."""
         return self._sums("the gradient of x"), self._weights.returned(self._weights_TK)
 
     def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        if self._is_grouped:
-            saved = self._activations[chunk]
-        else:
-            saved = self._activations[0].chunk(part.rows)
         into = None if self._is_grouped or self._waits else rows
+        saved = self._activations[chunk]
         return self.grads.run(rows, self._inputs_RD[part.rows], saved, part, into)

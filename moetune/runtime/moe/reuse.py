@@ -17,17 +17,15 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import (
+    DispatchedPhase,
     PhaseInputs,
-    PhaseRun,
     PipelineContext,
     pipelined_schedule,
     ring_schedule,
 )
-from moetune.runtime.moe.expert_grads import ExpertGrads
-from moetune.runtime.moe.experts import SavedActivations
+from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.offload import Copy, Offload
-from moetune.runtime.moe.pairs import PairWeights
 from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
 
 _AT_EXPERTS = 2
@@ -52,15 +50,13 @@ def reuse_buffers(context: PipelineContext, dispatch: Dispatch, offload: Offload
     )  # fmt: skip
 
 
-class _ReusePhase(PhaseRun):
+class _ReusePhase(DispatchedPhase):
     """The common part of both phases: chunks, rings, and the one buffer for pre-activations."""
 
     def __init__(self, phase: Phase, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__(phase, inputs)
         self._offload = offload
-        self._places_R = inputs.dispatch.by_expert()
         self._num_received = list(map(sum, inputs.dispatch.counts.receive_CP))
-        self._weights = PairWeights(inputs.dispatch, inputs.context.communicator)
 
     def _make_rings(self, num_travelling: int, at_experts: dict[str, int]) -> dict[str, Ring]:
         """Return the phase's rings, all made at once.
@@ -125,8 +121,7 @@ class _ReuseForward(_ReusePhase):
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
-        send = partial(self._weights.send, self._weights_TK)
-        self._arriving[0] = [self.start_weights(send)]
+        self.send_weights()
 
     def finish(self) -> torch.Tensor:
         """Return (T, D)."""
@@ -144,8 +139,7 @@ class _ReuseForward(_ReusePhase):
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
         if chunk == 0:
-            self._weights_R1 = self._weights.arrived()
-            self._tracker.add(self._weights_R1)
+            self._weights_R1 = self.arrived_weights()
         num_rows, part = self._num_received[chunk], self._dispatch.parts[chunk]
         arrived = rows = self._rings["arrivals"].of(chunk, num_rows)
         input_buffer = chunk % _AT_EXPERTS
@@ -252,8 +246,7 @@ class _ReuseBackward(_ReusePhase):
         departure = self._rings["grads"].of(chunk, self._num_received[chunk])
         self._tokens.combine(self, chunk, departure)
         if chunk == self._dispatch.degree - 1:
-            send_back = partial(self._weights.send_back, self.grads.weight_grads_R1)
-            self._returning = self.start_weights(send_back)
+            self._returning = self.send_weights_back()
 
     def _load_saved(self, chunk: int) -> None:
         """Start loading a chunk's pre-activations, if they are on the host."""

@@ -12,7 +12,7 @@ import torch
 
 from moetune.comm.transfer import Transfer
 from moetune.runtime.moe.dispatch import Dispatch
-from moetune.runtime.moe.executor import PhaseRun
+from moetune.runtime.moe.executor import DispatchedPhase
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import Workspace
 
@@ -132,7 +132,7 @@ class TokenExchange:
         self._use_of: dict[int, int] = {}
 
     def dispatch(
-        self, phase: PhaseRun, chunk: int, values_TD: torch.Tensor, into: torch.Tensor
+        self, phase: DispatchedPhase, chunk: int, values_TD: torch.Tensor, into: torch.Tensor
     ) -> None:
         """Send the chunk's rows of `values_TD`; those of this rank's experts go to `into`."""
         rows = self._rotation.take(self._num_sent[chunk])
@@ -141,7 +141,7 @@ class TokenExchange:
         transfer = phase.send(chunk, rows, into)
         self._rotation.until(transfer.wait)
 
-    def combine(self, phase: PhaseRun, chunk: int, results: torch.Tensor) -> None:
+    def combine(self, phase: DispatchedPhase, chunk: int, results: torch.Tensor) -> None:
         """Send the experts' results back."""
         rows = self._rotation.take(self._num_sent[chunk])
         transfer = phase.send_back(chunk, results, rows)

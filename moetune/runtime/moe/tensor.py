@@ -19,8 +19,7 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, local_schedule
-from moetune.runtime.moe.expert_grads import ExpertGrads
-from moetune.runtime.moe.experts import SavedActivations
+from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import MemoryTracker, Shape

@@ -1,6 +1,6 @@
 """Sums of the experts' gradients over chunks, and the factors that wait for the end of a step.
 
-`expert_grads` adds each chunk's factors here. Sums need no memory beyond the gradients.
+`experts` adds each chunk's factors here. Sums need no memory beyond the gradients.
 
 R rows, E local experts.
 """
