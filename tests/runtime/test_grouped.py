@@ -1,6 +1,8 @@
 """Grouped kernels: the numbers of the dense reference, and no stop of the host but one."""
 
 import copy
+import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,3 +173,29 @@ def test_gradients_of_float32_parameters_are_one_product_each(
     for one, other in zip(made, wanted, strict=True):
         assert one.dtype == torch.float32
         assert float((one - other).norm() / other.norm()) < 0.01
+
+
+def test_a_pass_makes_few_python_calls_whatever_the_number_of_experts() -> None:
+    def num_calls(work: Callable[[], Any]) -> int:
+        names = list[str]()
+        sys.setprofile(lambda frame, event, _: names.append(event + frame.f_code.co_filename))
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+        return len([one for one in names if one.startswith("call") and "/moetune/" in one])
+
+    counts = set()
+    for num_experts in (8, 64):
+        layer = MoELayer(16, 32, num_experts, 2, activation="swiglu", dtype=torch.bfloat16)
+        x = torch.randn(256, 16, dtype=torch.bfloat16, requires_grad=True)
+        with grouped_workers.grouped(torch._grouped_mm):
+            layer(x)  # the first call looks plans up
+            loss = list[torch.Tensor]()
+            forward = num_calls(lambda: loss.append(layer(x).sum()))  # noqa: B023 - called at once
+            with torch.autograd.set_multithreading_enabled(False):
+                backward = num_calls(loss[0].backward)
+        counts.add((forward, backward))
+    ((forward, backward),) = counts
+    assert 50 < forward <= 150
+    assert 50 < backward <= 150
