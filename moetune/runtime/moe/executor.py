@@ -8,7 +8,7 @@ even one without rows, because the others' collectives would wait for it.
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -22,8 +22,9 @@ from moetune.domain.layer import Activation, Phase
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import Dispatch
-from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, WantedGrads
+from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights
 from moetune.runtime.moe.pairs import PairWeights
+from moetune.runtime.moe.weight_grads import StepFactors
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -139,7 +140,7 @@ class PhaseInputs:
         context, dispatch: of the step.
         values_TD: x forward, the gradient of y backward.
         weights_TK: the combine weights.
-        wanted: gradients of the parameters; none forward.
+        grad_dtypes: of the gradients of the parameters, None where none is wanted; empty forward.
         saved: tensors that the forward phase saved; empty forward.
     """
 
@@ -148,7 +149,7 @@ class PhaseInputs:
     values_TD: torch.Tensor
     weights_TK: torch.Tensor
     experts: ExpertWeights
-    wanted: WantedGrads = field(default_factory=WantedGrads)
+    grad_dtypes: Sequence[torch.dtype | None] = ()
     saved: Saved = ()
 
 
@@ -172,6 +173,23 @@ class PhaseRun(ABC):
         # Subclasses of one rank model a wire.
         self._is_local = type(inputs.context.communicator) is OneRank
         self._arriving: dict[int, list[Transfer]] = {}
+
+    def expert_grads(
+        self,
+        inputs: PhaseInputs,
+        weights_R1: torch.Tensor,
+        buffers: Mapping[str, torch.Tensor],
+        factors: StepFactors | None = None,
+    ) -> ExpertGrads:
+        """Return the experts' backward.
+
+        Args:
+            weights_R1, buffers, factors: as of `ExpertGrads`.
+        """
+        return ExpertGrads(
+            inputs.experts, inputs.grad_dtypes, weights_R1, self._dispatch.degree, buffers,
+            self._tracker, scale=self._context.gradients.scale, factors=factors,
+        )  # fmt: skip
 
     def begin(self) -> None:  # noqa: B027 - most phases have nothing to prepare
         """Prepare the inputs of the first step."""

@@ -44,20 +44,6 @@ class SavedActivations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedGrads:
-    """The gradients that a backward pass makes of w1, b1, w2, b2 and w3.
-
-    Args:
-        dtypes: of each gradient, the parameter's own; None where none is wanted, because the
-            parameter is frozen or does not exist.
-        scale: factor of all of them.
-    """
-
-    dtypes: Sequence[torch.dtype | None] = (None,) * 5
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
     """The local experts' parameters in the dtype of a step, and their forward on a chunk.
 
@@ -176,8 +162,11 @@ class ExpertGrads:
     """The experts' backward; gradients of parameters are summed over chunks, or made at the end.
 
     Args:
+        dtypes: of the gradients of w1, b1, w2, b2 and w3; None where none is wanted, because the
+            parameter is frozen or does not exist.
         weights_R1: the combine weights of all rows.
         buffers: of `ExpertWeights.hidden_shapes`; none for a whole step.
+        scale: factor of all gradients of parameters.
         factors: of a whole step; None for sums over chunks.
 
     Attributes:
@@ -187,12 +176,13 @@ class ExpertGrads:
     def __init__(
         self,
         weights: ExpertWeights,
-        wanted: WantedGrads,
+        dtypes: Sequence[torch.dtype | None],
         weights_R1: torch.Tensor,
         num_chunks: int,
         buffers: Mapping[str, torch.Tensor],
         tracker: MemoryTracker,
         *,
+        scale: float,
         factors: StepFactors | None = None,
     ) -> None:
         self._weights, self._buffers, self._factors = weights, buffers, factors
@@ -202,12 +192,10 @@ class ExpertGrads:
         self.weight_grads_R1 = tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
         self._sums = {
             name: GradientSum(
-                parameter, num_chunks, tracker, dtype=dtype, scale=wanted.scale, form=weights.form,
+                parameter, num_chunks, tracker, dtype=dtype, scale=scale, form=weights.form,
                 is_whole=factors is not None,
             )
-            for name, parameter, dtype in zip(
-                _NAMES, weights.parameters, wanted.dtypes, strict=True
-            )
+            for name, parameter, dtype in zip(_NAMES, weights.parameters, dtypes, strict=True)
             if parameter is not None and dtype is not None
         }  # fmt: skip
 

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from moetune.runtime.delayed import add_gradient
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, leading
-from moetune.runtime.moe.experts import ExpertGrads, WantedGrads
+from moetune.runtime.moe.experts import ExpertGrads
 
 Work = Callable[[], None]
 """Work that neither needs the experts' results nor exchanges anything with their ranks."""
@@ -203,11 +203,15 @@ def _run_backward(
     policy: MemoryPolicy = ctx.policy
     weights_TK, *saved = ctx.saved_tensors
     parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
+    dtypes = [
+        each.dtype if is_needed else None
+        for each, is_needed in zip(parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:], strict=True)
+    ]
     inputs = PhaseInputs(
         context=policy.context, dispatch=policy.dispatch,
         values_TD=grad_TD, weights_TK=weights_TK, saved=tuple(saved),
         experts=policy.context.weights(parameters, grad_TD.dtype),
-        wanted=_wanted(policy, parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:]),
+        grad_dtypes=dtypes,
     )  # fmt: skip
     phase = policy.backward(inputs)
     phase.begin()
@@ -242,16 +246,6 @@ def _add_later(
     for parameter, grad in zip(parameters, grads, strict=True):
         if parameter is not None and grad is not None:
             add_gradient(parameter, grad)
-
-
-def _wanted(
-    policy: MemoryPolicy, parameters: Sequence[Any], needs_grad: Sequence[bool]
-) -> WantedGrads:
-    dtypes = [
-        each.dtype if each is not None and is_needed else None
-        for each, is_needed in zip(parameters, needs_grad, strict=True)
-    ]
-    return WantedGrads(dtypes=dtypes, scale=policy.context.gradients.scale)
 
 
 class _Leave(torch.autograd.Function):

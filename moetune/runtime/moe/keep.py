@@ -20,7 +20,7 @@ from moetune.runtime.moe.executor import (
     PipelineContext,
     pipelined_schedule,
 )
-from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
+from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.products import RowPart
@@ -194,10 +194,7 @@ class _KeepBackward(_KeepPhase):
             factors = StepFactors(
                 self._dispatch, self._inputs_RD, self._received_RD, weights_R1, self._tracker
             )
-        self.grads = ExpertGrads(
-            inputs.experts, inputs.wanted, weights_R1, self._dispatch.degree, self._buffers,
-            self._tracker, factors=factors,
-        )  # fmt: skip
+        self.grads = self.expert_grads(inputs, weights_R1, self._buffers, factors)
 
     def combine(self, chunk: int) -> None:
         """Send the chunk's gradients back, and behind the last one those of all weights."""

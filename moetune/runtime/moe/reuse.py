@@ -23,7 +23,7 @@ from moetune.runtime.moe.executor import (
     pipelined_schedule,
     ring_schedule,
 )
-from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
+from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.offload import Copy, Offload
 from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
@@ -79,9 +79,6 @@ class _ReusePhase(DispatchedPhase):
         self._hidden_rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
         return rings
 
-    def _token_exchange(self, ring: Ring, sum_TD: torch.Tensor) -> TokenExchange:
-        return TokenExchange(self._dispatch, ring, sum_TD)
-
     def _take_saved(self, chunk: int) -> SavedActivations:
         """Return the buffers for the chunk's pre-activations, uninitialised."""
         rows = self._num_received[chunk]
@@ -117,7 +114,7 @@ class _ReuseForward(_ReusePhase):
         at_experts = {"arrivals": _AT_EXPERTS, "departures": _AT_EXPERTS}
         self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
         y_TD = self._tracker.empty("the results", x_TD.shape, x_TD)
-        self._tokens = self._token_exchange(self._rings["travelling"], y_TD)
+        self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], y_TD)
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
@@ -190,11 +187,9 @@ class _ReuseBackward(_ReusePhase):
         at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
         self._rings = self._make_rings(num_travelling, at_experts)
         tracker = self._tracker
-        self.grads = ExpertGrads(
-            inputs.experts, inputs.wanted, weights_R1, degree, self._buffers, tracker
-        )
+        self.grads = self.expert_grads(inputs, weights_R1, self._buffers)
         grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
-        self._tokens = self._token_exchange(self._rings["travelling"], grad_x_TD)
+        self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], grad_x_TD)
         self._returning: Transfer
         self._loading_inputs: dict[int, Copy] = {}
         self._loading_saved: dict[int, tuple[SavedActivations, list[Copy]]] = {}

@@ -19,7 +19,7 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, local_schedule
-from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
+from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
@@ -170,12 +170,9 @@ class _TensorPhase(PhaseRun):
         """Return the tokens of the chunk's rows."""
         return self._dispatch.tokens_N[self._dispatch.parts[chunk].rows]
 
-    def _release_sums(self) -> None:
-        """Drop the sums: with shards only the transfers still need them, and then free them."""
-        del self._sums_TD
-
     def _reduced(self) -> torch.Tensor:
         """Return this rank's part of the sums over the ranks, once all have arrived."""
+        del self._sums_TD  # with shards only the transfers still need it, and then free it
         for transfer in self._reductions:
             transfer.wait()
         return self._own_SD
@@ -201,7 +198,6 @@ class _TensorForward(_TensorPhase):
 
     def finish(self) -> torch.Tensor:
         """Return (S, D)."""
-        self._release_sums()
         return self._reduced()
 
     def compute(self, chunk: int) -> None:
@@ -222,14 +218,7 @@ class _TensorBackward(_TensorPhase):
         super().__init__("backward", sharing, inputs)
         self._x_TD, weights_R1, pre_RH, gate_RH = inputs.saved
         self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
-        self.grads = ExpertGrads(
-            inputs.experts,
-            inputs.wanted,
-            weights_R1,
-            self._dispatch.degree,
-            self._buffers,
-            self._tracker,
-        )
+        self.grads = self.expert_grads(inputs, weights_R1, self._buffers)
 
     def begin(self) -> None:
         """Allocate the sums by token."""
@@ -237,7 +226,6 @@ class _TensorBackward(_TensorPhase):
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x (S, D) and of the weights (S, K)."""
-        self._release_sums()
         weights_SK = self._weights_TK
         grads_TK = weights_SK.new_zeros((len(self._x_TD), weights_SK.shape[1]))
         grads_R = self.grads.weight_grads_R1.squeeze(1)
