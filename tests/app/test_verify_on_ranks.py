@@ -155,7 +155,7 @@ def record_behind_a_slow_wire(layer: LayerShape, _: object) -> tuple[RecordedSpa
 
     workload = Workload(layer=layer, world_size=2, tokens_per_rank=512)
     steps = random_steps(workload, device=torch.device("cpu"), communicator=SlowGroupLink(0.01))
-    return steps.record(Decision(forward_degree=4, backward_degree=4))
+    return steps.record(Decision(forward_degree=4, backward_degree=3))
 
 
 def test_real_ranks_compute_while_others_travel_forward_and_backward() -> None:
