@@ -295,7 +295,7 @@ def _exchange(
     received = communicator.all_to_all_blocks(send, name)
     receive_PCL = received[:, first:last].unflatten(1, (num_chunks, num_local))
     sums = send_PCL.sum(2).T, receive_PCL.sum(2).T, receive_PCL.sum(0)
-    parts = [each.reshape(-1) for each in (received[:, :first], *sums)]
+    parts = [numbers.reshape(-1) for numbers in (received[:, :first], *sums)]
     values = iter(torch.cat(parts).tolist())
 
     def rows_of(number: int, width: int) -> list[list[int]]:

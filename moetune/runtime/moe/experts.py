@@ -77,9 +77,9 @@ class ExpertWeights:
             tracker: counts the copies.
         """
         cast = list(parameters)
-        for place, each in enumerate(cast):
-            if each is not None and each.dtype != dtype:
-                cast[place] = each.to(dtype)
+        for place, parameter in enumerate(cast):
+            if parameter is not None and parameter.dtype != dtype:
+                cast[place] = parameter.to(dtype)
                 tracker.add(cast[place])
         w1, b1, w2, b2, w3 = cast
         if form is not None:
