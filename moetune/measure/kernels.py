@@ -58,7 +58,7 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     product, part = even_form(point.product), _part(point, rows[0][0], weights[0], device)
     is_grouped, tracker = part.ends_E is not None, MemoryTracker("device")
     sums = [
-        GradientSum(weight, _PARTS, tracker, dtype=weight.dtype, is_grouped=is_grouped)
+        GradientSum(weight, _PARTS, tracker, dtype=weight.dtype, is_whole=is_grouped)
         for weight in weights if product == "grad_weight"
     ]  # fmt: skip
     operands = [(weight, *pair) for pair in rows for weight in sums or weights]
@@ -82,7 +82,7 @@ def _part(point: GemmPoint, x: torch.Tensor, weights: torch.Tensor, device: Devi
     if has_grouped(x, weights):
         ends = torch.tensor(list(accumulate(point.expert_rows)), dtype=torch.int32)
         ends_E = ends.to(device.torch_device)
-    return RowPart(rows=slice(0, len(x)), rows_CL=[point.expert_rows], ends_E=ends_E)
+    return RowPart(rows=slice(0, len(x)), rows_E=point.expert_rows, ends_E=ends_E)
 
 
 def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:

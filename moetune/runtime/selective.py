@@ -46,6 +46,9 @@ class HiddenModes:
 @contextmanager
 def unseen_by_selective_checkpoints() -> Iterator[HiddenModes]:
     """Run without the modes of selective checkpointing; those of others stay."""
+    if not torch._C._len_torch_dispatch_stack():
+        yield HiddenModes([])
+        return
     modes = _pop_all()
     others = [mode for mode in modes if not isinstance(mode, _SELECTIVE)]
     _push(others)

@@ -88,7 +88,7 @@ def one_token_and_none() -> None:
         adapted, wrapped = _prepared(whole)
         for layer in layers_of(adapted):
             layer.poison_buffers()
-            layer.pin(Decision(forward_degree=3, backward_degree=2, strategy=strategy))
+            layer.pin(Decision(forward_degree=3, backward_degree=3, strategy=strategy))
         wrapped(input_ids=batches[rank]).logits.sum().backward()
         _check(adapted, whole)
 

@@ -149,10 +149,10 @@ def equal_dense(experts: Any, plan: str | None = None) -> None:
         y.backward(dy)
         if each == rank:
             wanted = y.detach(), x.grad, scores.grad
-    for degrees in (None, (1, 1), (3, 2)):
+    for degree in (None, 1, 3):
         mine.zero_grad()
-        if degrees is not None:
-            mine.moetune.pin(Decision(forward_degree=degrees[0], backward_degree=degrees[1]))
+        if degree is not None:
+            mine.moetune.pin(Decision(forward_degree=degree, backward_degree=degree))
         x, scores, chosen, counts, dy = inputs(rank)
         y = mine(x.requires_grad_(), scores.requires_grad_(), chosen, counts)
         y.backward(dy)

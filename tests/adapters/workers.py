@@ -129,11 +129,11 @@ def own_part(adapted: Any, parameter: torch.Tensor, whole: torch.Tensor) -> torc
 
 def equal_models(
     families: Sequence[str],
-    degrees: Sequence[tuple[int, int]],
+    degrees: Sequence[int],
     strategies: Sequence[Strategy] = STRATEGIES,
     **changes: Any,
 ) -> None:
-    """Every pair of degrees with every strategy, for models of these families.
+    """Every degree with every strategy, for models of these families.
 
     Args:
         changes: of the models' configurations.
@@ -146,9 +146,7 @@ def equal_models(
         assert layers
         check_step(adapted, whole, wanted)
         for degree, strategy in itertools.product(degrees, strategies):
-            decision = Decision(
-                forward_degree=degree[0], backward_degree=degree[1], strategy=strategy
-            )
+            decision = Decision(forward_degree=degree, backward_degree=degree, strategy=strategy)
             for layer in layers:
                 layer.poison_buffers()
                 layer.pin(decision)
@@ -402,10 +400,10 @@ def loads(folder: str, families: Sequence[str]) -> None:
 SHAPE = LayerShape(d_model=12, d_hidden=10, num_experts=4, top_k=2, activation="swiglu")
 
 
-def plan_of(layer: LayerShape = SHAPE, degrees: tuple[int, int] = (3, 2)) -> Plan:
+def plan_of(layer: LayerShape = SHAPE, degree: int = 3) -> Plan:
     return small_plan(
-        layer=layer, world_size=rank_of()[1], tokens=16, degrees=degrees,
-        ranges=((1, 100, *degrees),),
+        layer=layer, world_size=rank_of()[1], tokens=16, degrees=(degree, degree),
+        ranges=((1, 100, degree, degree),),
     )  # fmt: skip
 
 
@@ -489,7 +487,7 @@ def refuses() -> None:
     one_sided: dict[str, Callable[[], object]] = {
         "has no experts": lambda: moetune.adapt(torch.nn.Linear(2, 2) if rank else model()),
         "num_experts=8": lambda: moetune.adapt(model(num_local_experts=8 if rank else 4)),
-        "plan": lambda: moetune.adapt(model(), plan_of(degrees=(3, 2 + rank))),
+        "plan": lambda: moetune.adapt(model(), plan_of(degree=3 + rank)),
         "rank 1: error: plan": lambda: moetune.adapt(
             model(), plan_of(layer=other) if rank else plan_of()
         ),
@@ -510,7 +508,7 @@ def follows_its_plan() -> None:
     model = moetune.adapt(tiny("Mixtral", dtype=torch.float32), plan_of())
     model(input_ids=torch.zeros(2, 8, dtype=torch.int64)).logits.sum().backward()
     (layer, _) = layers_of(model)
-    assert (layer.decision.forward_degree, layer.decision.backward_degree) == (3, 2)
+    assert layer.decision.forward_degree == 3
     x = torch.zeros(4, 12)
     chosen = torch.zeros(4, 1, dtype=torch.int64)
     assert "the router gave" in same_on_all(raised(lambda: layer(x, chosen, torch.ones(4, 1))))
@@ -534,10 +532,10 @@ def fails_to_save(folder: str) -> None:
 
 def two_ranks(folder: str) -> None:
     """What is shown on two ranks, which are started once."""
-    equal_models(("Mixtral", "Qwen3Moe", "GptOss"), ((1, 2), (2, 1), (3, 3), (2, 3)))
+    equal_models(("Mixtral", "Qwen3Moe", "GptOss"), (1, 2, 3))
     equal_models(
         ("Qwen2Moe", "Olmoe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Qwen3Next", "Llama4"),
-        ((2, 2),),
+        (2,),
         ("none", "S3"),
     )
     follows_its_plan()
@@ -554,5 +552,5 @@ def two_ranks(folder: str) -> None:
 
 def four_ranks(folder: str) -> None:
     """What is shown on four ranks."""
-    equal_models(tuple(FAMILIES), ((2, 3),), ("none", "S1"), **WIDTH_OF_FOUR)
+    equal_models(tuple(FAMILIES), (2,), ("none", "S1"), **WIDTH_OF_FOUR)
     reshards(folder)

@@ -33,8 +33,8 @@ def on_every_rank(
     return machines
 
 
-def decision(strategy: Strategy = "none", degrees: tuple[int, int] = (4, 3)) -> Decision:
-    return Decision(forward_degree=degrees[0], backward_degree=degrees[1], strategy=strategy)
+def decision(strategy: Strategy = "none", degree: int = 4) -> Decision:
+    return Decision(forward_degree=degree, backward_degree=degree, strategy=strategy)
 
 
 def step(layer: ExpertLayer, device: torch.device = GPU, num_tokens: int = 24) -> None:

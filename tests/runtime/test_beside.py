@@ -19,7 +19,6 @@ from moetune.comm.group import OneRank
 from moetune.comm.transfer import Done, Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Decision
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.timers import CallWatch, Watch, device_clock
@@ -49,7 +48,7 @@ from tests.runtime.workers import (
 )
 
 STRATEGIES: tuple[Strategy, ...] = ("none", "S1", "S2", "S3", "S4")
-DEGREES = ((1, 1), (1, 3), (4, 2))
+DEGREES = (1, 3, 4)
 
 
 class Mark(torch.autograd.Function):
@@ -101,9 +100,9 @@ def rank_of() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def pinned(layer: MoELayer, strategy: Strategy, degrees: tuple[int, int]) -> MoELayer:
+def pinned(layer: MoELayer, strategy: Strategy, degree: int) -> MoELayer:
     layer.poison_buffers()
-    layer.pin(Decision(forward_degree=degrees[0], backward_degree=degrees[1], strategy=strategy))
+    layer.pin(decision(strategy, degree))
     return layer
 
 
@@ -127,7 +126,7 @@ def step(
     return [y.detach(), *(each for each in grads if each is not None)]
 
 
-def equal_dense(degrees: Sequence[tuple[int, int]] = DEGREES, **options: Any) -> None:
+def equal_dense(degrees: Sequence[int] = DEGREES, **options: Any) -> None:
     """Hold every strategy against dense float64 with the shared expert added, on these ranks."""
     layer = layer_of(**options)
     dense = dense_of(layer, TOKENS)
@@ -136,10 +135,10 @@ def equal_dense(degrees: Sequence[tuple[int, int]] = DEGREES, **options: Any) ->
         check_against_dense(pinned(layer, strategy, degree), dense)
 
 
-def order_of_a_step(degrees: tuple[int, int], *, is_timed: bool = False) -> Events:
+def order_of_a_step(degree: int, *, is_timed: bool = False) -> Events:
     """Return what a step issues, waits for and computes, in order."""
     events: Events = []
-    layer = pinned(layer_of(shared_experts=Shared(events=events)), "none", degrees)
+    layer = pinned(layer_of(shared_experts=Shared(events=events)), "none", degree)
     layer.recorder = Recorder(events)
     if is_timed:
         Timed(layer)
@@ -148,7 +147,7 @@ def order_of_a_step(degrees: tuple[int, int], *, is_timed: bool = False) -> Even
 
 
 def shared_runs_behind_the_exchanges() -> None:
-    events = order_of_a_step((1, 1))
+    events = order_of_a_step(1)
     assert events == [
         ("forward", "issues dispatch 0"),
         ("forward", "shared up"), ("forward", "shared down"),
@@ -159,21 +158,21 @@ def shared_runs_behind_the_exchanges() -> None:
         ("backward", "shared down"), ("backward", "shared up"),
         ("backward", "has combine 0"),
     ]  # fmt: skip
-    timed = order_of_a_step((1, 1), is_timed=True)
+    timed = order_of_a_step(1, is_timed=True)
     assert timed[:3] == [
         ("forward", "shared up"), ("forward", "shared down"), ("forward", "issues dispatch 0"),
     ]  # fmt: skip
     assert timed[-3:] == [
         ("backward", "has combine 0"), ("backward", "shared down"), ("backward", "shared up"),
     ]  # fmt: skip
-    several = order_of_a_step((3, 2))
+    several = order_of_a_step(3)
     first = [
         several.index(("forward", name))
         for name in ("issues dispatch 2", "shared up", "has dispatch 0")
     ]
     last = [
         several.index(("backward", name))
-        for name in ("issues combine 1", "shared up", "has combine 0")
+        for name in ("issues combine 2", "shared up", "has combine 0")
     ]
     assert first == sorted(first)
     assert last == sorted(last)
@@ -201,7 +200,7 @@ class Timed:
 def equal_under_checkpoints() -> None:
     """Repeated passes, of which one is timed and the other is not, and both of one batch."""
     for strategy in ("none", "S1", "S4"):
-        layer = pinned(layer_of(), strategy, (2, 3))
+        layer = pinned(layer_of(), strategy, 3)
         again = partial(checkpoint, layer, use_reentrant=True)
         same(step(layer, again, balance=0), step(layer, balance=0))
         wanted, again = step(layer), partial(checkpoint, layer, use_reentrant=False)
@@ -224,7 +223,7 @@ def same(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
 def parts_of_a_graph() -> None:
     """Backward passes that ask for the experts' gradients alone leave nothing under way."""
     for strategy in STRATEGIES:
-        layer = pinned(layer_of(), strategy, (2, 2))
+        layer = pinned(layer_of(), strategy, 2)
         wanted = step(layer)
         x, dy = inputs_of(rank_of()[0], TOKENS)
         loss = torch.sum(layer(x.clone().requires_grad_()) * dy)
@@ -249,13 +248,13 @@ def parts_of_a_graph() -> None:
 
 def two_ranks() -> None:
     equal_dense()
-    equal_dense(((2, 3),), capacity_factor=0.7)
-    equal_dense(((2, 3),), activation="swiglu")
-    equal_dense(((2, 3),), top_k=1, bias=False)
+    equal_dense((3,), capacity_factor=0.7)
+    equal_dense((3,), activation="swiglu")
+    equal_dense((3,), top_k=1, bias=False)
     shared_runs_behind_the_exchanges()
     equal_under_checkpoints()
     parts_of_a_graph()
-    layer = pinned(layer_of(), "none", (2, 2))
+    layer = pinned(layer_of(), "none", 2)
     wanted = step(layer)
     layer.weight_gradients = waiting = WeightGradients()  # as under zero-bubble schedules
     same(step(layer, waiting=waiting), wanted)
@@ -263,7 +262,7 @@ def two_ranks() -> None:
 
 def test_one_rank_equals_the_dense_layer_with_its_shared_expert() -> None:
     equal_dense()
-    equal_dense(((3, 2),), capacity_factor=0.7)
+    equal_dense((2,), capacity_factor=0.7)
 
 
 def test_two_ranks_equal_it_and_hide_the_shared_expert() -> None:
@@ -274,13 +273,13 @@ def test_parts_of_a_graph_leave_nothing_under_way() -> None:
     parts_of_a_graph()
 
 
-@pytest.mark.parametrize("degrees", [(1, 1), (4, 3)])
+@pytest.mark.parametrize("degree", [1, 4])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gpus_wait_for_what_they_need(strategy: Strategy, degrees: tuple[int, int]) -> None:
+def test_gpus_wait_for_what_they_need(strategy: Strategy, degree: int) -> None:
     def program(_: FakeCuda) -> None:
         shared = nn.Sequential(nn.Linear(8, 12, device=GPU), nn.Linear(12, 8, device=GPU))
         layer = moe_layer(shared_experts=shared)
-        layer.pin(decision(strategy, degrees))
+        layer.pin(decision(strategy, degree))
         for num_tokens in (24, 31, 24):
             gpu_runs.step(layer, num_tokens=num_tokens)
 
@@ -292,7 +291,7 @@ def test_on_a_gpu_exchanges_hide_the_shared_expert_in_both_passes() -> None:
         torch.cuda.set_device(GPU)
         shared = nn.Sequential(*(nn.Linear(8, 8, device=GPU) for _ in range(3)))
         layer = moe_layer(shared_experts=shared if kind == "beside" else None)
-        layer.pin(decision("none", (1, 1)))
+        layer.pin(decision("none", 1))
         x = torch.randn(24, 8, device=GPU, requires_grad=True)
         layer(x)  # the first call compares the ranks' layers
         lane = cuda.current_stream(GPU).lane
@@ -346,7 +345,7 @@ def test_results_that_nobody_asks_for_never_arrive_in_the_next_steps_buffers(
 ) -> None:
     found = []
     for communicator in (OneRank(), Lingering()):
-        layer = pinned(layer_of(communicator=communicator), strategy, (2, 2))
+        layer = pinned(layer_of(communicator=communicator), strategy, 2)
         x, dy = inputs_of(0, TOKENS)
         for _ in range(2):
             loss = torch.sum(layer(x.clone().requires_grad_()) * dy)

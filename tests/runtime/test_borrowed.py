@@ -11,12 +11,12 @@ from torch import nn
 from moetune.comm.group import OneRank
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Decision
 from moetune.runtime.moe.activations import ClampedGate, FusedForm
 from moetune.runtime.moe.expert_module import BorrowedExperts, ExpertNames
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.placement import ExpertPlacement
 from moetune.runtime.moe.routed_layer import RoutedLayer
+from tests.runtime.gpu_runs import decision
 from tests.runtime.grouped_workers import grouped
 
 SHAPE = LayerShape(d_model=6, d_hidden=10, num_experts=4, top_k=2, activation="swiglu")
@@ -106,8 +106,8 @@ def test_every_form_equals_dense(form: FusedForm | None, *, bias: bool, is_group
     y = stack.dense(wanted[0], chosen, wanted[1])
     grads = torch.autograd.grad((y * dy).sum(), wanted)
     strategies: tuple[Strategy, ...] = ("none", "S1", "S4")
-    for (forward, backward), strategy in itertools.product(((1, 1), (3, 2)), strategies):
-        layer.pin(Decision(forward_degree=forward, backward_degree=backward, strategy=strategy))
+    for degree, strategy in itertools.product((1, 3), strategies):
+        layer.pin(decision(strategy, degree))
         found = leaves(stack, x, weights)
         with grouped() if is_grouped else nullcontext():
             same = layer(found[0], chosen, found[1])
@@ -121,7 +121,7 @@ def test_every_form_equals_dense(form: FusedForm | None, *, bias: bool, is_group
 def test_gradients_of_wider_parameters_are_laid_out_as_these() -> None:
     stack = Stack(None).float()
     layer = stack.layer()
-    layer.pin(Decision(forward_degree=2, backward_degree=3))
+    layer.pin(decision(degree=3))
     x, dy, weights, chosen = inputs()
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x.float().requires_grad_(), chosen, weights.float())
@@ -158,7 +158,7 @@ def test_halves_need_no_more_memory_than_three_matrices(
     x.requires_grad_()
     routing = apart.gate(x)
     for layer in (fused, apart):
-        layer.pin(Decision(forward_degree=degree, backward_degree=degree, strategy=strategy))
+        layer.pin(decision(strategy, degree))
     with grouped() if is_grouped else nullcontext():
         fused(x, routing.experts_TK, routing.weights_TK).backward(dy)
         apart(x).backward(dy)

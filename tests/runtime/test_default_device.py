@@ -12,10 +12,11 @@ import torch
 import moetune
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import SAFE_DECISION, Decision
+from moetune.domain.plan import SAFE_DECISION
 from moetune.measure.steps import measure_steps, random_steps
 from moetune.runtime.moe.layer import MoELayer
 from tests.runtime.chunked_models import Twice
+from tests.runtime.gpu_runs import decision
 from tests.runtime.workers import results_of
 
 CPU = torch.device("cpu")
@@ -39,7 +40,7 @@ def test_a_layer_is_drawn_and_steps(strategy: Strategy, capacity_factor: float |
     def run() -> list[torch.Tensor]:
         torch.manual_seed(0)
         layer = MoELayer(8, 16, 4, 2, capacity_factor=capacity_factor, device=CPU)
-        layer.pin(Decision(forward_degree=3, backward_degree=2, strategy=strategy))
+        layer.pin(decision(strategy, 3))
         return results_of(layer, x) + results_of(layer, x)
 
     both_ways(run)

@@ -30,12 +30,10 @@ class Counting(OneRank):
         return super().all_to_all(*args, **kwargs)
 
 
-def experts(activation: Activation, degrees: tuple[int, int]) -> MoELayer:
-    layer = MoELayer(
-        WIDTH, 20, 4, 2, activation=activation, pipeline=False, communicator=Counting()
+def experts(activation: Activation, degree: int) -> MoELayer:
+    return MoELayer(
+        WIDTH, 20, 4, 2, activation=activation, pipeline=degree, communicator=Counting()
     ).double()
-    layer.pin(Decision(forward_degree=degrees[0], backward_degree=degrees[1]))
-    return layer
 
 
 def gradients(make: Callable[[], nn.Module], *, waits: bool) -> Sequence[torch.Tensor | None]:
@@ -62,10 +60,10 @@ def gradients(make: Callable[[], nn.Module], *, waits: bool) -> Sequence[torch.T
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: experts("gelu", (1, 1)),
-        lambda: experts("relu", (2, 2)),
-        lambda: experts("silu", (3, 2)),
-        lambda: experts("swiglu", (2, 3)),
+        lambda: experts("gelu", 1),
+        lambda: experts("relu", 2),
+        lambda: experts("silu", 3),
+        lambda: experts("swiglu", 3),
     ],
     ids=["gelu", "relu", "silu", "swiglu"],
 )
@@ -79,7 +77,7 @@ def test_gradients_that_wait_are_those_of_one_pass(make: Callable[[], nn.Module]
 def test_experts_exchange_once_in_a_pass_that_is_split() -> None:
     counts = []
     for waiting in (None, WeightGradients()):
-        layer = experts("gelu", (2, 2))
+        layer = experts("gelu", 2)
         layer.weight_gradients = layer.gate.weight_gradients = waiting
         x = torch.randn(TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
         layer(x).sum().backward()
@@ -93,7 +91,7 @@ def test_experts_exchange_once_in_a_pass_that_is_split() -> None:
 
 
 def test_gradients_wait_for_parameters_of_a_checkpoint() -> None:
-    layer, waiting = experts("gelu", (1, 1)), WeightGradients()
+    layer, waiting = experts("gelu", 1), WeightGradients()
     layer.weight_gradients = layer.gate.weight_gradients = waiting
     x = torch.randn(TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
     checkpoint(layer, x, use_reentrant=False).sum().backward()
@@ -102,7 +100,7 @@ def test_gradients_wait_for_parameters_of_a_checkpoint() -> None:
 
 
 def test_frozen_weights_have_no_gradient() -> None:
-    gate_and_experts, waiting = experts("gelu", (1, 1)), WeightGradients()
+    gate_and_experts, waiting = experts("gelu", 1), WeightGradients()
     gate_and_experts.weight_gradients = waiting
     gate_and_experts.experts.w1.requires_grad_(False)  # noqa: FBT003 - torch's own
     x = torch.randn(TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -113,7 +111,7 @@ def test_frozen_weights_have_no_gradient() -> None:
 
 
 def test_memory_that_is_reused_holds_no_gradients_that_wait() -> None:
-    layer = experts("gelu", (1, 1))
+    layer = experts("gelu", 1)
     layer.pin(Decision(forward_degree=2, backward_degree=2, strategy="S4"))
     layer.weight_gradients = WeightGradients()
     with pytest.raises(InputError, match="S4"):

@@ -13,8 +13,7 @@ from moetune.domain.errors import AllocationError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.units import pinned_bytes
 from moetune.runtime.moe.gate import _blocks
-from moetune.runtime.moe.pair_weights import CombineWeights
-from moetune.runtime.moe.products import RowPart
+from moetune.runtime.moe.pairs import dots
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.sharded import options as shard_options
 from moetune.solve.layer.peak import peak_bytes
@@ -41,7 +40,7 @@ def test_the_host_memory_of_a_layer_is_what_its_plan_says(strategy: Strategy) ->
             step(layer, num_tokens=num_tokens)
         taken_bytes = layer.memory.peak_host_bytes
         (pinned,) = [one for one in cuda.tensors.buffers if one.is_pinned]
-    peak = peak_bytes(workload=workload, forward_degree=4, backward_degree=3, strategy=strategy)
+    peak = peak_bytes(workload=workload, forward_degree=4, backward_degree=4, strategy=strategy)
     assert taken_bytes == pinned_bytes(peak.host_bytes)
     assert pinned.num_bytes == taken_bytes
 
@@ -94,10 +93,7 @@ def test_a_device_of_another_kind_computes_in_a_gpus_blocks() -> None:
         return _blocks(torch.empty(9, 2**22, dtype=torch.bfloat16, device=device), torch.float32)
 
     other = torch.device("meta")  # any that is neither
-    rows, hidden = (torch.empty(5, width, device=other) for width in (8, 16))
-    weights, grads = torch.empty(2, 5, 1, device=other)
-    part = RowPart(rows=slice(0, 5), rows_CL=())
-    combine_weights = CombineWeights(values_R1=weights, grads_R1=grads)
-    combine_weights.write_grads(rows, hidden, torch.empty_like(hidden), None, part)
+    rows = torch.empty(5, 16, device=other)
+    dots(rows.unsqueeze(1), rows, torch.empty(5, 1, device=other))
     with FakeCuda():
         assert blocks(other) == blocks(GPU) != blocks(torch.device("cpu"))

@@ -15,9 +15,9 @@ from tests.runtime.gpu_runs import GPU
 EXCHANGE_SECONDS = 0.004
 DECISIONS = (
     SAFE_DECISION,
-    Decision(forward_degree=4, backward_degree=3),
-    Decision(forward_degree=4, backward_degree=3, order="interleaved"),
-    Decision(forward_degree=3, backward_degree=2, strategy="S1"),
+    Decision(forward_degree=4, backward_degree=4),
+    Decision(forward_degree=4, backward_degree=4, order="interleaved"),
+    Decision(forward_degree=3, backward_degree=3, strategy="S1"),
 )
 Span = tuple[float, float]
 

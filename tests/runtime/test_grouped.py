@@ -1,6 +1,8 @@
 """Grouped kernels: the numbers of the dense reference, and no stop of the host but one."""
 
 import copy
+import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from benchmarks.mpipemoe.memory import measure_step
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Activation, LayerShape, Workload
+from moetune.runtime.moe import weight_grads
 from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.products import has_grouped
@@ -35,8 +38,8 @@ def test_grouped_kernels_are_taken_where_torch_has_them(monkeypatch: pytest.Monk
 
     with FakeCuda():
         assert taken()
+        assert taken(experts=1)
         assert not taken(width=12)  # whose rows are no multiples of 16 bytes
-        assert not taken(experts=1)
         assert not taken(dtype=torch.float16)
         older = SimpleNamespace(major=8, minor=0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: older)
@@ -67,11 +70,11 @@ class Kernel:
         return made
 
 
-@pytest.mark.parametrize("degrees", [(1, 1), (4, 4), (4, 3)])
+@pytest.mark.parametrize("degree", [1, 4])
 @pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
 @pytest.mark.parametrize(("activation", "capacity_factor"), [("gelu", None), ("swiglu", 0.7)])
 def test_the_host_waits_once_forward_and_never_backward(
-    strategy: Strategy, degrees: tuple[int, int], activation: str, capacity_factor: float | None,
+    strategy: Strategy, degree: int, activation: str, capacity_factor: float | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     torch.manual_seed(0)
@@ -82,7 +85,7 @@ def test_the_host_waits_once_forward_and_never_backward(
             8, 16, 4, 2, activation=activation, capacity_factor=capacity_factor,  # type: ignore[arg-type] # of the grid
             device=GPU, dtype=torch.bfloat16,
         )  # fmt: skip
-        layer.pin(decision(strategy, degrees))
+        layer.pin(decision(strategy, degree))
         stops = []
         for num_tokens in (24, 24, 24, 17):
             kernel.gradients.clear()
@@ -98,7 +101,7 @@ def test_the_host_waits_once_forward_and_never_backward(
     assert stops[1:] == [(["tolist"], [])] * 3
     # No matrix was copied, and each has one product when all results are on their way.
     assert kernel.matrices <= parameters
-    keeps = strategy == "none" or degrees == (1, 1)
+    keeps = strategy == "none" or degree == 1
     num_matrices = (3 if activation == "swiglu" else 2) * keeps
     assert kernel.gradients == [len(world.log)] * num_matrices
 
@@ -146,3 +149,53 @@ def test_the_predicted_peak_has_what_grouped_kernels_make(
     # Of swiglu the plan counts what one matrix for gate and up takes, as model libraries have it.
     most = 1.2 if activation == "swiglu" else 1.12
     assert 0.97 * found.live_bytes <= predicted.device_bytes <= most * found.live_bytes
+
+
+@pytest.mark.parametrize("num_experts", [1, 4])
+def test_gradients_of_float32_parameters_are_one_product_each(
+    num_experts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layer = MoELayer(16, 32, num_experts, pipeline=2)
+    x, alone = torch.randn(40, 16), list[object]()
+
+    def run() -> list[torch.Tensor]:
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(x.requires_grad_()).square().sum().backward()
+        return [one.grad for one in layer.experts.parameters() if one.grad is not None]
+
+    wanted = run()
+    monkeypatch.setattr(weight_grads, "add_product", lambda *_, **__: alone.append(_))
+    with grouped_workers.grouped(torch._grouped_mm):
+        made = run()
+    assert not alone
+    for one, other in zip(made, wanted, strict=True):
+        assert one.dtype == torch.float32
+        assert float((one - other).norm() / other.norm()) < 0.01
+
+
+def test_a_pass_makes_few_python_calls_whatever_the_number_of_experts() -> None:
+    def num_calls(work: Callable[[], Any]) -> int:
+        names = list[str]()
+        sys.setprofile(lambda frame, event, _: names.append(event + frame.f_code.co_filename))
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+        return len([one for one in names if one.startswith("call") and "/moetune/" in one])
+
+    counts = set()
+    for num_experts in (8, 64):
+        layer = MoELayer(16, 32, num_experts, 2, activation="swiglu", dtype=torch.bfloat16)
+        x = torch.randn(256, 16, dtype=torch.bfloat16, requires_grad=True)
+        with grouped_workers.grouped(torch._grouped_mm):
+            layer(x)  # the first call looks plans up
+            loss = list[torch.Tensor]()
+            forward = num_calls(lambda: loss.append(layer(x).sum()))  # noqa: B023 - called at once
+            with torch.autograd.set_multithreading_enabled(False):
+                backward = num_calls(loss[0].backward)
+        counts.add((forward, backward))
+    ((forward, backward),) = counts
+    assert 50 < forward <= 150
+    assert 50 < backward <= 150

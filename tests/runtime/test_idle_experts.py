@@ -30,7 +30,7 @@ def _gradients(
 ) -> dict[str, torch.Tensor]:
     """Return the experts' gradients of two chunks, where one row of dy may be NaN."""
     layer = MoELayer(8, 16, 4, 2, activation=activation, communicator=OneRank())  # type: ignore[arg-type] # the grid holds plain strings
-    layer.to(dtype).pin(decision(strategy, (2, 3)))
+    layer.to(dtype).pin(decision(strategy, 3))
     with torch.no_grad():
         layer.gate.weight[IDLE] = -100.0  # of positive tokens: never chosen
     x = torch.rand(12, 8, dtype=dtype, requires_grad=True)

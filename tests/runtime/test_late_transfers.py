@@ -43,7 +43,7 @@ class LateLink(OneRank):
 def _results(communicator: Communicator, strategy: Strategy, degree: int) -> list[torch.Tensor]:
     torch.manual_seed(0)
     layer = moe_layer(device=torch.device("cpu"), communicator=communicator)
-    layer.pin(decision(strategy, (degree, degree)))
+    layer.pin(decision(strategy, degree))
     return results_of(layer, torch.randn(24, layer.shape.d_model))
 
 

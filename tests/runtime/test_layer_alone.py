@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.book import PlanBook
 from tests.runtime.faults import make
@@ -157,7 +158,7 @@ def test_plan_gives_the_degrees_of_its_tokens_and_ranges(tmp_path: Path) -> None
     for source in ({"plan": plan}, {"plan": path}, {"planbook": PlanBook([plan])}):
         layer = make(pipeline=True, **source)
         layer(torch.randn(40, 8))
-        assert (layer.decision.forward_degree, layer.decision.backward_degree) == (4, 3)
+        assert layer.decision.forward_degree == 4
         layer(torch.randn(7, 8))
         assert layer.decision.forward_degree == 2
         layer(torch.randn(1000, 8))
@@ -178,6 +179,18 @@ def test_plan_for_another_layer_is_refused() -> None:
     plan = small_plan(layer=SHAPE, world_size=2)
     with pytest.raises(InputError, match="2 ranks"):
         make(pipeline=True, plan=plan)
+
+
+def test_other_chunks_backward_than_forward_are_refused() -> None:
+    text = "4 chunks forward and 3 backward"
+    with pytest.raises(InputError, match=text):
+        make().pin(Decision(forward_degree=4, backward_degree=3))
+    for options in ({"degrees": (4, 3)}, {"ranges": ((1, 100, 4, 3),)}):
+        plan = small_plan(layer=SHAPE, world_size=1, **options)
+        with pytest.raises(InputError, match=text):
+            make(pipeline=True, plan=plan)
+        with pytest.raises(InputError, match=text):
+            make(pipeline=True, planbook=PlanBook([plan]))(torch.randn(40, 8))
 
 
 def test_edited_plan_file_is_refused(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from benchmarks.staged_link import HostStagedLink
 from moetune.comm.group import OneRank
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.errors import AllocationError
-from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.moe.routed_layer import RoutedLayer
+from tests.runtime.gpu_runs import decision
 from tests.runtime.workers import relative_error, results_of
 
 pytestmark = [
@@ -46,7 +46,7 @@ def test_cuda_equals_cpu_in_float64_at_every_degree(
     )  # fmt: skip
     on_device.load_state_dict(layer.state_dict())
     for degree in (1, 2, 3, 8):
-        on_device.pin(Decision(forward_degree=degree, backward_degree=9 - degree))
+        on_device.pin(decision(degree=degree))
         found = _run(on_device, x.to(CUDA), dy.to(CUDA))
         for one, other in zip(found, wanted, strict=True):
             assert relative_error(one.cpu(), other) <= 1e-12
@@ -64,7 +64,7 @@ def test_cuda_sums_wait_for_their_chunk_and_equal_the_cpu(*, sequence_parallel: 
     )  # fmt: skip
     on_device.load_state_dict(layer.state_dict())
     for degree in (1, 2, 3, 8):
-        on_device.pin(Decision(forward_degree=degree, backward_degree=9 - degree))
+        on_device.pin(decision(degree=degree))
         found = _run(on_device, x.to(CUDA), dy.to(CUDA))
         for one, other in zip(found, wanted, strict=True):
             assert relative_error(one.cpu(), other) <= 1e-12
@@ -152,7 +152,7 @@ def test_a_step_behind_one_without_memory_has_the_same_bits(strategy: Strategy) 
     layer = MoELayer(
         1024, 4096, 8, 2, device=CUDA, dtype=torch.bfloat16, communicator=HostStagedLink(CUDA)
     )
-    layer.pin(Decision(forward_degree=4, backward_degree=4, strategy=strategy))
+    layer.pin(decision(strategy, 4))
     x, dy = torch.randn(2, 16384, 1024, device=CUDA).bfloat16()
     wanted = [one.clone() for one in _run(layer, x, dy)]
     torch.cuda.empty_cache()
@@ -176,7 +176,7 @@ def test_models_of_transformers_equal_their_own(strategy: Strategy) -> None:
         adapted = moetune.adapt(copy.deepcopy(model))
         for layer in adapted.modules():
             if isinstance(layer, RoutedLayer):
-                layer.pin(Decision(forward_degree=3, backward_degree=1, strategy=strategy))
+                layer.pin(decision(strategy, 3))
         found, wanted = (_of_model(one, tokens_of(0).to(CUDA)) for one in (adapted, model))
         for one, other in zip(found, wanted, strict=True):
             assert relative_error(one.cpu(), other.cpu()) <= 1e-12, family

@@ -15,12 +15,12 @@ from benchmarks.mpipemoe.memory import measure_step
 from moetune.comm.group import OneRank
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Activation, LayerShape, Workload
-from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.peak import StateBytes, peak_bytes
 from tests.runtime.faults import Kind
+from tests.runtime.gpu_runs import decision
 
 
 class FirstOfTwo(OneRank):
@@ -46,7 +46,7 @@ def workload_of(
 
 
 def layer_of(
-    workload: Workload, degrees: tuple[int, int], strategy: Strategy = "none", *, bias: bool
+    workload: Workload, degree: int, strategy: Strategy = "none", *, bias: bool
 ) -> ExpertLayer:
     shape = workload.layer
     kind = MoELayer if workload.expert_parallel == "all_to_all" else TensorExpertLayer
@@ -56,7 +56,7 @@ def layer_of(
         communicator=FirstOfTwo() if workload.world_size > 1 else OneRank(),
         sequence_parallel=workload.sequence_parallel,
     )  # fmt: skip
-    layer.pin(Decision(forward_degree=degrees[0], backward_degree=degrees[1]))
+    layer.pin(decision(degree=degree))
     return layer
 
 
@@ -120,7 +120,7 @@ def test_a_step_needs_a_chunk_of_hidden_values_more_than_the_papers_bound(
     is_alone=st.booleans(),
     activation=st.sampled_from(["relu", "gelu", "swiglu"]),
     bias=st.booleans(),
-    degrees=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    degree=st.integers(1, 6),
     strategy=st.sampled_from(STRATEGIES),
 )
 def test_any_prediction_is_the_account_of_a_step(
@@ -134,7 +134,7 @@ def test_any_prediction_is_the_account_of_a_step(
     is_alone: bool,
     activation: Activation,
     bias: bool,
-    degrees: tuple[int, int],
+    degree: int,
     strategy: Strategy,
 ) -> None:
     num_ranks, top_k = 1, min(top_k, num_experts)
@@ -146,11 +146,11 @@ def test_any_prediction_is_the_account_of_a_step(
         tokens, num_ranks, kind, d_model=d_model, d_hidden=d_hidden, num_experts=num_experts,
         top_k=top_k, activation=activation,
     )  # fmt: skip
-    layer = layer_of(workload, degrees, strategy, bias=bias)
+    layer = layer_of(workload, degree, strategy, bias=bias)
     train(layer, workload.own_tokens)
     train(layer, workload.own_tokens)
     peak = peak_bytes(
-        workload=workload, forward_degree=degrees[0], backward_degree=degrees[1],
+        workload=workload, forward_degree=degree, backward_degree=degree,
         strategy=strategy, bias=bias, states=StateBytes(parameter=0, gradient=4, optimizer=0),
     )  # fmt: skip
     found = layer.memory.peak_device_bytes + 2 * 4 * workload.own_tokens * d_model
@@ -158,9 +158,7 @@ def test_any_prediction_is_the_account_of_a_step(
     assert abs(found - predicted) <= max(peak.routing_bytes, 0.02 * predicted)
     assert layer.memory.peak_host_bytes == peak.host_bytes
     if kind != "all_to_all":
-        memory = layer_memory(
-            workload=workload, forward_degree=degrees[0], backward_degree=degrees[1]
-        )
+        memory = layer_memory(workload=workload, forward_degree=degree, backward_degree=degree)
         assert memory.activation_bytes == peak.activation_bytes
         assert memory.buffer_bytes == peak.buffer_bytes + peak.ring_bytes
 
@@ -175,7 +173,7 @@ def test_a_tensor_groups_account_and_prediction_are_the_peak_of_live_tensors(
         8192, 2, kind, d_model=128, d_hidden=384, num_experts=2, top_k=2, activation=activation
     )
     with live_tensors() as live:
-        layer = layer_of(workload, (4, 4), bias=False)
+        layer = layer_of(workload, 4, bias=False)
         x = torch.randn(workload.own_tokens, 128, requires_grad=True)
         grad = torch.randn(x.shape)
         for _ in range(2):
@@ -236,14 +234,7 @@ def test_memory_is_steady_when_batches_and_strategies_change() -> None:
     largest, num_warm = 512, 10
 
     def step(index: int) -> MemoryUse:
-        degrees = (4, 4) if index % 2 else (2, 4)
-        layer.pin(
-            Decision(
-                forward_degree=degrees[0],
-                backward_degree=degrees[1],
-                strategy=STRATEGIES[index % len(STRATEGIES)],
-            )
-        )
+        layer.pin(decision(STRATEGIES[index % len(STRATEGIES)], 4 if index % 2 else 2))
         train(layer, largest if index < num_warm else draw.randint(1, largest))
         return layer.memory
 

@@ -32,7 +32,7 @@ from tests.runtime.online_workers import (
 )
 from tests.runtime.plans import small_plan
 
-PLANNED = (4, 3)
+PLANNED = (4, 4)
 
 
 def degrees(decision: Decision) -> tuple[int, int]:
@@ -71,39 +71,39 @@ def test_it_finds_the_best_degrees_says_so_and_keeps_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="moetune")
-    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     num_steps = steps_until_settled(layer, book, tuner, [40])
     (settled,) = tuner.settled
-    assert degrees(settled.decision) == (6, 2)
+    assert degrees(settled.decision) == (6, 6)
     assert (settled.tokens_per_rank, settled.num_steps) == (40, num_steps - 1)
-    assert settled.planned_seconds == pytest.approx(2.3)
+    assert settled.planned_seconds == pytest.approx(2.4)
     assert settled.seconds == pytest.approx([2.0] * 4)
     (line,) = [record.message for record in caplog.records]
     assert line == (
-        "40 tokens: search settled after 5 trials: 6 and 2 chunks, strategy none; "
-        "300 ms (15.0 %) faster than the plan, lost 0 s"
+        "40 tokens: search settled after 5 trials: 6 and 6 chunks, strategy none; "
+        "400 ms (20.0 %) faster than the plan, lost 0 s"
     )
     with open_store(f"{tmp_path}/moetune.db") as store:
         assert store.settled(plan_of(1).id) == (settled,)
         assert store.plan(plan_of(1).id) == plan_of(1)
     train(layer, 40)
-    assert degrees(layer.decision) == (6, 2)
+    assert degrees(layer.decision) == (6, 6)
 
 
 def test_a_tensor_layer_is_searched_for_degrees_alone(tmp_path: Path) -> None:
-    clock, tuner = MadeUpClock(best_at(6, 2)), study_tuner(tmp_path)
+    clock, tuner = MadeUpClock(best_at(6, 6)), study_tuner(tmp_path)
     plan = small_plan(layer=SHAPE, world_size=1, dtype="float64", expert_parallel="tensor")
     book = PlanBook([plan], search=OnlineSearch(make_tuner=lambda: tuner, clock=clock))
     layer = TensorExpertLayer(8, 16, 4, 2, planbook=book, dtype=torch.float64)
     clock.layer = layer
     steps_until_settled(layer, book, tuner, [40])
     train(layer, 40)
-    assert degrees(layer.decision) == (6, 2)
+    assert degrees(layer.decision) == (6, 6)
     assert [task.space.strategies for task in tuner.tasks] == [("none",)]
 
 
 def test_a_later_book_starts_from_what_was_settled(tmp_path: Path) -> None:
-    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     steps_until_settled(layer, book, tuner, [40])
     later = study_tuner(tmp_path)
     search = OnlineSearch(known=tuner.settled, make_tuner=lambda: later)
@@ -112,40 +112,40 @@ def test_a_later_book_starts_from_what_was_settled(tmp_path: Path) -> None:
     for _ in range(3):
         train(layer, 40)
         book.step()
-        assert degrees(layer.decision) == (6, 2)
+        assert degrees(layer.decision) == (6, 6)
     assert later.tasks == []
     assert book.digest != PlanBook([plan_of(1)]).digest
 
 
 def test_a_job_that_ended_in_a_search_leaves_it_to_the_next(tmp_path: Path) -> None:
-    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     for _ in range(8):
         train(layer, 40)
         book.step()
     assert tuner.settled == []
     told = tuner.num_told
-    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     steps_until_settled(layer, book, tuner, [40])
     alone = study_tuner(tmp_path / "alone")
     assert told > 4
-    assert degrees(tuner.settled[0].decision) == (6, 2)
-    layer, book, _, alone = online_layer(tmp_path / "alone", best_at(6, 2))
+    assert degrees(tuner.settled[0].decision) == (6, 6)
+    layer, book, _, alone = online_layer(tmp_path / "alone", best_at(6, 6))
     steps_until_settled(layer, book, alone, [40])
     assert tuner.num_told == alone.num_told - 4
 
 
 def test_sizes_between_two_that_agree_and_near_ones_are_not_searched(tmp_path: Path) -> None:
-    layer, book, _, tuner = online_layer(tmp_path, best_at(4, 3))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(4, 4))
     steps_until_settled(layer, book, tuner, [30, 90])
     for tokens in (31, 50, 70, 89, 92):
         train(layer, tokens)
         book.step()
-        assert degrees(layer.decision) == (4, 3)
+        assert degrees(layer.decision) == (4, 4)
     assert [task.tokens_per_rank for task in tuner.tasks] == [30, 90]
 
 
 def test_one_size_is_searched_at_a_time_and_others_are_looked_up(tmp_path: Path) -> None:
-    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     for _ in range(6):
         train(layer, 40)
         book.step()
@@ -160,7 +160,7 @@ def test_a_size_that_does_not_come_again_gives_way_and_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online, "PATIENCE_STEPS", 5)
-    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     for _ in range(8):
         train(layer, 90)
         book.step()
@@ -175,7 +175,7 @@ def test_a_size_that_does_not_come_again_gives_way_and_is_gone_on_with(
 
 
 def test_the_first_step_with_a_decision_is_not_told(tmp_path: Path) -> None:
-    layer, book, clock, tuner = online_layer(tmp_path, best_at(4, 3))
+    layer, book, clock, tuner = online_layer(tmp_path, best_at(4, 4))
     with torch.no_grad():  # an evaluation is not measured, and starts no search
         layer(torch.randn(40, 8, dtype=torch.float64))
     book.step()
@@ -190,14 +190,14 @@ def test_the_first_step_with_a_decision_is_not_told(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_is_computed_again_in_the_backward_pass_is_measured(tmp_path: Path) -> None:
-    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     x = torch.randn(40, 8, dtype=torch.float64, requires_grad=True)
     for _ in range(40):
         y = checkpoint(layer, x, use_reentrant=False)
         y.sum().backward()
         book.step()
     (settled,) = tuner.settled
-    assert degrees(settled.decision) == (6, 2)
+    assert degrees(settled.decision) == (6, 6)
 
 
 def test_calls_of_one_step_are_averaged_and_scaled_to_the_size(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_calls_of_one_step_are_averaged_and_scaled_to_the_size(tmp_path: Path) -
 def test_layers_of_one_shape_share_a_search_and_a_copied_layer_goes_on_with_it(
     tmp_path: Path,
 ) -> None:
-    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     twin = make(pipeline=True, planbook=book, dtype=torch.float64)
     for _ in range(40):
         train(layer, 40)
@@ -227,11 +227,11 @@ def test_layers_of_one_shape_share_a_search_and_a_copied_layer_goes_on_with_it(
     assert len(tuner.settled) == 1
     copied = copy.deepcopy(make(pipeline=True, planbook=book, dtype=torch.float64))
     train(copied, 40)
-    assert degrees(copied.decision) == (6, 2)
+    assert degrees(copied.decision) == (6, 6)
 
 
 def test_a_forced_strategy_is_searched_for_itself(tmp_path: Path) -> None:
-    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2), memory_reuse="S4")
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6), memory_reuse="S4")
     steps_until_settled(layer, book, tuner, [40])
     (settled,) = tuner.settled
     assert (settled.memory_reuse, settled.decision.strategy) == ("S4", "S4")
@@ -245,10 +245,10 @@ def test_a_store_that_cannot_be_written_does_not_end_the_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "moetune.db").mkdir()
-    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 6))
     steps_until_settled(layer, book, tuner, [40])
     train(layer, 40)
-    assert degrees(layer.decision) == (6, 2)
+    assert degrees(layer.decision) == (6, 6)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 

@@ -18,7 +18,7 @@ from moetune.runtime.plans.service import ServiceConnection
 from tests.runtime.stub_service import serving
 
 ONE = Observation(
-    plan_id="3f9c21", forward_degree=4, backward_degree=3, tokens_per_rank=40,
+    plan_id="3f9c21", forward_degree=4, backward_degree=4, tokens_per_rank=40,
     predicted_seconds=2.0, seconds=(2.5,), source="training",
 )  # fmt: skip
 LATEST_SECONDS = 120

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from moetune.domain.errors import MoetuneError
+from moetune.domain.layer import PHASES
 from moetune.domain.operations import Operation
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Observation
@@ -57,13 +58,12 @@ def test_a_call_is_reported_beside_what_the_plan_said_of_its_pipelined_part() ->
     book.close()
     (found,) = sender.observations
     assert replace(found, operations=()) == Observation(
-        plan_id=PLAN.id, forward_degree=4, backward_degree=3, tokens_per_rank=40,
+        plan_id=PLAN.id, forward_degree=4, backward_degree=4, tokens_per_rank=40,
         predicted_seconds=2.0, seconds=(5.0,), source="training", device_id="0123456789abcdef",
     )  # fmt: skip
-    # 40 tokens of 2 choices in 4 and 3 chunks of 8 x 16 experts; one rank exchanges nothing.
+    # 40 tokens of 2 choices in 4 chunks of 8 x 16 experts; one rank exchanges nothing.
     assert [times.operation for times in found.operations] == [
-        Operation(name="experts", phase="forward", size=20 * 8 * 16, degree=4),
-        Operation(name="experts", phase="backward", size=round(80 / 3 * 8 * 16), degree=3),
+        Operation(name="experts", phase=phase, size=20 * 8 * 16, degree=4) for phase in PHASES
     ]
     assert all(0 < times.seconds[0] < 60 for times in found.operations)
 

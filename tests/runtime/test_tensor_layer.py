@@ -11,13 +11,12 @@ import torch.distributed as dist
 from moetune.app.trace import overlap_of
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.layer import ExpertParallel, LayerKey, LayerShape, Workload
-from moetune.domain.plan import Decision
 from moetune.measure.steps import random_steps
 from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.ranks import run_ranks
-from tests.runtime.gpu_runs import GPU, step
+from tests.runtime.gpu_runs import GPU, decision, step
 from tests.runtime.plans import small_plan
 from tests.runtime.reference import dense_moe
 from tests.runtime.slow_link import SlowLink
@@ -83,7 +82,7 @@ def _equal_dense_everywhere() -> None:
     grid = itertools.product(activations, TOP_K_AND_DEGREE, (17, 2, 0))
     for activation, (top_k, degree), num_tokens in grid:
         layer = tensor_layer(activation, top_k)
-        layer.pin(Decision(forward_degree=degree, backward_degree=6 - degree))
+        layer.pin(decision(degree=degree))
         layer.poison_buffers()
         check_against_dense(layer, dense_of_group(layer, num_tokens, slice(0, num_tokens)))
 
@@ -93,7 +92,7 @@ def _equal_dense_in_shards() -> None:
     num_ranks = dist.get_world_size() if dist.is_initialized() else 1
     for (top_k, degree), shards in itertools.product(TOP_K_AND_DEGREE, SHARDS[num_ranks]):
         layer = tensor_layer("swiglu" if degree == 3 else "relu", top_k, sequence_parallel=True)
-        layer.pin(Decision(forward_degree=degree, backward_degree=6 - degree))
+        layer.pin(decision(degree=degree))
         layer.poison_buffers()
         first = sum(shards[: layer.communicator.rank])
         own = slice(first, first + shards[layer.communicator.rank])
@@ -120,7 +119,7 @@ def dense_of_group(layer: TensorExpertLayer, num_tokens: int, own: slice) -> Den
 def _hold_equal_bits() -> None:
     """Output, gradient of x and gradient of the gate are the same on all ranks to the last bit."""
     layer = tensor_layer("gelu", 2)
-    layer.pin(Decision(forward_degree=3, backward_degree=2))
+    layer.pin(decision(degree=3))
     x, dy = same_inputs(40)
     x.requires_grad_()
     y = layer(x)
@@ -176,8 +175,8 @@ def _refuse_other_inputs() -> None:
     before = layer(x)
     with pytest.raises(RankMismatchError, match=r"rank 1: error"):
         layer(x if rank == 0 else x[:, 1:])
-    for degrees in ((1, 1), (3, 2)):  # others than those that the last call counted for
-        layer.pin(Decision(forward_degree=degrees[0], backward_degree=degrees[1]))
+    for degree in (1, 3):  # others than the one that the last call counted for
+        layer.pin(decision(degree=degree))
         assert relative_error(layer(x), before) <= RELATIVE
     one_of_each = tensor_layer(sequence_parallel=rank == 1)
     with pytest.raises(RankMismatchError, match="shards of the tokens"):
@@ -190,20 +189,20 @@ def _look_plans_up_by_the_tokens_of_all_shards() -> None:
             layer=LayerShape(
                 d_model=D_MODEL, d_hidden=D_HIDDEN, num_experts=NUM_EXPERTS, activation="gelu"
             ),
-            tokens=40, dtype="float64", degrees=degrees, ranges=((1, 10, 1, 2), (11, 40, *degrees)),
+            tokens=40, dtype="float64", degrees=(degree, degree),
+            ranges=((1, 10, 2, 2), (11, 40, degree, degree)),
             expert_parallel="tensor", sequence_parallel=in_shards,
         )
-        for in_shards, degrees in ((False, (5, 6)), (True, (4, 3)))
+        for in_shards, degree in ((False, 5), (True, 4))
     ]  # fmt: skip
     book, rank = PlanBook(plans), dist.get_rank()
-    for num_tokens, degrees in (((25, 15), (4, 3)), ((2, 8), (1, 2)), ((20, 0), (4, 3))):
+    for num_tokens, degree in (((25, 15), 4), ((2, 8), 2), ((20, 0), 4)):
         layer = TensorExpertLayer(
             D_MODEL, D_HIDDEN, NUM_EXPERTS, dtype=torch.float64, planbook=book,
             sequence_parallel=True,
         )  # fmt: skip
         layer(torch.randn(num_tokens[rank], D_MODEL, dtype=torch.float64))
-        decision = layer.decision
-        assert (decision.forward_degree, decision.backward_degree) == degrees
+        assert layer.decision.forward_degree == degree
 
 
 LAYER = LayerShape(d_model=4, d_hidden=8, num_experts=2)
@@ -237,8 +236,8 @@ def test_chunks_are_computed_while_others_are_summed_forward_and_backward() -> N
     layer = LayerShape(d_model=128, d_hidden=512, num_experts=2)
     workload = Workload(layer=layer, world_size=1, tokens_per_rank=512, expert_parallel="tensor")
     steps = random_steps(workload, device=torch.device("cpu"), communicator=SlowLink(0.02))
-    spans = steps.record(Decision(forward_degree=4, backward_degree=3))
-    assert [span.name for span in spans].count("sum") == 4 + 3
+    spans = steps.record(decision(degree=4))
+    assert [span.name for span in spans].count("sum") == 2 * 4
     overlap = overlap_of(spans)
     assert overlap.forward > 0
     assert overlap.backward > 0

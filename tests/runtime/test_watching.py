@@ -31,7 +31,7 @@ def wire_gets_slower() -> None:
     monitor.MAX_COST_SHARE = 1.0  # steps of some milliseconds are watched as rarely as long ones
     heard, wire = Heard(), SlowGroupLink(FAST_SECONDS)
     plan = small_plan(
-        layer=WIRED, tokens=32, degrees=(2, 1), constraints={"forward-degree": "2"}
+        layer=WIRED, tokens=32, degrees=(2, 2), constraints={"forward-degree": "2"}
     )  # fmt: skip
     layer = MoELayer(16, 32, 4, 1, planbook=PlanBook([plan]), communicator=wire)
     names: list[list[str]] = []

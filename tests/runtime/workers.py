@@ -219,8 +219,7 @@ def dense_matrix(
             activation=activation,  # type: ignore[arg-type]  # the grid holds plain strings
             capacity_factor=capacity_factor, memory_reuse=strategy, dtype=torch.float64,
         )  # fmt: skip
-        backward_degree = degree if degree % 2 else 9 - degree
-        layer.pin(Decision(forward_degree=degree, backward_degree=backward_degree))
+        layer.pin(Decision(forward_degree=degree, backward_degree=degree))
         case = (activation, top_k, capacity_factor)
         dense = references[case] = references.get(case) or dense_of(layer, TOKENS)
         if strategy != "none":

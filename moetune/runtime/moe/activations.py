@@ -1,6 +1,6 @@
 """Activations of one chunk's rows: of experts with a matrix for each product, or with a fused one.
 
-`experts` and `expert_grads` call this between the products. Results go to the caller's buffers,
+`experts` calls this between the products. Results go to the caller's buffers,
 because fresh ones cost page faults: up to three times the operation that fills them on a CPU. The
 backward of an activation needs its input, the pre-activation.
 

@@ -1,4 +1,4 @@
-"""Decide a step's degrees and strategy: the layer's arguments first, then the plan.
+"""Decide a step's degree and strategy: the layer's arguments first, then the plan.
 
 In `ExpertLayer.forward`, between the ranks' agreement on their tokens and the gate.
 """
@@ -17,6 +17,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.placement import check_order
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.domain.withdrawn import SINCE
 from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
 from moetune.runtime.plans.shared import plans_of
 from moetune.runtime.plans.timers import Watch
@@ -112,7 +113,13 @@ class LayerDecisions:
         return f"{self._book.described}, experts in the order {_shortened(self.placement)}"
 
     def pin(self, decision: Decision | None) -> None:
-        """Return `decision` from now on; None goes back to the plan."""
+        """Return `decision` from now on; None goes back to the plan.
+
+        Raises:
+            InputError: it has other chunks backward than forward.
+        """
+        if decision is not None:
+            _check_degrees("a decision", decision.forward_degree, decision.backward_degree)
         self._pinned = decision
 
     def decide(self, num_tokens: int, dtype: torch.dtype) -> Decision:
@@ -140,6 +147,8 @@ class LayerDecisions:
     def _plans_for(self, dtype: torch.dtype) -> LayerPlans | None:
         if dtype not in self._plans:
             key = replace(self._key, dtype=dtype_name(dtype))
+            for plan in self._book.plans_for(key):
+                _check_plan_degrees(plan)
             plans = self._book.layer_plans(key, memory_reuse=self._strategy, rank=self._rank)
             if plans is None:
                 warn_on_first(
@@ -157,7 +166,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _pinned_decision(pipeline: bool | int) -> Decision | None:
-    """Return the degree that the caller wants in both phases, None to leave it to the plan.
+    """Return the degree that the caller wants, None to leave it to the plan.
 
     Raises:
         InputError: the degree is below 1 or no number.
@@ -243,7 +252,25 @@ def _shortened(placement: tuple[int, ...]) -> str:
     return f"{first}, … ({digest(placement)[:12]})"
 
 
+def _check_degrees(where: str, forward: int, backward: int) -> None:
+    """Raise InputError where a phase has other chunks than the other one."""
+    if forward != backward:
+        raise InputError(
+            f"{where} has {forward} chunks forward and {backward} backward: different numbers "
+            f"were withdrawn on {SINCE}",
+            "plan again: `moetune plan` makes a plan that runs",
+        )
+
+
+def _check_plan_degrees(plan: Plan) -> None:
+    pipeline = plan.pipeline
+    pairs = [(pipeline.forward_degree, pipeline.backward_degree)]
+    for forward, backward in [*pairs, *(degrees for _, _, *degrees in pipeline.ranges)]:
+        _check_degrees(f"plan {plan.id[:6]}", forward, backward)
+
+
 def _check_plan(plan: Plan, wanted: LayerKey) -> None:
+    _check_plan_degrees(plan)
     found = plan.workload.key
     if (found.layer, found.num_ranks) != (wanted.layer, wanted.num_ranks):
         raise InputError(

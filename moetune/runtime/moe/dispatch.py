@@ -1,30 +1,33 @@
-"""A step's dispatch: the rows of each chunk, their order, and every rank's counts of them.
+"""Permute a step's pairs: which rows go where, in which order, and every rank's counts of them.
 
-`cells` makes it between `gate` and `function` in `MoELayer.forward`.
+Between the gate and `function` in a layer's forward pass. `TokenPermutation` orders pairs on the
+device, from the gate's choices alone; `dispatcher` reads what the host must know, and the result
+is a `Dispatch` for both phases.
 
-T tokens of this rank, K choices a token, N rows to send (without dropped pairs), P ranks, C pieces,
+T tokens of this rank, K choices a token, N rows to send (without dropped pairs), P ranks, C chunks,
 L local experts of a rank, R rows that this rank receives.
 
-Tokens are cut into chunks of almost equal size. Forward and backward may have different degrees, so
-rows are counted by *pieces*: the finest cut of the tokens of which every chunk, of either phase, is
-a run. On the sender a chunk's rows are ordered by (target rank, piece, local expert, token). On the
-receiver they are ordered by (piece, local expert, source rank, token), so that one GEMM takes all
-of an expert's rows in a run of pieces.
+Tokens are cut into chunks of almost equal size. On the sender rows are ordered by (chunk, target
+rank, local expert, token). On the receiver they are ordered by (chunk, local expert, source rank,
+token), so that one GEMM takes all of an expert's rows in a chunk.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from moetune.runtime.moe.gate import counts_of
 from moetune.runtime.moe.products import RowPart
 
 
-def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
+def slices_of(sizes: Iterable[int]) -> list[slice]:
     """Return slices of these sizes, one after another."""
-    ends = itertools.accumulate(sizes, initial=0)
-    return tuple(slice(low, high) for low, high in itertools.pairwise(ends))
+    slices, low = [], 0
+    for size in sizes:
+        slices.append(slice(low, low + size))
+        low += size
+    return slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +35,8 @@ class RowCounts:
     """Rows of one step.
 
     Args:
-        send_CP, receive_CP: [piece][rank] rows.
-        rows_CL: [piece][local expert] rows that this rank receives.
+        send_CP, receive_CP: [chunk][rank] rows.
+        rows_CL: [chunk][local expert] rows that this rank receives.
         receive_PCL: the same by source rank, (P, C, L) on the device.
     """
 
@@ -43,12 +46,79 @@ class RowCounts:
     receive_PCL: torch.Tensor
 
 
+class TokenPermutation:
+    """Order of this rank's pairs by chunk and expert, before the exchange of their numbers.
+
+    Args:
+        experts_TK: chosen experts.
+        kept_TK: as in `Routing`.
+        degree: number of chunks.
+        shards: numbers of tokens that are cut into chunks for themselves, one shard after another;
+            all tokens by default.
+
+    Attributes:
+        counts_CPL: pairs by chunk, target rank and expert.
+    """
+
+    def __init__(
+        self,
+        experts_TK: torch.Tensor,
+        kept_TK: torch.Tensor | None,
+        *,
+        num_experts: int,
+        num_ranks: int,
+        degree: int,
+        shards: Sequence[int] = (),
+    ) -> None:
+        self._shards, num_cells = tuple(shards), degree * num_experts
+        cells_TK = experts_TK.long()
+        if degree > 1:
+            chunk_T = _chunks(shards or experts_TK.shape[:1], degree, experts_TK.device)
+            cells_TK = torch.add(cells_TK, chunk_T.unsqueeze(1), alpha=num_experts)
+        if kept_TK is not None:
+            cells_TK = torch.where(kept_TK, cells_TK, num_cells)  # dropped pairs are the last
+        cells = cells_TK.reshape(-1)
+        counts = counts_of(cells, num_cells + 1)
+        self.counts_CPL = counts[:-1].view(degree, num_ranks, -1)
+        # Sorted here, so that a GPU is at work while the host waits for the numbers of rows.
+        self._pairs = torch.sort(cells, stable=True).indices
+        rows = torch.empty_like(self._pairs)
+        rows.scatter_(0, self._pairs, torch.arange(len(rows), device=rows.device))
+        self._rows_TK = rows.view(experts_TK.shape)
+
+    def dispatch(self, counts: RowCounts, *, grouped: "GroupedRows | None" = None) -> "Dispatch":
+        """Return the step's dispatch, now that the ranks' numbers are known.
+
+        Args:
+            grouped: bounds for grouped kernels; None where products are computed one by one.
+        """
+        sent = slices_of(map(sum, counts.send_CP))
+        pairs_N, top_k = self._pairs[: sent[-1].stop], self._rows_TK.shape[1]
+        return Dispatch(
+            pairs_N=pairs_N, tokens_N=pairs_N if top_k == 1 else pairs_N // top_k,
+            rows_TK=self._rows_TK, counts=counts, sent=sent, parts=_parts(counts.rows_CL, grouped),
+            grouped=grouped, shards=self._shards,
+        )  # fmt: skip
+
+
+def _chunks(shards: Sequence[int], degree: int, device: torch.device) -> torch.Tensor:
+    """Return each token's chunk, by arithmetic on the device.
+
+    Chunk i ends at token T·(i + 1) // degree: token t is in chunk ((t + 1)·degree − 1) // T.
+    """
+    chunks = [
+        torch.arange(1, num + 1, device=device).mul_(degree).sub_(1).floor_divide_(max(1, num))
+        for num in shards
+    ]
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRows:
     """Bounds of all rows that this rank's experts compute, for grouped kernels.
 
     Args:
-        ends_CL: (C, L) int32, one past the last row of each expert in each piece.
+        ends_CL: (C, L) int32, one past the last row of each expert in each chunk.
         one_hot_RL: (R, L), each row's expert; None without biases.
     """
 
@@ -56,135 +126,40 @@ class GroupedRows:
     one_hot_RL: torch.Tensor | None
 
     @classmethod
-    def of(
-        cls, counts_CL: torch.Tensor, num_rows: int, *, like: torch.Tensor, bias: bool
-    ) -> "GroupedRows":
-        """Return that of rows ordered by (piece, local expert).
+    def of(cls, counts: RowCounts, *, like: torch.Tensor, bias: bool) -> "GroupedRows":
+        """Return that of rows ordered by (chunk, local expert).
 
         Args:
-            counts_CL: rows, on the device.
             like: of the rows' dtype.
             bias: whether experts add biases.
         """
+        counts_CL = counts.receive_PCL.sum(0)
         ends_CL = counts_CL.cumsum(1, dtype=torch.int32)
         if not bias:
             return cls(ends_CL=ends_CL, one_hot_RL=None)
         experts_L = torch.arange(counts_CL.shape[1], device=counts_CL.device)
         expert_R = experts_L.repeat(len(counts_CL)).repeat_interleave(
-            counts_CL.reshape(-1), output_size=num_rows
+            counts_CL.reshape(-1), output_size=sum(map(sum, counts.rows_CL))
         )
         one_hot_RL = (expert_R.unsqueeze(1) == experts_L).to(like.dtype)
         return cls(ends_CL=ends_CL, one_hot_RL=one_hot_RL)
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Those that live until the backward pass."""
-        return (self.ends_CL,) if self.one_hot_RL is None else (self.ends_CL, self.one_hot_RL)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkLayout:
-    """Places of each chunk's rows among all that this rank's experts compute in the step.
-
-    Args:
-        rows: of every chunk.
-        parts: of every chunk, which are computed one after another.
-    """
-
-    rows: tuple[slice, ...]
-    parts: tuple[tuple[RowPart, ...], ...]
-
-    @classmethod
-    def cut(
-        cls,
-        rows_CL: Sequence[Sequence[int]],
-        chunk_pieces: tuple[int, ...],
-        grouped: GroupedRows | None = None,
-    ) -> "ChunkLayout":
-        """Return the chunks that are runs of pieces.
-
-        Args:
-            rows_CL: [piece][local expert] rows.
-            chunk_pieces: bounds of the chunks, in pieces.
-            grouped: where each piece is a part; otherwise each chunk is one.
-        """
-        chunks = tuple(itertools.pairwise(chunk_pieces))
-        rows = slices_of(sum(map(sum, rows_CL[low:high])) for low, high in chunks)
-        if grouped is None:
-            parts = (
-                (RowPart(rows=mine, rows_CL=rows_CL[low:high]),)
-                for mine, (low, high) in zip(rows, chunks, strict=True)
-            )
-            return cls(rows=rows, parts=tuple(parts))
-        hot_RL, places = grouped.one_hot_RL, slices_of(map(sum, rows_CL))
-        pieces = [
-            RowPart(
-                rows=rows_of, rows_CL=rows_CL[piece : piece + 1], piece=piece,
-                ends_E=grouped.ends_CL[piece],
-                experts_RE=None if hot_RL is None else hot_RL[rows_of],
-            )
-            for piece, rows_of in enumerate(places)
-        ]  # fmt: skip
-        return cls(rows=rows, parts=tuple(tuple(pieces[low:high]) for low, high in chunks))
-
-    @property
-    def num_parts(self) -> int:
-        """Parts of all chunks."""
-        return sum(map(len, self.parts))
-
-    @property
-    def most_rows(self) -> int:
-        """Rows of the largest chunk."""
-        sizes: list[int] = [rows.stop - rows.start for rows in self.rows]
-        return max(sizes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseOrder:
-    """One phase's chunks of rows.
-
-    Args:
-        pairs_N: the (token, choice) pair, token·K + choice, of every row in sending order.
-        tokens_N: the token of every row in sending order.
-        rows_TK: the row of every pair; N or more for dropped pairs.
-        chunk_pieces: bounds of the chunks, in pieces.
-        send_counts, receive_counts: [chunk][rank] rows.
-        layout: places of the chunks among the received rows.
-    """
-
-    pairs_N: torch.Tensor
-    tokens_N: torch.Tensor
-    rows_TK: torch.Tensor
-    chunk_pieces: tuple[int, ...]
-    send_counts: tuple[tuple[int, ...], ...]
-    receive_counts: tuple[tuple[int, ...], ...]
-    layout: ChunkLayout
-
-    @property
-    def drops(self) -> bool:
-        """Whether pairs may be without a row."""
-        return len(self.pairs_N) < self.num_pairs
-
-    def weights_of_rows(self, weights_TK: torch.Tensor) -> torch.Tensor:
-        """Return the combine weight of every row (N,)."""
-        return weights_TK.reshape(-1).index_select(0, self.pairs_N)
-
-    @property
-    def degree(self) -> int:
-        """Number of chunks."""
-        return len(self.send_counts)
-
-    @property
-    def num_pairs(self) -> int:
-        """T·K, dropped ones included."""
-        return self.rows_TK.numel()
-
-    @property
-    def chunk_tokens(self) -> tuple[slice, ...]:
-        """Tokens of every chunk: all pairs of a token are in the same one."""
-        num_tokens, degree = len(self.rows_TK), self.degree
-        bounds = [num_tokens * chunk // degree for chunk in range(degree + 1)]
-        return tuple(slice(low, high) for low, high in itertools.pairwise(bounds))
+def _parts(rows_CL: Sequence[Sequence[int]], grouped: GroupedRows | None) -> list[RowPart]:
+    """Return every chunk's rows at this rank's experts."""
+    rows = slices_of(map(sum, rows_CL))
+    if grouped is None:
+        return [
+            RowPart(rows=mine, rows_E=rows_E) for mine, rows_E in zip(rows, rows_CL, strict=True)
+        ]
+    hot_RL = grouped.one_hot_RL
+    return [
+        RowPart(
+            rows=mine, rows_E=rows_E, ends_E=ends_E,
+            experts_RE=None if hot_RL is None else hot_RL[mine],
+        )
+        for mine, rows_E, ends_E in zip(rows, rows_CL, grouped.ends_CL, strict=True)
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,80 +167,101 @@ class Dispatch:
     """One step's routing, for both phases.
 
     Args:
+        pairs_N: the (token, choice) pair, token·K + choice, of every row in sending order.
+        tokens_N: the token of every row in sending order.
+        rows_TK: the row of every pair; N or more for dropped pairs.
         counts: rows that this rank sends and receives.
-        grouped: what grouped kernels need to know; None where products are computed one by one.
+        sent: every chunk's rows among those that this rank sends.
+        parts: every chunk's rows among those that its experts compute.
+        grouped: bounds for grouped kernels; None where products are computed one by one.
         shards: numbers of tokens that are cut into chunks for themselves; none for all at once.
     """
 
-    forward: PhaseOrder
-    backward: PhaseOrder
+    pairs_N: torch.Tensor
+    tokens_N: torch.Tensor
+    rows_TK: torch.Tensor
     counts: RowCounts
+    sent: Sequence[slice]
+    parts: Sequence[RowPart]
     grouped: GroupedRows | None = None
     shards: tuple[int, ...] = ()
 
     @property
-    def num_dropped(self) -> int:
-        """Pairs over the capacity; in shards, of which other ranks have pairs, 0."""
-        return 0 if self.shards else self.forward.num_pairs - len(self.forward.pairs_N)
-
-    @property
-    def is_single_chunk(self) -> bool:
-        """Whether both phases have one chunk, so that there is no buffer to reuse."""
-        return self.forward.degree == self.backward.degree == 1
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Tensors that live until the backward pass, each with a storage of its own."""
-        order, other = self.forward, self.backward
-        tensors = [order.pairs_N, order.rows_TK, order.tokens_N]
-        tensors += [other.pairs_N, other.rows_TK, other.tokens_N]
-        tensors += () if self.grouped is None else self.grouped.tensors
-        return tuple({id(tensor): tensor for tensor in tensors}.values())
+    def degree(self) -> int:
+        """Number of chunks."""
+        return len(self.parts)
 
     @property
     def num_received(self) -> int:
         """Rows that this rank's experts see in the step."""
-        return sum(map(sum, self.counts.rows_CL))
+        last: int = self.parts[-1].rows.stop
+        return last
 
-    def by_expert(self, chunk_pieces: Sequence[int]) -> torch.Tensor | None:
-        """Return for each row by (piece, expert, source) its place by (source, piece, expert).
+    @property
+    def most_rows(self) -> int:
+        """Rows that they see in the largest chunk."""
+        return max(map(sum, self.counts.rows_CL))
+
+    @property
+    def drops(self) -> bool:
+        """Whether pairs may be without a row."""
+        return len(self.pairs_N) < self.rows_TK.numel()
+
+    @property
+    def num_dropped(self) -> int:
+        """Pairs over the capacity; in shards, of which other ranks have pairs, 0."""
+        return 0 if self.shards else self.rows_TK.numel() - len(self.pairs_N)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Tensors that live until the backward pass, each with a storage of its own."""
+        tensors = [self.pairs_N, self.rows_TK]
+        if self.tokens_N is not self.pairs_N:
+            tensors.append(self.tokens_N)
+        if self.grouped is not None:
+            tensors.append(self.grouped.ends_CL)
+            if self.grouped.one_hot_RL is not None:
+                tensors.append(self.grouped.one_hot_RL)
+        return tensors
+
+    def tokens_of(self, chunk: int) -> slice:
+        """Return the chunk's tokens: all pairs of a token are in the same one."""
+        num_tokens = len(self.rows_TK)
+        return slice(num_tokens * chunk // self.degree, num_tokens * (chunk + 1) // self.degree)
+
+    def by_expert(self, *, in_step: bool = False) -> torch.Tensor | None:
+        """Return for each row by (chunk, expert, source) its place by source and expert.
 
         `rows.index_select(0, places)` sorts by expert, and `index_copy_` with the same places sorts
-        back. Places count from the beginning of the row's chunk.
+        back.
 
         Args:
-            chunk_pieces: bounds of the chunks, in pieces.
+            in_step: places are by (source, chunk, expert) in the whole step; else by (source,
+                expert) from the beginning of the row's chunk.
 
         Returns:
-            (R,); None where both orders are the same: with one source rank, or with one expert and
-            piece in every chunk.
+            (R,); None where both orders are the same: with one source rank, or one expert.
         """
         counts_PCL = self.counts.receive_PCL
-        num_ranks, num_pieces, num_local = counts_PCL.shape
-        is_piece_each = len(chunk_pieces) - 1 == num_pieces
-        if num_ranks == 1 or (num_local == 1 and is_piece_each):
+        num_ranks, degree, num_local = counts_PCL.shape
+        if num_ranks == 1 or (num_local == 1 and (degree == 1 or not in_step)):
             return None
-        if is_piece_each:
-            starts_CPL = _before(counts_PCL.transpose(0, 1).flatten(1))
-            starts_CLP = starts_CPL.view(num_pieces, num_ranks, num_local).transpose(1, 2)
+        if in_step:
+            starts_CLP = _before(counts_PCL.reshape(-1)).view_as(counts_PCL).permute(1, 2, 0)
         else:
-            starts_CLP = torch.cat([
-                _before(counts_PCL[:, low:high].reshape(-1))
-                .view(num_ranks, high - low, num_local).permute(1, 2, 0)
-                for low, high in itertools.pairwise(chunk_pieces)
-            ])  # fmt: skip
-        counts_CLP = counts_PCL.permute(1, 2, 0)
-        return _places(starts_CLP, counts_CLP, self.num_received)
+            starts_CPL = _before(counts_PCL.transpose(0, 1).flatten(1))
+            starts_CLP = starts_CPL.view(degree, num_ranks, num_local).transpose(1, 2)
+        return _places(starts_CLP, counts_PCL.permute(1, 2, 0), self.num_received)
 
     def by_expert_in_step(self) -> torch.Tensor | None:
-        """Return for each received row by (piece, expert) its place by (expert, piece).
+        """Return for each received row by (chunk, expert) its place by (expert, chunk).
 
         Returns:
-            (R,); None with one piece, where both orders are the same.
+            (R,); None with one chunk, where both orders are the same.
         """
-        counts_CL = self.counts.receive_PCL.sum(0)
-        if len(counts_CL) == 1:
+        if self.degree == 1:
             return None
+        counts_CL = self.counts.receive_PCL.sum(0)
         starts_CL = _before(counts_CL.T.reshape(-1)).view(counts_CL.T.shape).T
         return _places(starts_CL, counts_CL, self.num_received)
 
@@ -273,14 +269,17 @@ class Dispatch:
         """Return all received rows of the step by expert.
 
         Args:
-            in_order: orders values of rows by (piece, expert).
+            in_order: orders values of rows by (chunk, expert).
         """
-        rows_L = [sum(cells) for cells in zip(*self.counts.rows_CL, strict=True)]
-        grouped, hot_RL = self.grouped, None
-        if grouped is not None and grouped.one_hot_RL is not None:
-            hot_RL = in_order(grouped.one_hot_RL)
+        if self.degree == 1:
+            return self.parts[0]
+        rows = slice(0, self.num_received)
+        rows_E = list(map(sum, zip(*self.counts.rows_CL, strict=True)))
+        if self.grouped is None:
+            return RowPart(rows=rows, rows_E=rows_E)
+        hot_RL = self.grouped.one_hot_RL
         return RowPart(
-            rows=slice(0, sum(rows_L)), rows_CL=[rows_L], experts_RE=hot_RL,
+            rows=rows, rows_E=rows_E, experts_RE=None if hot_RL is None else in_order(hot_RL),
             ends_E=self.counts.receive_PCL.sum((0, 1)).cumsum(0, dtype=torch.int32),
         )  # fmt: skip
 

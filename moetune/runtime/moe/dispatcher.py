@@ -5,12 +5,13 @@ the step: `keep` or `reuse` behind an all-to-all, `tensor` where all ranks have 
 are counted on the device, exchanged with the ranks' agreement, and read once: this read is the
 pass's only stop. The host needs them for the sizes of exchanges and products.
 
-P ranks, C pieces, L local experts of a rank.
+P ranks, C chunks, L local experts of a rank.
 """
 
+import itertools
 from collections.abc import Sequence
 from functools import cached_property
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 
@@ -20,8 +21,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.placement import places_of
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.cells import Cells
-from moetune.runtime.moe.dispatch import Dispatch, RowCounts
+from moetune.runtime.moe.dispatch import Dispatch, RowCounts, TokenPermutation
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
@@ -32,10 +32,8 @@ from moetune.runtime.moe.reuse import reuse_buffers
 from moetune.runtime.moe.tensor import TokenSharing, sum_over_ranks
 from moetune.runtime.moe.workspace import MemoryTracker
 
-_MOST_PIECES = 32
-"""Pieces that fit into an opening's exchange, whose size must not depend on the degrees."""
-_DEGREES = 2
-_T = TypeVar("_T")
+_MAX_CHUNKS = 32
+"""Chunks that fit into an opening's exchange, whose size must not depend on the degree."""
 
 
 class AllToAll:
@@ -63,34 +61,43 @@ class AllToAll:
         """Take note that the ranks have compared their layers."""
         self.has_met = self._communicator.num_ranks > 1
 
-    def cells(self, routing: Routing, _: Sequence[int], degrees: tuple[int, int]) -> Cells:
+    def permute(self, routing: Routing, _: Sequence[int], degree: int) -> TokenPermutation:
         """Return this rank's rows, before the host knows their numbers.
 
         Args:
             _: numbers of tokens: of every rank in shards, else this rank's first.
-            degrees: forward and backward.
         """
         num_ranks = self._communicator.num_ranks
-        return Cells(
+        return TokenPermutation(
             self.places_of(routing.experts_TK), routing.kept,
-            num_experts=self._num_local * num_ranks, num_ranks=num_ranks, degrees=degrees,
+            num_experts=self._num_local * num_ranks, num_ranks=num_ranks, degree=degree,
         )  # fmt: skip
 
-    def count(self, cells: Cells) -> RowCounts:
+    def count(self, permutation: TokenPermutation) -> RowCounts:
         """Exchange and read the numbers of rows.
 
         Raises:
             CollectiveError: the exchange failed.
         """
-        return _exchange_counts(cells.counts_CPL, self._communicator)
+        counts_CPL = permutation.counts_CPL
+        if self._communicator.num_ranks == 1:
+            return _local_counts(counts_CPL, counts_CPL[:, 0].tolist())
+        width, name = len(counts_CPL) * self._num_local, "the exchange of token counts"
+        return _exchange((), counts_CPL, width, self._communicator, name)[1]
 
     def open(
-        self, opening: Opening, cells: Cells | None, degrees: tuple[int, int], device: torch.device
+        self,
+        opening: Opening,
+        permutation: TokenPermutation | None,
+        device: torch.device,
     ) -> tuple[list[list[int]], RowCounts | None]:
         """Exchange openings and numbers of rows at once, and read both.
 
+        The numbers are of chunks that a rank expects, before the ranks' agreement says which they
+        are: they are of use if all ranks, and then the agreement, have the same.
+
         Args:
-            cells: None where the rank's input has a problem.
+            permutation: None where the rank's input has a problem.
 
         Returns:
             Every rank's opening, and the numbers; None where the ranks' chunks differ.
@@ -98,12 +105,17 @@ class AllToAll:
         Raises:
             CollectiveError: the exchange failed.
         """
-        if cells is None:
-            shape = 1, self._communicator.num_ranks, self._num_local
-            sent = torch.zeros(shape, dtype=torch.int64, device=device)
-        else:
-            sent = cells.counts_CPL
-        return _open_with_counts(opening, sent, degrees, self._communicator)
+        shape = 0, self._communicator.num_ranks, self._num_local
+        counts_CPL = torch.empty(shape, dtype=torch.int64, device=device)
+        if permutation is not None and len(permutation.counts_CPL) <= _MAX_CHUNKS:
+            counts_CPL = permutation.counts_CPL
+        degree, width = len(counts_CPL), OPENING_VALUES + 1 + _MAX_CHUNKS * self._num_local
+        heads, counts = _exchange(
+            (*opening.values, degree), counts_CPL, width, self._communicator,
+            "the agreement on tokens and their counts",
+        )  # fmt: skip
+        is_common = degree and all(head[-1] == degree for head in heads)
+        return [head[:-1] for head in heads], counts if is_common else None
 
     def policy(
         self,
@@ -119,7 +131,7 @@ class AllToAll:
             InputError: it reuses memory that gradients of weights wait in.
             AllocationError: there is no host memory for activations.
         """
-        if dispatch.is_single_chunk or decision.strategy == "none":
+        if dispatch.degree == 1 or decision.strategy == "none":
             return keep_activations(context, dispatch, decision.order)
         if context.weight_gradients is not None:
             raise InputError(
@@ -186,27 +198,43 @@ class AllGather(AllToAll):
     def meet(self) -> None:
         """Do nothing: sizes of exchanges do not follow from the layer's shape."""
 
-    def cells(self, routing: Routing, num_tokens: Sequence[int], degrees: tuple[int, int]) -> Cells:
+    def permute(self, routing: Routing, num_tokens: Sequence[int], degree: int) -> TokenPermutation:
         """Return the rows of this rank's experts."""
         sharing = self._share(num_tokens)
         experts_TK = sharing.gather(routing.experts_TK, "the gathering of choices")
         local_TK = experts_TK - self._placement.first
-        return Cells(
+        return TokenPermutation(
             local_TK, (local_TK >= 0) & (local_TK < self._num_local),
-            num_experts=self._num_local, num_ranks=1, degrees=degrees,
+            num_experts=self._num_local, num_ranks=1, degree=degree,
             shards=sharing.num_tokens,
         )  # fmt: skip
 
-    def count(self, cells: Cells) -> RowCounts:
+    def count(self, permutation: TokenPermutation) -> RowCounts:
         """Read the numbers of rows."""
-        return _local_counts(cells.counts_CPL, cells.counts_CPL[:, 0].tolist())
+        counts_C1L = permutation.counts_CPL
+        return _local_counts(counts_C1L, counts_C1L[:, 0].tolist())
 
     def open(
-        self, opening: Opening, cells: Cells | None, _: tuple[int, int], device: torch.device
+        self,
+        opening: Opening,
+        permutation: TokenPermutation | None,
+        device: torch.device,
     ) -> tuple[list[list[int]], RowCounts | None]:
         """Exchange openings, and read them with the numbers of rows."""
-        counts_CPL = None if cells is None else cells.counts_CPL
-        return _open_with_local_counts(opening, counts_CPL, self._communicator, device)
+        mine = few_values(opening.values, device)
+        heads = self._communicator.all_gather_values(mine, "the agreement on tokens")
+        if permutation is None:
+            return heads.tolist(), None
+        counts_C1L = permutation.counts_CPL
+        values = torch.cat((heads.reshape(-1), counts_C1L.reshape(-1))).tolist()
+        rows = [
+            values[low : low + OPENING_VALUES] for low in range(0, heads.numel(), OPENING_VALUES)
+        ]
+        rows_CL = [
+            values[low : low + self._num_local]
+            for low in range(heads.numel(), len(values), self._num_local)
+        ]
+        return rows, _local_counts(counts_C1L, rows_CL)
 
     def policy(self, dispatch: Dispatch, context: PipelineContext, *_: object) -> MemoryPolicy:
         """Return the policy that sums outputs over the ranks."""
@@ -229,23 +257,6 @@ class AllGather(AllToAll):
         )  # fmt: skip
 
 
-def _exchange_counts(send_CPL: torch.Tensor, communicator: Communicator) -> RowCounts:
-    """Exchange the ranks' counts, and read them.
-
-    Args:
-        send_CPL: rows that this rank sends.
-
-    Raises:
-        CollectiveError: the exchange failed.
-    """
-    if communicator.num_ranks == 1:
-        return _local_counts(send_CPL, send_CPL[:, 0].tolist())
-    send_PCL = send_CPL.transpose(0, 1).contiguous()
-    receive_PCL = communicator.all_to_all_blocks(send_PCL, "the exchange of token counts")
-    values = torch.cat(_sums(send_PCL, receive_PCL)).tolist()
-    return _read(values, receive_PCL)
-
-
 def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) -> RowCounts:
     """Return the counts of rows that stay on this rank.
 
@@ -258,105 +269,40 @@ def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) ->
     )
 
 
-def _open_with_counts(
-    opening: Opening,
-    send_CPL: torch.Tensor,
-    degrees: tuple[int, int],
-    communicator: Communicator,
-) -> tuple[list[list[int]], RowCounts | None]:
-    """Exchange openings and counts at once, and read both.
-
-    The counts are of chunks that a rank expects, before the ranks' agreement says which they are:
-    they are of use if all ranks, and then the agreement, have the same.
+def _exchange(
+    head: Sequence[int], send_CPL: torch.Tensor, width: int, communicator: Communicator, name: str
+) -> tuple[list[list[int]], RowCounts]:
+    """Exchange numbers and counts of rows in one block for each rank, and read both.
 
     Args:
+        head: this rank's numbers, for all ranks.
         send_CPL: rows that this rank sends.
-        degrees: forward and backward, of the counts.
+        width: numbers of a block; those that the counts leave are zeros.
 
     Returns:
-        Every rank's opening, and the counts; None where the ranks' degrees differ, or have too many
-        pieces.
+        Every rank's head, and the counts.
 
     Raises:
         CollectiveError: the exchange failed.
     """
-    num_pieces, num_ranks, num_local = send_CPL.shape
-    is_small = num_pieces <= _MOST_PIECES
-    mine = (*opening.values, *(degrees if is_small else (0, 0)))
-    used = num_pieces * num_local if is_small else 0
-    send = _packed(mine, send_CPL, used)
-    received = communicator.all_to_all_blocks(send, "the agreement on tokens and their counts")
-    heads = received[:, : len(mine)]
-    send_PCL, receive_PCL = (
-        each[:, len(mine) : len(mine) + used].unflatten(1, (num_pieces, num_local))
-        if used else each.new_empty((num_ranks, 0, num_local))
-        for each in (send, received)
+    num_chunks, num_ranks, num_local = send_CPL.shape
+    first, last = len(head), len(head) + num_chunks * num_local
+    send_PCL = send_CPL.transpose(0, 1)
+    send = send_CPL.new_zeros((num_ranks, width))
+    if head:
+        send[:, :first] = few_values(head, send.device)
+    send[:, first:last].view(num_ranks, num_chunks, num_local).copy_(send_PCL)
+    received = communicator.all_to_all_blocks(send, name)
+    receive_PCL = received[:, first:last].unflatten(1, (num_chunks, num_local))
+    sums = send_PCL.sum(2).T, receive_PCL.sum(2).T, receive_PCL.sum(0)
+    parts = [numbers.reshape(-1) for numbers in (received[:, :first], *sums)]
+    values = iter(torch.cat(parts).tolist())
+
+    def rows_of(number: int, width: int) -> list[list[int]]:
+        return [[*itertools.islice(values, width)] for _ in range(number)]
+
+    heads = rows_of(num_ranks, first)
+    return heads, RowCounts(
+        send_CP=rows_of(num_chunks, num_ranks), receive_CP=rows_of(num_chunks, num_ranks),
+        rows_CL=rows_of(num_chunks, num_local), receive_PCL=receive_PCL,
     )  # fmt: skip
-    sums = _sums(send_PCL, receive_PCL)
-    values = torch.cat((heads.reshape(-1), *sums)).tolist()
-    rows = [values[low : low + len(mine)] for low in range(0, heads.numel(), len(mine))]
-    is_common = used and all(tuple(row[-_DEGREES:]) == degrees for row in rows)
-    counts = _read(values[heads.numel() :], receive_PCL) if is_common else None
-    return [row[:OPENING_VALUES] for row in rows], counts
-
-
-def _open_with_local_counts(
-    opening: Opening,
-    counts_C1L: torch.Tensor | None,
-    communicator: Communicator,
-    device: torch.device,
-) -> tuple[list[list[int]], RowCounts | None]:
-    """Exchange openings, and read them with counts that this rank needs alone.
-
-    Args:
-        counts_C1L: None where the rank's input has a problem, so that it has none.
-        device: of the input.
-
-    Returns:
-        Every rank's opening, and the counts.
-
-    Raises:
-        CollectiveError: the exchange failed.
-    """
-    mine = few_values(opening.values, device)
-    heads = communicator.all_gather_values(mine, "the agreement on tokens")
-    if counts_C1L is None:
-        return heads.tolist(), None
-    values = torch.cat((heads.reshape(-1), counts_C1L.reshape(-1))).tolist()
-    rows_CL = _rows_of(values[heads.numel() :], counts_C1L.shape[2])
-    rows = _rows_of(values[: heads.numel()], OPENING_VALUES)
-    return [list(row) for row in rows], _local_counts(counts_C1L, rows_CL)
-
-
-def _packed(mine: Sequence[int], send_CPL: torch.Tensor, used: int) -> torch.Tensor:
-    """Return what goes to each rank: an opening, counts, and zeros up to the most there can be."""
-    num_pieces, num_ranks, num_local = send_CPL.shape
-    send = send_CPL.new_zeros((num_ranks, len(mine) + _MOST_PIECES * num_local))
-    send[:, : len(mine)] = few_values(mine, send.device)
-    if used:
-        into = send[:, len(mine) : len(mine) + used].view(num_ranks, num_pieces, num_local)
-        into.copy_(send_CPL.transpose(0, 1))
-    return send
-
-
-def _sums(send_PCL: torch.Tensor, receive_PCL: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (
-        send_PCL.sum(2).T.reshape(-1), receive_PCL.sum(2).T.reshape(-1),
-        receive_PCL.sum(0).reshape(-1),
-    )  # fmt: skip
-
-
-def _read(values: Sequence[int], receive_PCL: torch.Tensor) -> RowCounts:
-    num_ranks, num_pieces, num_local = receive_PCL.shape
-    num_sums = num_pieces * num_ranks
-    ends = num_sums, 2 * num_sums, 2 * num_sums + num_pieces * num_local
-    return RowCounts(
-        send_CP=_rows_of(values[: ends[0]], num_ranks),
-        receive_CP=_rows_of(values[ends[0] : ends[1]], num_ranks),
-        rows_CL=_rows_of(values[ends[1] : ends[2]], num_local),
-        receive_PCL=receive_PCL,
-    )  # fmt: skip
-
-
-def _rows_of(values: Sequence[_T], width: int) -> list[Sequence[_T]]:
-    return [values[low : low + width] for low in range(0, len(values), width)]

@@ -8,8 +8,9 @@ even one without rows, because the others' collectives would wait for it.
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -20,9 +21,10 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
 from moetune.runtime.delayed import WeightGradients
 from moetune.runtime.moe.activations import FusedForm
-from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
-from moetune.runtime.moe.expert_grads import ExpertGrads
-from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
+from moetune.runtime.moe.dispatch import Dispatch
+from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights
+from moetune.runtime.moe.pairs import PairWeights
+from moetune.runtime.moe.weight_grads import StepFactors
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -33,6 +35,7 @@ Saved = tuple[Any, ...]
 _INTERLEAVED_LEAD = 2
 
 
+@cache
 def pipelined_schedule(degree: int, order: Order) -> Schedule:
     """Return the steps of a phase whose chunks have buffers of their own.
 
@@ -48,6 +51,7 @@ def pipelined_schedule(degree: int, order: Order) -> Schedule:
     return tuple(steps)
 
 
+@cache
 def ring_schedule(degree: int) -> Schedule:
     """Return the steps of a forward phase in ring buffers: D_{i+2} before C_i.
 
@@ -90,6 +94,8 @@ class GradientMean:
     def sum_replicas(self, grads: Iterable[torch.Tensor | None]) -> None:
         """Sum the gradients over the replicas, in place."""
         name = "the sum of experts' gradients over their replicas"
+        if type(self.replicas) is OneRank:
+            return
         transfers = [self.replicas.all_reduce(each, name) for each in grads if each is not None]
         for transfer in transfers:
             transfer.wait()
@@ -117,6 +123,14 @@ class PipelineContext:
         """The counter of tensors that are not cut from the workspace."""
         return self.workspace.tracker
 
+    def weights(self, parameters: Sequence[Any], dtype: torch.dtype) -> ExpertWeights:
+        """Return the experts' parameters in the dtype of a step; copies are counted.
+
+        Args:
+            parameters: as of `ExpertWeights.of`.
+        """
+        return ExpertWeights.of(self.activation, parameters, dtype, self.form, self.tracker)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseInputs:
@@ -126,7 +140,7 @@ class PhaseInputs:
         context, dispatch: of the step.
         values_TD: x forward, the gradient of y backward.
         weights_TK: the combine weights.
-        wanted: gradients of the parameters; none forward.
+        grad_dtypes: of the gradients of the parameters, None where none is wanted; empty forward.
         saved: tensors that the forward phase saved; empty forward.
     """
 
@@ -135,7 +149,7 @@ class PhaseInputs:
     values_TD: torch.Tensor
     weights_TK: torch.Tensor
     experts: ExpertWeights
-    wanted: WantedGrads = field(default_factory=WantedGrads)
+    grad_dtypes: Sequence[torch.dtype | None] = ()
     saved: Saved = ()
 
 
@@ -155,12 +169,27 @@ class PhaseRun(ABC):
         self._context, self._tracker = inputs.context, inputs.context.tracker
         self._dispatch, self._experts = inputs.dispatch, inputs.experts
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
-        self._order: PhaseOrder = getattr(inputs.dispatch, phase)
-        self._layout = self._order.layout
         self._phase: Phase = phase
         # Subclasses of one rank model a wire.
         self._is_local = type(inputs.context.communicator) is OneRank
         self._arriving: dict[int, list[Transfer]] = {}
+
+    def expert_grads(
+        self,
+        inputs: PhaseInputs,
+        weights_R1: torch.Tensor,
+        buffers: Mapping[str, torch.Tensor],
+        factors: StepFactors | None = None,
+    ) -> ExpertGrads:
+        """Return the experts' backward.
+
+        Args:
+            weights_R1, buffers, factors: as of `ExpertGrads`.
+        """
+        return ExpertGrads(
+            inputs.experts, inputs.grad_dtypes, weights_R1, self._dispatch.degree, buffers,
+            self._tracker, scale=self._context.gradients.scale, factors=factors,
+        )  # fmt: skip
 
     def begin(self) -> None:  # noqa: B027 - most phases have nothing to prepare
         """Prepare the inputs of the first step."""
@@ -201,16 +230,6 @@ class PhaseRun(ABC):
                 with self._context.recorder.compute(self._phase, "experts", chunk):
                     self.compute(chunk)
 
-    def send(self, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
-        """Start sending a chunk's rows to their experts; its computation waits for them."""
-        transfer = self._exchange("dispatch", chunk, rows, into)
-        self._arriving.setdefault(chunk, []).append(transfer)
-        return transfer
-
-    def send_back(self, chunk: int, results: torch.Tensor, into: torch.Tensor) -> Transfer:
-        """Start sending a chunk's results back."""
-        return self._exchange("combine", chunk, results, into)
-
     def start(
         self, step: str, chunk: int, issue: Callable[[str], Transfer], *, num_bytes: int
     ) -> Transfer:
@@ -221,19 +240,57 @@ class PhaseRun(ABC):
             issue: starts it, given its name for errors.
             num_bytes: that this rank sends.
         """
-        transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._order.degree}")
+        transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._dispatch.degree}")
         return self._context.recorder.transfer(self._phase, step, chunk, transfer, num_bytes)
 
-    def start_weights(self, issue: Callable[[str], Transfer]) -> Transfer:
-        """Start the exchange of the combine weights, or of their gradients, of all chunks."""
-        transfer = issue(f"{self._phase} combine weights")
+
+class DispatchedPhase(PhaseRun):
+    """A phase whose rows travel to their experts, and results and combine weights' gradients back.
+
+    Where this rank is alone nothing travels, and nothing is recorded.
+    """
+
+    def __init__(self, phase: Phase, inputs: PhaseInputs) -> None:
+        super().__init__(phase, inputs)
+        self._places_R = inputs.dispatch.by_expert()
+        self._weights = PairWeights(inputs.dispatch, inputs.context.communicator)
+
+    def send(self, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
+        """Start sending a chunk's rows to their experts; its computation waits for them."""
+        transfer = self._exchange("dispatch", chunk, rows, into)
+        self._arriving.setdefault(chunk, []).append(transfer)
+        return transfer
+
+    def send_back(self, chunk: int, results: torch.Tensor, into: torch.Tensor) -> Transfer:
+        """Start sending a chunk's results back."""
+        return self._exchange("combine", chunk, results, into)
+
+    def send_weights(self) -> None:
+        """Start sending the combine weights of all chunks; the first computation waits for them."""
+        self._arriving[0] = [self._start_weights(self._weights.send, self._weights_TK)]
+
+    def arrived_weights(self) -> torch.Tensor:
+        """Return the combine weights at the experts (R, 1), once they are there."""
+        weights_R1 = self._weights.arrived()
+        self._tracker.add(weights_R1)
+        return weights_R1
+
+    def send_weights_back(self) -> Transfer:
+        """Start sending the gradients of the combine weights of all chunks back."""
+        return self._start_weights(self._weights.send_back, self.grads.weight_grads_R1)
+
+    def _start_weights(
+        self, issue: Callable[[torch.Tensor, str], Transfer], weights: torch.Tensor
+    ) -> Transfer:
+        transfer = issue(weights, f"{self._phase} combine weights")
         if self._is_local:
             return transfer
         num_bytes = self._weights_TK.nbytes
         return self._context.recorder.transfer(self._phase, "weights", 0, transfer, num_bytes)
 
     def _exchange(self, step: str, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
-        give, take = self._order.send_counts[chunk], self._order.receive_counts[chunk]
+        counts = self._dispatch.counts
+        give, take = counts.send_CP[chunk], counts.receive_CP[chunk]
         if step == "combine":
             give, take = take, give
         exchange = self._context.communicator.all_to_all

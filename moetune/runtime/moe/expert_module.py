@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,6 +29,9 @@ from moetune.runtime.moe.wrappers import (
     check_plain,
     guard,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEED_BITS = 63
@@ -127,12 +130,13 @@ class LocalExperts(ABC):
             work: as of `run_experts`.
         """
         names, module = self.names, self.module
-        parameters = [
-            local_experts(self.placement, name, getattr(module, name)) if name else None
-            for name in (names.up, names.up_bias, names.down, names.down_bias, names.factor)
-        ]
-        if self._is_turned:
-            parameters = [None if each is None else each.mT for each in parameters]
+        parameters: list[torch.Tensor | None] = []
+        for name in (names.up, names.up_bias, names.down, names.down_bias, names.factor):
+            parameter: Any = getattr(module, name) if name else None
+            if is_dtensor(parameter):
+                parameter = local_experts(self.placement, name, parameter)
+            is_turned = self._is_turned and parameter is not None
+            parameters.append(parameter.mT if is_turned else parameter)
         return run_experts(x_TD, weights_TK, policy, parameters, work)
 
 
@@ -268,16 +272,12 @@ class BorrowedExperts(LocalExperts):
     __call__ = LocalExperts.run
 
 
-def local_experts(
-    placement: ExpertPlacement, name: str, parameter: torch.Tensor | None
-) -> torch.Tensor | None:
+def local_experts(placement: ExpertPlacement, name: str, parameter: "DTensor") -> torch.Tensor:
     """Return this rank's experts of a parameter, which FSDP2 has gathered before.
 
     Raises:
         InputError: it is a DTensor of other experts, or of parts of them.
     """
-    if not is_dtensor(parameter):
-        return parameter
     check_dtensor(placement, f"experts.{name}", parameter)
     local: torch.Tensor = parameter.to_local()
     whole = placement.num_local, *parameter.shape[1:]

@@ -1,32 +1,33 @@
-"""The local experts' forward on the rows of one part of a chunk.
+"""The local experts on the rows of one chunk, forward and backward.
 
 Every memory policy computes here, between a chunk's dispatch and its combine. The parameters are in
-`expert_module`. Where the caller gives no memory for a result, it is the tensor that a grouped
-kernel makes.
+`expert_module`, sums of their gradients in `weight_grads`. Where the caller gives no memory for a
+result, it is the tensor that a grouped kernel makes.
 
 R rows, D model width, H hidden width, E local experts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from moetune.domain.layer import Activation
-from moetune.runtime.moe.activations import FusedForm, activate
-from moetune.runtime.moe.pairs import weigh_
+from moetune.runtime.moe.activations import FusedForm, activate, activation_grad_
+from moetune.runtime.moe.pairs import dots, weigh_
 from moetune.runtime.moe.products import RowPart, multiply
+from moetune.runtime.moe.weight_grads import GradientSum, StepFactors, add_factors
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
-Buffers = Mapping[str, torch.Tensor]
+_NAMES = ("w1", "b1", "w2", "b2", "w3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedActivations:
     """The up-projections' results, of a step or a chunk, which the backward pass needs.
 
-    Rows are ordered by piece and local expert, so that chunks of either phase are slices.
+    Rows are ordered by chunk and local expert, so that chunks are slices.
 
     Args:
         pre_RH: x·W₁ + b₁; of experts in a fused form it is twice as wide.
@@ -40,20 +41,6 @@ class SavedActivations:
         """Return a chunk's slice."""
         gate_RH = None if self.gate_RH is None else self.gate_RH[rows]
         return SavedActivations(pre_RH=self.pre_RH[rows], gate_RH=gate_RH)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedGrads:
-    """The gradients that a backward pass makes of w1, b1, w2, b2 and w3.
-
-    Args:
-        dtypes: of each gradient, the parameter's own; None where none is wanted, because the
-            parameter is frozen or does not exist.
-        scale: factor of all of them.
-    """
-
-    dtypes: tuple[torch.dtype | None, ...] = (None,) * 5
-    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +67,21 @@ class ExpertWeights:
         activation: Activation,
         parameters: Sequence[Any],
         dtype: torch.dtype,
-        form: FusedForm | None = None,
+        form: FusedForm | None,
+        tracker: MemoryTracker,
     ) -> "ExpertWeights":
         """Return the weights from w1, b1, w2, b2 and w3, cast where they have another dtype.
 
         Args:
             parameters: of fused experts, in the layout of their form.
+            tracker: counts the copies.
         """
-        w1, b1, w2, b2, w3 = (
-            each if each is None or each.dtype == dtype else each.to(dtype) for each in parameters
-        )
+        cast = list(parameters)
+        for place, parameter in enumerate(cast):
+            if parameter is not None and parameter.dtype != dtype:
+                cast[place] = parameter.to(dtype)
+                tracker.add(cast[place])
+        w1, b1, w2, b2, w3 = cast
         if form is not None:
             w1, w2 = form.stored(w1), form.stored(w2)
         return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3, form=form)
@@ -164,3 +156,141 @@ class ExpertWeights:
             weights_R1: the combine weights.
         """
         return multiply(weigh_(hidden, weights_R1), self.w2, part, out, self.b2, weights_R1)
+
+
+class ExpertGrads:
+    """The experts' backward; gradients of parameters are summed over chunks, or made at the end.
+
+    Args:
+        dtypes: of the gradients of w1, b1, w2, b2 and w3; None where none is wanted, because the
+            parameter is frozen or does not exist.
+        weights_R1: the combine weights of all rows.
+        buffers: of `ExpertWeights.hidden_shapes`; none for a whole step.
+        scale: factor of all gradients of parameters.
+        factors: of a whole step; None for sums over chunks.
+
+    Attributes:
+        weight_grads_R1: gradients of the combine weights.
+    """
+
+    def __init__(
+        self,
+        weights: ExpertWeights,
+        dtypes: Sequence[torch.dtype | None],
+        weights_R1: torch.Tensor,
+        num_chunks: int,
+        buffers: Mapping[str, torch.Tensor],
+        tracker: MemoryTracker,
+        *,
+        scale: float,
+        factors: StepFactors | None = None,
+    ) -> None:
+        self._weights, self._buffers, self._factors = weights, buffers, factors
+        self._w1_T, self._w2_T = weights.w1.transpose(1, 2), weights.w2.transpose(1, 2)
+        self._w3_T = None if weights.w3 is None else weights.w3.transpose(1, 2)
+        self._weights_R1 = weights_R1
+        self.weight_grads_R1 = tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
+        self._sums = {
+            name: GradientSum(
+                parameter, num_chunks, tracker, dtype=dtype, scale=scale, form=weights.form,
+                is_whole=factors is not None,
+            )
+            for name, parameter, dtype in zip(_NAMES, weights.parameters, dtypes, strict=True)
+            if parameter is not None and dtype is not None
+        }  # fmt: skip
+
+    def run(
+        self,
+        grad: torch.Tensor,
+        inputs: torch.Tensor,
+        saved: SavedActivations,
+        part: RowPart,
+        out: torch.Tensor | None,
+        *,
+        saved_is_free: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """Return the gradient of the inputs, in `out` if there is one, which may be `grad`.
+
+        Args:
+            grad: (R, D), of the experts' weighted results.
+            inputs: (R, D), the rows that the experts received.
+            saved_is_free: called after the last read of `saved`.
+        """
+        weights, (pre, gate) = self._weights, (saved.pre_RH, saved.gate_RH)
+        hidden, grad_hidden, grad_both = self._memory(pre)
+        grad_hidden = multiply(grad, self._w2_T, part, grad_hidden)
+        hidden = weights.activate(saved, hidden)
+        self._add_weight_grads(grad, hidden, grad_hidden, part)
+        weights_R1 = self._weights_R1[part.rows]
+        weigh_(grad_hidden, weights_R1)
+        self._add("w2", "b2", weigh_(hidden, weights_R1), grad, part, weights_R1)
+        if gate is not None and self._w3_T is not None:
+            room = torch.empty_like(pre) if self._factors is not None else hidden
+            grad_gate = activate(pre, None, "silu", room).mul_(grad_hidden)
+            grad_hidden.mul_(gate)
+            self._add("w3", "", inputs, grad_gate, part)
+            out = multiply(grad_gate, self._w3_T, part, out)
+        if weights.form is None:
+            grad_pre = activation_grad_(grad_hidden, pre, weights.activation)
+        else:
+            grad_pre = weights.form.grad(pre, grad_hidden, grad_both)
+        saved_is_free()
+        self._add("w1", "b1", inputs, grad_pre, part)
+        return multiply(grad_pre, self._w1_T, part, out, adds=gate is not None)
+
+    def finish(self) -> None:
+        """Multiply what was kept of a whole step."""
+        if self._factors is not None:
+            self._factors.add_to(self._sums)
+            self._factors = None
+
+    def totals(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the wanted gradients, once: each sum is freed as its gradient is made."""
+        totals: list[torch.Tensor | None] = []
+        for name in _NAMES:
+            total = self._sums.pop(name, None)
+            totals.append(None if total is None else total.total())
+        return tuple(totals)
+
+    def _memory(
+        self, pre: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+        """Return memory for hidden values, their gradient, and that of pre-activations.
+
+        Of a whole step all three are kept, or made by a kernel.
+        """
+        form, num_rows = self._weights.form, len(pre)
+        if self._factors is not None:
+            return None, None, pre if form is None else torch.empty_like(pre)
+        if form is not None:
+            return form.backward_buffers(self._buffers, num_rows)
+        return self._buffers["hidden"][:num_rows], self._buffers["grad hidden"][:num_rows], pre
+
+    def _add_weight_grads(
+        self, grad: torch.Tensor, hidden: torch.Tensor, grad_hidden: torch.Tensor, part: RowPart
+    ) -> None:
+        """Write ⟨dy, h·W₂ + b₂⟩, as ⟨dy·W₂ᵀ, h⟩ + ⟨dy, b₂⟩: the results are not needed for it."""
+        grads_R1, b2 = self.weight_grads_R1[part.rows], self._weights.b2
+        dots(grad_hidden.unsqueeze(1), hidden, grads_R1)
+        if b2 is None:
+            return
+        if part.experts_RE is not None:
+            grads_R1 += (grad @ b2.T).mul_(part.experts_RE).sum(dim=1, keepdim=True)
+            return
+        for expert, low, high in part.blocks:
+            grads_R1[low:high] += grad[low:high] @ b2[expert].unsqueeze(1)
+
+    def _add(
+        self,
+        matrix: str,
+        bias: str,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        part: RowPart,
+        weights_R1: torch.Tensor | None = None,
+    ) -> None:
+        """Add to the gradients of a projection, or keep the factor that only this chunk has."""
+        if self._factors is None:
+            add_factors(self._sums, matrix, bias, x, y, part, weights_R1)
+        elif matrix in self._sums or bias in self._sums:
+            self._factors.keep(matrix, x if matrix == "w2" else y, part)

@@ -22,8 +22,7 @@ from torch.autograd.function import once_differentiable
 from moetune.runtime.delayed import add_gradient
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, leading
-from moetune.runtime.moe.expert_grads import ExpertGrads
-from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
+from moetune.runtime.moe.experts import ExpertGrads
 
 Work = Callable[[], None]
 """Work that neither needs the experts' results nor exchanges anything with their ranks."""
@@ -175,11 +174,10 @@ def _start_forward(
     policy: MemoryPolicy, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
 ) -> PhaseRun:
     """Return a forward phase whose buffers are made."""
-    experts = _cast(policy, parameters, x_TD.dtype)
     phase = policy.forward(
         PhaseInputs(
             context=policy.context, dispatch=policy.dispatch, values_TD=x_TD,
-            weights_TK=weights_TK, experts=experts,
+            weights_TK=weights_TK, experts=policy.context.weights(parameters, x_TD.dtype),
         )
     )  # fmt: skip
     phase.begin()
@@ -205,11 +203,15 @@ def _run_backward(
     policy: MemoryPolicy = ctx.policy
     weights_TK, *saved = ctx.saved_tensors
     parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
+    dtypes = [
+        each.dtype if is_needed else None
+        for each, is_needed in zip(parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:], strict=True)
+    ]
     inputs = PhaseInputs(
         context=policy.context, dispatch=policy.dispatch,
         values_TD=grad_TD, weights_TK=weights_TK, saved=tuple(saved),
-        experts=_cast(policy, parameters, grad_TD.dtype),
-        wanted=_wanted(policy, parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:]),
+        experts=policy.context.weights(parameters, grad_TD.dtype),
+        grad_dtypes=dtypes,
     )  # fmt: skip
     phase = policy.backward(inputs)
     phase.begin()
@@ -229,7 +231,7 @@ def _parameter_grads(
     if waiting is not None:
         waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
         return (None,) * _NUM_PARAMETERS
-    grads = tuple(phase.grads.totals())
+    grads = phase.grads.totals()
     policy.context.gradients.sum_replicas(grads)
     return grads
 
@@ -239,32 +241,11 @@ def _add_later(
 ) -> None:
     """Make the gradients of the parameters, and add them to theirs."""
     made.finish()
-    grads = tuple(made.totals())
+    grads = made.totals()
     policy.context.gradients.sum_replicas(grads)
     for parameter, grad in zip(parameters, grads, strict=True):
         if parameter is not None and grad is not None:
             add_gradient(parameter, grad)
-
-
-def _cast(policy: MemoryPolicy, parameters: Sequence[Any], dtype: torch.dtype) -> ExpertWeights:
-    """Return the parameters in the dtype of a step; copies are counted."""
-    context = policy.context
-    weights = ExpertWeights.of(context.activation, parameters, dtype, context.form)
-    pairs = zip(weights.parameters, parameters, strict=True)
-    copies = [cast for cast, each in pairs if cast is not None and cast.dtype != each.dtype]
-    if copies:
-        context.tracker.add(*copies)
-    return weights
-
-
-def _wanted(
-    policy: MemoryPolicy, parameters: Sequence[Any], needs_grad: Sequence[bool]
-) -> WantedGrads:
-    dtypes = tuple(
-        each.dtype if each is not None and is_needed else None
-        for each, is_needed in zip(parameters, needs_grad, strict=True)
-    )
-    return WantedGrads(dtypes=dtypes, scale=policy.context.gradients.scale)
 
 
 class _Leave(torch.autograd.Function):

@@ -13,15 +13,18 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch, slices_of
-from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, pipelined_schedule
-from moetune.runtime.moe.expert_grads import ExpertGrads, WholeStep
+from moetune.runtime.moe.dispatch import Dispatch
+from moetune.runtime.moe.executor import (
+    DispatchedPhase,
+    PhaseInputs,
+    PipelineContext,
+    pipelined_schedule,
+)
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.pair_weights import CombineWeights, PairWeights
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.products import RowPart
-from moetune.runtime.moe.weight_grads import KeptRows
+from moetune.runtime.moe.weight_grads import StepFactors
 from moetune.runtime.moe.workspace import Shape
 
 
@@ -37,7 +40,7 @@ def keep_activations(context: PipelineContext, dispatch: Dispatch, order: Order)
     )  # fmt: skip
 
 
-class _KeepPhase(PhaseRun):
+class _KeepPhase(DispatchedPhase):
     """The common part of both phases: rows leave from a buffer to which results come back."""
 
     _received_RD: torch.Tensor  # the rows at the experts, of all chunks
@@ -48,22 +51,19 @@ class _KeepPhase(PhaseRun):
         dispatch, context = inputs.dispatch, inputs.context
         self._is_grouped = dispatch.grouped is not None
         self._waits = context.weight_gradients is not None
-        self._places_R = dispatch.by_expert(self._order.chunk_pieces)
-        self._sent = slices_of(map(sum, self._order.send_counts))
         self._buffers = context.workspace.buffers(
             self._shapes(inputs, is_backward=phase == "backward"), inputs.values_TD
         )
-        self.schedule = pipelined_schedule(self._order.degree, order)
+        self.schedule = pipelined_schedule(dispatch.degree, order)
         self._returning: list[Transfer] = []
         self._departures: list[torch.Tensor] = []
-        self._weights = PairWeights(dispatch, context.communicator)
 
     def _shapes(self, inputs: PhaseInputs, *, is_backward: bool) -> dict[str, Shape]:
         width = inputs.values_TD.shape[1]
         received = self._dispatch.num_received, width
         shapes: dict[str, Shape] = {}
         if not self._is_local:
-            shapes["rows"] = self._order.num_pairs, width
+            shapes["rows"] = self._dispatch.rows_TK.numel(), width
         if self._places_R is not None:
             shapes["wire"] = received
         if is_backward and not self._waits:
@@ -72,52 +72,46 @@ class _KeepPhase(PhaseRun):
             return shapes
         if not is_backward:
             shapes["results"] = received
-        most = self._layout.most_rows
+        most = self._dispatch.most_rows
         return shapes | inputs.experts.hidden_shapes(most, backward=is_backward)
 
     def dispatch(self, chunk: int) -> None:
         """Send the chunk's rows."""
-        mine = self._sent[chunk]
+        mine = self._dispatch.sent[chunk]
         into = self._received_RD if self._places_R is None else self._buffers["wire"]
-        into = into[self._layout.rows[chunk]]
+        into = into[self._dispatch.parts[chunk].rows]
         rows = into if self._is_local else self._buffers["rows"][mine]
-        torch.index_select(self._values_TD, 0, self._order.tokens_N[mine], out=rows)
+        torch.index_select(self._values_TD, 0, self._dispatch.tokens_N[mine], out=rows)
         if not self._is_local:
             self.send(chunk, rows, into)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
-        mine = self._layout.rows[chunk]
-        rows = self._received_RD[mine]
+        part = self._dispatch.parts[chunk]
+        rows = self._received_RD[part.rows]
         if self._places_R is None:
-            self._departures.append(self._run_experts(chunk, rows))
+            self._departures.append(self._run_experts(chunk, rows, part))
             return
-        wire, places = self._buffers["wire"][mine], self._places_R[mine]
+        wire, places = self._buffers["wire"][part.rows], self._places_R[part.rows]
         torch.index_select(wire, 0, places, out=rows)
-        self._departures.append(wire.index_copy_(0, places, self._run_experts(chunk, rows)))
+        self._departures.append(wire.index_copy_(0, places, self._run_experts(chunk, rows, part)))
 
     def combine(self, chunk: int) -> None:
         """Send the results back to where the rows were."""
         if not self._is_local:
-            rows = self._buffers["rows"][self._sent[chunk]]
+            rows = self._buffers["rows"][self._dispatch.sent[chunk]]
             self._returning.append(self.send_back(chunk, self._departures[chunk], rows))
 
     @abstractmethod
-    def _run_part(self, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        """Return the results of a part's rows (R, D)."""
-
-    def _run_experts(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
+    def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
         """Return the results of the chunk's rows (R, D)."""
-        parts, mine = self._layout.parts[chunk], self._layout.rows[chunk]
-        results = [self._run_part(rows[part.within(mine)], part) for part in parts]
-        return results[0] if len(results) == 1 else torch.cat(results)
 
     def _sums(self, what: str) -> torch.Tensor:
         """Return the sums of what came back, by token (T, D), once it is there."""
         for transfer in self._returning:
             transfer.wait()
         if not self._is_local:
-            rows_ND = self._buffers["rows"][: len(self._order.pairs_N)]
+            rows_ND = self._buffers["rows"][: len(self._dispatch.pairs_N)]
         elif self._results_RD is not None:
             rows_ND = self._results_RD
         else:
@@ -125,7 +119,7 @@ class _KeepPhase(PhaseRun):
             rows_ND = torch.cat(self._departures) if several else self._departures[0]
         self._departures.clear()
         sums_TD = self._tracker.empty(what, self._values_TD.shape, self._values_TD)
-        sum_pairs(rows_ND, self._order.rows_TK, sums_TD, drops=self._order.drops)
+        sum_pairs(rows_ND, self._dispatch.rows_TK, sums_TD, drops=self._dispatch.drops)
         return sums_TD
 
 
@@ -142,18 +136,16 @@ class _KeepForward(_KeepPhase):
         if not self._is_grouped:
             self._results_RD = self._buffers["results"]
             saved = inputs.experts.save_activations(num_rows, x_TD, self._tracker)
-            self._activations.append(saved)
+            self._activations = [saved.chunk(part.rows) for part in self._dispatch.parts]
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
-        send = partial(self._weights.send, self._weights_TK)
-        self._arriving[0] = [self.start_weights(send)]
+        self.send_weights()
 
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows, and in the first chunk the weights, that arrived."""
         if chunk == 0:
-            self._weights_R1 = self._weights.arrived()
-            self._tracker.add(self._weights_R1)
+            self._weights_R1 = self.arrived_weights()
         super().compute(chunk)
 
     def finish(self) -> torch.Tensor:
@@ -163,15 +155,17 @@ class _KeepForward(_KeepPhase):
         self.saved = self._received_RD, self._weights_R1, *tensors
         return y_TD
 
-    def _run_part(self, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        experts, into, hidden, results = self._experts, None, None, None
-        if not self._is_grouped:
-            into, hidden = self._activations[0].chunk(part.rows), self._buffers["hidden"]
-            results = self._buffers["results"][part.rows]
-        saved = experts.project_up(rows, into, part)
+    def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
+        experts, hidden, results = self._experts, None, None
         if self._is_grouped:
-            self._tracker.add(*(each for each in (saved.pre_RH, saved.gate_RH) if each is not None))
+            saved = experts.project_up(rows, None, part)
+            self._tracker.add(saved.pre_RH)
+            if saved.gate_RH is not None:
+                self._tracker.add(saved.gate_RH)
             self._activations.append(saved)
+        else:
+            saved = experts.project_up(rows, self._activations[chunk], part)
+            hidden, results = self._buffers["hidden"], self._buffers["results"][part.rows]
         hidden = experts.activate(saved, hidden)
         return experts.project_down(hidden, self._weights_R1[part.rows], results, part)
 
@@ -195,41 +189,24 @@ class _KeepBackward(_KeepPhase):
             SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
             for pre_RH, gate_RH in zip(tensors[::2], tensors[1::2], strict=True)
         ]
-        grads_R1 = self._tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
-        self._combine_weights = CombineWeights(values_R1=weights_R1, grads_R1=grads_R1)
-        self.grads = self._make_grads(inputs)
+        factors = None
+        if self._is_grouped or self._waits:
+            factors = StepFactors(
+                self._dispatch, self._inputs_RD, self._received_RD, weights_R1, self._tracker
+            )
+        self.grads = self.expert_grads(inputs, weights_R1, self._buffers, factors)
 
     def combine(self, chunk: int) -> None:
         """Send the chunk's gradients back, and behind the last one those of all weights."""
         super().combine(chunk)
-        if chunk == self._order.degree - 1:
-            send_back = partial(self._weights.send_back, self._combine_weights.grads_R1)
-            self._returning.append(self.start_weights(send_back))
+        if chunk == self._dispatch.degree - 1:
+            self._returning.append(self.send_weights_back())
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x and of the weights."""
         return self._sums("the gradient of x"), self._weights.returned(self._weights_TK)
 
-    def _run_part(self, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        if self._is_grouped:
-            saved = self._activations[part.piece]
-        else:
-            saved = self._activations[0].chunk(part.rows)
+    def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
         into = None if self._is_grouped or self._waits else rows
-        weights = self._combine_weights.of(part.rows)
-        return self.grads.run(rows, self._inputs_RD[part.rows], saved, weights, part, into)
-
-    def _make_grads(self, inputs: PhaseInputs) -> ExpertGrads:
-        """Return the experts' backward; grouped, or where products wait, of the whole step."""
-        whole = None
-        if self._is_grouped or self._waits:
-            kept = KeptRows(self._dispatch.by_expert_in_step(), self._tracker)
-            whole = WholeStep(
-                inputs_RD=self._inputs_RD, grads_RD=self._received_RD, kept=kept,
-                weights_R1=self._combine_weights.values_R1,
-                part=self._dispatch.whole_part(kept.by_expert), is_grouped=self._is_grouped,
-            )  # fmt: skip
-        return ExpertGrads(
-            inputs.experts, inputs.wanted, self._layout.num_parts, self._buffers, self._tracker,
-            whole=whole,
-        )  # fmt: skip
+        saved = self._activations[chunk]
+        return self.grads.run(rows, self._inputs_RD[part.rows], saved, part, into)

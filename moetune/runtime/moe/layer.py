@@ -233,8 +233,8 @@ class MoELayer(ExpertLayer):
         group: expert-parallel group, default the world. All its ranks construct the layer.
         mesh: in place of a group: experts are spread over its last dimension, and a first one
             has their replicas.
-        pipeline: True takes the degrees from the plan, False is one chunk, a number is that
-            degree forward and backward; see also `pin`.
+        pipeline: True takes the degree from the plan, False is one chunk, a number is that
+            degree; see also `pin`.
         memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
             "S1" to "S4" reuse buffers (see `moetune.runtime.moe.reuse`). In one chunk there is
             nothing to reuse, and all are alike.

@@ -5,6 +5,7 @@ Nothing is exchanged until the record is asked for. L local experts, S steps, P 
 
 from collections import deque
 from collections.abc import Sequence
+from operator import add
 
 import torch
 
@@ -41,9 +42,9 @@ class LoadRecorder:
             self.add(rows_CL)
 
     def add(self, rows_CL: Sequence[Sequence[int]]) -> None:
-        """Add a step's rows, [piece][local expert]."""
-        step_L = [sum(rows) for rows in zip(*rows_CL, strict=True)] or [0] * len(self._totals_L)
-        self._totals_L = [sum(pair) for pair in zip(self._totals_L, step_L, strict=True)]
+        """Add a step's rows, [chunk][local expert]."""
+        step_L = rows_CL[0] if len(rows_CL) == 1 else list(map(sum, zip(*rows_CL, strict=True)))
+        self._totals_L = list(map(add, self._totals_L, step_L))
         self._rows_S.append(sum(step_L))
 
     def clear(self) -> None:

@@ -158,9 +158,8 @@ class HostPool:
 class Offload:
     """One step's copies to the host in the forward pass, and back in the backward pass.
 
-    Host tensors hold the rows of all chunks by piece and expert, so that the backward pass may have
-    another degree. Their buffer goes back to the pool at `end`, or when this is garbage: the
-    backward pass may never come.
+    Host tensors hold the rows of all chunks. Their buffer goes back to the pool at `end`, or when
+    this is garbage: the backward pass may never come.
 
     Args:
         num_rows: rows that this rank receives in the step.

@@ -1,14 +1,22 @@
-"""Sums over a token's choices and products by pair: what happens at the tokens.
+"""Pairs of a token and a choice: combine weights at the experts, and sums at the tokens.
 
-The memory policies call this on rows in sending order. Sums follow the order of the choices and
-are in float32 for two-byte values, rounded once: the order in which rows arrive changes no bit.
+The memory policies call this. Each pair's weight travels to its expert once a step, where it is
+applied behind the activation, before the down-projection, and its gradient travels back. Results
+then need no weight at the tokens: they are summed as they come, and none is saved for the backward
+pass. Sums follow the order of the choices and are in float32 for two-byte values, rounded once: the
+order in which rows arrive changes no bit.
 
-T tokens, K choices, N rows, D width.
+T tokens, K choices, N rows this rank sends, R rows it receives, D model width.
 """
 
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
+
+from moetune.comm.group import Communicator
+from moetune.comm.transfer import Done, Transfer
+from moetune.runtime.moe.dispatch import Dispatch
 
 _SUM_VALUES = MappingProxyType({"cpu": 2**18, "cuda": 2**26})
 """Values that are picked at once, before they are summed: few enough for a CPU's cache, and many
@@ -78,3 +86,64 @@ def weigh_(rows: torch.Tensor, weights_R1: torch.Tensor) -> torch.Tensor:
 
 def _step(values: MappingProxyType[str, int], like: torch.Tensor, width: int) -> int:
     return max(1, values.get(like.device.type, values["cuda"]) // max(1, width))
+
+
+class PairWeights:
+    """The exchange of a step's combine weights, and of their gradients."""
+
+    def __init__(self, dispatch: Dispatch, communicator: Communicator) -> None:
+        self._dispatch = dispatch
+        self._communicator = None if communicator.num_ranks == 1 else communicator
+        self._places_R = dispatch.by_expert(in_step=True)
+        self._travelling: torch.Tensor
+
+    def send(self, weights_TK: torch.Tensor, name: str) -> Transfer:
+        """Start sending the weights to the experts."""
+        rows_N1 = weights_TK.reshape(-1, 1).index_select(0, self._dispatch.pairs_N)
+        if self._communicator is None:
+            self._travelling = rows_N1
+            return Done()
+        counts = self._dispatch.counts
+        rows_N1 = _transpose_blocks(rows_N1, counts.send_CP)
+        send, receive = _by_rank(counts.send_CP), _by_rank(counts.receive_CP)
+        self._travelling = rows_N1.new_empty(sum(receive), 1)
+        return self._communicator.all_to_all(self._travelling, rows_N1, receive, send, name)
+
+    def arrived(self) -> torch.Tensor:
+        """Return the weights that have arrived, (R, 1) by chunk and expert."""
+        if self._places_R is None:
+            return self._travelling
+        return self._travelling.index_select(0, self._places_R)
+
+    def send_back(self, grads_R1: torch.Tensor, name: str) -> Transfer:
+        """Start sending the gradients of the weights, (R, 1) by chunk and expert, back."""
+        if self._communicator is None:
+            self._travelling = grads_R1
+            return Done()
+        if self._places_R is not None:
+            grads_R1 = torch.empty_like(grads_R1).index_copy_(0, self._places_R, grads_R1)
+        counts = self._dispatch.counts
+        send, receive = _by_rank(counts.send_CP), _by_rank(counts.receive_CP)
+        self._travelling = grads_R1.new_empty(sum(send), 1)
+        return self._communicator.all_to_all(self._travelling, grads_R1, send, receive, name)
+
+    def returned(self, like_TK: torch.Tensor) -> torch.Tensor:
+        """Return the gradients that came back, shaped as `like_TK`, 0 for dropped pairs."""
+        rows_N1, dispatch = self._travelling, self._dispatch
+        if self._communicator is not None:
+            rows_N1 = _transpose_blocks(rows_N1, list(zip(*dispatch.counts.send_CP, strict=True)))
+        return pick(rows_N1, dispatch.rows_TK, drops=dispatch.drops).squeeze(2).to(like_TK.dtype)
+
+
+def _by_rank(counts_CP: Sequence[Sequence[int]]) -> list[int]:
+    """Return the rows of all chunks, by rank."""
+    return list(map(sum, zip(*counts_CP, strict=True)))
+
+
+def _transpose_blocks(rows: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return the blocks [i][j] of `rows` in the order [j][i]."""
+    if len(counts) == 1 or len(counts[0]) == 1:
+        return rows
+    blocks = iter(torch.split(rows, [count for line in counts for count in line]))
+    grid = [[next(blocks) for _ in line] for line in counts]
+    return torch.cat([block for column in zip(*grid, strict=True) for block in column])

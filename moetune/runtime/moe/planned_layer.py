@@ -20,9 +20,8 @@ from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
 from moetune.runtime.delayed import WeightGradients
-from moetune.runtime.moe.cells import Cells
 from moetune.runtime.moe.decisions import LayerDecisions
-from moetune.runtime.moe.dispatch import GroupedRows, RowCounts
+from moetune.runtime.moe.dispatch import GroupedRows, RowCounts, TokenPermutation
 from moetune.runtime.moe.dispatcher import AllGather, AllToAll
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
@@ -39,7 +38,7 @@ from moetune.runtime.selective import unseen_by_selective_checkpoints
 from moetune.runtime.trace import SpanRecorder
 
 _MOST_EXPECTED = 4096
-"""Numbers of tokens whose degrees a layer remembers."""
+"""Numbers of tokens whose degree a layer remembers."""
 _MESH_DIMS = 2
 """Replicas and experts."""
 Route = Callable[[], Routing]
@@ -86,7 +85,7 @@ class PlannedLayer(nn.Module):
         self.recorder = SpanRecorder()
         self.decision = SAFE_DECISION
         self._num_dropped = 0
-        self._expected: dict[int, tuple[int, int]] = {}
+        self._expected: dict[int, int] = {}
         self._decisions = decisions
         self._workspace = Workspace(tracker)
         self._loads = LoadRecorder(experts.local_experts)
@@ -134,14 +133,15 @@ class PlannedLayer(nn.Module):
         dtype = self.experts.compute_dtype or _input_dtype(x)
         width = x.shape[-1] if x.dim() else 0
         opening = Opening(
-            num_tokens=x.numel() // width if width else 0, signature=self._signature(x, dtype),
+            num_tokens=x.numel() // width if width else 0,
+            signature=self._signature(x, dtype) if self.communicator.num_ranks > 1 else "",
             problem=problem or _input_problem(x, dtype, self.shape, self.experts),
         )  # fmt: skip
         with self._tracker.explain("a forward pass"):
-            num_tokens, routing, cells, counts = self._prepare(x, opening, dtype, route)
+            num_tokens, routing, permutation, counts = self._prepare(x, opening, dtype, route)
             x_TD = routing.x_TD.to(dtype)
             watch = self._decisions.watch(num_tokens, dtype, x.device)
-            policy = self._policy(cells, counts, x_TD, self._context(watch.recorder))
+            policy = self._policy(permutation, counts, x_TD, self._context(watch.recorder))
             if work is not None and isinstance(watch, CallWatch):
                 work()  # plans predict a phase by itself, and so it is timed
                 work = None
@@ -164,7 +164,11 @@ class PlannedLayer(nn.Module):
         self._decisions.agree(self.communicator, 0)
 
     def pin(self, decision: Decision | None) -> None:
-        """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
+        """Run with `decision` from now on, on all ranks alike; None goes back to the plan.
+
+        Raises:
+            InputError: it has other chunks backward than forward.
+        """
         self._decisions.pin(decision)
 
     @property
@@ -222,7 +226,7 @@ class PlannedLayer(nn.Module):
 
     def _prepare(
         self, x: torch.Tensor, opening: Opening, dtype: torch.dtype, route: Route
-    ) -> tuple[int, Routing, Cells, RowCounts]:
+    ) -> tuple[int, Routing, TokenPermutation, RowCounts]:
         """Agree with the other ranks, decide, route the tokens and count them.
 
         Once the ranks have met the host stops once: numbers of rows travel with the opening, for
@@ -237,43 +241,43 @@ class PlannedLayer(nn.Module):
             RankMismatchError: the ranks differ; the same on every rank.
             CollectiveError: an exchange failed.
         """
-        dispatcher, cells, counts = self.dispatcher, None, None
+        dispatcher, permutation, counts = self.dispatcher, None, None
         if dispatcher.has_met:
-            degrees = self._expected_degrees(opening.num_tokens)
+            degree = self._expected.get(opening.num_tokens, self._degree)  # a guess
             routing = None if opening.problem else route()
             if routing is not None:
-                cells = dispatcher.cells(routing, (opening.num_tokens,), degrees)
-            rows, counts = dispatcher.open(opening, cells, degrees, x.device)
+                permutation = dispatcher.permute(routing, (opening.num_tokens,), degree)
+            rows, counts = dispatcher.open(opening, permutation, x.device)
             num_tokens = opening.agree(rows, self.communicator)
             planned = self._decide(num_tokens, dtype)
             assert routing is not None  # noqa: S101 - a problem on any rank has raised on all
-            if degrees != self._degrees:
+            if degree != self._degree:
                 counts = None
-            self._expect_degrees(opening.num_tokens)
+            self._expect_degree(opening.num_tokens)
         else:
             num_tokens = agree_on_tokens(self.communicator, opening, x.device)
             dispatcher.meet()
             planned = self._decide(num_tokens, dtype)
             routing = route()
-        if counts is None:
-            cells = dispatcher.cells(routing, num_tokens, self._degrees)
-            counts = dispatcher.count(cells)
-        assert cells is not None  # noqa: S101 - they were counted
+        if permutation is None or counts is None:
+            permutation = dispatcher.permute(routing, num_tokens, self._degree)
+            counts = dispatcher.count(permutation)
         if self.training:
             self._loads.add_pass(counts.rows_CL)
-        return planned, routing, cells, counts
+        return planned, routing, permutation, counts
 
     def _policy(
-        self, cells: Cells, counts: RowCounts, x_TD: torch.Tensor, context: PipelineContext
+        self,
+        permutation: TokenPermutation,
+        counts: RowCounts,
+        x_TD: torch.Tensor,
+        context: PipelineContext,
     ) -> MemoryPolicy:
         """Return the memory policy of a step, now that the rows' numbers are known."""
         grouped = None
         if has_grouped(x_TD, self.experts.up):
-            grouped = GroupedRows.of(
-                counts.receive_PCL.sum(0), sum(map(sum, counts.rows_CL)),
-                like=x_TD, bias=bool(self.experts.names.up_bias),
-            )  # fmt: skip
-        dispatch = cells.dispatch(counts, grouped=grouped)
+            grouped = GroupedRows.of(counts, like=x_TD, bias=bool(self.experts.names.up_bias))
+        dispatch = permutation.dispatch(counts, grouped=grouped)
         self._num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
         return self.dispatcher.policy(dispatch, context, x_TD, self.decision, self.shape)
@@ -289,18 +293,14 @@ class PlannedLayer(nn.Module):
         return tokens
 
     @property
-    def _degrees(self) -> tuple[int, int]:
-        return self.decision.forward_degree, self.decision.backward_degree
+    def _degree(self) -> int:
+        return self.decision.forward_degree
 
-    def _expected_degrees(self, num_tokens: int) -> tuple[int, int]:
-        """Return the degrees that this rank's number of tokens had before: a guess."""
-        return self._expected.get(num_tokens, self._degrees)
-
-    def _expect_degrees(self, num_tokens: int) -> None:
-        """Expect this step's degrees for the number of tokens from now on."""
+    def _expect_degree(self, num_tokens: int) -> None:
+        """Expect this step's degree for the number of tokens from now on."""
         if len(self._expected) >= _MOST_EXPECTED:
             self._expected.clear()
-        self._expected[num_tokens] = self._degrees
+        self._expected[num_tokens] = self._degree
 
     def _context(self, recorder: SpanRecorder | None) -> PipelineContext:
         """Return the step's context, with the layer's own recorder if the user set one."""

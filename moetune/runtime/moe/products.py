@@ -1,9 +1,8 @@
 """Products of rows with the local experts' matrices: one kernel for all experts, or one for each.
 
-`experts` and `weight_grads` call this on the rows of one part of a chunk. Where a GPU has grouped
-kernels a part is one piece, whose rows of each expert the kernel finds by offsets on the device: no
-expert is left out and no matrix copied, also where an expert has no row. Elsewhere a part is the
-whole chunk, in blocks of one expert each.
+`experts` and `weight_grads` call this on the rows of one chunk. Where a GPU has grouped kernels,
+they find the rows of each expert by offsets on the device: no expert is left out and no matrix
+copied, also where an expert has no row. Elsewhere there is a product for each expert.
 
 R rows, E local experts.
 """
@@ -24,26 +23,20 @@ _GROUPED_CAPABILITIES = frozenset({(9, 0), (10, 0)})
 
 @dataclass(frozen=True, kw_only=True)
 class RowPart:
-    """Rows whose products are computed at once, ordered by piece and expert.
+    """Rows whose products are computed at once, ordered by expert: those of a chunk, or of a step.
 
     Args:
         rows: their places among all rows that this rank's experts compute in the step.
-        rows_CL: [piece][local expert] rows.
-        piece: number of the piece that the part is; 0 where it is a whole chunk.
+        rows_E: their numbers, by local expert.
         ends_E: (E,) int32, one past each expert's last row; None without grouped kernels.
         experts_RE: one-hot rows of each row's expert, in the rows' dtype; only with grouped
             kernels, and biases.
     """
 
     rows: slice
-    rows_CL: Sequence[Sequence[int]]
-    piece: int = 0
+    rows_E: Sequence[int]
     ends_E: torch.Tensor | None = None
     experts_RE: torch.Tensor | None = None
-
-    def within(self, chunk: slice) -> slice:
-        """Return the part's places among the rows of its chunk."""
-        return slice(self.rows.start - chunk.start, self.rows.stop - chunk.start)
 
     def weighted_experts(self, weights_R1: torch.Tensor | None) -> torch.Tensor:
         """Return the one-hot rows times each row's weight; only where there are one-hot rows."""
@@ -54,21 +47,12 @@ class RowPart:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The non-empty blocks of one expert each, counted from the part's first row.
-
-        Neighbouring blocks of one expert become one, so that one GEMM takes them.
-        """
-        blocks: list[tuple[int, int, int]] = []
-        low = 0
-        for pieces in self.rows_CL:
-            for expert, rows in enumerate(pieces):
-                if not rows:
-                    continue
-                if blocks and blocks[-1][0] == expert:
-                    blocks[-1] = (expert, blocks[-1][1], low + rows)
-                else:
-                    blocks.append((expert, low, low + rows))
-                low += rows
+        """The non-empty blocks of one expert each, counted from the part's first row."""
+        blocks, low = [], 0
+        for expert, rows in enumerate(self.rows_E):
+            if rows:
+                blocks.append((expert, low, low + rows))
+            low += rows
         return blocks
 
 
@@ -78,12 +62,29 @@ def has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:
     Args:
         w: (E, in, out).
     """
-    if not x.is_cuda or x.dtype != torch.bfloat16 or len(w) == 1:
+    if not x.is_cuda or x.dtype != torch.bfloat16:
         return False
     aligned = all(size * x.element_size() % _ALIGNED_BYTES == 0 for size in w.shape[1:])
     properties = torch.cuda.get_device_properties(x.device)
     is_known = hasattr(torch, "_grouped_mm")
     return is_known and aligned and (properties.major, properties.minor) in _GROUPED_CAPABILITIES
+
+
+def grouped_product(a: torch.Tensor, b: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+    """Return the products of all experts' rows by one kernel.
+
+    Args:
+        a: (R, in), or (in, R) to sum over each expert's rows.
+        b: (E, in, out), or (R, out).
+        ends_E: as of `RowPart`.
+
+    Returns:
+        (R, out), or (E, in, out), undefined for experts without rows.
+    """
+    if len(ends_E) == 1:
+        return torch.mm(a, b[0]) if b.dim() > a.dim() else torch.mm(a, b).unsqueeze(0)
+    made: torch.Tensor = torch._grouped_mm(a, b, offs=ends_E)  # noqa: SLF001 - no public name in 2.10
+    return made
 
 
 def multiply(
@@ -108,7 +109,7 @@ def multiply(
     """
     if part.ends_E is None or not len(x):
         return _one_by_one(x, w, part.blocks, out, bias, weights_R1, adds=adds)
-    result = torch._grouped_mm(x, w, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
+    result = grouped_product(x, w, part.ends_E)
     if bias is not None and part.experts_RE is not None:
         result.addmm_(part.weighted_experts(weights_R1), bias)
     if out is None:

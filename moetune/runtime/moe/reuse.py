@@ -17,17 +17,15 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import (
+    DispatchedPhase,
     PhaseInputs,
-    PhaseRun,
     PipelineContext,
     pipelined_schedule,
     ring_schedule,
 )
-from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.offload import Copy, Offload
-from moetune.runtime.moe.pair_weights import CombineWeights, PairWeights
 from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
 
 _AT_EXPERTS = 2
@@ -52,15 +50,13 @@ def reuse_buffers(context: PipelineContext, dispatch: Dispatch, offload: Offload
     )  # fmt: skip
 
 
-class _ReusePhase(PhaseRun):
+class _ReusePhase(DispatchedPhase):
     """The common part of both phases: chunks, rings, and the one buffer for pre-activations."""
 
     def __init__(self, phase: Phase, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__(phase, inputs)
         self._offload = offload
-        self._places_R = inputs.dispatch.by_expert(self._order.chunk_pieces)
-        self._num_received = [sum(counts) for counts in self._order.receive_counts]
-        self._weights = PairWeights(inputs.dispatch, inputs.context.communicator)
+        self._num_received = list(map(sum, inputs.dispatch.counts.receive_CP))
 
     def _make_rings(self, num_travelling: int, at_experts: dict[str, int]) -> dict[str, Ring]:
         """Return the phase's rings, all made at once.
@@ -69,8 +65,8 @@ class _ReusePhase(PhaseRun):
             num_travelling: number of buffers at the tokens.
             at_experts: numbers of buffers at the experts, by kind.
         """
-        degree, width = self._order.degree, self._values_TD.shape[1]
-        most_sent, most = max(map(sum, self._order.send_counts)), max(self._num_received)
+        degree, width = self._dispatch.degree, self._values_TD.shape[1]
+        most_sent, most = max(map(sum, self._dispatch.counts.send_CP)), max(self._num_received)
         hidden = {name: (most, wide) for name, wide in self._experts.saved_widths.items()}
         hidden |= self._experts.hidden_shapes(most, backward="grads" in at_experts)
         shapes = {"travelling": (num_travelling, most_sent, width)}
@@ -83,9 +79,6 @@ class _ReusePhase(PhaseRun):
         self._hidden_rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
         return rings
 
-    def _token_exchange(self, ring: Ring, sum_TD: torch.Tensor) -> TokenExchange:
-        return TokenExchange(self._order, ring, sum_TD)
-
     def _take_saved(self, chunk: int) -> SavedActivations:
         """Return the buffers for the chunk's pre-activations, uninitialised."""
         rows = self._num_received[chunk]
@@ -94,21 +87,21 @@ class _ReusePhase(PhaseRun):
 
     def _project_up(self, chunk: int, rows: torch.Tensor) -> SavedActivations:
         """Return the pre-activations of the chunk's rows."""
-        saved, mine = self._take_saved(chunk), self._layout.rows[chunk]
-        for part in self._layout.parts[chunk]:
-            some = part.within(mine)
-            self._experts.project_up(rows[some], saved.chunk(some), part)
+        saved = self._take_saved(chunk)
+        self._experts.project_up(rows, saved, self._dispatch.parts[chunk])
         return saved
 
     def _by_expert(self, chunk: int, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Write the chunk's rows, given by source, by expert."""
         assert self._places_R is not None  # noqa: S101 - asked before
-        return torch.index_select(rows, 0, self._places_R[self._layout.rows[chunk]], out=out)
+        return torch.index_select(
+            rows, 0, self._places_R[self._dispatch.parts[chunk].rows], out=out
+        )
 
     def _by_source(self, chunk: int, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Write the chunk's rows, given by expert, by source."""
         assert self._places_R is not None  # noqa: S101 - asked before
-        return out.index_copy_(0, self._places_R[self._layout.rows[chunk]], rows)
+        return out.index_copy_(0, self._places_R[self._dispatch.parts[chunk].rows], rows)
 
 
 class _ReuseForward(_ReusePhase):
@@ -116,17 +109,16 @@ class _ReuseForward(_ReusePhase):
 
     def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__("forward", offload, inputs)
-        degree, x_TD = self._order.degree, inputs.values_TD
+        degree, x_TD = self._dispatch.degree, inputs.values_TD
         self.schedule = ring_schedule(degree)
         at_experts = {"arrivals": _AT_EXPERTS, "departures": _AT_EXPERTS}
         self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
         y_TD = self._tracker.empty("the results", x_TD.shape, x_TD)
-        self._tokens = self._token_exchange(self._rings["travelling"], y_TD)
+        self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], y_TD)
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
-        send = partial(self._weights.send, self._weights_TK)
-        self._arriving[0] = [self.start_weights(send)]
+        self.send_weights()
 
     def finish(self) -> torch.Tensor:
         """Return (T, D)."""
@@ -144,9 +136,8 @@ class _ReuseForward(_ReusePhase):
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
         if chunk == 0:
-            self._weights_R1 = self._weights.arrived()
-            self._tracker.add(self._weights_R1)
-        num_rows, mine = self._num_received[chunk], self._layout.rows[chunk]
+            self._weights_R1 = self.arrived_weights()
+        num_rows, part = self._num_received[chunk], self._dispatch.parts[chunk]
         arrived = rows = self._rings["arrivals"].of(chunk, num_rows)
         input_buffer = chunk % _AT_EXPERTS
         is_grouped = self._places_R is not None
@@ -154,7 +145,7 @@ class _ReuseForward(_ReusePhase):
             input_buffer = 0  # whose last save ended before the last chunk's results
             rows = self._rings["grouped"].take(chunk, num_rows)
             self._by_expert(chunk, arrived, rows)
-        self._offload.save("input", input_buffer, rows, mine)
+        self._offload.save("input", input_buffer, rows, part.rows)
         hidden = self._hidden(chunk, rows)
         if is_grouped:  # the results overwrite the rows, whose copy to the host must have ended
             self._offload.wait_for_save("input", input_buffer)
@@ -162,9 +153,7 @@ class _ReuseForward(_ReusePhase):
         self._tokens.wait_for(chunk - _AT_EXPERTS)
         departure = self._rings["departures"].take(chunk, num_rows)
         out = rows if is_grouped else departure
-        for part in self._layout.parts[chunk]:
-            some = part.within(mine)
-            self._experts.project_down(hidden[some], self._weights_R1[part.rows], out[some], part)
+        self._experts.project_down(hidden, self._weights_R1[part.rows], out, part)
         if is_grouped:
             self._by_source(chunk, out, departure)
 
@@ -177,7 +166,7 @@ class _ReuseForward(_ReusePhase):
         """Return the hidden values of the chunk, and offload the pre-activations."""
         for name in ("pre", "gate"):
             self._offload.wait_for_save(name, 0)
-        saved, mine = self._project_up(chunk, rows), self._layout.rows[chunk]
+        saved, mine = self._project_up(chunk, rows), self._dispatch.parts[chunk].rows
         hidden = self._experts.activate(saved, self._buffers["hidden"])
         self._offload.save("pre", 0, saved.pre_RH, mine)
         if saved.gate_RH is not None:
@@ -191,20 +180,16 @@ class _ReuseBackward(_ReusePhase):
     def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__("backward", offload, inputs)
         self._x_TD, weights_R1 = inputs.saved
-        grad_TD, degree = inputs.values_TD, self._order.degree
+        grad_TD, degree = inputs.values_TD, self._dispatch.degree
         self.schedule = pipelined_schedule(degree, "interleaved")
         # A buffer more than a chunk has dispatches: see `TokenExchange`.
         num_travelling = (1 if self._x_TD is None else 2) + (degree > 1)
         at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
         self._rings = self._make_rings(num_travelling, at_experts)
         tracker = self._tracker
-        self.grads = ExpertGrads(
-            inputs.experts, inputs.wanted, self._layout.num_parts, self._buffers, tracker
-        )
-        grads_R1 = tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
-        self._combine_weights = CombineWeights(values_R1=weights_R1, grads_R1=grads_R1)
+        self.grads = self.expert_grads(inputs, weights_R1, self._buffers)
         grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
-        self._tokens = self._token_exchange(self._rings["travelling"], grad_x_TD)
+        self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], grad_x_TD)
         self._returning: Transfer
         self._loading_inputs: dict[int, Copy] = {}
         self._loading_saved: dict[int, tuple[SavedActivations, list[Copy]]] = {}
@@ -229,12 +214,12 @@ class _ReuseBackward(_ReusePhase):
             self, chunk, self._values_TD, self._rings["grads"].take(chunk, received)
         )
         if self._x_TD is None:  # after the exchange: on a CPU the copy takes the caller's time
-            mine = self._layout.rows[chunk]
+            mine = self._dispatch.parts[chunk].rows
             self._loading_inputs[chunk] = self._offload.load("input", inputs, mine)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts' gradients in place of those that arrived."""
-        num_rows, mine = self._num_received[chunk], self._layout.rows[chunk]
+        num_rows, part = self._num_received[chunk], self._dispatch.parts[chunk]
         arrived = grads = self._rings["grads"].of(chunk, num_rows)
         inputs = self._rings["inputs"].of(chunk, num_rows)
         if self._places_R is not None:
@@ -245,14 +230,9 @@ class _ReuseBackward(_ReusePhase):
         if chunk in self._loading_inputs:
             self._loading_inputs.pop(chunk).wait()
         saved = self._restore(chunk, inputs)
-        parts = self._layout.parts[chunk]
-        for part in parts:
-            some = part.within(mine)
-            self.grads.run(
-                grads[some], inputs[some], saved.chunk(some), self._combine_weights.of(part.rows),
-                part, grads[some],
-                saved_is_free=partial(self._load_saved, chunk + 1) if part is parts[-1] else _stay,
-            )  # fmt: skip
+        self.grads.run(
+            grads, inputs, saved, part, grads, saved_is_free=partial(self._load_saved, chunk + 1),
+        )  # fmt: skip
         if grads is not arrived:
             self._by_source(chunk, grads, arrived)
 
@@ -260,15 +240,14 @@ class _ReuseBackward(_ReusePhase):
         """Send the gradients of the rows back, and behind the last ones those of all weights."""
         departure = self._rings["grads"].of(chunk, self._num_received[chunk])
         self._tokens.combine(self, chunk, departure)
-        if chunk == self._order.degree - 1:
-            send_back = partial(self._weights.send_back, self._combine_weights.grads_R1)
-            self._returning = self.start_weights(send_back)
+        if chunk == self._dispatch.degree - 1:
+            self._returning = self.send_weights_back()
 
     def _load_saved(self, chunk: int) -> None:
         """Start loading a chunk's pre-activations, if they are on the host."""
-        if not self._offload.offloads_middle or chunk >= self._order.degree:
+        if not self._offload.offloads_middle or chunk >= self._dispatch.degree:
             return
-        saved, mine = self._take_saved(chunk), self._layout.rows[chunk]
+        saved, mine = self._take_saved(chunk), self._dispatch.parts[chunk].rows
         copies = [self._offload.load("pre", saved.pre_RH, mine)]
         if saved.gate_RH is not None:
             copies.append(self._offload.load("gate", saved.gate_RH, mine))
@@ -282,7 +261,3 @@ class _ReuseBackward(_ReusePhase):
                 copy.wait()
             return saved
         return self._project_up(chunk, inputs)
-
-
-def _stay() -> None:
-    """Load nothing: the chunk's other parts still need the buffer."""

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from moetune.comm.transfer import Transfer
-from moetune.runtime.moe.dispatch import PhaseOrder, slices_of
-from moetune.runtime.moe.executor import PhaseRun
+from moetune.runtime.moe.dispatch import Dispatch
+from moetune.runtime.moe.executor import DispatchedPhase
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import Workspace
 
@@ -122,27 +122,26 @@ class TokenExchange:
 
     def __init__(
         self,
-        order: PhaseOrder,
+        dispatch: Dispatch,
         ring: Ring,
         sum_TD: torch.Tensor,
     ) -> None:
-        self._order = order
-        self._num_sent = [sum(counts) for counts in order.send_counts]
-        self._sent = slices_of(self._num_sent)
+        self._dispatch = dispatch
+        self._num_sent = list(map(sum, dispatch.counts.send_CP))
         self._rotation, self._sum_TD = Rotation(ring), sum_TD
         self._use_of: dict[int, int] = {}
 
     def dispatch(
-        self, phase: PhaseRun, chunk: int, values_TD: torch.Tensor, into: torch.Tensor
+        self, phase: DispatchedPhase, chunk: int, values_TD: torch.Tensor, into: torch.Tensor
     ) -> None:
         """Send the chunk's rows of `values_TD`; those of this rank's experts go to `into`."""
         rows = self._rotation.take(self._num_sent[chunk])
-        tokens = self._order.tokens_N[self._sent[chunk]]
+        tokens = self._dispatch.tokens_N[self._dispatch.sent[chunk]]
         torch.index_select(values_TD, 0, tokens, out=rows)
         transfer = phase.send(chunk, rows, into)
         self._rotation.until(transfer.wait)
 
-    def combine(self, phase: PhaseRun, chunk: int, results: torch.Tensor) -> None:
+    def combine(self, phase: DispatchedPhase, chunk: int, results: torch.Tensor) -> None:
         """Send the experts' results back."""
         rows = self._rotation.take(self._num_sent[chunk])
         transfer = phase.send_back(chunk, results, rows)
@@ -160,7 +159,8 @@ class TokenExchange:
 
     def _add(self, chunk: int, rows: torch.Tensor, transfer: Transfer) -> None:
         transfer.wait()
-        order, first = self._order, self._sent[chunk].start
-        tokens = order.chunk_tokens[chunk]
-        rows_TK = order.rows_TK[tokens] - first if first else order.rows_TK[tokens]
-        sum_pairs(rows, rows_TK, self._sum_TD[tokens], drops=order.drops)
+        dispatch, first = self._dispatch, self._dispatch.sent[chunk].start
+        tokens = dispatch.tokens_of(chunk)
+        rows_TK = dispatch.rows_TK[tokens]
+        rows_TK = rows_TK - first if first else rows_TK
+        sum_pairs(rows, rows_TK, self._sum_TD[tokens], drops=dispatch.drops)

@@ -19,10 +19,8 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, local_schedule
-from moetune.runtime.moe.expert_grads import ExpertGrads
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.pair_weights import CombineWeights
 from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
@@ -108,12 +106,12 @@ class _TensorPhase(PhaseRun):
         super().__init__(phase, inputs)
         self._sharing, experts = sharing, inputs.experts
         self._all_TD = like_TD = self._gather_tokens(phase)
-        self._chunks = sharing.chunks(self._order.degree)
-        self.schedule = local_schedule(self._order.degree)
+        self._chunks = sharing.chunks(self._dispatch.degree)
+        self.schedule = local_schedule(self._dispatch.degree)
         self._reductions: list[Transfer] = []
-        most_addends = min(self._order.rows_TK.shape[1], len(experts.w1))
+        most_addends = min(self._dispatch.rows_TK.shape[1], len(experts.w1))
         self._adds = most_addends <= _ANY_ORDER
-        is_backward, most = phase == "backward", self._layout.most_rows
+        is_backward, most = phase == "backward", self._dispatch.most_rows
         names = ("rows", "grads" if is_backward else "results")
         shapes: dict[str, Shape] = dict.fromkeys(names, (most, like_TD.shape[1]))
         shapes |= experts.hidden_shapes(most, backward=is_backward)
@@ -158,9 +156,9 @@ class _TensorPhase(PhaseRun):
         if self._adds:  # touches this rank's rows alone, not all ranks' pairs
             self._sums_TD.index_add_(0, self._tokens(chunk), rows)
             return
-        first = self._layout.rows[chunk].start
+        first = self._dispatch.parts[chunk].rows.start
         for part in self._chunks[chunk]:
-            rows_TK = self._order.rows_TK[part]
+            rows_TK = self._dispatch.rows_TK[part]
             sum_pairs(rows, rows_TK - first if first else rows_TK, self._sums_TD[part], drops=True)
 
     def _take(self, buffer: str, values_TD: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -170,14 +168,11 @@ class _TensorPhase(PhaseRun):
 
     def _tokens(self, chunk: int) -> torch.Tensor:
         """Return the tokens of the chunk's rows."""
-        return self._order.tokens_N[self._layout.rows[chunk]]
-
-    def _release_sums(self) -> None:
-        """Drop the sums: with shards only the transfers still need them, and then free them."""
-        del self._sums_TD
+        return self._dispatch.tokens_N[self._dispatch.parts[chunk].rows]
 
     def _reduced(self) -> torch.Tensor:
         """Return this rank's part of the sums over the ranks, once all have arrived."""
+        del self._sums_TD  # with shards only the transfers still need it, and then free it
         for transfer in self._reductions:
             transfer.wait()
         return self._own_SD
@@ -189,7 +184,7 @@ class _TensorForward(_TensorPhase):
     def __init__(self, sharing: TokenSharing, inputs: PhaseInputs) -> None:
         super().__init__("forward", sharing, inputs)
         weights_TK = self._gather(inputs.weights_TK, "the gathering of weights")
-        weights_R1 = self._order.weights_of_rows(weights_TK).unsqueeze(1)
+        weights_R1 = weights_TK.reshape(-1, 1).index_select(0, self._dispatch.pairs_N)
         self._activations = saved = inputs.experts.save_activations(
             len(weights_R1), self._all_TD, self._tracker
         )
@@ -203,20 +198,16 @@ class _TensorForward(_TensorPhase):
 
     def finish(self) -> torch.Tensor:
         """Return (S, D)."""
-        self._release_sums()
         return self._reduced()
 
     def compute(self, chunk: int) -> None:
         """Sum the experts' weighted results at their tokens."""
-        layout, experts, tokens = self._layout, self._experts, self._tokens(chunk)
-        mine = layout.rows[chunk]
-        rows = self._take("rows", self._all_TD, tokens)
+        experts, part = self._experts, self._dispatch.parts[chunk]
+        rows = self._take("rows", self._all_TD, self._tokens(chunk))
         results = self._buffers["results"][: len(rows)]
-        for part in layout.parts[chunk]:
-            some = part.within(mine)
-            activations = experts.project_up(rows[some], self._activations.chunk(part.rows), part)
-            hidden = experts.activate(activations, self._buffers["hidden"])
-            experts.project_down(hidden, self._weights_R1[part.rows], results[some], part)
+        activations = experts.project_up(rows, self._activations.chunk(part.rows), part)
+        hidden = experts.activate(activations, self._buffers["hidden"])
+        experts.project_down(hidden, self._weights_R1[part.rows], results, part)
         self._sum(chunk, results)
 
 
@@ -227,15 +218,7 @@ class _TensorBackward(_TensorPhase):
         super().__init__("backward", sharing, inputs)
         self._x_TD, weights_R1, pre_RH, gate_RH = inputs.saved
         self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
-        self.grads = ExpertGrads(
-            inputs.experts,
-            inputs.wanted,
-            self._layout.num_parts,
-            self._buffers,
-            self._tracker,
-        )
-        grads_R1 = self._tracker.empty("gradients of weights", weights_R1.shape, weights_R1)
-        self._combine_weights = CombineWeights(values_R1=weights_R1, grads_R1=grads_R1)
+        self.grads = self.expert_grads(inputs, weights_R1, self._buffers)
 
     def begin(self) -> None:
         """Allocate the sums by token."""
@@ -243,11 +226,10 @@ class _TensorBackward(_TensorPhase):
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x (S, D) and of the weights (S, K)."""
-        self._release_sums()
         weights_SK = self._weights_TK
         grads_TK = weights_SK.new_zeros((len(self._x_TD), weights_SK.shape[1]))
-        grads_R = self._combine_weights.grads_R1.squeeze(1)
-        grads_TK.view(-1)[self._order.pairs_N] = grads_R.to(weights_SK.dtype)
+        grads_R = self.grads.weight_grads_R1.squeeze(1)
+        grads_TK.view(-1)[self._dispatch.pairs_N] = grads_R.to(weights_SK.dtype)
         grads_SK = self._sharing.output("the gradients of weights", grads_TK, self._tracker)
         (parts,) = self._sharing.chunks(1)
         name = "backward sum of the weights' gradients"
@@ -256,13 +238,8 @@ class _TensorBackward(_TensorPhase):
 
     def compute(self, chunk: int) -> None:
         """Sum the gradients of the experts' rows at their tokens."""
-        mine, tokens = self._layout.rows[chunk], self._tokens(chunk)
+        part, tokens = self._dispatch.parts[chunk], self._tokens(chunk)
         rows = self._take("rows", self._x_TD, tokens)
         grads = self._take("grads", self._all_TD, tokens)
-        for part in self._layout.parts[chunk]:
-            some, places = part.within(mine), part.rows
-            self.grads.run(
-                grads[some], rows[some], self._activations.chunk(places),
-                self._combine_weights.of(places), part, grads[some],
-            )  # fmt: skip
+        self.grads.run(grads, rows, self._activations.chunk(part.rows), part, grads)
         self._sum(chunk, grads)

@@ -1,16 +1,17 @@
-"""Sums of the experts' gradients over parts of a step, and the factors that wait for its end.
+"""Sums of the experts' gradients over chunks, and the factors that wait for the end of a step.
 
-`expert_grads` adds each part's factors here. Sums need no memory beyond the gradients.
+`experts` adds each chunk's factors here. Sums need no memory beyond the gradients.
 
 R rows, E local experts.
 """
 
-from functools import partial
+from collections.abc import Mapping
 
 import torch
 
 from moetune.runtime.moe.activations import FusedForm
-from moetune.runtime.moe.products import RowPart, add_product, widened_mm
+from moetune.runtime.moe.dispatch import Dispatch
+from moetune.runtime.moe.products import RowPart, add_product, grouped_product, widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _MATRICES = 3
@@ -18,57 +19,53 @@ _MATRICES = 3
 
 
 class GradientSum:
-    """The gradient of one parameter (E, …), summed over the parts.
+    """The gradient of one parameter (E, …), summed over chunks.
 
-    The sum of two-byte gradients is in float32 over several parts, and in the parameter's own
+    The sum of two-byte gradients is in float32 over several chunks, and in the parameter's own
     dtype where that is wider than the step's (autocast): nothing is rounded on the way. An
-    expert's first part is written, not added: filling with zeros first would touch large gradients
-    twice.
+    expert's first rows are written, not added: filling with zeros first would touch large
+    gradients twice. A grouped kernel takes all rows of a step at once, and rounds its sums once, to
+    the dtype of the factors.
 
     Args:
         weights: the parameter in the dtype of the step; the gradient has its order in memory.
         dtype: of the gradient, the parameter's own.
         scale: factor of the gradient.
         form: of fused experts, whose matrices may have another layout.
-        is_grouped: one part has all rows, for a grouped kernel.
+        is_whole: all rows of the step are added at once, and the memory is taken then.
     """
 
     def __init__(
         self,
         weights: torch.Tensor,
-        num_parts: int,
+        num_chunks: int,
         tracker: MemoryTracker,
         *,
         dtype: torch.dtype,
         scale: float = 1.0,
         form: FusedForm | None = None,
-        is_grouped: bool = False,
+        is_whole: bool = False,
     ) -> None:
         narrow = weights.dtype.itemsize < torch.float32.itemsize
-        exact = torch.float32 if narrow and num_parts > 1 else weights.dtype
+        exact = torch.float32 if narrow and num_chunks > 1 and not is_whole else weights.dtype
         self._is_widened = dtype.itemsize > weights.dtype.itemsize
         self._tracker, self._dtype, self._scale = tracker, dtype, scale
         self._is_transposed = _are_transposed(weights, form)
         self._is_turned = self._is_transposed and form is None
         self._begun = [False] * len(weights)
-        shape = weights.mT.shape if self._is_transposed else weights.shape
-        self._empty = partial(
-            tracker.empty, "a gradient", shape, weights, dtype=dtype if self._is_widened else exact
-        )
-        self._is_grouped = is_grouped
-        if not is_grouped:
-            self._store(self._empty())
+        self._weights, self._sum_dtype = weights, dtype if self._is_widened else exact
+        self._is_whole = is_whole
+        if not is_whole:
+            self._make()
 
     def add_gemm(self, x: torch.Tensor, y: torch.Tensor, part: RowPart) -> None:
         """Add xᵀ y of every expert's rows to its matrix."""
-        if self._is_grouped and self._dtype == x.dtype and len(x):
+        if self._is_whole and part.ends_E is not None and len(x):
             a, b = (y, x) if self._is_transposed else (x, y)
-            # grouped_mm leaves the output of empty groups undefined.
-            made = torch._grouped_mm(a.T, b, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
-            self._take(made, part)
+            self._take(grouped_product(a.T, b, part.ends_E), part)
             return
-        if self._is_grouped:  # whose kernels round to the dtype of their factors
-            self._store(self._empty())
+        if self._is_whole:
+            self._make()
         for expert, low, high in part.blocks:
             x_T, y_rows, total = x[low:high].T, y[low:high], self._total[expert]
             if total.dtype != x.dtype and not self._is_widened and not x.is_cuda:
@@ -85,11 +82,13 @@ class GradientSum:
         Args:
             weights_R1: factor of each row; None for 1.
         """
-        if self._is_grouped and part.experts_RE is not None:
+        if self._is_whole and part.experts_RE is not None:
             # The product's zeros do not keep another expert's NaN out.
             experts_ER = part.weighted_experts(weights_R1).T
             self._take(widened_mm(experts_ER, y, self._dtype), part)
             return
+        if self._is_whole:
+            self._make()
         dtype = self._dtype if self._is_widened else None
         for expert, low, high in part.blocks:
             weights = None if weights_R1 is None else weights_R1[low:high]
@@ -97,9 +96,10 @@ class GradientSum:
 
     def total(self) -> torch.Tensor:
         """Return the gradient in the layout of the parameter, zero for experts without rows."""
-        for expert, begun in enumerate(self._begun):
-            if not begun:
-                self._total[expert].zero_()
+        if not all(self._begun):
+            for expert, begun in enumerate(self._begun):
+                if not begun:
+                    self._total[expert].zero_()
         made = self._stored
         if made.dtype != self._dtype:
             made = self._tracker.empty("a gradient", made.shape, made, dtype=self._dtype).copy_(
@@ -107,17 +107,20 @@ class GradientSum:
             )
         return made.mT if self._is_turned else made
 
-    def _store(self, stored: torch.Tensor) -> None:
+    def _make(self) -> None:
         """Take memory for the sums, in the parameter's layout."""
-        self._stored = stored
-        self._total = stored.mT if self._is_transposed else stored
+        shape = self._weights.mT.shape if self._is_transposed else self._weights.shape
+        self._stored = self._tracker.empty(
+            "a gradient", shape, self._weights, dtype=self._sum_dtype
+        )
+        self._total = self._stored.mT if self._is_transposed else self._stored
 
     def _take(self, made: torch.Tensor, part: RowPart) -> None:
         """Take the sums that a kernel for all experts made, but for those without rows."""
         self._tracker.add(made)
-        self._store(made if self._scale == 1 else made.mul_(self._scale))
-        for expert, _, _ in part.blocks:
-            self._begun[expert] = True
+        self._stored = made if self._scale == 1 else made.mul_(self._scale)
+        self._total = made.mT if self._is_transposed else made
+        self._begun = list(map(bool, part.rows_E))
 
     def _add(self, expert: int, value: torch.Tensor) -> None:
         if self._scale != 1:
@@ -149,19 +152,32 @@ def _sum_of_rows(
     return torch.mm(y.new_ones(1, len(y)), y).squeeze(0)
 
 
-class KeptRows:
-    """Values of all rows of the step, in the order of the experts.
+class StepFactors:
+    """Factors of the gradients of all rows of a step, until every chunk has been sent back.
 
     Args:
-        places_R: of the rows in that order; None where they have it already.
+        inputs_RD, grads_RD: the experts' inputs, and the gradients that arrive for their results.
+        weights_R1: the combine weights.
+
+    Attributes:
+        part: all rows, by expert.
     """
 
-    def __init__(self, places_R: torch.Tensor | None, tracker: MemoryTracker) -> None:
-        self._places_R, self._tracker = places_R, tracker
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        inputs_RD: torch.Tensor,
+        grads_RD: torch.Tensor,
+        weights_R1: torch.Tensor,
+        tracker: MemoryTracker,
+    ) -> None:
+        self._places_R, self._tracker = dispatch.by_expert_in_step(), tracker
+        self._inputs_RD, self._grads_RD, self._weights_R1 = inputs_RD, grads_RD, weights_R1
         self._kept: dict[str, torch.Tensor] = {}
+        self.part = dispatch.whole_part(self._by_expert)
 
     def keep(self, name: str, values: torch.Tensor, part: RowPart) -> None:
-        """Keep a part's values, in place of what was kept under that name in that place."""
+        """Keep a chunk's values, in place of what was kept under that name in that place."""
         if self._places_R is None:
             self._kept[name] = values
             return
@@ -170,13 +186,39 @@ class KeptRows:
             self._kept[name] = self._tracker.empty("factors of gradients", shape, values)
         self._kept[name].index_copy_(0, self._places_R[part.rows], values)
 
-    def by_expert(self, values_R: torch.Tensor) -> torch.Tensor:
-        """Return all rows' values, given by (piece, expert), by expert."""
+    def add_to(self, sums: Mapping[str, GradientSum]) -> None:
+        """Multiply what was kept, one parameter after another."""
+        if not sums.keys().isdisjoint(("w1", "b1", "w3")):
+            inputs = self._by_expert(self._inputs_RD)
+            for matrix, bias in (("w1", "b1"), ("w3", "")):
+                grads = self._kept.pop(matrix, None)
+                if grads is not None:
+                    add_factors(sums, matrix, bias, inputs, grads, self.part)
+                del grads
+            del inputs
+        if "w2" in self._kept:
+            grads, weights_R1 = self._by_expert(self._grads_RD), self._by_expert(self._weights_R1)
+            add_factors(sums, "w2", "b2", self._kept.pop("w2"), grads, self.part, weights_R1)
+
+    def _by_expert(self, values_R: torch.Tensor) -> torch.Tensor:
+        """Return all rows' values, given by (chunk, expert), by expert."""
         if self._places_R is None:
             return values_R
         made = self._tracker.empty("factors of gradients", values_R.shape, values_R)
         return made.index_copy_(0, self._places_R, values_R)
 
-    def take(self, name: str) -> torch.Tensor:
-        """Return all rows' values by expert, and forget them."""
-        return self._kept.pop(name)
+
+def add_factors(
+    sums: Mapping[str, GradientSum],
+    matrix: str,
+    bias: str,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    part: RowPart,
+    weights_R1: torch.Tensor | None = None,
+) -> None:
+    """Add xᵀ y to a matrix's gradient, and the sum of y's weighted rows to a bias's, if wanted."""
+    if matrix in sums:
+        sums[matrix].add_gemm(x, y, part)
+    if bias in sums:
+        sums[bias].add_rows(y, part, weights_R1)

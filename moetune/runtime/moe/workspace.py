@@ -70,7 +70,7 @@ class MemoryTracker:
             storage, entry = tensor.untyped_storage(), object()
             self._live[entry] = storage.nbytes()
             weakref.finalize(storage, self._live.pop, entry).atexit = False
-        self._peak_bytes = max(self._peak_bytes, self.num_bytes)
+        self._peak_bytes = max(self._peak_bytes, sum(list(self._live.values())))
 
     def empty(
         self,
@@ -119,8 +119,12 @@ class MemoryTracker:
         try:
             yield
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
-                raise
+            self.check(error, what)
+            raise
+
+    def check(self, error: BaseException, what: str) -> None:
+        """Raise AllocationError where torch's error is that `what` found no memory."""
+        if isinstance(error, RuntimeError) and _is_out_of_memory(error):
             reason = str(error).splitlines()[0]
             raise self.short_of(f"{what} ({reason})") from error
 
@@ -188,6 +192,8 @@ class Workspace:
             CollectiveError: exchanges that still used the memory failed.
         """
         self.end_held()
+        if not shapes:
+            return {}
         if like.device.type != "cpu":
             buffers = {
                 name: self.tracker.empty(f"buffer {name!r}", shape, like)
@@ -208,10 +214,10 @@ class Workspace:
             AllocationError: an operation of the phase found no memory.
         """
         try:
-            with self.tracker.explain(phase):
-                yield
-        except BaseException:
+            yield
+        except BaseException as error:
             self._memory = self._end = None
+            self.tracker.check(error, phase)
             raise
 
     def _cut(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
