@@ -31,7 +31,7 @@ from moetune.domain.errors import AbandonedError, BusyError, MoetuneError, Solve
 P = ParamSpec("P")
 T = TypeVar("T")
 _NUM_PROCESSES = 4
-"""Of a service: small questions are answered while big ones take their time, at a low priority."""
+"""A service's processes: small questions are answered while big ones run, at a low priority."""
 _LOOK_SECONDS = 0.1
 
 

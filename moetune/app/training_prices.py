@@ -18,10 +18,11 @@ from moetune.solve.model.stages import DecoderStages
 from moetune.solve.model.step import StepPrices
 
 _SUSTAINED, _GAP_SECONDS = 0.85, 15e-6
-"""Of published kernels' rates, alone and with cold clocks, that they reach in a step, and what is
-between GEMMs: on the mean of the public runs of each machine, from blocks of 2 k to 16 k columns.
-aiconfigurator's GEMMs of GB200 that ran long enough for their power to be read (TensorRT-LLM
-1.3.0rc17) reach 0.84 of those that did not in bfloat16 and 8 bits, and 0.81 in NVFP4."""
+"""Share of their published rate, alone and with cold clocks, that kernels reach in a step, and the
+gap between GEMMs. Both are set by the mean of the public runs of each machine, from blocks of 2 k
+to 16 k columns. aiconfigurator's GEMMs of GB200 that ran long enough for their power to be read
+(TensorRT-LLM 1.3.0rc17) reach 0.84 of those that did not in bfloat16 and 8 bits, and 0.81 in
+NVFP4."""
 _SHARDS_ALL = 3
 _NUM_DRAWS = 20
 _ENDS = (0.05, 0.95)

@@ -26,9 +26,9 @@ ComparedVerdict = Literal[
     "chosen", "as_fast", "slower", "faster", "too_large", "refused"
 ]  # fmt: skip
 _NAMED = 3
-"""Parts of a difference that are said."""
+"""So many parts of a difference are named."""
 _SMALL = 5e-4
-"""Of the step: smaller differences of parts are not said."""
+"""Differences of parts below this share of the step are not named."""
 _WAYS = (
     "recompute", "dispatcher", "overlap", "zero", "schedule", "stages",
     "cuda-graphs", "offload-activations", "offload-optimizer",

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _TOKENS = 4096
 _INTERRUPTED = 130
 _BUDGET_SECONDS = 80.0
-"""Of a run that names neither a budget nor a preset, and then is quick: two minutes with its start
-and its fit."""
+"""Budget of a run that names neither budget nor preset, which then takes two minutes in all."""
 _MEASURED = (
     "model", "d_model", "d_hidden", "num_experts", "top_k", "activation", "num_layers",
     "num_heads", "vocab", "moe_every", "seq",

@@ -214,7 +214,7 @@ def _stacked(parts: Mapping[str, Mapping[str, float]], second: float) -> Iterato
 
 
 _BESIDE = 1.4
-"""Of the longest bar, so that its size fits beside it on a phone, too."""
+"""Multiple of the longest bar, so that its size fits next to it on a phone, too."""
 
 
 def memory_parts_figure(parts: Mapping[str, float], *, limit_bytes: int, words: str) -> Figure:
@@ -257,16 +257,16 @@ def memory_parts_figure(parts: Mapping[str, float], *, limit_bytes: int, words: 
 CLASSES: Mapping[ResourceClass, str] = MappingProxyType({
     "comp": "computation", "comm": "communication", "mem": "copies",
 })  # fmt: skip
-"""Of resources, by what they do."""
+"""Names of resources."""
 _COLORS: dict[ResourceClass, tuple[str, str]] = {
     "comp": ("accent", "surface"), "comm": ("second", "surface"), "mem": ("third", "ink"),
 }  # fmt: skip
-"""Of bars, and of the text in them."""
+"""Colours of bars and of the text in them."""
 _MEANINGS = {
     "before": "first half of the experts", "after": "second half", "sum": "sum of the outputs",
     "save": "copy to the host", "load": "copy back", "weights": "combine weights",
 }  # fmt: skip
-"""Of an operation's first word, where that alone does not say it."""
+"""Meaning of an operation's first word, where the word does not say it."""
 
 
 def timeline_figure(*, forward: Timeline, backward: Timeline) -> Figure:

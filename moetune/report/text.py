@@ -20,7 +20,7 @@ _GOES_ON = " \\"
 _COMMAND = re.compile(r":\s+(moetune [^`]*?)\.?$")
 """A command at the end of a sentence, without its full stop."""
 _SHORT_COMMAND = re.compile(r"`moetune [^`]{1,40}`")
-"""In a sentence, which is not cut; a longer one goes on as a shell reads it."""
+"""A command in a sentence, which is not cut; a longer one goes on as a shell reads it."""
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B|[GT]FLOP/s)\b|%)")
 

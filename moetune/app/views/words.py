@@ -11,7 +11,7 @@ from moetune.domain.units import format_flops
 from moetune.report.section import EMPTY, Cell, Section, Table, percent, plural, sentence
 
 KINDS = "layer", "tensor", "training"
-"""Of plans: of a layer, of one that tensor-parallel ranks share, of a model's training."""
+"""Kinds of plans: of a layer, of one that tensor-parallel ranks share, of a model's training."""
 LEAST_REGRET = 5e-4
 _CERTAIN = 0.995
 """Share of refits from which a probability reads "over 99 %": agreement of all is not certainty."""
