@@ -28,7 +28,7 @@ def compare(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
     yield from (sentence(warning) for warning in after.warnings if warning not in before.warnings)
 
 
-def asked_otherwise(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
+def changed_inputs(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
     """Yield what was asked of the second plan alone: "8 ranks instead of 4", "--tp 2"."""
     then, now = _asked(before), _asked(after)
     for key in dict.fromkeys((*then, *now)):

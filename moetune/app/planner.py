@@ -105,7 +105,7 @@ class Planner:
         """
         return self.sources.stored(self._read(inputs).inputs.plan_id)
 
-    def drafted(self, inputs: Mapping[str, object]) -> Plan:
+    def draft(self, inputs: Mapping[str, object]) -> Plan:
         """Return the stored plan for a plan's `inputs`, else solve for it and store nothing.
 
         Raises:

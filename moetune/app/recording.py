@@ -57,7 +57,7 @@ class ResumeState:
         return frozenset(sample.point for sample in self.known if not sample.error)
 
 
-def resumed(store: "SqlStore", name: str, cluster: Cluster) -> ResumeState:
+def resume_state(store: "SqlStore", name: str, cluster: Cluster) -> ResumeState:
     """Return the last unfinished run of this name on this machine, else the current profile."""
     run_id = store.open_run(name=name, fingerprint=cluster.fingerprint)
     current = store.profile(name) if run_id is None else None

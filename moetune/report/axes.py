@@ -135,7 +135,7 @@ class Scale:
             return cls(axis=axis, low=len(names) - 0.5, high=-0.5, categories=names)
         if axis.end is not None:
             return cls(axis=axis, low=0.0, high=axis.end)
-        low, high = _padded([_number(value, axis.kind) for value in values] or [0.0, 1.0], axis)
+        low, high = _pad([_number(value, axis.kind) for value in values] or [0.0, 1.0], axis)
         return cls(axis=axis, low=low, high=high)
 
     def share(self, value: Value) -> float:
@@ -178,7 +178,7 @@ def _number(value: Value, kind: Kind) -> float:
     return math.log10(float(value)) if kind == "log" else float(value)
 
 
-def _padded(numbers: Sequence[float], axis: Axis) -> tuple[float, float]:
+def _pad(numbers: Sequence[float], axis: Axis) -> tuple[float, float]:
     low, high = min(numbers), max(numbers)
     if axis.from_zero:
         low, high = min(low, 0.0), max(high, 0.0)

@@ -191,13 +191,13 @@ def stacked_figure(parts: Mapping[str, Mapping[str, float]], *, title: str, word
         name="phases",
         title=title,
         words=words,
-        panels=(Panel(x=times, y=ROWS, marks=tuple(_stacked(parts, second))),),
+        panels=(Panel(x=times, y=ROWS, marks=tuple(_stacked_bars(parts, second))),),
         header=("plan", "phase", "seconds"),
         rows=tuple((name, *phase) for name, phases in parts.items() for phase in phases.items()),
     )
 
 
-def _stacked(parts: Mapping[str, Mapping[str, float]], second: float) -> Iterator[Bars]:
+def _stacked_bars(parts: Mapping[str, Mapping[str, float]], second: float) -> Iterator[Bars]:
     """Yield the bars of each phase that takes time, behind those of the phases before it."""
     ends = dict.fromkeys(parts, 0.0)
     phases = dict.fromkeys(phase for plan in parts.values() for phase in plan)

@@ -220,7 +220,7 @@ def address(*parts: str, **query: str) -> str:
     return f"{path}?{urlencode(pairs)}" if pairs else path
 
 
-def filled(request: Request, names: Iterable[str]) -> dict[str, str]:
+def filled_fields(request: Request, names: Iterable[str]) -> dict[str, str]:
     """Return the fields of an address that have a text."""
     given = {name: request.query_params.get(name, "").strip()[:_LONGEST] for name in names}
     return {name: text for name, text in given.items() if text}
