@@ -120,7 +120,7 @@ def profile_machine(
         profile=profile,
         run_id=run.begin(),
         location=store.location,
-        num_reused=len(begun.known),
+        num_reused=len(begun.samples),
         groups=groups,
     )
 

@@ -73,7 +73,7 @@ def find_store(settings: Settings) -> Iterator["SqlStore | None"]:
     """
     from moetune import store
 
-    if settings.db == config.NO_STORE or store.current(settings.db).found is None:
+    if settings.db == config.NO_STORE or store.current(settings.db).revision is None:
         yield None
         return
     with store.open_store(settings.db, read_only=True) as found:

@@ -53,7 +53,7 @@ def plan(
 
     make = partial(plan_question, ask(read_texts(texts_of(asked))), profile=profile)
     planned, is_saved = save_or_write(session, make, save=not no_save, output=output)
-    made, used, screen = planned.plan, planned.found, session.screen
+    made, used, screen = planned.plan, planned.machine, session.screen
     if output is not None:
         write_text(output, made.text)
     if note := stale_note(used.profile):
