@@ -18,7 +18,8 @@ def compare(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
     """Yield sentences on how the second plan differs, the most important first."""
     yield _step(before, after)
     yield f"It takes {after.words}{_instead(before.words, after.words)}."
-    was, now = map(_where_experts_are, (before, after))
+    places = {True: "placed by their loads", False: "in their order"}
+    was, now = places[before.is_placed], places[after.is_placed]
     if was != now:
         yield f"Its experts are {now} instead of {was}."
     was, now = (format_bytes(plan.needed_bytes) for plan in (before, after))
@@ -107,7 +108,3 @@ def _ratio(ratio: float) -> str:
 
 def _instead(was: str, now: str) -> str:
     return ", as before" if now == was else f" instead of {was}"
-
-
-def _where_experts_are(plan: AnyPlan) -> str:
-    return "placed by their loads" if plan.is_placed else "in their order"

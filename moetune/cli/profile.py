@@ -37,10 +37,6 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(map(parse_count, _words(text)))
-
-
 def _dtypes(text: str) -> tuple[str, ...]:
     names = tuple(map(full_dtype, _words(text)))
     for name in names:
@@ -63,7 +59,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
     option(
         "--group-sizes",
         "Group sizes, such as 2,4. Default: divisors and powers of two.",
-        _counts,
+        lambda text: tuple(map(parse_count, _words(text))),
         form="SIZES",
     ),
     option("--tokens", "Tokens per rank and step, such as 8k.", parse_count),

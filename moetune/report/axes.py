@@ -153,7 +153,9 @@ class Scale:
             inside = [tick for tick in ticks if abs(tick.share - 0.5) <= 0.5 + _NEARLY]
             return tuple(inside[:: -(-len(inside) // (_MOST_TICKS + 1)) or 1])
         is_date, span = self.axis.kind == "date", self.high - self.low
-        step = _date_step(span) if is_date else _round_step(span / _MOST_TICKS)
+        step = _round_step(span / _MOST_TICKS)
+        if is_date:
+            step = next((step for step in _SPANS if span / step <= _MOST_TICKS), _SPANS[-1])
         if self.axis.is_count:
             step = max(step, 1.0)
         first, last = math.ceil(self.low / step - _NEARLY), math.floor(self.high / step + _NEARLY)
@@ -166,10 +168,6 @@ class Scale:
             )
             for value in (at * step for at in range(first, last + 1))
         )
-
-
-def _date_step(span: float) -> float:
-    return next((step for step in _SPANS if span / step <= _MOST_TICKS), _SPANS[-1])
 
 
 def _number(value: Value, kind: Kind) -> float:

@@ -102,7 +102,9 @@ def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Ch
         version=version,
         style=(STATIC / "moetune.css").read_text(encoding="utf-8"),
         script=(STATIC / "moetune.js").read_text(encoding="utf-8"),
-        csv=lambda figure: _data_url(figure.csv),
+        csv=lambda figure: (
+            "data:text/csv;charset=utf-8;base64," + base64.b64encode(figure.csv.encode()).decode()
+        ),
         chapters=chapters,
     )  # fmt: skip
 
@@ -129,10 +131,6 @@ def notebook_cell(
         more=[replace(section, figures=()) for section in more],
         summary=summary,
     )  # fmt: skip
-
-
-def _data_url(text: str) -> str:
-    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
 
 
 def _mark_commands(text: str) -> str:

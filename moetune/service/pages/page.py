@@ -168,10 +168,6 @@ class Page:
         )
 
 
-def _no_data(_: Figure) -> str:
-    return ""
-
-
 class PageRenderer:
     """Renderer of pages as HTML.
 
@@ -187,7 +183,7 @@ class PageRenderer:
         self._location = location
         self._templates = environment(_TEMPLATES)
 
-    def render(self, page: Page, csv: Callable[[Figure], str] = _no_data) -> HTMLResponse:
+    def render(self, page: Page, csv: Callable[[Figure], str] = lambda _: "") -> HTMLResponse:
         """Return the page as HTML.
 
         Args:
