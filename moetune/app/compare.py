@@ -18,7 +18,8 @@ def compare(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
     """Yield sentences on how the second plan differs, the most important first."""
     yield _step(before, after)
     yield f"It takes {after.words}{_instead(before.words, after.words)}."
-    was, now = map(_where_experts_are, (before, after))
+    places = {True: "placed by their loads", False: "in their order"}
+    was, now = places[before.is_placed], places[after.is_placed]
     if was != now:
         yield f"Its experts are {now} instead of {was}."
     was, now = (format_bytes(plan.needed_bytes) for plan in (before, after))
@@ -28,7 +29,7 @@ def compare(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
     yield from (sentence(warning) for warning in after.warnings if warning not in before.warnings)
 
 
-def asked_otherwise(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
+def changed_inputs(before: AnyPlan, after: AnyPlan) -> Iterator[str]:
     """Yield what was asked of the second plan alone: "8 ranks instead of 4", "--tp 2"."""
     then, now = _asked(before), _asked(after)
     for key in dict.fromkeys((*then, *now)):
@@ -107,7 +108,3 @@ def _ratio(ratio: float) -> str:
 
 def _instead(was: str, now: str) -> str:
     return ", as before" if now == was else f" instead of {was}"
-
-
-def _where_experts_are(plan: AnyPlan) -> str:
-    return "placed by their loads" if plan.is_placed else "in their order"

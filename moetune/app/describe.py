@@ -28,7 +28,7 @@ _SXM = re.compile(r"[ -]?sxm\d?$")
 _FASTEST_PCIE = 64e9
 """Bytes a second, one way, that no link of PCI Express 5 reaches."""
 _ADAM_BYTES = 30
-"""Of one parameter's step, as the reference machines have it."""
+"""Bytes that Adam reads and writes for a parameter, as the reference machines have it."""
 _SIZES = "describe it by --tflops and --memory-bandwidth, with --memory and --link-rate"
 
 

@@ -100,7 +100,7 @@ def _store_report(settings: Settings) -> StoreReport:
     report = StoreReport(location=without_password(settings.db))
     try:
         state = current(settings.db)
-        report = replace(report, revision=state.found, wanted=state.head)
+        report = replace(report, revision=state.revision, wanted=state.head)
         with wiring.find_store(settings) as store:
             if store is None:
                 return report

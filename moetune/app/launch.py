@@ -46,7 +46,7 @@ _MEETS_LAUNCHER: Mapping[str, str] = MappingProxyType({
     "MASTER_ADDR": _HERE, "GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_RESTART_COUNT": "0",
 })  # fmt: skip
-"""Of every rank: all of them are clients of the store of the process that started them."""
+"""Variables of all ranks, which are clients of the store of the process that started them."""
 
 Send = Callable[[Any], object]
 """Takes a message that a rank sends while it works."""

@@ -71,12 +71,12 @@ class MemoryAnswer:
     """Layouts that fit, the plainest first; where none does, the smallest alone.
 
     Args:
-        num_fitting: layouts that fit, of which `found` has the first.
+        num_fitting: layouts that fit, of which `layouts` has the first.
     """
 
     question: MemoryQuestion
     job: TrainingJob
-    found: tuple[FittedLayout, ...]
+    layouts: tuple[FittedLayout, ...]
     num_fitting: int
 
     @property
@@ -142,7 +142,7 @@ class _Fit:
         if not layouts:
             layouts = (self._smallest(),)
         return MemoryAnswer(
-            question=self._question, job=self._job, found=layouts, num_fitting=len(fitting)
+            question=self._question, job=self._job, layouts=layouts, num_fitting=len(fitting)
         )
 
     def fitting(self) -> Iterator[FittedLayout]:

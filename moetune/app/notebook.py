@@ -268,7 +268,7 @@ def plan(
         question = ask({"model": model, **options})
         settings = wiring.configure(db=_text(db)).settings
         planned = plan_question(question, settings, profile=used, save=save)
-        machine = planned.found.profile
+        machine = planned.machine.profile
         if note := stale_note(machine):
             _LOGGER.warning(note)
         return PlanView(plan=planned.plan, db=_text(db), profile=machine)

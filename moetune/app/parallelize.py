@@ -3,7 +3,6 @@
 import datetime as dt
 import logging
 import os
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -185,18 +184,15 @@ def _check_model(plan: TrainingDocument, blocks: "nn.ModuleList") -> None:
     ]
     layer = decoder.layer
     planned = [(layer.d_model, layer.d_hidden, layer.num_experts, layer.top_k)]
+    sizes = " or ".join(map(str, dict.fromkeys(mine)))
     if len(blocks) != decoder.num_layers or mine != planned * decoder.num_moe_layers:
         raise InputError(
             f"plan {plan.id[:6]} is for {plan.inputs.model}: {decoder.num_layers} blocks, "
             f"{decoder.num_moe_layers} of them with (d_model, d_hidden, experts, top_k) "
             f"{planned[0]}; "
-            f"the model has {len(blocks)}, {len(mine)} with {_either(mine)}",
+            f"the model has {len(blocks)}, {len(mine)} with {sizes or 'no experts'}",
             "plan for the sizes of this model, in a config.json of its family",
         )
-
-
-def _either(layers: Sequence[tuple[int, ...]]) -> str:
-    return " or ".join(map(str, dict.fromkeys(layers))) or "no experts"
 
 
 def _decoder(plan: TrainingDocument) -> Decoder | None:

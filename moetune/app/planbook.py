@@ -164,7 +164,7 @@ def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> PlanB
         return PlanBook(_all_plans(request.settings))
     num_ranks = communicator_of(group).num_ranks
     book = _find_named(request, url, num_ranks)
-    return _renewed(book, request, url=url, num_ranks=num_ranks) if request.renew else book
+    return _renew(book, request, url=url, num_ranks=num_ranks) if request.renew else book
 
 
 def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> PlanBook:
@@ -176,7 +176,7 @@ def _find_named(request: _BookRequest, url: str | None, num_ranks: int) -> PlanB
     return _ask_service(request, url, served, local=plans, num_ranks=num_ranks)
 
 
-def _renewed(book: PlanBook, request: _BookRequest, *, url: str | None, num_ranks: int) -> PlanBook:
+def _renew(book: PlanBook, request: _BookRequest, *, url: str | None, num_ranks: int) -> PlanBook:
     """Return plans for a number of ranks in place of those for others.
 
     The service gives them where there is one; else they are made from the store's profiles, and
@@ -188,7 +188,7 @@ def _renewed(book: PlanBook, request: _BookRequest, *, url: str | None, num_rank
     current = [plan for plan in book.plans if plan not in old]
     questions = [plan.inputs.question_for(num_ranks) for plan in old]
     if url is None:
-        made = _made(questions, request.settings)
+        made = _make_plans(questions, request.settings)
         is_complete = book.is_complete and len(made) == len(questions)
         return PlanBook((*current, *made), is_complete=is_complete, reporter=book.reporter)
     reported = frozenset() if book.reporter is None else book.reporter.plan_ids
@@ -198,7 +198,7 @@ def _renewed(book: PlanBook, request: _BookRequest, *, url: str | None, num_rank
     )  # fmt: skip
 
 
-def _made(questions: Sequence[Mapping[str, object]], settings: Settings) -> list[Plan]:
+def _make_plans(questions: Sequence[Mapping[str, object]], settings: Settings) -> list[Plan]:
     """Return the plans that can be made here; the log says why others cannot."""
     made: list[Plan] = []
     for question in questions:

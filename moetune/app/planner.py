@@ -45,14 +45,14 @@ class NewPlan:
     """A new plan and the profile it was made with."""
 
     plan: AnyPlan
-    found: FoundProfile
+    machine: FoundProfile
 
 
 class _Complete(NamedTuple):
     """A layer's request with every default filled in, and the profile to plan with."""
 
     inputs: PlanInputs
-    found: FoundProfile
+    machine: FoundProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,7 +105,7 @@ class Planner:
         """
         return self.sources.stored(self._read(inputs).inputs.plan_id)
 
-    def drafted(self, inputs: Mapping[str, object]) -> Plan:
+    def draft(self, inputs: Mapping[str, object]) -> Plan:
         """Return the stored plan for a plan's `inputs`, else solve for it and store nothing.
 
         Raises:
@@ -126,10 +126,10 @@ class Planner:
         """
         if not is_of_model(question):
             complete = self._complete(layer_request(question, self.settings), profile)
-            return NewPlan(plan=self._solve(complete), found=complete.found)
+            return NewPlan(plan=self._solve(complete), machine=complete.machine)
         machine = self.sources.profile(profile, for_models=True)
         plan = self.run(machine.profile.name, _plan_model, question, machine.profile)
-        return NewPlan(plan=plan, found=machine)
+        return NewPlan(plan=plan, machine=machine)
 
     def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
         """Return a plan with its profile; where that is missing or has changed, with the reason.
@@ -207,7 +207,7 @@ class Planner:
         return self.sources.stored(complete.inputs.plan_id) or self._solve(complete)
 
     def _solve(self, complete: _Complete) -> Plan:
-        profile = complete.found.profile
+        profile = complete.machine.profile
         return self.run(profile.name, plan_for, complete.inputs, profile)
 
 

@@ -16,7 +16,7 @@ from moetune.app.profile_request import (
     detect_cluster,
     profile_name,
 )
-from moetune.app.recording import Progress, RecordedRun, ResumeState, resumed
+from moetune.app.recording import Progress, RecordedRun, ResumeState, resume_state
 from moetune.domain.cluster import Cluster
 from moetune.domain.errors import CollectiveError, ProfileError
 from moetune.domain.profile import Profile
@@ -48,7 +48,7 @@ def estimate_profile(
     from moetune.measure.session import Estimates
 
     cluster = detect_cluster(request, setting)
-    begun = resumed(store, profile_name(request, cluster), cluster) if store else ResumeState()
+    begun = resume_state(store, profile_name(request, cluster), cluster) if store else ResumeState()
     seconds: dict[Point, float] = {}
 
     def receive(news: "News") -> None:
@@ -97,7 +97,7 @@ def profile_machine(
     """
     cluster = detect_cluster(request, setting)
     name = profile_name(request, cluster)
-    begun = resumed(store, name, cluster) if resume else ResumeState()
+    begun = resume_state(store, name, cluster) if resume else ResumeState()
     base = request.base or begun.base
     if base is not None:
         check_base(base, cluster.machine)
@@ -120,7 +120,7 @@ def profile_machine(
         profile=profile,
         run_id=run.begin(),
         location=store.location,
-        num_reused=len(begun.known),
+        num_reused=len(begun.samples),
         groups=groups,
     )
 

@@ -43,30 +43,30 @@ class ResumeState:
 
     Args:
         run_id: of an unfinished run to continue; None for a new one.
-        known: samples that it begins with, or has.
+        samples: that it begins with, or has.
         base: the profile that it continues, where it has tables of another one; else None.
     """
 
     run_id: int | None = None
-    known: tuple[Sample, ...] = ()
+    samples: tuple[Sample, ...] = ()
     base: Profile | None = None
 
     @property
     def done(self) -> frozenset[Point]:
         """Points that need not be measured: those measured without an error."""
-        return frozenset(sample.point for sample in self.known if not sample.error)
+        return frozenset(sample.point for sample in self.samples if not sample.error)
 
 
-def resumed(store: "SqlStore", name: str, cluster: Cluster) -> ResumeState:
+def resume_state(store: "SqlStore", name: str, cluster: Cluster) -> ResumeState:
     """Return the last unfinished run of this name on this machine, else the current profile."""
     run_id = store.open_run(name=name, fingerprint=cluster.fingerprint)
     current = store.profile(name) if run_id is None else None
-    known: tuple[Sample, ...] = ()
+    samples: tuple[Sample, ...] = ()
     if run_id is not None:
-        known = store.samples(run_id)
+        samples = store.samples(run_id)
     elif current is not None and current.fingerprint == cluster.fingerprint:
-        known = current.samples
-    return ResumeState(run_id=run_id, known=known, base=_base_of(current))
+        samples = current.samples
+    return ResumeState(run_id=run_id, samples=samples, base=_base_of(current))
 
 
 def _base_of(current: Profile | None) -> Profile | None:
@@ -105,7 +105,7 @@ class RecordedRun:
     ) -> None:
         self.cluster = cluster
         self._store, self._name, self._preset, self._progress = store, name, preset, progress
-        self._id, self._known = begun.run_id, begun.known
+        self._id, self._earlier = begun.run_id, begun.samples
         self._status: RunStatus = "partial"
         self._left: set[Point] = set()
         self._end = 0.0
@@ -143,7 +143,7 @@ class RecordedRun:
             self._id = self._store.start_run(
                 name=self._name, cluster=self.cluster, preset=self._preset
             )
-            self._store.add_samples(self._id, self._known)
+            self._store.add_samples(self._id, self._earlier)
         return self._id
 
     def samples(self) -> tuple[Sample, ...]:

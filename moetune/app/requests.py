@@ -37,7 +37,7 @@ from moetune.huggingface.registry import (
 
 PIN_NAMES = tuple(item.name for item in fields(LayoutRequest))
 _LARGEST = {"world_size": 2**14, "nodes": 2**14, "global_batch": 2**20, "seq": 2**22}
-"""Of a whole model: searches of larger jobs take longer than a service waits."""
+"""Largest sizes of a whole model: a service does not wait for searches of larger jobs."""
 _ROUTINGS = ("balanced", "natural")
 
 

@@ -8,7 +8,6 @@ from typing import TypeAlias
 from moetune.app.files import read_text
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError
-from moetune.domain.experts import RoutedExperts
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads, LayerRouting
 from moetune.domain.routing_record import (
     ModelRoutingRecord,
@@ -114,15 +113,13 @@ def _of_model(record: ModelRoutingRecord, name: str, decoder: Decoder) -> Record
     return RecordedLayers(
         name=name,
         layers=tuple(
-            _layer(layer, part, f"{name}, layer {number}")
+            RecordedLayer(
+                loads=layer.expert_loads(f"{name}, layer {number}"),
+                spread=_spread(layer),
+                top_k=part.mean_top_k,
+            )
             for number, (layer, part) in enumerate(zip(record.layers, parts, strict=True))
         ),
-    )
-
-
-def _layer(record: RoutingRecord, part: RoutedExperts, name: str) -> RecordedLayer:
-    return RecordedLayer(
-        loads=record.expert_loads(name), spread=_spread(record), top_k=part.mean_top_k
     )
 
 

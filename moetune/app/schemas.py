@@ -157,7 +157,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         of=WhyNotAnswer,
     ),
 }  # fmt: skip
-"""By name: with a version where the key `schema` is put before the others, and is no field."""
+"""Documents by name; a name with a version has the key `schema` before its fields."""
 
 
 def _schema(tag: str) -> dict[str, object]:

@@ -19,7 +19,7 @@ from moetune.fit.speeds import BANDWIDTH, INTERFERENCE, START, Slowdown
 SENSITIVITY_SCHEMA = "moetune.sensitivity/1"
 PERCENT = 0.01
 _NOTHING = 1e-7
-"""Of the step, for every percent: parts that change it less are left out."""
+"""Parts that change the step by a smaller share, for a percent, are left out."""
 _TIE = 1e-9
 OP_WORDS: Mapping[str, str] = MappingProxyType({
     "all_to_all": "all-to-alls", "all_reduce": "all-reduces", "all_gather": "all-gathers",

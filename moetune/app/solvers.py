@@ -31,7 +31,7 @@ from moetune.domain.errors import AbandonedError, BusyError, MoetuneError, Solve
 P = ParamSpec("P")
 T = TypeVar("T")
 _NUM_PROCESSES = 4
-"""Of a service: small questions are answered while big ones take their time, at a low priority."""
+"""A service's processes: small questions are answered while big ones run, at a low priority."""
 _LOOK_SECONDS = 0.1
 
 
@@ -177,7 +177,7 @@ class SolverPool:
                 self._running.discard(process)
             self._free.put(process if is_useful else self._new())
 
-    def _looks(self, is_gone: Callable[[], bool]) -> Iterator[None]:
+    def _poll(self, is_gone: Callable[[], bool]) -> Iterator[None]:
         """Yield until the time of a question is over; raise AbandonedError once nobody waits."""
         deadline = time.monotonic() + self.limits.seconds
         while time.monotonic() < deadline:
@@ -185,7 +185,7 @@ class SolverPool:
             yield
 
     def _wait(self, is_gone: Callable[[], bool]) -> ProcessPoolExecutor:
-        for _ in self._looks(is_gone):
+        for _ in self._poll(is_gone):
             with suppress(queue.Empty):
                 return self._free.get(timeout=_LOOK_SECONDS)
         raise self._busy()
@@ -194,7 +194,7 @@ class SolverPool:
         self, process: ProcessPoolExecutor, question: Callable[[], T], is_gone: Callable[[], bool]
     ) -> T:
         try:
-            return self._waited(process.submit(answer, question), is_gone)
+            return self._wait_for(process.submit(answer, question), is_gone)
         except MemoryError:
             raise SolveLimitError(
                 f"the answer needs more than the {self.limits.memory_bytes / 2**30:g} GiB that "
@@ -212,8 +212,8 @@ class SolverPool:
             self._end(process)
             raise
 
-    def _waited(self, asked: Future[T], is_gone: Callable[[], bool]) -> T:
-        for _ in self._looks(is_gone):
+    def _wait_for(self, asked: Future[T], is_gone: Callable[[], bool]) -> T:
+        for _ in self._poll(is_gone):
             if wait((asked,), _LOOK_SECONDS).done:
                 return asked.result()
         raise SolveLimitError(
@@ -240,12 +240,12 @@ _MOST_UNCOLLECTED = 500_000
 its time."""
 
 
-def _frozen(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(items)
 
 
 # Frozen values have such mappings, which pickle does not know.
-copyreg.pickle(MappingProxyType, lambda proxy: (_frozen, (dict(proxy),)))
+copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))
 
 
 def prepare(memory_bytes: int) -> None:

@@ -28,7 +28,7 @@ SPEED_OF_SOFTWARE = ("torch", "backend", "nccl", "cuda", "cudnn", "driver", "thr
 AGREEMENT = 0.05
 """Largest median difference at which a profile is kept."""
 MOST_POINTS = 12
-"""Of a check: at most a second each with the quick preset, groups of ranks included."""
+"""A check measures so many points: at most a second each, groups of ranks included."""
 LEAST_POINTS = 3
 _OF_ONE_KIND = 0.10
 _BUDGET_SECONDS = 10.0

@@ -49,8 +49,8 @@ def stand_ins_of(
     prices = price(costs)
     prices.step(chosen.layout)
     words = (
-        *_unpublished(chosen.layout, prices.target),
-        *_no_network(prices.job, profile), *_stand_in_words(prices.device.trusts.doubts),
+        *_unpublished_words(chosen.layout, prices.target),
+        *_network_words(prices.job, profile), *_stand_in_words(prices.device.trusts.doubts),
     )  # fmt: skip
     if profile.network is not None and profile.provenance == "published":
         return StandIns(words=words)
@@ -60,7 +60,7 @@ def stand_ins_of(
     return StandIns(words=words, ratios=(float(low), float(high)))
 
 
-def _unpublished(layout: FoldedLayout, target: Target) -> Iterator[str]:
+def _unpublished_words(layout: FoldedLayout, target: Target) -> Iterator[str]:
     """Yield a sentence for each part of a step that no public run tells."""
     if target.name in {"transformers", "deepspeed"}:
         yield (
@@ -74,7 +74,7 @@ def _unpublished(layout: FoldedLayout, target: Target) -> Iterator[str]:
         )
 
 
-def _no_network(job: TrainingJob, profile: Profile) -> Iterator[str]:
+def _network_words(job: TrainingJob, profile: Profile) -> Iterator[str]:
     """Yield a sentence where ranks are on several nodes and the profile is of one."""
     machine = profile.machine
     nodes = math.ceil(job.world_size / machine.devices_per_node)
@@ -92,7 +92,7 @@ def _stand_in_words(doubts: Iterable[Doubt]) -> Iterator[str]:
     others = {name: other for name, other in names.items() if name not in gemms}
     for stand_in in dict.fromkeys(others.values()):
         operations = [name for name, other in others.items() if other == stand_in]
-        yield f"not in the profile: {_listed(operations)}; {stand_in} stands in"
+        yield f"not in the profile: {_list_words(operations)}; {stand_in} stands in"
     if gemms:
         yield (
             f"not in the profile: {len(gemms)} {'shape' if len(gemms) == 1 else 'shapes'} of GEMMs "
@@ -100,6 +100,6 @@ def _stand_in_words(doubts: Iterable[Doubt]) -> Iterator[str]:
         )
 
 
-def _listed(names: list[str]) -> str:
+def _list_words(names: list[str]) -> str:
     rest = len(names) - _NUM_NAMED
     return ", ".join(names[:_NUM_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -131,7 +131,7 @@ def plan_training(
         RefusedLayoutError: the runtime would refuse what is pinned, priced all the same.
         ProfileError: the profile lacks an operation.
     """
-    solved = _solved(request, profile)
+    solved = _solve(request, profile)
     plan, pins, best = solved.plan, _of_layouts(request.pins), solved.best
     if not plan.fits:
         raise _too_large(solved, request)
@@ -159,16 +159,16 @@ class _Solved:
     search: FoldedSearch
 
 
-def _solved(request: TrainingRequest, profile: Profile) -> _Solved:
+def _solve(request: TrainingRequest, profile: Profile) -> _Solved:
     _check_placement_rule(request)
     check_format(profile, request.job.dtype)
     broken = next(model_rules(request.job.decoder, request.target), None)
     if broken is not None:
         raise InfeasiblePlanError(broken.what, broken.hint)
     try:
-        solved = _searched(request, profile)
+        solved = _search(request, profile)
     except RefusedLayoutError as error:
-        raise _priced(error, request, profile) from None
+        raise _with_price(error, request, profile) from None
     return solved if solved.plan.fits else _on_host(solved, request, profile)
 
 
@@ -188,7 +188,7 @@ def _on_host(solved: _Solved, request: TrainingRequest, profile: Profile) -> _So
         return solved
     pinned = replace(request, pins=replace(request.pins, **wanted))
     try:
-        on_host = _searched(pinned, profile)
+        on_host = _search(pinned, profile)
     except MoetuneError:
         return solved
     if not on_host.plan.fits:
@@ -216,12 +216,12 @@ def _check_placement_rule(request: TrainingRequest) -> None:
         )
 
 
-def _priced(
+def _with_price(
     error: RefusedLayoutError, request: TrainingRequest, profile: Profile
 ) -> RefusedLayoutError:
     """Return the error with the price of what is pinned, as if the runtime ran it."""
     try:
-        plan = _searched(request, profile, asks_runtime=False).plan
+        plan = _search(request, profile, asks_runtime=False).plan
     except MoetuneError:  # its times are not known
         return error
     step, peak = plan.predicted.step_seconds, plan.memory.peak_bytes
@@ -231,7 +231,7 @@ def _priced(
     )
 
 
-def _searched(request: TrainingRequest, profile: Profile, *, asks_runtime: bool = True) -> _Solved:
+def _search(request: TrainingRequest, profile: Profile, *, asks_runtime: bool = True) -> _Solved:
     limit = request.memory_limit_bytes or usable_bytes(profile.machine)
     with sound_numbers(profile.name):
         costs = costs_of(profile, allow_modelled=True)

@@ -35,7 +35,7 @@ VERIFICATION_SCHEMA = "moetune.verification/1"
 DEGREES = (1, 2, 4, 8, 16)
 NUM_ROUNDS = 7
 LOST = 0.02
-"""By which the plan's step is at least slower than one chunk's where it has lost to it."""
+"""A plan has lost where its step is slower than that of one chunk by more than this share."""
 _TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 
 

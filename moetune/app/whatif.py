@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from moetune.app.compare import asked_otherwise, compare
+from moetune.app.compare import changed_inputs, compare
 from moetune.app.plan import changed_request, plan_again, read_limit
 from moetune.app.planner import Planner
 from moetune.app.requests import ask, check_served, training_request
@@ -58,7 +58,7 @@ class WhatIfAnswer:
     @property
     def words(self) -> tuple[str, ...]:
         """Sentences on the differences: what was changed, then the most important first."""
-        changed = ", ".join(asked_otherwise(self.before, self.after))
+        changed = ", ".join(changed_inputs(self.before, self.after))
         title = f"{'' if changed.startswith('without ') else 'with '}{changed}"
         title = title if changed else "the plan is already made for these inputs"
         return sentence(title), *compare(self.before, self.after)

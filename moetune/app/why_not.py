@@ -19,6 +19,7 @@ from moetune.app.subjects.values import (
 )
 from moetune.domain.document import encode
 from moetune.domain.units import format_bytes, format_seconds, format_share
+from moetune.report.section import chance
 from moetune.solve.layer.degree import TIE
 
 WHY_NOT_SCHEMA = "moetune.why-not/1"
@@ -26,9 +27,9 @@ ComparedVerdict = Literal[
     "chosen", "as_fast", "slower", "faster", "too_large", "refused"
 ]  # fmt: skip
 _NAMED = 3
-"""Parts of a difference that are said."""
+"""So many parts of a difference are named."""
 _SMALL = 5e-4
-"""Of the step: smaller differences of parts are not said."""
+"""Differences of parts below this share of the step are not named."""
 _WAYS = (
     "recompute", "dispatcher", "overlap", "zero", "schedule", "stages",
     "cuda-graphs", "offload-activations", "offload-optimizer",
@@ -189,7 +190,7 @@ def _words(answer: WhyNotAnswer) -> Iterator[str]:
     if answer.probability_faster is not None and answer.verdict not in {"chosen", "too_large"}:
         yield (
             "How sure: the chance that it is the faster one of the two is "
-            f"{_chance(answer.probability_faster)}, given the errors of such predictions."
+            f"{chance(answer.probability_faster)}, given the errors of such predictions."
         )
 
 
@@ -263,14 +264,6 @@ def _memory_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
 
 def _more(seconds: float) -> str:
     return f"{format_seconds(abs(seconds))} {'more' if seconds > 0 else 'less'}"
-
-
-def _chance(share: float) -> str:
-    """Return a chance in percent, never 0 or 100: agreement of all draws is not certainty."""
-    percent = round(100 * share)
-    if percent <= 0:
-        return "under 1 %"
-    return "over 99 %" if percent >= 100 else f"{percent} %"  # noqa: PLR2004 - percent
 
 
 def _capital(text: str) -> str:

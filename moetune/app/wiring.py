@@ -73,7 +73,7 @@ def find_store(settings: Settings) -> Iterator["SqlStore | None"]:
     """
     from moetune import store
 
-    if settings.db == config.NO_STORE or store.current(settings.db).found is None:
+    if settings.db == config.NO_STORE or store.current(settings.db).revision is None:
         yield None
         return
     with store.open_store(settings.db, read_only=True) as found:
@@ -106,8 +106,8 @@ def searches_folder(settings: Settings) -> Path:
     return file.parent / "searches"
 
 
-def detect_cluster(*, num_ranks: int = 1, ranks_per_node: int | None = None) -> Cluster:
-    """Return this machine as so many ranks see it.
+def detect_cluster() -> Cluster:
+    """Return this machine as a single rank sees it.
 
     Raises:
         MissingPackageError: torch is not installed, which reads the machine.
@@ -115,6 +115,4 @@ def detect_cluster(*, num_ranks: int = 1, ranks_per_node: int | None = None) -> 
     with needed_by("reading this machine"):
         from moetune import hardware
 
-    return hardware.detect(
-        num_ranks=num_ranks, ranks_per_node=ranks_per_node, environment=config.environment()
-    )
+    return hardware.detect(num_ranks=1, ranks_per_node=None, environment=config.environment())

@@ -23,7 +23,7 @@ INTERRUPTED = 130
 _LONG = frozenset({"profile", "verify", "serve"})
 """Commands that run layers or answer for long, and collect their garbage as usual."""
 _ALLOCATIONS = 200_000
-"""Between collections of garbage in the others, where they took a fifth of the time."""
+"""Allocations between collections of garbage elsewhere, where they took a fifth of the time."""
 _NOT_PLANNED = ("--lora", "--qlora", "--peft", "--adapter")
 """Beginnings of options of fine-tuning by adapters, to which no option here is near."""
 

@@ -24,7 +24,7 @@ _WIDEST = 24
 _FORMS = MappingProxyType(
     {Path: "FILE", parse_bytes: "SIZE", parse_seconds: "TIME", parse_age: "TIME", parse_count: "N"}
 )
-"""Of values in help."""
+"""Placeholders of values in help."""
 Names = Callable[[typer.Context, str], Iterable[str]]
 """Names that a shell may complete, by the running command and the letters so far."""
 

@@ -21,7 +21,7 @@ VARIABLE = "_MOETUNE_COMPLETE"
 _LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 """Variables in which bash, and zsh and fish, pass the line so far."""
 ID_LETTERS = 8
-"""Of a plan's id, which is as unique as a store needs and still readable."""
+"""Letters of a plan's id: as unique as a store needs, and still readable."""
 
 
 @command(

@@ -31,12 +31,12 @@ def current(session: Session) -> int:
     from moetune import store
 
     state, location = store.current(session.settings.db), session.location
-    words = f"{location} has schema {state.found}, this moetune needs {state.head}"
-    if state.found is None:
+    words = f"{location} has schema {state.revision}, this moetune needs {state.head}"
+    if state.revision is None:
         words = f"there is no database at {location} yet"
     document = {"schema": "moetune.db.current/1", "location": location}
-    session.screen.said({**document, "revision": state.found, "wanted": state.head}, words)
-    if state.found is None or state.up_to_date:
+    session.screen.said({**document, "revision": state.revision, "wanted": state.head}, words)
+    if state.revision is None or state.up_to_date:
         return 0
     session.screen.note("run `moetune db upgrade`")
     return SchemaMismatchError.exit_code

@@ -52,8 +52,8 @@ def plan(
     from moetune.domain.question import read_texts
 
     make = partial(plan_question, ask(read_texts(texts_of(asked))), profile=profile)
-    planned, is_saved = saved_or_written(session, make, save=not no_save, output=output)
-    made, used, screen = planned.plan, planned.found, session.screen
+    planned, is_saved = save_or_write(session, make, save=not no_save, output=output)
+    made, used, screen = planned.plan, planned.machine, session.screen
     if output is not None:
         write_text(output, made.text)
     if note := stale_note(used.profile):
@@ -76,7 +76,7 @@ def plan(
         screen.line(_what_runs_it(made, used.profile.machine))
 
 
-def saved_or_written(
+def save_or_write(
     session: Session, plan: Callable[..., T], *, save: bool, output: Path | None
 ) -> tuple[T, bool]:
     """Return a plan and whether the store has it.

@@ -1,7 +1,6 @@
 """`moetune plans` and `moetune observations`: what the store has of plans and of their steps."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from moetune.cli.commands import ALL, MOST_ROWS, Between, argument, command, group, option
 from moetune.cli.completion import model_names, plan_ids, profile_names
@@ -48,25 +47,6 @@ def show(session: Session, plan: str, profile: str | None) -> None:
 
 
 @command(
-    "moetune plans export 1a2b3c --output plan.json",
-    PLAN,
-    option("--output", "Write this file instead of stdout.", Path),
-)
-def export(session: Session, plan: str, output: Path | None) -> None:
-    """Print a plan as the JSON file that the runtime reads, or write a file."""
-    from moetune.app.files import write_text
-
-    wanted = session.plan(plan)
-    if output is None:
-        session.screen.raw(wanted.text)
-        return
-    write_text(output, wanted.text)
-    document = {"schema": "moetune.plans.export/1", "id": wanted.id, "file": str(output)}
-    session.screen.said(document)
-    session.screen.hint(f"plan {wanted.id[:6]} is written to {output}")
-
-
-@command(
     "moetune plans diff 1a2b3c plan.json",
     argument("first", PLAN.words, names=plan_ids),
     argument("second", PLAN.words, names=plan_ids),
@@ -100,7 +80,7 @@ def remove(session: Session, plans: Sequence[str]) -> None:
     )
 
 
-plans = group("Stored plans.", list_, show, export, diff, remove)
+plans = group("Stored plans.", list_, show, diff, remove)
 
 
 @command(

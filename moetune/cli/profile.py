@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _TOKENS = 4096
 _INTERRUPTED = 130
 _BUDGET_SECONDS = 80.0
-"""Of a run that names neither a budget nor a preset, and then is quick: two minutes with its start
-and its fit."""
+"""Budget of a run that names neither budget nor preset, which then takes two minutes in all."""
 _MEASURED = (
     "model", "d_model", "d_hidden", "num_experts", "top_k", "activation", "num_layers",
     "num_heads", "vocab", "moe_every", "seq",
@@ -36,10 +35,6 @@ _MEASURED = (
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(map(parse_count, _words(text)))
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
@@ -64,7 +59,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
     option(
         "--group-sizes",
         "Group sizes, such as 2,4. Default: divisors and powers of two.",
-        _counts,
+        lambda text: tuple(map(parse_count, _words(text))),
         form="SIZES",
     ),
     option("--tokens", "Tokens per rank and step, such as 8k.", parse_count),

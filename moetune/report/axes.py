@@ -135,7 +135,7 @@ class Scale:
             return cls(axis=axis, low=len(names) - 0.5, high=-0.5, categories=names)
         if axis.end is not None:
             return cls(axis=axis, low=0.0, high=axis.end)
-        low, high = _padded([_number(value, axis.kind) for value in values] or [0.0, 1.0], axis)
+        low, high = _pad([_number(value, axis.kind) for value in values] or [0.0, 1.0], axis)
         return cls(axis=axis, low=low, high=high)
 
     def share(self, value: Value) -> float:
@@ -153,7 +153,9 @@ class Scale:
             inside = [tick for tick in ticks if abs(tick.share - 0.5) <= 0.5 + _NEARLY]
             return tuple(inside[:: -(-len(inside) // (_MOST_TICKS + 1)) or 1])
         is_date, span = self.axis.kind == "date", self.high - self.low
-        step = _date_step(span) if is_date else _round_step(span / _MOST_TICKS)
+        step = _round_step(span / _MOST_TICKS)
+        if is_date:
+            step = next((step for step in _SPANS if span / step <= _MOST_TICKS), _SPANS[-1])
         if self.axis.is_count:
             step = max(step, 1.0)
         first, last = math.ceil(self.low / step - _NEARLY), math.floor(self.high / step + _NEARLY)
@@ -168,17 +170,13 @@ class Scale:
         )
 
 
-def _date_step(span: float) -> float:
-    return next((step for step in _SPANS if span / step <= _MOST_TICKS), _SPANS[-1])
-
-
 def _number(value: Value, kind: Kind) -> float:
     if kind == "date":
         return datetime.fromisoformat(str(value)).replace(tzinfo=UTC).timestamp()
     return math.log10(float(value)) if kind == "log" else float(value)
 
 
-def _padded(numbers: Sequence[float], axis: Axis) -> tuple[float, float]:
+def _pad(numbers: Sequence[float], axis: Axis) -> tuple[float, float]:
     low, high = min(numbers), max(numbers)
     if axis.from_zero:
         low, high = min(low, 0.0), max(high, 0.0)

@@ -48,7 +48,7 @@ def environment(*folders: Path) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"bytes": format_bytes, "figure_svg": figure_svg, "ticked": _ticked}
+    made.filters |= {"bytes": format_bytes, "figure_svg": figure_svg, "ticked": _mark_commands}
     return made
 
 
@@ -102,7 +102,9 @@ def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Ch
         version=version,
         style=(STATIC / "moetune.css").read_text(encoding="utf-8"),
         script=(STATIC / "moetune.js").read_text(encoding="utf-8"),
-        csv=lambda figure: _data_url(figure.csv),
+        csv=lambda figure: (
+            "data:text/csv;charset=utf-8;base64," + base64.b64encode(figure.csv.encode()).decode()
+        ),
         chapters=chapters,
     )  # fmt: skip
 
@@ -131,11 +133,7 @@ def notebook_cell(
     )  # fmt: skip
 
 
-def _data_url(text: str) -> str:
-    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
-
-
-def _ticked(text: str) -> str:
+def _mark_commands(text: str) -> str:
     """Return escaped text with commands set as code, and numbers that stay beside their units.
 
     Commands are words in backticks, and those that end a line behind a colon and two spaces.

@@ -191,13 +191,13 @@ def stacked_figure(parts: Mapping[str, Mapping[str, float]], *, title: str, word
         name="phases",
         title=title,
         words=words,
-        panels=(Panel(x=times, y=ROWS, marks=tuple(_stacked(parts, second))),),
+        panels=(Panel(x=times, y=ROWS, marks=tuple(_stacked_bars(parts, second))),),
         header=("plan", "phase", "seconds"),
         rows=tuple((name, *phase) for name, phases in parts.items() for phase in phases.items()),
     )
 
 
-def _stacked(parts: Mapping[str, Mapping[str, float]], second: float) -> Iterator[Bars]:
+def _stacked_bars(parts: Mapping[str, Mapping[str, float]], second: float) -> Iterator[Bars]:
     """Yield the bars of each phase that takes time, behind those of the phases before it."""
     ends = dict.fromkeys(parts, 0.0)
     phases = dict.fromkeys(phase for plan in parts.values() for phase in plan)
@@ -214,7 +214,7 @@ def _stacked(parts: Mapping[str, Mapping[str, float]], second: float) -> Iterato
 
 
 _BESIDE = 1.4
-"""Of the longest bar, so that its size fits beside it on a phone, too."""
+"""Multiple of the longest bar, so that its size fits next to it on a phone, too."""
 
 
 def memory_parts_figure(parts: Mapping[str, float], *, limit_bytes: int, words: str) -> Figure:
@@ -257,16 +257,16 @@ def memory_parts_figure(parts: Mapping[str, float], *, limit_bytes: int, words: 
 CLASSES: Mapping[ResourceClass, str] = MappingProxyType({
     "comp": "computation", "comm": "communication", "mem": "copies",
 })  # fmt: skip
-"""Of resources, by what they do."""
+"""Names of resources."""
 _COLORS: dict[ResourceClass, tuple[str, str]] = {
     "comp": ("accent", "surface"), "comm": ("second", "surface"), "mem": ("third", "ink"),
 }  # fmt: skip
-"""Of bars, and of the text in them."""
+"""Colours of bars and of the text in them."""
 _MEANINGS = {
     "before": "first half of the experts", "after": "second half", "sum": "sum of the outputs",
     "save": "copy to the host", "load": "copy back", "weights": "combine weights",
 }  # fmt: skip
-"""Of an operation's first word, where that alone does not say it."""
+"""Meaning of an operation's first word, where the word does not say it."""
 
 
 def timeline_figure(*, forward: Timeline, backward: Timeline) -> Figure:

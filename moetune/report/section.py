@@ -287,6 +287,14 @@ def percent(share: float, *, digits: int = 1, sign: bool = False) -> str:
     return format_share(share, digits=digits, sign=sign)
 
 
+def chance(share: float) -> str:
+    """Return a chance in percent, never 0 or 100: agreement of all draws is not certainty."""
+    rounded = round(100 * share)
+    if rounded <= 0:
+        return "under 1 %"
+    return "over 99 %" if rounded >= 100 else f"{rounded} %"  # noqa: PLR2004 - percent
+
+
 def percents(*shares: float, sign: bool = False) -> tuple[str, ...]:
     """Return shares with digits for all of them, so that none but 0 itself reads as 0.
 

@@ -137,9 +137,9 @@ def _marks(place: _Place, height: float) -> Iterator[str]:
     for mark in place.panel.marks:
         match mark:
             case Line():
-                yield _stretched(_line(mark, place), height)
+                yield _stretch(_line(mark, place), height)
             case Band():
-                yield _stretched(_band(mark, place), height)
+                yield _stretch(_band(mark, place), height)
             case Points():
                 for number, (x, y) in enumerate(zip(mark.x, mark.y, strict=True)):
                     hover = _title(mark.hover, number)
@@ -339,7 +339,7 @@ def _vertical(share: float, place: _Place, look: str) -> str:
     return f'<line x1="{at}" x2="{at}" y1="{_px(place.top)}" y2="{_px(place.bottom)}" {look}/>'
 
 
-def _stretched(inner: str, height: float) -> str:
+def _stretch(inner: str, height: float) -> str:
     return (
         f'<svg class="lines" width="100%" height="{_px(height)}" '
         f'viewBox="0 0 {SPAN} {_px(height)}" preserveAspectRatio="none">{inner}</svg>'

@@ -20,7 +20,7 @@ _GOES_ON = " \\"
 _COMMAND = re.compile(r":\s+(moetune [^`]*?)\.?$")
 """A command at the end of a sentence, without its full stop."""
 _SHORT_COMMAND = re.compile(r"`moetune [^`]{1,40}`")
-"""In a sentence, which is not cut; a longer one goes on as a shell reads it."""
+"""A command in a sentence, which is not cut; a longer one goes on as a shell reads it."""
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B|[GT]FLOP/s)\b|%)")
 
@@ -51,7 +51,7 @@ class SectionPrinter:
         from rich.text import Text
 
         width = max(NARROWEST, min(WIDTH, self._console().width) - indent)
-        for line in _wrapped(text, width) or ("",):
+        for line in _wrap(text, width) or ("",):
             self._emit(Text(" " * indent + line.replace(_HARD_SPACE, " "), style=style))
 
     def section(self, section: Section) -> None:
@@ -132,12 +132,12 @@ class SectionPrinter:
             (self.file or sys.stdout).write(f"{line.rstrip()}\n")
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     """Return lines, in which a command that is cut goes on as a shell reads it."""
     match = _COMMAND.search(text)
     if match:
         lead, command = text[: match.start()] + ":", match[1]
-        return [*_wrapped(lead, width), *_continued(command, width)]
+        return [*_wrap(lead, width), *_continuation(command, width)]
     whole = _SHORT_COMMAND.sub(lambda match: match[0].replace(" ", _HARD_SPACE), text)
     lines = textwrap.wrap(
         _UNIT.sub(_HARD_SPACE, whole),
@@ -152,7 +152,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     ]
 
 
-def _continued(command: str, width: int) -> list[str]:
+def _continuation(command: str, width: int) -> list[str]:
     """Return the lines of a command, which end in a backslash, all but the last."""
     lines = textwrap.wrap(
         command, width - len(_GOES_ON), subsequent_indent="  ",

@@ -55,15 +55,15 @@ def _check_mode(path: Path, mode: int) -> None:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(
             f"token file '{path}' is open to others (mode {stat.S_IMODE(mode):04o})",
-            f"chmod 600 {_quoted(path)}, and make a new token if others may have read it",
+            f"chmod 600 {_quote(path)}, and make a new token if others may have read it",
         )
 
 
 def _no_token(path: Path, problem: str) -> InputError:
-    return InputError(f"token file '{path}' {problem}", _MAKE.format(_quoted(path)))
+    return InputError(f"token file '{path}' {problem}", _MAKE.format(_quote(path)))
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     return shlex.quote(str(path))
 
 
@@ -78,7 +78,7 @@ def check_secret_file(path: Path, what: str) -> None:
     except OSError as error:
         raise InputError(f"{what} {path} cannot be read: {error.strerror}") from None
     if mode & stat.S_IROTH:
-        raise InputError(f"{what} {path} can be read by everybody", f"chmod o-r {_quoted(path)}")
+        raise InputError(f"{what} {path} can be read by everybody", f"chmod o-r {_quote(path)}")
 
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0

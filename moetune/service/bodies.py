@@ -61,7 +61,7 @@ def page(
     return document({"schema": schema, "items": encode(items), "next": next_page})
 
 
-def tagged(text: str, if_none_match: str | None) -> Response:
+def with_etag(text: str, if_none_match: str | None) -> Response:
     """Return a JSON text with its ETag, or 304 where the client has it already."""
     content = text.encode()
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'

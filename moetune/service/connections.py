@@ -13,13 +13,13 @@ from typing import ClassVar, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _RESERVED_DESCRIPTORS = 128
-"""For the database, the log, the processes that solve, and the listening socket."""
+"""Descriptors for the database, the log, the solving processes and the listening socket."""
 _FEWEST, _MOST = 16, 4096
 _HEADER_SECONDS = 10.0
-"""From the connection, or a request's first byte, to its last header."""
+"""Longest time from the connection, or a request's first byte, to its last header."""
 _BODY_SECONDS = 60.0
 _HEADER_BYTES = 64 * 2**10
-"""Of the request line and headers, and of what surrounds a body's chunks."""
+"""Most bytes of the request line and headers, and of what surrounds a body's chunks."""
 _FRAMES_PER_BYTE = 8
 """Chunks of one byte have five bytes around them."""
 

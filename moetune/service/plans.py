@@ -25,7 +25,7 @@ from moetune.service.bodies import (
     document,
     page,
     read_document,
-    tagged,
+    with_etag,
 )
 from moetune.service.workers import WorkerPools
 
@@ -35,7 +35,7 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 async def stored_plan(pools: WorkerPools, request: Request, plan_id: PlanId) -> Response:
     """Return the plan file of exactly this id, with an ETag."""
-    return tagged(await _document(pools, plan_id) + "\n", request.headers.get("if-none-match"))
+    return with_etag(await _document(pools, plan_id) + "\n", request.headers.get("if-none-match"))
 
 
 async def resolve(pools: WorkerPools, request: Request) -> Response:
@@ -56,7 +56,7 @@ async def resolve(pools: WorkerPools, request: Request) -> Response:
         if plan is None:
             await pools.may_add(request, "plans")
             plan = await pools.solve(pools.planner.resolve, inputs)
-    answer = tagged(canonical_json(plan) + "\n", None)
+    answer = with_etag(canonical_json(plan) + "\n", None)
     answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"
     return answer
 
@@ -142,7 +142,7 @@ async def _before(pools: WorkerPools, body: Mapping[str, object]) -> AnyPlan:
     if plan_id is not None:
         return await _stored(pools, plan_id)
     if not asks_for_model(inputs):
-        return await pools.solve(planner.drafted, inputs)
+        return await pools.solve(planner.draft, inputs)
     with spelled(AS_ARGUMENTS):
         asked = await pools.read(_model_question, planner, inputs)
         return (await pools.solve(planner.ask, *asked)).plan

@@ -140,9 +140,9 @@ def problem_response(problem: Problem) -> Response:
         "type": f"urn:moetune:problem:{problem.title.replace(' ', '-')}",
         "title": problem.title,
         "status": int(problem.status),
-        "detail": _shortened(problem.detail),
+        "detail": _shorten(problem.detail),
         "code": problem.code,
-        "hint": _shortened(problem.hint),
+        "hint": _shorten(problem.hint),
     }
     return Response(
         json.dumps(document), int(problem.status), dict(problem.headers), media_type=MEDIA_TYPE
@@ -159,5 +159,5 @@ def _headers(status: HTTPStatus, retry_after_seconds: int) -> Mapping[str, str]:
     return {}
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + " …"

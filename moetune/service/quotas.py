@@ -21,12 +21,12 @@ Kind = Literal["plans", "observations", "profiles"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _HOUR_SECONDS = 3600.0
 _MOST_CLIENTS = 10_000
-"""Remembered; the one that has added nothing for longest is forgotten first."""
+"""So many clients are remembered; who has added nothing for longest is forgotten first."""
 _SIZE_SECONDS = 5.0
-"""That a measured size of the store holds for."""
+"""The measured size of the store is used for so long."""
 _IPV6_PREFIX = 64
 _ROUNDING = 1e-6
-"""Of a row, far more than an hour's many small parts lack of their sum."""
+"""Share of a row: far more than the rounding of an hour's many small parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,9 @@ from moetune.service.logs import LogFormat, start_logging
 from moetune.service.quotas import QuotaLimits
 
 _GRACE_SECONDS = 12
-"""That open requests have to be answered after SIGTERM; then nothing is solved any more."""
+"""After SIGTERM open requests are answered for so long; then nothing is solved any more."""
 _LAST_SECONDS = 3
-"""That they have then, before their connections are closed."""
+"""After that their connections are closed in so long."""
 _BACKLOG = 2048
 _LONGEST_DEADLINE_SECONDS = 600.0
 _SWITCH_INTERVAL_SECONDS = 0.0005

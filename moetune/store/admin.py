@@ -88,7 +88,7 @@ def open_store(
     how = Opening(read_only=read_only, create=False, patience_seconds=patience_seconds)
     store = SqlStore(address, how)
     try:
-        if not read_only and store.read(read_state).found is None:
+        if not read_only and store.read(read_state).revision is None:
             upgrade_to_head(address, only_new=True)
         require_head(store)
         if not read_only:
@@ -115,7 +115,7 @@ def upgrade(url: str) -> tuple[str | None, str]:
     before = upgrade_to_head(address, only_new=False)
     with Database(address) as database:
         _set_journal(database)
-    return before.found, before.head
+    return before.revision, before.head
 
 
 def current(url: str) -> SchemaState:
@@ -127,7 +127,7 @@ def current(url: str) -> SchemaState:
     """
     address = parse_address(url)
     if address.path is not None and not address.path.exists():
-        return SchemaState(found=None, head=known_revisions()[-1])
+        return SchemaState(revision=None, head=known_revisions()[-1])
     with _open_to_read(address) as database:
         return database.read(read_state)
 
@@ -145,13 +145,13 @@ def check(url: str) -> tuple[str, ...]:
     address = parse_address(url)
     with _open_to_read(address) as store:
         state = store.read(read_state)
-        if state.found is None:
+        if state.revision is None:
             raise no_database(address)
         if damage := store.read(_page_problems):
             return damage
         problems = store.read(foreign_key_problems)
         if not state.up_to_date:
-            mismatch = f"schema revision is {state.found}, this moetune wants {state.head}"
+            mismatch = f"schema revision is {state.revision}, this moetune wants {state.head}"
             return (*problems, f"{mismatch}: run `moetune db upgrade`")
         different = tuple(
             f"the tables differ: {difference}" for difference in store.read(differences)
@@ -182,7 +182,7 @@ def backup(url: str, target: Path) -> Path:
             raise InputError(f"{target} exists already", "name a new file: no backup is replaced")
         if not target.parent.is_dir():
             raise InputError(f"there is no folder {target.parent}", "make it, or name another file")
-        if database.read(read_state).found is None:
+        if database.read(read_state).revision is None:
             raise no_database(address)
         try:
             _copy(database, target)

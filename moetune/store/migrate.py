@@ -38,16 +38,16 @@ class SchemaState:
     """The revision of a database and the one that this moetune wants.
 
     Args:
-        found: None where there is no database yet.
+        revision: None where there is no database yet.
     """
 
-    found: str | None
+    revision: str | None
     head: str
 
     @property
     def up_to_date(self) -> bool:
         """Whether they are the same."""
-        return self.found == self.head
+        return self.revision == self.head
 
 
 def migrations_folder(package: Path = _PACKAGE) -> Path:
@@ -79,13 +79,13 @@ def read_state(connection: Connection) -> SchemaState:
     if VERSION_TABLE in tables:
         rows = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars()  # noqa: S608 - a constant
         if revision := ", ".join(sorted(map(str, rows))):  # a damaged page holds NULL
-            return SchemaState(found=revision, head=head)
+            return SchemaState(revision=revision, head=head)
     if clashes := sorted(tables & metadata.tables.keys()):
         raise BadStoreError(
             f"the database belongs to another program: it has its own table {clashes[0]!r}",
             "name another database with --db",
         )
-    return SchemaState(found=None, head=head)
+    return SchemaState(revision=None, head=head)
 
 
 def no_database(address: Address) -> BadStoreError:
@@ -104,7 +104,7 @@ def require_head(database: Database) -> None:
         BadStoreError: there is no database.
     """
     state = database.read(read_state)
-    if state.found is None:
+    if state.revision is None:
         raise no_database(database.address)
     if not state.up_to_date:
         raise _mismatch(state, database.address)
@@ -112,9 +112,9 @@ def require_head(database: Database) -> None:
 
 def _mismatch(state: SchemaState, address: Address) -> SchemaMismatchError:
     hint = "it was made by a newer moetune: install that one"
-    if state.found in known_revisions():
+    if state.revision in known_revisions():
         hint = "run `moetune db upgrade` on it"
-    what = f"has schema revision {state.found}, this moetune wants {state.head}"
+    what = f"has schema revision {state.revision}, this moetune wants {state.head}"
     return SchemaMismatchError(f"database {address.shown} {what}", hint)
 
 
@@ -138,8 +138,8 @@ def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
             connection.execute(text("SET LOCAL lock_timeout = '30s'"))
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
         state = read_state(connection)
-        if state.found is None or not (only_new or state.up_to_date):
-            if state.found not in (None, *known_revisions()):
+        if state.revision is None or not (only_new or state.up_to_date):
+            if state.revision not in (None, *known_revisions()):
                 raise _mismatch(state, address)
             _run_revisions(connection)
         return state

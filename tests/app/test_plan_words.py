@@ -7,17 +7,18 @@ import pytest
 
 from moetune.app.subjects import LayerSubject
 from moetune.app.views.layer import memory_words
-from moetune.app.views.words import device_word, plan_scope, probability_words
+from moetune.app.views.words import device_word, plan_scope
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.report.section import chance
 from tests.report.lab import MACHINE, lab_plan, lab_profile
 
 
 @pytest.mark.parametrize(
-    ("share", "number"), [(0.0, "0"), (0.5, "50"), (0.994, "99"), (0.995, "99"), (1.0, "99")]
+    ("share", "number"), [(0.0, "1"), (0.5, "50"), (0.994, "99"), (0.995, "99"), (1.0, "99")]
 )
-def test_a_probability_is_never_100_percent(share: float, number: str) -> None:
-    assert re.findall(r"\d+", probability_words(share)) == [number]
+def test_a_chance_is_never_0_nor_100_percent(share: float, number: str) -> None:
+    assert re.findall(r"\d+", chance(share)) == [number]
 
 
 def test_memory_is_compared_with_the_plans_limit_else_the_devices() -> None:

@@ -192,7 +192,7 @@ def test_a_what_if_that_is_wrong_is_named(
     planner: ServicePlanner, question: WhatIf, part: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        whatif(planner, planner.drafted(ASKED), question)
+        whatif(planner, planner.draft(ASKED), question)
     assert part in str(caught.value)
 
 

@@ -251,7 +251,6 @@ def test_a_training_plan_is_stored_and_known_by_its_id(cli: Cli, tmp_path: Path)
     assert listed["id"] == plan["id"]
     assert cli("plans", "show", short, "--json").document == plan
     assert plan["inputs"]["model"] in cli("plans", "show", short).out
-    assert json.loads(cli("plans", "export", short).out) == plan
     for command in (("explain",), ("export", "--to", "megatron")):
         by_id, by_file = (
             cli(command[0], one, *command[1:], "--json").document for one in (short, str(file))

@@ -129,7 +129,7 @@ def test_an_empty_or_absent_file_is_a_new_database_but_not_for_reading(tmp_path:
     empty.touch()
     for path in (empty, absent):
         uses = every_use(str(path), tmp_path / "copy")
-        assert current(str(path)).found is None
+        assert current(str(path)).revision is None
         for use in (uses[1], uses[3], uses[5]):
             with pytest.raises(InputError, match="no moetune database"):
                 use()

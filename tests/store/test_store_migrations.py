@@ -253,7 +253,7 @@ def test_a_newer_database_asks_for_the_newer_moetune(url: str) -> None:
             attempt()
         assert "9999" in caught.value.what
         assert "newer moetune" in caught.value.hint
-    assert current(url).found == "9999"
+    assert current(url).revision == "9999"
 
 
 def test_a_revision_that_replaces_a_table_keeps_the_rows_that_refer_to_it(
@@ -285,7 +285,7 @@ def test_a_revision_that_fails_half_way_leaves_the_database_as_it_was(
     )
     with pytest.raises(MoetuneError, match="nowhere"):
         upgrade(url)
-    assert current(url).found == HEAD
+    assert current(url).revision == HEAD
     assert "half" not in tables(url)
     monkeypatch.undo()
     with open_store(url) as store:
@@ -301,7 +301,7 @@ def test_a_revision_that_would_leave_orphans_is_undone(
     next_revision("op.execute('DELETE FROM machines')")
     with pytest.raises(MoetuneError, match="undone: row 1 of runs"):
         upgrade(url)
-    assert current(url).found == HEAD
+    assert current(url).revision == HEAD
 
 
 def test_a_database_of_another_program_with_a_table_of_our_name_is_refused_untouched(

@@ -157,14 +157,14 @@ class ModelSubject(PricedPlan):
 
     def seconds(self, slowdown: Slowdown | None = None) -> float:
         """Return the step of the plan's own layout, of the machine or of a slower one."""
-        return self._slowed(slowdown).step(self.plan.layout).seconds
+        return self._slow_prices(slowdown).step(self.plan.layout).seconds
 
     def neighbours(self) -> Iterator[Neighbour]:
         """Yield half and twice each size of the layout, and more memory."""
         for name in _MOVED:
             size = getattr(self.plan.layout, name)
             moved = [2 * size] if size % 2 else [size // 2, 2 * size]
-            yield from (self._moved(name, moved_size) for moved_size in moved)
+            yield from (self._neighbour(name, moved_size) for moved_size in moved)
         search = self._search(self.memory_limit_bytes + GIB)
         roomy = BestLayouts(search, self._priced.pins).best()
         words = f"1 GiB more memory: {roomy.layout.words}"
@@ -252,7 +252,7 @@ class ModelSubject(PricedPlan):
         steps = [self.choice.step_seconds, choice.step_seconds]
         return 1.0 - confidence_of(steps).probability_best
 
-    def _moved(self, name: str, size: int) -> Neighbour:
+    def _neighbour(self, name: str, size: int) -> Neighbour:
         knob = name.replace("_", "-")
         sizes = {moved: getattr(self.plan.layout, moved) for moved in (*_MOVED, "etp")}
         sizes[name] = size
@@ -269,7 +269,7 @@ class ModelSubject(PricedPlan):
     def _search(self, limit_bytes: int) -> FoldedSearch:
         return search_of(self._prices, self.machine, limit_bytes=limit_bytes or inf)
 
-    def _slowed(self, slowdown: Slowdown | None) -> StepPrices:
+    def _slow_prices(self, slowdown: Slowdown | None) -> StepPrices:
         if slowdown is None:
             return self._prices
         job, target = self._priced.job, self._priced.target
@@ -277,7 +277,7 @@ class ModelSubject(PricedPlan):
             slow = replace(target, launches=target.launches * slowdown.factor)
             return step_prices(job, slow, self.machine, self._costs)
         prices = step_prices(job, target, self.machine, slowed(self._costs, slowdown))
-        return replace(prices, device=_slowed_device(prices.device, slowdown))
+        return replace(prices, device=_slow_device(prices.device, slowdown))
 
 
 def _planned_request(plan: TrainingDocument, model: str | None) -> TrainingRequest:
@@ -306,7 +306,7 @@ def kinds_of(parts: Mapping[str, float]) -> dict[str, float]:
     return {name: fsum(some) for name, some in kinds.items()}  # in whatever order they are
 
 
-def _slowed_device(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
+def _slow_device(device: DevicePrices, slowdown: Slowdown) -> DevicePrices:
     """Return a device of which what costs do not have is slower.
 
     Attention does not follow the GEMMs: it is a part of its own.

@@ -12,7 +12,7 @@ from moetune.solve.trace import TraceSpan
 
 GIB = 2**30
 _SAME = 1e-9
-"""Of a step, between two versions of moetune."""
+"""Relative difference of a step that two versions of moetune may have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from moetune.app.compare import asked_otherwise, compare
+from moetune.app.compare import changed_inputs, compare
 from moetune.app.profiles import compare_profiles
 from moetune.app.views.model import training_figures
 from moetune.app.views.model_words import binding_words
@@ -72,7 +72,7 @@ def _words(first: AnyPlan, second: AnyPlan, names: tuple[str, str]) -> Iterator[
     if first.kind != second.kind:
         yield "Their steps are not of the same work, so that their times are not compared."
         return
-    if changed := ", ".join(asked_otherwise(first, second)):
+    if changed := ", ".join(changed_inputs(first, second)):
         yield f"{names[1]} has {changed}."
     yield from compare(first, second)
 

@@ -8,7 +8,6 @@ from moetune.app.views.words import (
     device_word,
     mfu_words,
     plan_scope,
-    probability_words,
     routing_words,
     speed_cell,
     speed_words,
@@ -26,6 +25,7 @@ from moetune.report.section import (
     Highlight,
     Section,
     Table,
+    chance,
     percent,
     plural,
     seconds_span,
@@ -85,7 +85,7 @@ def _highlights(subject: LayerSubject) -> Iterator[Highlight]:
     binds = Cell.words(verdict.binding.capitalize())
     yield Highlight("What binds", binds, f"{trust_words(plan)} costs")
     share = verdict.probability_best
-    sure = Cell(text=probability_words(share), value=share, unit="1")
+    sure = Cell(text=chance(share), value=share, unit="1")
     slower = f"; {percent(regret)} slower on average" if regret >= LEAST_REGRET else ""
     yield Highlight("How sure", sure, f"that no other choice is better{slower}")
 

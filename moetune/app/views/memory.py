@@ -26,13 +26,13 @@ def memory_document(answer: MemoryAnswer) -> dict[str, object]:
         "limit_bytes": question.limit_bytes,
         "fits": answer.fits,
         "num_fitting": answer.num_fitting,
-        "layouts": [_layout_document(fitted) for fitted in answer.found],
+        "layouts": [_layout_document(fitted) for fitted in answer.layouts],
     }  # fmt: skip
 
 
 def memory_sections(answer: MemoryAnswer) -> tuple[Section, ...]:
     """Return the answer in words, the layouts, and the parts of the first one under its limit."""
-    question, job, first = answer.question, answer.job, answer.found[0]
+    question, job, first = answer.question, answer.job, answer.layouts[0]
     gpus = plural(job.world_size, "GPU")
     peak, limit = format_bytes(first.memory.peak_bytes), format_bytes(question.limit_bytes)
     what = (
@@ -98,7 +98,7 @@ def _host(layout: FoldedLayout) -> str:
 def _layouts(answer: MemoryAnswer) -> Table:
     return Table.of(
         "layouts",
-        answer.found,
+        answer.layouts,
         {
             "layout": lambda fitted: fitted.layout.words + _host(fitted.layout),
             "zero": lambda fitted: Cell.count(fitted.layout.zero),
@@ -109,7 +109,7 @@ def _layouts(answer: MemoryAnswer) -> Table:
             ),
             "activations": lambda fitted: Cell.size(round(fitted.memory.parts["activations"])),
         },
-        num_more=max(0, answer.num_fitting - len(answer.found)),
+        num_more=max(0, answer.num_fitting - len(answer.layouts)),
     )
 
 

@@ -32,12 +32,12 @@ _SINGULAR = frozenset({_COMPUTATION, "the optimizer"})
 _REDUCED_EACH = 2
 """ZeRO stage from which on gradients are reduced after each micro-batch, and not once a step."""
 _NAMED_SHARE = 0.1
-"""Of a step, from which on what binds second is said."""
+"""What binds second is named from this share of a step on."""
 _MOST = 0.5
-"""Of a step, from which on launches bind it, though devices wait for a part of them alone."""
+"""Launches bind from this share of a step on, though devices wait for a part of them alone."""
 _NAMED_SAVINGS = 3
 _TIMES = 2.0
-"""Of steps' ratios, from which on they are said as such, and not in percent."""
+"""Ratios of steps are printed as percentages below this one."""
 _SOURCES: Mapping[Provenance, str] = MappingProxyType({
     "published": "published tables of {device}, no measurement of yours",
     "modelled": "a description of {device}, scaled from published tables; no measurement of yours",

@@ -15,9 +15,9 @@ from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural
 
 _BILLION = 10**9
 _MOST_COLUMNS = 6
-"""Of amounts, that a terminal shows."""
+"""A terminal shows so many columns of amounts."""
 _SHOWN = 4
-"""Places of blocks that are said."""
+"""So many places of a kind of block are named."""
 _NOTE = (
     "Columns of kinds: parameters of one block. FLOPs: of a token, forward and backward, as "
     "Megatron-LM counts them for its TFLOP/s."

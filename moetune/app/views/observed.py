@@ -70,9 +70,11 @@ def verification_sections(plan: Plan, verification: Verification) -> tuple[Secti
     words = (
         f"Plan {plan.id[:6]} takes {format_seconds(planned.step_seconds)} a step here{of_speed}, "
         f"{alone.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
-        f"{_expected(planned)} {_best(verification)}"
+        f"{_prediction_words(planned)} {_fastest_words(verification)}"
     )
-    return (Section(name="verification", paragraphs=(words, *_moved(planned)), tables=(table,)),)
+    return (
+        Section(name="verification", paragraphs=(words, *_drift_words(planned)), tables=(table,)),
+    )
 
 
 WIDE = 2.0
@@ -166,14 +168,14 @@ def _speed(plan: Plan, seconds: float) -> Throughput | None:
     return predicted and predicted.over(seconds, plan.predicted.step_seconds)
 
 
-def _expected(planned: VerifiedStep) -> str:
+def _prediction_words(planned: VerifiedStep) -> str:
     if planned.predicted_seconds is None or planned.error is None:
         return "Its profile was not found, so nothing was predicted for other degrees."
     error = percent(planned.error, sign=True)
     return f"Predicted: {format_seconds(planned.predicted_seconds)} ({error})."
 
 
-def _moved(step: VerifiedStep) -> Iterator[str]:
+def _drift_words(step: VerifiedStep) -> Iterator[str]:
     """Yield a sentence on the operation that differs most from its prediction, if one does."""
 
     def factor(times: OperationTimes) -> float:
@@ -189,7 +191,7 @@ def _moved(step: VerifiedStep) -> Iterator[str]:
         )
 
 
-def _best(verification: Verification) -> str:
+def _fastest_words(verification: Verification) -> str:
     fastest, planned = verification.fastest, verification.planned
     if fastest is planned:
         return "No other degree was faster."

@@ -13,7 +13,7 @@ from moetune.report.section import Cell, Section, Table, facts, percent, seconds
 
 _RANGE = "the range that nine of ten such steps should lie in"
 _NAMED = 3
-"""Parts of a difference that are said."""
+"""So many parts of a difference are named."""
 
 
 def plan_sections(subject: Subject, *, is_page: bool = False) -> tuple[Section, ...]:

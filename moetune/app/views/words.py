@@ -8,13 +8,11 @@ from moetune.domain.layer import LayerShape, Throughput
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile, SuspectGroup
 from moetune.domain.units import format_flops
-from moetune.report.section import EMPTY, Cell, Section, Table, percent, plural, sentence
+from moetune.report.section import EMPTY, Cell, Section, Table, chance, percent, plural, sentence
 
 KINDS = "layer", "tensor", "training"
-"""Of plans: of a layer, of one that tensor-parallel ranks share, of a model's training."""
+"""Kinds of plans: of a layer, of one that tensor-parallel ranks share, of a model's training."""
 LEAST_REGRET = 5e-4
-_CERTAIN = 0.995
-"""Share of refits from which a probability reads "over 99 %": agreement of all is not certainty."""
 
 
 def plan_scope(plan: AnyPlan, *, profile: Profile | None = None) -> str:
@@ -160,14 +158,9 @@ class Reasons:
     ranges: tuple[Section, ...] = ()
 
 
-def probability_words(share: float) -> str:
-    """Return "84 %", but never 100."""
-    return "over 99 %" if share >= _CERTAIN else f"{100 * share:.0f} %"
-
-
 def sure_words(what: str, probability: float, regret: float) -> str:
     """Return how probable it is that a choice is the best, and what is lost if not."""
-    text = f"How sure: {probability_words(probability)} that no other {what} is better"
+    text = f"How sure: {chance(probability)} that no other {what} is better"
     if regret >= LEAST_REGRET:
         text += f"; on average {percent(regret)} slower than the best"
     return text

@@ -41,7 +41,7 @@ class Library:
 
     def __init__(self, planner: ServicePlanner) -> None:
         self.planner = planner
-        self._summary = lru_cache(_MOST_SUMMARIES)(self._summarized)
+        self._summary = lru_cache(_MOST_SUMMARIES)(self._summarize)
 
     @property
     def store(self) -> "SqlStore":
@@ -75,7 +75,7 @@ class Library:
         """
         return self._summary(name, self.store.current_fit(name))
 
-    def _summarized(self, name: str, _fit: int | None) -> Summary:
+    def _summarize(self, name: str, _fit: int | None) -> Summary:
         profile = self.profile(name).profile
         quality = quality_of(profile)
         return Summary(

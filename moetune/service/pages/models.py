@@ -21,7 +21,7 @@ from moetune.huggingface.registry import (
 )
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Field, Form, Link, Page, address, filled
+from moetune.service.pages.page import Field, Form, Link, Page, address, filled_fields
 from moetune.service.problems import problem_of
 
 _OF_PAPERS, _OF_MODELS = "rtx2080ti-x64", "h100-x8"
@@ -64,7 +64,7 @@ def model_page(library: Library, request: Request, name: str) -> Page:
     model = find_decoder_model(key, world_size=_RANKS)
     if model.decoder is None:
         return _layer_page(key, model)
-    values = filled(request, (field.name for field in _FIELDS))
+    values = filled_fields(request, (field.name for field in _FIELDS))
     answer, problem = None, None
     try:
         answer = library.planner.solver.run(fit_memory, _question(key, values))

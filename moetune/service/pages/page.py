@@ -169,10 +169,6 @@ class Page:
         )
 
 
-def _no_data(_: Figure) -> str:
-    return ""
-
-
 class PageRenderer:
     """Renderer of pages as HTML.
 
@@ -188,7 +184,7 @@ class PageRenderer:
         self._location = location
         self._templates = environment(_TEMPLATES)
 
-    def render(self, page: Page, csv: Callable[[Figure], str] = _no_data) -> HTMLResponse:
+    def render(self, page: Page, csv: Callable[[Figure], str] = lambda _: "") -> HTMLResponse:
         """Return the page as HTML.
 
         Args:
@@ -221,7 +217,7 @@ def address(*parts: str, **query: str) -> str:
     return f"{path}?{urlencode(pairs)}" if pairs else path
 
 
-def filled(request: Request, names: Iterable[str]) -> dict[str, str]:
+def filled_fields(request: Request, names: Iterable[str]) -> dict[str, str]:
     """Return the fields of an address that have a text."""
     given = {name: request.query_params.get(name, "").strip()[:_LONGEST] for name in names}
     return {name: text for name, text in given.items() if text}

@@ -38,7 +38,7 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
         "/whatif": whatif_page,
     }
 )
-"""By address, whose parts and fields are the page's arguments behind the library."""
+"""Pages by address, whose parts and fields are their arguments behind the library."""
 
 
 def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:

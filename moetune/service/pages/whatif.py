@@ -16,7 +16,7 @@ from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.units import DTYPE_BYTES, format_bytes, parse_bytes, parse_count
 from moetune.report.section import Section
 from moetune.service.pages.library import Library
-from moetune.service.pages.page import Field, Form, Link, Page, Text, address, filled
+from moetune.service.pages.page import Field, Form, Link, Page, Text, address, filled_fields
 from moetune.service.problems import Problem, problem_of
 
 
@@ -132,7 +132,7 @@ def whatif_page(library: Library, request: Request, *, plan: Text = "") -> Page:
                 ),
             ),
         )
-    before, fields = library.any_plan(plan), filled(request, CHANGES)
+    before, fields = library.any_plan(plan), filled_fields(request, CHANGES)
     sections, problem = _answer(library, before, fields)
     title = "Change something else" if sections else ""
     return Page(
