@@ -137,7 +137,13 @@ def _find_settled(request: _BookRequest, plans: Sequence[Plan]) -> Sequence[Sett
             return ()
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
         settled = [one for plan in plans for one in store.settled(plan.id)]
-        return [one for one in settled if one.hardware_id == hardware_id]
+        # Decisions of before with two different degrees, which no layer runs, are searched again.
+        return [
+            one
+            for one in settled
+            if one.hardware_id == hardware_id
+            and one.decision.forward_degree == one.decision.backward_degree
+        ]
 
 
 def _make_tuner(request: _BookRequest) -> "StudyTuner":

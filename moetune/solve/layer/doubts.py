@@ -66,21 +66,20 @@ def plan_warnings(
 
 
 def _pin_warnings(ranking: Ranking) -> Iterator[str]:
-    """Yield a warning for each pin whose phase is slower than the best by 0.1 % or more."""
-    bounds = replace(ranking.chooser.bounds, forward_degree=None, backward_degree=None)
-    free = replace(ranking.chooser, bounds=bounds, budget=None)
-    chosen_phases = ranking.step.forward, ranking.step.backward
-    for phase, chosen in zip(PHASES, chosen_phases, strict=True):
-        if ranking.chooser.bounds.pinned(phase) is None:
-            continue
-        degrees = free.degrees(ranking.table.tokens) or ranking.degrees
-        best = free.time(phase, ranking.table.tokens, degrees[PHASES.index(phase)])
-        slower = chosen.seconds / best.seconds - 1
-        if slower > WORTH_A_WARNING:
-            yield (
-                f"the pinned {phase} degree {chosen.degree} makes the phase "
-                f"{format_share(slower)} slower than {best.degree}"
-            )
+    """Yield a warning where a pinned degree makes the step slower by more than 0.1 %."""
+    chooser, tokens = ranking.chooser, ranking.table.tokens
+    if chooser.bounds.degree is None:
+        return
+    free = replace(chooser, bounds=chooser.bounds.without_degree(), budget=None)
+    best = free.degree(tokens) or ranking.degree
+    best_seconds = sum(free.time(phase, tokens, best).seconds for phase in PHASES)
+    chosen = ranking.step
+    slower = chosen.seconds / (best_seconds + chosen.overhead.seconds) - 1
+    if slower > WORTH_A_WARNING:
+        yield (
+            f"the pinned degree {chosen.degree} makes the step {format_share(slower)} slower than "
+            f"{best}"
+        )
 
 
 def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:

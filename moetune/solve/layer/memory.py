@@ -24,13 +24,7 @@ from moetune.solve.layer.peak import (
 )
 
 
-def layer_memory(
-    *,
-    workload: Workload,
-    forward_degree: int,
-    backward_degree: int,
-    strategy: Strategy = "none",
-) -> Memory:
+def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none") -> Memory:
     """Return the memory of the layer.
 
         states       E·M + 2·H·M·E_l parameters, 3 for swiglu, of `StateBytes.of_layer` each
@@ -53,39 +47,32 @@ def layer_memory(
     before it is scattered).
     """
     if workload.expert_parallel == "tensor":
-        return _tensor_parallel_memory(workload, forward_degree, backward_degree)
+        return _tensor_parallel_memory(workload, degree)
     layer, element = workload.layer, dtype_bytes(workload.dtype)
-    is_cut = max(forward_degree, backward_degree) > 1
     state_bytes, middle = _state_bytes(workload), middle_elements(layer)
     activations = 2 * workload.tokens_per_rank * layer.d_model * element
     activations += workload.rows * (2 * layer.d_model + middle) * element
-    buffers = activations if is_cut else workload.rows * (layer.d_model + middle) * element
-    saved = [0, 0]
-    if strategy != "none" and is_cut:
-        saved = [
-            workload.tokens_per_rank * element * _saved_elements(layer, degree)
-            for degree in (forward_degree, backward_degree)
-        ]
+    buffers = activations if degree > 1 else workload.rows * (layer.d_model + middle) * element
+    saved = 0
+    if strategy != "none" and degree > 1:
+        saved = workload.tokens_per_rank * element * _saved_elements(layer, degree)
     return Memory(
         strategy=strategy,
         state_bytes=state_bytes,
-        activation_bytes=activations - saved[0],
-        buffer_bytes=buffers - saved[1],
-        saved_bytes=sum(saved),
-        saving_ratio=sum(saved) / (state_bytes + activations + buffers),
+        activation_bytes=activations - saved,
+        buffer_bytes=buffers - saved,
+        saved_bytes=2 * saved,
+        saving_ratio=2 * saved / (state_bytes + activations + buffers),
     )
 
 
-def _tensor_parallel_memory(
-    workload: Workload, forward_degree: int, backward_degree: int
-) -> Memory:
-    counts = TensorParallelCounts(workload, forward_degree, backward_degree, "none", bias=False)
-    rings = max(counts.ring_bytes(backward=backward) for backward in (False, True))
+def _tensor_parallel_memory(workload: Workload, degree: int) -> Memory:
+    counts = TensorParallelCounts(workload, degree, "none", bias=False)
     return Memory(
         strategy="none",
         state_bytes=_state_bytes(workload),
         activation_bytes=counts.activation_bytes(),
-        buffer_bytes=counts.buffer_bytes() + rings,
+        buffer_bytes=counts.buffer_bytes() + counts.ring_bytes(),
         saved_bytes=0,
         saving_ratio=0.0,
     )
@@ -122,8 +109,6 @@ def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:
     return limit - taken
 
 
-Degrees = tuple[int, int]
-"""Chunks forward and backward."""
 MOST_TOKENS = 2**40
 
 
@@ -151,38 +136,29 @@ class MemoryBudget:
         """Whether no memory is reused: in a tensor-parallel group."""
         return self.workload.expert_parallel == "tensor"
 
-    def peak(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> Peak:
+    def peak(self, *, strategy: Strategy, degree: int, tokens: int | None = None) -> Peak:
         """Return the peak of a step, for the workload's tokens or for others."""
         workload = self.workload
         if tokens is not None and tokens != workload.tokens_per_rank:
             workload = replace(workload, tokens_per_rank=tokens)
         return peak_bytes(
-            workload=workload,
-            forward_degree=degrees[0],
-            backward_degree=degrees[1],
-            strategy=strategy,
-            is_grouped=self.is_grouped,
+            workload=workload, degree=degree, strategy=strategy, is_grouped=self.is_grouped
         )
 
-    def memory(self, *, strategy: Strategy, degrees: Degrees) -> Memory:
+    def memory(self, *, strategy: Strategy, degree: int) -> Memory:
         """Return the memory of a choice by the papers' formulas, with its peak."""
-        memory = layer_memory(
-            workload=self.workload,
-            forward_degree=degrees[0],
-            backward_degree=degrees[1],
-            strategy=strategy,
-        )
-        peak = self.peak(strategy=strategy, degrees=degrees)
+        memory = layer_memory(workload=self.workload, degree=degree, strategy=strategy)
+        peak = self.peak(strategy=strategy, degree=degree)
         return replace(memory, peak_bytes=peak.device_bytes)
 
-    def fits(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> bool:
+    def fits(self, *, strategy: Strategy, degree: int, tokens: int | None = None) -> bool:
         """Return whether the peak of a choice is within the limit."""
-        peak = self.peak(strategy=strategy, degrees=degrees, tokens=tokens)
+        peak = self.peak(strategy=strategy, degree=degree, tokens=tokens)
         return peak.device_bytes <= self.limit_bytes
 
-    def most_tokens(self, *, strategy: Strategy, degrees: Degrees) -> int:
+    def most_tokens(self, *, strategy: Strategy, degree: int) -> int:
         """Return the most tokens per rank that fit, as a peak grows with them; 0 for none."""
         return bisect_left(
             range(1, MOST_TOKENS), True,  # noqa: FBT003 - looked for, no switch
-            key=lambda tokens: not self.fits(strategy=strategy, degrees=degrees, tokens=tokens),
+            key=lambda tokens: not self.fits(strategy=strategy, degree=degree, tokens=tokens),
         )  # fmt: skip
