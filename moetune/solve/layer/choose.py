@@ -16,7 +16,7 @@ from moetune.domain.plan import Memory
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.times import PhaseTime, StepTime, phase_seconds, phase_time, step_time
+from moetune.solve.layer.times import StepTime, phase_seconds, phase_time, step_time
 
 NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
@@ -110,17 +110,6 @@ class DegreeChooser:
         """Return the best degree for so many tokens that fits; None where none does."""
         return self.table(tokens).best()
 
-    def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
-        """Return the phase's time at a degree."""
-        seconds = None
-        if self.strategy != "none":
-            (simulated,) = self._seconds(phase, [(tokens, tokens)])
-            seconds = simulated.get(degree)
-        return phase_time(
-            costs=self.costs, phase=phase, tokens=tokens, degree=degree,
-            order=self.bounds.chosen_order, strategy=self.strategy, seconds=seconds,
-        )  # fmt: skip
-
     def _seconds(self, phase: Phase, spans: Sequence[tuple[int, int]]) -> list[Seconds]:
         """Return the phase's seconds in every number of chunks, of all spans worked out at once."""
         order = self.bounds.chosen_order
@@ -208,6 +197,20 @@ class DegreeTable:
         far = (degree for degree in rivals[NUM_CONTENDERS:] if degree.bit_count() == 1)
         return chosen, *rivals[:NUM_CONTENDERS], *far
 
+    def step(self, degree: int) -> StepTime:
+        """Return the step at a degree."""
+        chooser = self.chooser
+        forward, backward = (
+            phase_time(
+                costs=chooser.costs, phase=phase, tokens=self.tokens, degree=degree,
+                order=chooser.bounds.chosen_order, strategy=chooser.strategy,
+                seconds=seconds[degree],
+            )
+            for phase, seconds in zip(PHASES, (self.forward, self.backward), strict=True)
+        )  # fmt: skip
+        overhead = chooser.costs.overhead(tokens=self.tokens)
+        return StepTime(forward=forward, backward=backward, overhead=overhead)
+
     def _seconds(self) -> Seconds:
         """Return the seconds of both phases together."""
         return {degree: self.forward[degree] + self.backward[degree] for degree in self.forward}
@@ -284,12 +287,8 @@ class Ranking:
 
     def in_chunks(self, degree: int) -> StepTime:
         """Return the step in so many chunks."""
-        if degree == 1:
-            return replace(self.sequential, strategy=self.strategy)
-        forward, backward = (
-            self.table.chooser.time(phase, self.table.tokens, degree) for phase in PHASES
-        )
-        return replace(self.sequential, forward=forward, backward=backward, strategy=self.strategy)
+        step = self.sequential if degree == 1 else self.table.step(degree)
+        return replace(step, strategy=self.strategy)
 
     def in_one_chunk(self) -> "Ranking":
         """Return the ranking with one chunk as its choice, for any number of tokens."""

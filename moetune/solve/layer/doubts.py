@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Doubt
-from moetune.domain.layer import PHASES, LayerShape
+from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes, format_share
@@ -71,13 +71,12 @@ def _pin_warnings(ranking: Ranking) -> Iterator[str]:
     if chooser.bounds.degree is None:
         return
     free = replace(chooser, bounds=chooser.bounds.without_degree(), budget=None)
-    best = free.degree(tokens) or ranking.degree
-    best_seconds = sum(free.time(phase, tokens, best).seconds for phase in PHASES)
-    chosen = ranking.step
-    slower = chosen.seconds / (best_seconds + chosen.overhead.seconds) - 1
+    table = free.table(tokens)
+    best = table.best() or ranking.degree
+    slower = ranking.step.seconds / table.step(best).seconds - 1
     if slower > WORTH_A_WARNING:
         yield (
-            f"the pinned degree {chosen.degree} makes the step {format_share(slower)} slower than "
+            f"the pinned degree {ranking.degree} makes the step {format_share(slower)} slower than "
             f"{best}"
         )
 

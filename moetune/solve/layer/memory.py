@@ -16,6 +16,7 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.units import dtype_bytes, format_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.peak import (
+    BufferCounts,
     Peak,
     StateBytes,
     TensorParallelCounts,
@@ -46,43 +47,29 @@ def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none"
     come T·M of activations (x gathered) and 2·T·M of buffers (T_O's gradient gathered, and T_I's
     before it is scattered).
     """
-    if workload.expert_parallel == "tensor":
-        return _tensor_parallel_memory(workload, degree)
-    layer, element = workload.layer, dtype_bytes(workload.dtype)
-    state_bytes, middle = _state_bytes(workload), middle_elements(layer)
-    activations = 2 * workload.tokens_per_rank * layer.d_model * element
-    activations += workload.rows * (2 * layer.d_model + middle) * element
-    buffers = activations if degree > 1 else workload.rows * (layer.d_model + middle) * element
-    saved = 0
-    if strategy != "none" and degree > 1:
-        saved = workload.tokens_per_rank * element * _saved_elements(layer, degree)
+    is_tensor, saved = workload.expert_parallel == "tensor", 0
+    kind = TensorParallelCounts if is_tensor else BufferCounts
+    counts = kind(workload, degree, strategy, bias=False)
+    if is_tensor:
+        activations = counts.activation_bytes()
+        buffers = counts.buffer_bytes() + counts.ring_bytes()
+    else:
+        layer, element = workload.layer, dtype_bytes(workload.dtype)
+        middle = middle_elements(layer)
+        activations = 2 * workload.tokens_per_rank * layer.d_model * element
+        activations += workload.rows * (2 * layer.d_model + middle) * element
+        buffers = activations if degree > 1 else workload.rows * (layer.d_model + middle) * element
+        if strategy != "none" and degree > 1:
+            saved = workload.tokens_per_rank * element * _saved_elements(layer, degree)
+    state_bytes = counts.parameters * StateBytes.of_layer(workload.dtype).total
     return Memory(
-        strategy=strategy,
+        strategy="none" if is_tensor else strategy,
         state_bytes=state_bytes,
         activation_bytes=activations - saved,
         buffer_bytes=buffers - saved,
         saved_bytes=2 * saved,
         saving_ratio=2 * saved / (state_bytes + activations + buffers),
     )
-
-
-def _tensor_parallel_memory(workload: Workload, degree: int) -> Memory:
-    counts = TensorParallelCounts(workload, degree, "none", bias=False)
-    return Memory(
-        strategy="none",
-        state_bytes=_state_bytes(workload),
-        activation_bytes=counts.activation_bytes(),
-        buffer_bytes=counts.buffer_bytes() + counts.ring_bytes(),
-        saved_bytes=0,
-        saving_ratio=0.0,
-    )
-
-
-def _state_bytes(workload: Workload) -> int:
-    layer = workload.layer
-    gate = layer.num_experts * layer.d_model
-    experts = layer.num_gemms * layer.d_hidden * layer.d_model * workload.local_experts
-    return (gate + experts) * StateBytes.of_layer(workload.dtype).total
 
 
 def _saved_elements(layer: LayerShape, degree: int) -> int:
