@@ -92,9 +92,12 @@ def _under_refits(
     costs: LayerCosts, resamples: Sequence[Costs], choices: Iterable[tuple[int, Strategy]], *,
     tokens: int, order: Order,
 ) -> list[Floats]:  # fmt: skip
-    """Return the seconds of a step in so many chunks, under each refit.
+    """Return the seconds of a step with each choice, under each refit.
 
     Of phases the model's error is drawn, too.
+
+    Args:
+        choices: numbers of chunks, and strategies.
 
     Returns:
         Arrays of shape (refits,).
