@@ -102,6 +102,5 @@ def _predicted(profile: Profile | None, workload: Workload, degree: int) -> floa
         return None
     costs = layer_costs(workload=workload, costs=costs_of(profile, allow_modelled=True))
     return step_time(
-        costs=costs, tokens=workload.tokens_per_rank, strategy="none", forward_degree=degree,
-        backward_degree=degree,
+        costs=costs, tokens=workload.tokens_per_rank, strategy="none", degree=degree,
     ).seconds  # fmt: skip

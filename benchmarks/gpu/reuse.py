@@ -36,8 +36,7 @@ def run_reuse(scale: Scale, folder: Path) -> None:
     for one in measure_steps(steps, decisions, num_rounds=scale.num_rounds):
         decision = one.decision
         memory = layer_memory(
-            workload=workload, forward_degree=decision.forward_degree,
-            backward_degree=decision.backward_degree, strategy=decision.strategy,
+            workload=workload, degree=decision.degree, strategy=decision.strategy,
         )  # fmt: skip
         forward_bytes, backward_bytes = _peak_bytes(steps, decision, device)
         rows.add(
@@ -59,7 +58,7 @@ def _predictions(
     try:
         costs = wired(profile, workload)
         step = step_time(
-            costs=costs, tokens=tokens, forward_degree=degree, backward_degree=degree,
+            costs=costs, tokens=tokens, degree=degree,
             strategy=decision.strategy,
         )  # fmt: skip
         paper = paper_seconds(costs=costs, strategy=decision.strategy, tokens=tokens)

@@ -45,7 +45,7 @@ def predicted_seconds(costs: LayerCosts, workload: Workload, decision: Decision)
     try:
         return step_time(
             costs=costs, tokens=workload.tokens_per_rank, strategy=decision.strategy,
-            forward_degree=decision.forward_degree, backward_degree=decision.backward_degree,
+            degree=decision.degree,
         ).seconds  # fmt: skip
     except MoetuneError:
         return None

@@ -137,7 +137,13 @@ def _find_settled(request: _BookRequest, plans: Sequence[Plan]) -> Sequence[Sett
             return ()
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
         settled = [size for plan in plans for size in store.settled(plan.id)]
-        return [size for size in settled if size.hardware_id == hardware_id]
+        # Decisions of before with two different degrees, which no layer runs, are searched again.
+        return [
+            size
+            for size in settled
+            if size.hardware_id == hardware_id
+            and size.decision.forward_degree == size.decision.backward_degree
+        ]
 
 
 def _make_tuner(request: _BookRequest) -> "StudyTuner":

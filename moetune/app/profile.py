@@ -224,11 +224,9 @@ def _steps(profile: Profile) -> Iterator[StepRecord]:
         load = point.workload
         try:
             predicted = step_time(
-                costs=layer_costs(workload=load, costs=costs),
-                tokens=load.tokens_per_rank,
-                forward_degree=point.degree,
-                backward_degree=point.degree,
-            )
+                costs=layer_costs(workload=load, costs=costs), tokens=load.tokens_per_rank,
+                degree=point.degree,
+            )  # fmt: skip
         except ProfileError:
             continue
         yield StepRecord(

@@ -156,13 +156,12 @@ def _measured_events(
     """Return every rank's events, from the first one's start."""
     zero = min((span.start_seconds for spans in by_rank for span in spans), default=0.0)
     workload, decision = step
-    degrees = {"forward": decision.forward_degree, "backward": decision.backward_degree}
     events: list[Mapping[str, object]] = []
     for rank, spans in enumerate(by_rank):
         drawn = [
             chunk_span(
                 _span(span, zero), phase=span.phase, chunk=span.chunk,
-                tokens=workload.tokens_per_rank, degree=degrees[span.phase],
+                tokens=workload.tokens_per_rank, degree=decision.degree,
                 num_bytes=span.num_bytes,
             )
             for span in spans

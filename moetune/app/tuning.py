@@ -7,6 +7,7 @@ than there are degrees.
 """
 
 import logging
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -45,7 +46,7 @@ _DISTRIBUTIONS: Mapping[str, BaseDistribution] = {
     "backward_degree": IntDistribution(1, _MAX_DEGREE),
     "strategy": CategoricalDistribution(STRATEGIES),
 }
-_FORWARD, _BACKWARD, _ORDER = "forward_seconds", "backward_seconds", "order"
+_ORDER = "order"
 
 
 class TuningStudy:
@@ -71,15 +72,14 @@ class TuningStudy:
                 load_if_exists=True,
             )
         self._trial: Trial | None = None
+        self._seconds: list[float] = []
 
     @property
     def tried(self) -> tuple[Tried, ...]:
         """Every trial that ended, also those pruned, in order."""
         ended = (TrialState.COMPLETE, TrialState.PRUNED)
         trials = self._study.get_trials(deepcopy=False, states=ended)
-        # Older studies may have trials of exchanges in two steps, which nothing runs any more.
-        flat = (trial for trial in trials if trial.user_attrs.get("dispatcher", "flat") == "flat")
-        return tuple(map(_tried, flat))
+        return tuple(map(_tried, filter(_runs, trials)))
 
     @property
     def best_seconds(self) -> float | None:
@@ -100,25 +100,23 @@ class TuningStudy:
         self._study.enqueue_trial({name: getattr(wanted, name) for name in _DISTRIBUTIONS})
         self._trial = self._study.ask(dict(_DISTRIBUTIONS))
         self._trial.set_user_attr(_ORDER, self._space.seed.order)
+        self._seconds = []
         return _decision(self._trial)
 
-    def report(self, *, forward_seconds: float, backward_seconds: float) -> bool:
+    def report(self, seconds: float) -> bool:
         """Record one step of the trial and return whether the trial goes on."""
         trial = self._trial
         assert trial is not None, "report before ask"  # noqa: S101 - our own bug
-        step = len(trial.user_attrs.get(_FORWARD, ()))
-        for name, seconds in ((_FORWARD, forward_seconds), (_BACKWARD, backward_seconds)):
-            trial.set_user_attr(name, [*trial.user_attrs.get(name, ()), seconds])
-        trial.report(forward_seconds + backward_seconds, step)
-        measured = _tried(trial)
+        trial.report(seconds, len(self._seconds))
+        self._seconds.append(seconds)
         best = self.best_seconds
-        is_pruned = best is not None and is_clearly_worse(measured.seconds, best)
-        if not is_pruned and step + 1 < REPEATS:
+        is_pruned = best is not None and is_clearly_worse(self._seconds, best)
+        if not is_pruned and len(self._seconds) < REPEATS:
             return True
         if is_pruned:
             self._study.tell(trial, state=TrialState.PRUNED)
         else:
-            self._study.tell(trial, measured.median_seconds)
+            self._study.tell(trial, statistics.median(self._seconds))
         self._trial = None
         return False
 
@@ -160,12 +158,12 @@ class StudyTuner:
         self._study = TuningStudy(file=self._folder / f"{name}.log", name=name, space=task.space)
         return self._next(self._study)
 
-    def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
-        """Report one step's times; return the next decision to try, or the result."""
+    def tell(self, seconds: float) -> Decision | Settled:
+        """Report one step's time; return the next decision to try, or the result."""
         study, trying = self._study, self._trying
         assert study is not None, "tell before begin"  # noqa: S101 - our own bug
         assert trying is not None  # noqa: S101
-        if study.report(forward_seconds=forward_seconds, backward_seconds=backward_seconds):
+        if study.report(seconds):
             return trying
         return self._next(study)
 
@@ -211,12 +209,14 @@ def _decision(trial: Trial | FrozenTrial) -> Decision:
     return Decision(order=trial.user_attrs[_ORDER], **trial.params)
 
 
-def _tried(trial: Trial | FrozenTrial) -> Tried:
-    return Tried(
-        decision=_decision(trial),
-        forward_seconds=tuple(trial.user_attrs[_FORWARD]),
-        backward_seconds=tuple(trial.user_attrs[_BACKWARD]),
-    )
+def _tried(trial: FrozenTrial) -> Tried:
+    return Tried(decision=_decision(trial), seconds=tuple(trial.intermediate_values.values()))
+
+
+def _runs(trial: FrozenTrial) -> bool:
+    """Return whether a layer runs a trial: older studies may have some that no layer does."""
+    decision, dispatcher = _decision(trial), str(trial.user_attrs.get("dispatcher", "flat"))
+    return dispatcher == "flat" and decision.forward_degree == decision.backward_degree
 
 
 @contextmanager

@@ -105,8 +105,8 @@ class Verification:
 
     @property
     def one_chunk(self) -> VerifiedStep:
-        """The step with degree 1 in both phases."""
-        return next(s for s in self.steps if s.forward_degree == s.backward_degree == 1)
+        """The step in one chunk."""
+        return next(step for step in self.steps if step.forward_degree == 1)
 
     @property
     def is_inside(self) -> bool:
@@ -158,10 +158,11 @@ def verify_plan(
 
     Raises:
         InputError: the plan is for another number of ranks, for a whole model, for a routing that
-            tokens cannot follow, or for more ranks than there is room for.
+            tokens cannot follow, or for more ranks than there is room for; or its phases have
+            different numbers of chunks.
         MoetuneError: a rank failed.
     """
-    workload = plan.workload
+    workload, decisions = plan.workload, _decisions(plan)
     expert_shares(workload)  # its refusals, before ranks are started
     planned_ranks = plan.layout.expert_ranks
     ranks = launch.world_size if launch else num_ranks or planned_ranks
@@ -173,7 +174,7 @@ def verify_plan(
     from moetune.app.launch import run_on_ranks
 
     device_id, measured = run_on_ranks(
-        _measure, (workload, _decisions(plan)), num_ranks=ranks, launch=launch, environ=environ,
+        _measure, (workload, decisions), num_ranks=ranks, launch=launch, environ=environ,
         oversubscribe=oversubscribe,
     )  # fmt: skip
     if launch is not None and launch.rank:
@@ -221,16 +222,16 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
-    """Return the decisions to run: one chunk, the plan without reuse, equal degrees, the plan."""
+    """Return the decisions to run: one chunk, the plan without reuse, other degrees, the plan."""
     planned = plan.decide(plan.inputs.tokens_per_rank)
-    even = (
-        replace(planned, forward_degree=degree, backward_degree=degree)
-        for degree in DEGREES
-        if 1 < degree <= plan.inputs.tokens_per_rank
+    others = (
+        planned.with_degree(degree)
+        for degree in (*DEGREES, planned.degree)
+        if degree == planned.degree or 1 < degree <= plan.inputs.tokens_per_rank
     )
     one_chunk = replace(SAFE_DECISION, order=planned.order)
     without_reuse = replace(planned, strategy="none")
-    return tuple(dict.fromkeys((one_chunk, without_reuse, *even, planned)))
+    return tuple(dict.fromkeys((one_chunk, without_reuse, *others)))
 
 
 def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> VerifiedStep:

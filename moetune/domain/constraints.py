@@ -1,11 +1,12 @@
 """A caller's pins and bounds on a plan: see `domain.request` for how they are written."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from moetune.domain.errors import InfeasiblePlanError, check_positive
-from moetune.domain.layer import PHASES, ExpertParallel, Phase
+from moetune.domain.errors import InfeasiblePlanError, InputError, check_positive
+from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import PlacementRule
+from moetune.domain.withdrawn import EQUAL_DEGREES
 
 Order = Literal["dispatch_first", "interleaved"]
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
@@ -20,6 +21,9 @@ MAX_DEGREE = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """Bounds and pins (not None) of a layer's chunks and memory.
+
+    Args:
+        forward_degree, backward_degree: a pin of one phase holds for both.
 
     Raises:
         InputError: a degree or a size below 1.
@@ -40,33 +44,53 @@ class Bounds:
         """The order pinned, or dispatch first: no order of the chunks is faster."""
         return self.order or "dispatch_first"
 
-    def pinned(self, phase: Phase) -> int | None:
-        """Return the degree pinned for the phase."""
-        return self.forward_degree if phase == "forward" else self.backward_degree
+    @property
+    def degree(self) -> int | None:
+        """The pinned number of chunks.
+
+        Raises:
+            InputError: two different ones are pinned, as plans of before have them.
+        """
+        forward, backward = self.forward_degree, self.backward_degree
+        if forward and backward and forward != backward:
+            raise InputError(
+                f"--forward-degree {forward} and --backward-degree {backward} exclude each other: "
+                f"{EQUAL_DEGREES}",
+                "give one of them, which holds for both",
+                field="backward_degree",
+            )
+        return forward or backward
+
+    def without_degree(self) -> "Bounds":
+        """Return the bounds without a pinned number of chunks."""
+        return replace(self, forward_degree=None, backward_degree=None)
 
     def largest(self, tokens: int) -> int:
         """Return the largest degree allowed; one chunk always is, however small."""
         return max(1, min(self.max_degree, tokens // self.min_chunk_tokens))
 
-    def check_degrees(self, tokens: int) -> None:
-        """Raise InfeasiblePlanError where so many tokens do not allow a pinned degree."""
-        largest = self.largest(tokens)
-        for phase in PHASES:
-            pinned = self.pinned(phase)
-            if pinned is None or pinned <= largest:
-                continue
-            what = f"{phase}_degree {pinned} is infeasible: "
-            flag = f"--{phase}-degree"
-            if pinned > self.max_degree:
-                raise InfeasiblePlanError(
-                    f"{what}max_degree is {self.max_degree}",
-                    f"nearest: {flag} {largest}, or allow more with --max-degree {pinned}",
-                )
+    def check_degree(self, tokens: int) -> None:
+        """Check that so many tokens allow the pinned degree.
+
+        Raises:
+            InputError: two different degrees are pinned.
+            InfeasiblePlanError: there are too few tokens, or a bound excludes it.
+        """
+        pinned, largest = self.degree, self.largest(tokens)
+        if pinned is None or pinned <= largest:
+            return
+        phase = "backward" if self.forward_degree is None else "forward"
+        what, flag = f"{phase}_degree {pinned} is infeasible: ", f"--{phase}-degree"
+        if pinned > self.max_degree:
             raise InfeasiblePlanError(
-                f"{what}{tokens} tokens per rank in chunks of at least {self.min_chunk_tokens} "
-                f"make at most {largest}",
-                f"nearest: {flag} {largest}, or {pinned * self.min_chunk_tokens} tokens",
+                f"{what}max_degree is {self.max_degree}",
+                f"nearest: {flag} {largest}, or allow more with --max-degree {pinned}",
             )
+        raise InfeasiblePlanError(
+            f"{what}{tokens} tokens per rank in chunks of at least {self.min_chunk_tokens} "
+            f"make at most {largest}",
+            f"nearest: {flag} {largest}, or {pinned * self.min_chunk_tokens} tokens",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

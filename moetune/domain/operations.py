@@ -74,15 +74,17 @@ def operations_of(workload: Workload, decision: Decision) -> tuple[Operation, ..
     """Return the transfer and the experts of both phases' chunks; of one rank the experts alone.
 
     Sizes are those of balanced chunks, which costs are predicted for.
+
+    Raises:
+        InputError: phases have different numbers of chunks, as in plans of before.
     """
     is_dispatched = workload.expert_parallel == "all_to_all"
     payload_rows = workload.rows if is_dispatched else workload.tokens_per_rank
     payload_bytes = payload_rows * workload.layer.d_model * dtype_bytes(workload.dtype)
     # Experts of a tensor-parallel group share the pairs of the tokens that all ranks have.
     macs = workload.macs if is_dispatched else workload.macs / workload.world_size
-    operations = []
+    operations, degree = [], decision.degree
     for phase in PHASES:
-        degree = decision.forward_degree if phase == "forward" else decision.backward_degree
         if workload.world_size > 1:
             size = max(1, round(payload_bytes / degree))
             name = transfer_of(workload)
@@ -116,7 +118,7 @@ def transfer_seconds(
 
 
 def predicted_seconds(plan: Plan, operation: Operation) -> float | None:
-    """Return the time that the plan's terms give the operation; None at other degrees than its."""
+    """Return the time that the plan's terms give the operation; None at another degree than its."""
     terms = None if plan.terms is None else getattr(plan.terms, operation.phase)
     if terms is None or terms.degree != operation.degree:
         return None

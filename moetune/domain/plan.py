@@ -17,6 +17,8 @@ from moetune.domain.placement import PlacementChoice, check_order
 from moetune.domain.profile import ProfileQuality
 from moetune.domain.request import PlanInputs
 from moetune.domain.terms import LayerTerms
+from moetune.domain.units import format_chunks
+from moetune.domain.withdrawn import common_degree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ Range = tuple[int, int, int, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """Chunks of forward and backward, and the degrees for other numbers of tokens.
+
+    Plans are made with as many backward as forward; those of before may have others.
 
     Args:
         ranges: (low_tokens, high_tokens, forward_degree, backward_degree), both ends
@@ -129,7 +133,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Degrees, order and strategy that could be chosen, with their predicted step."""
+    """A degree, an order and a strategy that could be chosen, with their predicted step."""
 
     forward_degree: int
     backward_degree: int
@@ -163,12 +167,25 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Degrees, order and memory strategy of a layer for one number of tokens."""
+    """The degree, order and memory strategy of a layer for one number of tokens."""
 
     forward_degree: int
     backward_degree: int
     order: Order = "dispatch_first"
     strategy: Strategy = "none"
+
+    @property
+    def degree(self) -> int:
+        """Chunks of either phase.
+
+        Raises:
+            InputError: they differ, as in plans of before.
+        """
+        return common_degree(self.forward_degree, self.backward_degree)
+
+    def with_degree(self, degree: int) -> "Decision":
+        """Return the decision with so many chunks of either phase."""
+        return replace(self, forward_degree=degree, backward_degree=degree)
 
 
 SAFE_DECISION = Decision(forward_degree=1, backward_degree=1)
@@ -276,10 +293,11 @@ class Plan:
 
     @property
     def words(self) -> str:
-        """The chunks of both phases, and how memory is reused: "4 and 2 chunks, strategy S4"."""
+        """The chunks, and how memory is reused: "4 chunks, strategy S4"."""
         strategy = self.memory.strategy
         reused = "" if strategy == "none" else f", strategy {strategy}"
-        return f"{self.pipeline.forward_degree} and {self.pipeline.backward_degree} chunks{reused}"
+        chunks = format_chunks(self.pipeline.forward_degree, self.pipeline.backward_degree)
+        return f"{chunks}{reused}"
 
     @property
     def fields(self) -> dict[str, object]:

@@ -183,10 +183,10 @@ class Question:
         LAYER, "Memory strategy", "Memory strategy. Default: the fastest that fits."
     )
     forward_degree: int | None = described(
-        LAYER, "Chunks forward", "Pin the chunks of the forward pass.", largest=LARGEST_DEGREE
+        LAYER, "Chunks forward", "Pin the chunks, forward and backward.", largest=LARGEST_DEGREE
     )
     backward_degree: int | None = described(
-        LAYER, "Chunks backward", "Pin the chunks of the backward pass.", largest=LARGEST_DEGREE
+        LAYER, "Chunks backward", "The same pin by its other name.", largest=LARGEST_DEGREE
     )
     max_degree: int | None = described(
         LAYER, "Most chunks", "Largest number of chunks. Default: 64.", largest=LARGEST_DEGREE

@@ -28,6 +28,7 @@ from moetune.domain.placement import PlacementRule
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads, RankSkew
 from moetune.domain.routing_record import RecordedLayers
 from moetune.domain.spelling import flag_of
+from moetune.domain.withdrawn import common_degree
 
 Recompute = Literal[
     "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "selective",
@@ -58,7 +59,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
-    """Chunks of each pass of the experts.
+    """Chunks of each pass of the experts: as many backward as forward but in plans of before.
 
     Raises:
         InputError: fewer than 1.
@@ -69,6 +70,20 @@ class Degrees:
 
     def __post_init__(self) -> None:
         check_positive(self, "forward", "backward")
+
+    @classmethod
+    def of_both(cls, degree: int) -> "Degrees":
+        """Return the same number of chunks of either pass."""
+        return cls(forward=degree, backward=degree)
+
+    @property
+    def common(self) -> int:
+        """Chunks of either pass.
+
+        Raises:
+            InputError: they differ, as in plans of before.
+        """
+        return common_degree(self.forward, self.backward)
 
 
 _SIZES = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")

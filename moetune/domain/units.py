@@ -200,6 +200,16 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def format_degree(forward: int, backward: int) -> str:
+    """Return a number of chunks: "4"; of plans of before, whose phases may differ, "4 and 2"."""
+    return str(forward) if forward == backward else f"{forward} and {backward}"
+
+
+def format_chunks(forward: int, backward: int) -> str:
+    """Return "4 chunks", or "1 chunk"; of plans of before also "4 and 2 chunks"."""
+    return f"{format_degree(forward, backward)} chunk{'' if forward == backward == 1 else 's'}"
+
+
 def format_flops(flops_per_second: float) -> str:
     """Return a rate of operations: "423 TFLOP/s", "87.3 GFLOP/s"."""
     factor, unit = (1e12, "T") if flops_per_second >= 1e12 else (1e9, "G")  # noqa: PLR2004

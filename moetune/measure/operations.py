@@ -207,8 +207,7 @@ def _step(point: StepPoint, bench: Bench) -> TimedOperation:
         return local_operation(_nothing)
     device = bench.device.torch_device
     steps = random_steps(point.workload, device=device, communicator=group)
-    decision = replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
-    steps.layer.pin(decision)
+    steps.layer.pin(SAFE_DECISION.with_degree(point.degree))
     return local_operation(steps.once)
 
 

@@ -45,14 +45,17 @@ def degree_figure(plans: Mapping[str, Plan]) -> Figure:
 
 
 def _steps(plan: Plan, name: str, color: str) -> Iterator[Line]:
-    """Yield both phases' degrees as lines of steps."""
+    """Yield the degree as a line of steps; of plans of before, whose phases may differ, two."""
     ranges = plan.pipeline.ranges
     last = ranges[-1:]
     sizes = tuple(row[0] for row in ranges) + tuple(row[1] for row in last)
-    for column, phase in enumerate(("forward", "backward"), start=2):
+    phases = ["chunks forward", "chunks backward"]
+    if all(forward == backward for *_, forward, backward in ranges):
+        phases = ["chunks"]
+    for column, phase in enumerate(phases, start=2):
         yield Line(
             name=f"{name}{phase}", x=sizes, y=tuple(row[column] for row in (*ranges, *last)),
-            color=color, has_steps=True, is_dotted=phase == "backward",
+            color=color, has_steps=True, is_dotted=phase == "chunks backward",
         )  # fmt: skip
 
 

@@ -178,9 +178,10 @@ def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> 
 
     Args:
         costs: of the machine.
-        decision: other degrees, order and strategy than the plan's own.
+        decision: another degree, order and strategy than the plan's own.
 
     Raises:
+        InputError: phases have different numbers of chunks, as in plans of before.
         ProfileError: an operation was not measured.
     """
     workload = plan.workload
@@ -188,8 +189,7 @@ def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> 
     return step_time(
         costs=layer_costs(workload=workload, costs=costs),
         tokens=workload.tokens_per_rank,
-        forward_degree=own.forward_degree,
-        backward_degree=own.backward_degree,
+        degree=own.degree,
         order=own.order,
         strategy=own.strategy,
     )
@@ -202,13 +202,10 @@ def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
         plan: any plan for the machine that the costs describe.
         costs: the ones it was solved with, for the times it predicted.
     """
-    pipeline = plan.pipeline
-    layer = layer_costs(workload=plan.workload, costs=costs).in_chunks(
-        pipeline.forward_degree, pipeline.backward_degree
-    )
+    layer = layer_costs(workload=plan.workload, costs=costs)
     return (
-        _timeline(plan, layer, "forward", pipeline.forward_degree),
-        _timeline(plan, layer, "backward", pipeline.backward_degree),
+        _timeline(plan, layer, "forward", plan.pipeline.forward_degree),
+        _timeline(plan, layer, "backward", plan.pipeline.backward_degree),
     )
 
 

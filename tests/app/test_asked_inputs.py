@@ -46,7 +46,7 @@ REQUESTS = [
         model="gpt-xl",
         constraints=Constraints(
             bounds=Bounds(
-                forward_degree=4, backward_degree=3, max_degree=16, min_chunk_tokens=128,
+                forward_degree=4, max_degree=16, min_chunk_tokens=128,
                 order="interleaved", strategy="S4",
             )
         ),

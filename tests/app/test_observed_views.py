@@ -14,7 +14,7 @@ PLAN = lab_plan()
 TRANSFER = Operation(name="all_to_all", phase="forward", size=2**21, degree=2)
 EXPERTS = Operation(name="experts", phase="backward", size=2**30, degree=2)
 PLANNED = VerifiedStep(
-    forward_degree=2, backward_degree=3, strategy="none", is_planned=True, predicted_seconds=1.0,
+    forward_degree=2, backward_degree=2, strategy="none", is_planned=True, predicted_seconds=1.0,
     forward_seconds=0.5, backward_seconds=0.6, step_seconds=1.25, raw_step_seconds=(1.25,),
     deviation=2e-7,
 )  # fmt: skip

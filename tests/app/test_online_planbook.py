@@ -49,16 +49,17 @@ def test_what_one_job_settles_the_next_runs_with(tmp_path: Path, plan: Plan) -> 
     assert min(one.seconds) > 0
     assert [path.suffix for path in (tmp_path / "searches").iterdir()] == [".log"]
 
-    other = replace(one.decision, forward_degree=one.decision.forward_degree + 1, backward_degree=7)
+    other = one.decision.with_degree(one.decision.degree + 1)
     with open_store(str(tmp_path / "it.db")) as store:
         store.add_settled(replace(one, decision=other))
+        store.add_settled(replace(one, decision=replace(other, backward_degree=7)))  # of before
         store.add_settled(replace(one, hardware_id="f" * 16))
     layer, book = online(tmp_path)
     for _ in range(3):
         train(layer, 40)
         book.step()
         assert layer.decision == other
-    assert len(settled(tmp_path, plan)) == 3
+    assert len(settled(tmp_path, plan)) == 4
 
 
 def test_a_plan_that_is_only_a_file_is_stored_with_what_was_settled(tmp_path: Path) -> None:

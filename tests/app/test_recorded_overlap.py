@@ -7,8 +7,8 @@ import torch
 
 from moetune.app.subjects import LayerSubject
 from moetune.app.trace import overlap_of, recorded_trace
-from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import Decision
+from moetune.domain.layer import PHASES, LayerShape, Workload
+from moetune.domain.plan import SAFE_DECISION
 from moetune.measure.steps import random_steps
 from moetune.runtime.trace import RecordedSpan
 from tests.runtime.plans import small_plan
@@ -17,38 +17,38 @@ from tests.runtime.slow_link import SlowLink
 WIRE_SECONDS = 0.01
 
 
-def _record(forward_degree: int, backward_degree: int) -> tuple[RecordedSpan, ...]:
+def _record(degree: int) -> tuple[RecordedSpan, ...]:
     workload = Workload(
         layer=LayerShape(d_model=128, d_hidden=512, num_experts=2),
         world_size=1,
         tokens_per_rank=1024,
     )
     steps = random_steps(workload, device=torch.device("cpu"), communicator=SlowLink(WIRE_SECONDS))
-    decision = Decision(forward_degree=forward_degree, backward_degree=backward_degree)
+    decision = SAFE_DECISION.with_degree(degree)
     steps.run(decision)
     return steps.record(decision)
 
 
 def test_one_chunk_overlaps_nothing() -> None:
-    overlap = overlap_of(_record(1, 1))
+    overlap = overlap_of(_record(1))
     assert overlap.forward == pytest.approx(0, abs=1e-3)
     assert overlap.backward == pytest.approx(0, abs=1e-3)
 
 
 def test_chunks_compute_while_others_travel_forward_and_backward() -> None:
-    overlap = overlap_of(_record(4, 3))
+    overlap = overlap_of(_record(4))
     assert overlap.forward > 0.01
     assert overlap.backward > 0.01
 
 
 def test_each_chunk_is_dispatched_computed_and_combined_in_that_order() -> None:
-    spans = {(span.phase, span.name, span.chunk): span for span in _record(4, 3)}
-    assert len(spans) == 3 * (4 + 3) + 2  # combine weights, and their gradients
-    for phase, degree in (("forward", 4), ("backward", 3)):
-        for chunk in range(degree):
-            dispatch = spans[phase, "dispatch", chunk]  # type: ignore[index]  # a phase's name
-            experts = spans[phase, "experts", chunk]  # type: ignore[index]  # as above
-            combine = spans[phase, "combine", chunk]  # type: ignore[index]  # as above
+    spans = {(span.phase, span.name, span.chunk): span for span in _record(4)}
+    assert len(spans) == 3 * (4 + 4) + 2  # combine weights, and their gradients
+    for phase in PHASES:
+        for chunk in range(4):
+            dispatch = spans[phase, "dispatch", chunk]
+            experts = spans[phase, "experts", chunk]
+            combine = spans[phase, "combine", chunk]
             assert dispatch.end_seconds <= experts.start_seconds + 1e-3
             assert experts.end_seconds <= combine.start_seconds + 1e-3
             assert combine.end_seconds >= experts.end_seconds + 0.5 * WIRE_SECONDS

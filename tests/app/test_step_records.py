@@ -28,7 +28,7 @@ def load_of(profile: Profile) -> Workload:
 
 
 def planned(profile: Profile, degree: int = 1) -> Plan:
-    bounds = Bounds(forward_degree=degree, backward_degree=degree, strategy="none")
+    bounds = Bounds(forward_degree=degree, strategy="none")
     request = PlanRequest(
         layer=LAYER, world_size=profile.machine.num_devices, tokens_per_rank=TOKENS,
         dtype="float32", constraints=Constraints(bounds=bounds, allow_modelled=True),

@@ -30,6 +30,17 @@ def plan_file(folder: Path) -> Path:
     return path
 
 
+def test_verify_refuses_a_plan_of_before_with_two_degrees(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(canonical_json(small_plan(layer=LAYER, degrees=(4, 3))))
+    assert app.main(["--no-config", "verify", str(path), "--nproc", "2", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)
+    assert "4 chunks forward and 3 backward" in error["error"]
+    assert "plan again" in error["hint"]
+
+
 def test_verify_finds_equal_numbers_and_keeps_the_observation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,7 +50,7 @@ def test_verify_finds_equal_numbers_and_keeps_the_observation(
     found = json.loads(capsys.readouterr().out)
     assert code == (0 if found["is_inside"] and not found["has_lost"] else 6)
     assert {(step["forward_degree"], step["backward_degree"]) for step in found["steps"]} == {
-        (1, 1), (2, 2), (4, 4), (8, 8), (16, 16), (4, 3),
+        (1, 1), (2, 2), (4, 4), (8, 8), (16, 16),
     }  # fmt: skip
     assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
     assert [step["is_planned"] for step in found["steps"]].count(True) == 1
@@ -58,8 +69,7 @@ def test_verify_of_reused_memory_compares_its_degrees_and_what_keeping_everythin
         for step in found["steps"]
     }
     assert steps == {
-        ("none", 1, 1), ("none", 4, 3), ("S4", 4, 3),
-        ("S4", 2, 2), ("S4", 4, 4), ("S4", 8, 8), ("S4", 16, 16),
+        ("none", 1, 1), ("none", 4, 4), ("S4", 2, 2), ("S4", 4, 4), ("S4", 8, 8), ("S4", 16, 16),
     }  # fmt: skip
     assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
 
@@ -76,7 +86,7 @@ def test_verify_and_trace_of_a_tensor_plan_run_its_layer(
     assert app.main([*common, "verify", str(path), "--nproc", "2", "--json"]) in {0, 6}
     found = json.loads(capsys.readouterr().out)
     assert {(step["forward_degree"], step["backward_degree"]) for step in found["steps"]} == {
-        (1, 1), (2, 2), (4, 4), (8, 8), (16, 16), (4, 3),
+        (1, 1), (2, 2), (4, 4), (8, 8), (16, 16),
     }  # fmt: skip
     assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
     assert app.main([*common, "trace", str(path), "--nproc", "2", "--output", str(output)]) == 0
@@ -84,7 +94,7 @@ def test_verify_and_trace_of_a_tensor_plan_run_its_layer(
     for rank in range(2):
         spans = [one for one in events if one["ph"] == "X" and one["pid"] == 1 + rank]
         names = [one["name"] for one in spans]
-        assert len(names) == 2 * (4 + 3 + in_shards)
+        assert len(names) == 2 * (4 + 4 + in_shards)
         assert names.count("forward sum 1") == 1
         assert names.count("backward experts 3") == 1
         assert names.count("forward gather") == names.count("backward gather") == in_shards
@@ -155,7 +165,7 @@ def record_behind_a_slow_wire(layer: LayerShape, _: object) -> tuple[RecordedSpa
 
     workload = Workload(layer=layer, world_size=2, tokens_per_rank=512)
     steps = random_steps(workload, device=torch.device("cpu"), communicator=SlowGroupLink(0.01))
-    return steps.record(Decision(forward_degree=4, backward_degree=3))
+    return steps.record(Decision(forward_degree=4, backward_degree=4))
 
 
 def test_real_ranks_compute_while_others_travel_forward_and_backward() -> None:

@@ -34,10 +34,10 @@ def step_of(plan: dict[str, Any]) -> float:
     ("flags", "asked", "pins"),
     [
         (XL, ("--degree", "8"), ("--forward-degree", "8", "--backward-degree", "8")),
-        (XL, ("--forward-degree", "3"), ("--forward-degree", "3")),
+        (XL, ("--forward-degree", "2"), ("--forward-degree", "2", "--backward-degree", "2")),
         (
             XL, ("--strategy", "S4", "--backward-degree", "2"),
-            ("--strategy", "S4", "--backward-degree", "2"),
+            ("--strategy", "S4", "--forward-degree", "2", "--backward-degree", "2"),
         ),
         (MEGATRON, ("--layout", "tp=2,ep=4"), ("--tp", "2", "--ep", "4")),
         (

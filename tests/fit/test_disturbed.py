@@ -66,9 +66,7 @@ def step_seconds(found: Profile, tokens: int, degree: int) -> float:
     costs = layer_costs(
         workload=Workload(layer=LAYER, world_size=2, tokens_per_rank=tokens), costs=costs_of(found)
     )
-    return step_time(
-        costs=costs, tokens=tokens, forward_degree=degree, backward_degree=degree
-    ).seconds
+    return step_time(costs=costs, tokens=tokens, degree=degree).seconds
 
 
 @pytest.mark.parametrize("slowed", [1.5, 4.0])

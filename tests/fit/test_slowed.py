@@ -39,7 +39,7 @@ def seconds(costs: Costs, decision: Decision, *, ranks: int = 8) -> float:
     )  # fmt: skip
     return step_time(
         costs=layer_costs(workload=load, costs=costs), tokens=4096,
-        forward_degree=decision.forward_degree, backward_degree=decision.backward_degree,
+        degree=decision.degree,
         order=decision.order, strategy=decision.strategy,
     ).seconds  # fmt: skip
 

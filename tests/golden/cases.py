@@ -74,9 +74,7 @@ CASES = {
     "top2": Case(plan=_TOP2, questions=EXPLAIN),
     "top2-interleaved": Case(plan=(*_TOP2, "--order", "interleaved"), questions=BOTH),
     "top2-swiglu": Case(plan=(*_TOP2, "--activation", "swiglu"), questions=EXPLAIN),
-    "degrees": Case(
-        plan=(*_BERT, "--forward-degree", "5", "--backward-degree", "3"), questions=BOTH
-    ),
+    "degrees": Case(plan=(*_BERT, "--forward-degree", "5"), questions=BOTH),
     "max-degree": Case(
         plan=(*_BERT, "--max-degree", "3", "--min-chunk-tokens", "900"), questions=EXPLAIN
     ),

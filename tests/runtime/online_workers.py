@@ -85,9 +85,9 @@ class CountedTuner:
         self.tasks.append(task)
         return self._seen(self._tuner.begin(task))
 
-    def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
+    def tell(self, seconds: float) -> Decision | Settled:
         self.num_told += 1
-        return self._seen(self._tuner.tell(forward_seconds, backward_seconds))
+        return self._seen(self._tuner.tell(seconds))
 
     def best_seconds(self) -> float | None:
         return self._tuner.best_seconds()

@@ -143,7 +143,7 @@ def test_the_predicted_peak_has_what_grouped_kernels_make(
     with grouped_workers.grouped(torch._grouped_mm):
         found = measure_step(workload, degree, strategy)
     predicted = peak_bytes(
-        workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy,
+        workload=workload, degree=degree, strategy=strategy,
         bias=False, states=StateBytes(parameter=4, gradient=4, optimizer=8), is_grouped=True,
     )  # fmt: skip
     # Of swiglu the plan counts what one matrix for gate and up takes, as model libraries have it.

@@ -87,7 +87,7 @@ def test_account_and_prediction_are_the_peak_of_live_tensors(
     )  # fmt: skip
     found = measure_step(workload, 4, strategy)
     predicted = peak_bytes(
-        workload=workload, forward_degree=4, backward_degree=4, strategy=strategy, bias=False,
+        workload=workload, degree=4, strategy=strategy, bias=False,
         states=StateBytes(parameter=4, gradient=4, optimizer=8),
     )  # fmt: skip
     assert found.account_bytes == pytest.approx(found.live_bytes, rel=0.02)
@@ -101,9 +101,7 @@ def test_a_step_needs_a_chunk_of_hidden_values_more_than_the_papers_bound(
     strategy: Strategy, degree: int
 ) -> None:
     workload = workload_of(4096, d_model=192, d_hidden=768, num_experts=1, activation="relu")
-    memory = layer_memory(
-        workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy
-    )
+    memory = layer_memory(workload=workload, degree=degree, strategy=strategy)
     hidden = 4096 // degree * 768 * 4  # which the combine weights multiply, apart from T_M
     live = measure_step(workload, degree, strategy).live_bytes
     assert live <= 1.02 * memory.formula_bytes + hidden
@@ -150,7 +148,7 @@ def test_any_prediction_is_the_account_of_a_step(
     train(layer, workload.own_tokens)
     train(layer, workload.own_tokens)
     peak = peak_bytes(
-        workload=workload, forward_degree=degree, backward_degree=degree,
+        workload=workload, degree=degree,
         strategy=strategy, bias=bias, states=StateBytes(parameter=0, gradient=4, optimizer=0),
     )  # fmt: skip
     found = layer.memory.peak_device_bytes + 2 * 4 * workload.own_tokens * d_model
@@ -158,7 +156,7 @@ def test_any_prediction_is_the_account_of_a_step(
     assert abs(found - predicted) <= max(peak.routing_bytes, 0.02 * predicted)
     assert layer.memory.peak_host_bytes == peak.host_bytes
     if kind != "all_to_all":
-        memory = layer_memory(workload=workload, forward_degree=degree, backward_degree=degree)
+        memory = layer_memory(workload=workload, degree=degree)
         assert memory.activation_bytes == peak.activation_bytes
         assert memory.buffer_bytes == peak.buffer_bytes + peak.ring_bytes
 
@@ -183,7 +181,7 @@ def test_a_tensor_groups_account_and_prediction_are_the_peak_of_live_tensors(
         held = sum(each.nbytes for each in (x, grad, *layer.parameters()))
     account_bytes = layer.memory.peak_device_bytes + held
     predicted = peak_bytes(
-        workload=workload, forward_degree=4, backward_degree=4, bias=False,
+        workload=workload, degree=4, bias=False,
         states=StateBytes(parameter=4, gradient=4, optimizer=0),
     )  # fmt: skip
     assert account_bytes == pytest.approx(live.peak_bytes, rel=0.02)
@@ -195,7 +193,7 @@ def test_two_byte_activations_are_predicted_with_their_real_states() -> None:
     workload = Workload(layer=layer, world_size=1, tokens_per_rank=16384, dtype="bfloat16")
     found = measure_step(workload, 4, "S4")
     predicted = peak_bytes(
-        workload=workload, forward_degree=4, backward_degree=4, strategy="S4", bias=False,
+        workload=workload, degree=4, strategy="S4", bias=False,
         states=StateBytes(parameter=2, gradient=2, optimizer=4),
     )  # fmt: skip
     assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)

@@ -59,7 +59,7 @@ def test_two_ranks_search_strategies_within_memory_and_budget(
 ) -> None:
     plan = plan_of(2)
     needed = peak_bytes(
-        workload=replace(plan.workload, tokens_per_rank=42), forward_degree=2, backward_degree=2,
+        workload=replace(plan.workload, tokens_per_rank=42), degree=2,
         strategy="none",
     )  # fmt: skip
     inputs = replace(plan.inputs, memory_limit_bytes=needed.device_bytes - 1)

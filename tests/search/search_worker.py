@@ -12,8 +12,7 @@ def main() -> None:
     while (decision := study.ask()) is not None:
         goes_on = True
         while goes_on:
-            forward, backward = seconds(decision)
-            goes_on = study.report(forward_seconds=forward, backward_seconds=backward)
+            goes_on = study.report(seconds(decision))
             sys.stdout.write("step\n")
             sys.stdout.flush()
             sys.stdin.readline()

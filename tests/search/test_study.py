@@ -8,28 +8,21 @@ from pathlib import Path
 import pytest
 
 from moetune.app.tuning import TuningStudy
-from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import Decision
+from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.solve.layer.online import PRUNE_AFTER, REPEATS, Space
 
 NAME = "a layer at 1000 tokens"
 WORKER = Path(__file__).with_name("search_worker.py")
 SPACE = Space(
-    seed=Decision(forward_degree=4, backward_degree=3),
-    forward=(1, 16),
-    backward=(1, 16),
+    seed=SAFE_DECISION.with_degree(4),
+    degrees=(1, 16),
     strategies=("none",),
-    workload=Workload(
-        layer=LayerShape(d_model=8, d_hidden=16, num_experts=4), world_size=2, tokens_per_rank=1000
-    ),
-    limit_bytes=None,
 )
 
 
-def seconds(decision: Decision) -> tuple[float, float]:
-    """Best at 7 and 3."""
-    forward, backward = decision.forward_degree, decision.backward_degree
-    return 49 / forward + forward, 12 + 4 * abs(backward - 3)
+def seconds(decision: Decision) -> float:
+    """Best at 7."""
+    return 49 / decision.degree + decision.degree
 
 
 def run(study: TuningStudy) -> int:
@@ -37,8 +30,7 @@ def run(study: TuningStudy) -> int:
     while (decision := study.ask()) is not None:
         goes_on = True
         while goes_on:
-            forward, backward = seconds(decision)
-            goes_on = study.report(forward_seconds=forward, backward_seconds=backward)
+            goes_on = study.report(seconds(decision))
             num_steps += 1
     return num_steps
 
@@ -50,8 +42,7 @@ def study_in(folder: Path) -> TuningStudy:
 def test_it_begins_with_the_plans_answer_and_finds_the_best(tmp_path: Path) -> None:
     study = study_in(tmp_path)
     num_steps = run(study)
-    best = sum(min(seconds(Decision(forward_degree=n, backward_degree=n))[phase]
-                   for n in range(1, 17)) for phase in (0, 1))  # fmt: skip
+    best = min(seconds(SAFE_DECISION.with_degree(degree)) for degree in range(1, 17))
     assert study.best().median_seconds <= 1.02 * best
     assert study.tried[0].decision == SPACE.seed
     assert study.planned() == study.tried[0]
@@ -120,7 +111,7 @@ def test_trials_of_an_older_study_with_exchanges_in_two_steps_do_not_count(tmp_p
     study.ask()
     assert study._trial is not None
     study._trial.set_user_attr("dispatcher", "hierarchical")
-    while study.report(forward_seconds=1.0, backward_seconds=1.0):
+    while study.report(1.0):
         pass
     assert study.tried == ()
     assert study.ask() == SPACE.seed

@@ -19,7 +19,7 @@ from moetune.domain.cost_keys import (
 from moetune.domain.costs import CopyMode, Costs, Doubt, Estimate, LinearCost, Trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference, MemSpeed, OverlapSpeeds
-from moetune.domain.layer import PHASES, LayerKey, LayerShape, Workload
+from moetune.domain.layer import LayerKey, LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
@@ -28,7 +28,7 @@ from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.plan import LayerProblem
-from moetune.solve.layer.times import StepTime
+from moetune.solve.layer.times import StepTime, step_time
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
 ALL_TO_ALL = LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10)
@@ -39,11 +39,9 @@ def best_moe_step(*, workload: Workload, costs: Costs, bounds: Bounds) -> StepTi
     """Return the layer's fastest step within the bounds, with strategy "none"."""
     layer = layer_costs(workload=workload, costs=costs)
     tokens = workload.tokens_per_rank
-    chooser = DegreeChooser(costs=layer, bounds=bounds)
-    degrees = chooser.degrees(tokens)
-    assert degrees is not None
-    forward, backward = map(chooser.time, PHASES, [tokens, tokens], degrees)
-    return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
+    degree = DegreeChooser(costs=layer, bounds=bounds).degree(tokens)
+    assert degree is not None
+    return step_time(costs=layer, tokens=tokens, degree=degree, order=bounds.chosen_order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

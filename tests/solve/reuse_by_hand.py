@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.layer import Phase
+from moetune.domain.layer import PHASES, Phase
 
 
 @dataclass
@@ -91,12 +91,10 @@ class LayerByHand:
     gemm: tuple[float, float]
     copy: tuple[float, float]
 
-    def step_seconds(self, strategy: Strategy, forward: int, backward: int) -> float:
-        if max(forward, backward) == 1:
+    def step_seconds(self, strategy: Strategy, degree: int) -> float:
+        if degree == 1:
             strategy = "none"  # nothing is there to use again
-        return self.phase_seconds("forward", strategy, forward) + self.phase_seconds(
-            "backward", strategy, backward
-        )
+        return sum(self.phase_seconds(phase, strategy, degree) for phase in PHASES)
 
     def phase_seconds(self, phase: Phase, strategy: Strategy, degree: int) -> float:
         is_backward, rows = phase == "backward", self.rows / degree

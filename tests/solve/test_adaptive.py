@@ -5,17 +5,14 @@ from collections.abc import Mapping
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moetune.domain.plan import Decision
+from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.solve.layer.settled_ranges import REACH, AdaptiveRanges, Gap
 
 SIZES = st.integers(1, 400)
 
 
-def chunks(forward: int, backward: int | None = None) -> Decision:
-    return Decision(forward_degree=forward, backward_degree=backward or forward)
-
-
-TABLES = st.dictionaries(SIZES, st.builds(chunks, st.integers(1, 4), st.integers(1, 3)))
+chunks = SAFE_DECISION.with_degree
+TABLES = st.dictionaries(SIZES, st.integers(1, 4).map(chunks))
 
 
 def ranges(settled: Mapping[int, Decision], *, reach: float = 0.0) -> AdaptiveRanges:
@@ -80,9 +77,9 @@ def test_where_degrees_grow_ranges_tell_the_truth_and_gaps_contain_it(
     assert made.violations == 0
     assert (decision is None) != (gap is None)
     if decision is not None:
-        assert decision.forward_degree == truth(tokens)
+        assert decision.degree == truth(tokens)
     if gap is not None:
-        low, high = gap.degrees("forward", 64)
+        low, high = gap.degrees(64)
         assert low <= truth(tokens) <= high
 
 
@@ -95,14 +92,13 @@ def test_a_range_does_not_swallow_another_degrees_sizes() -> None:
 
 
 def test_between_two_sizes_only_the_degrees_between_theirs_are_tried() -> None:
-    made = ranges({10: chunks(2, 5), 100: chunks(4, 3)})
+    made = ranges({10: chunks(5), 100: chunks(3)})
     between, above = made.gap(50), made.gap(101)
-    assert between == Gap(below=chunks(2, 5), above=chunks(4, 3))
-    assert between.degrees("forward", 64) == (2, 4)
-    assert between.degrees("backward", 64) == (3, 5)
-    assert between.degrees("backward", 4) == (3, 4)
+    assert between == Gap(below=chunks(5), above=chunks(3))
+    assert between.degrees(64) == (3, 5)
+    assert between.degrees(4) == (3, 4)
     assert above is not None
-    assert above.degrees("forward", 64) == (1, 64)
+    assert above.degrees(64) == (1, 64)
 
 
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=60))

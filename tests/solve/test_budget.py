@@ -1,4 +1,4 @@
-"""The peak against its limit, by brute force over tokens and over every pair of degrees."""
+"""The peak against its limit, by brute force over tokens and over degrees."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +11,6 @@ from moetune.solve.layer.memory import MemoryBudget
 from tests.solve.costs_by_hand import LinearCosts
 
 DEGREES = range(1, 10)
-PAIRS = [(one, other) for one in DEGREES for other in DEGREES]
 budgets = st.builds(
     lambda workload, grouped: MemoryBudget(
         workload=workload, limit_bytes=0,
@@ -40,45 +39,35 @@ def with_limit(budget: MemoryBudget, limit_bytes: int) -> MemoryBudget:
     )  # fmt: skip
 
 
-def peaks_of(budget: MemoryBudget, strategy: Strategy, tokens: int) -> dict[tuple[int, int], int]:
-    return {
-        pair: budget.peak(strategy=strategy, degrees=pair, tokens=tokens).device_bytes
-        for pair in PAIRS
-    }
-
-
 @settings(max_examples=60, deadline=None)
-@given(
-    budget=budgets, strategy=st.sampled_from(STRATEGIES), tokens=st.integers(9, 60),
-    is_measured=st.booleans(),
-)  # fmt: skip
+@given(budget=budgets, strategy=st.sampled_from(STRATEGIES), tokens=st.integers(9, 60))
 def test_nothing_takes_less_memory_than_the_least(
-    budget: MemoryBudget, strategy: Strategy, tokens: int, *, is_measured: bool
+    budget: MemoryBudget, strategy: Strategy, tokens: int
 ) -> None:
     costs = layer_costs(
-        workload=budget.workload,
-        costs=LinearCosts(group_size=budget.workload.world_size, has_points=is_measured),
+        workload=budget.workload, costs=LinearCosts(group_size=budget.workload.world_size)
     )
     bounds = Bounds(max_degree=DEGREES[-1])
     chooser = DegreeChooser(costs=costs, bounds=bounds, budget=budget, strategy=strategy)
     peaks = {
-        pair: peak for pair, peak in peaks_of(budget, strategy, tokens).items()
-        if (pair[0] == pair[1] or not is_measured) and (max(pair) > 1 or strategy == "none")
-    }  # fmt: skip
+        degree: budget.peak(strategy=strategy, degree=degree, tokens=tokens).device_bytes
+        for degree in DEGREES
+        if degree > 1 or strategy == "none"
+    }
     assert peaks[chooser.least(tokens)] == min(peaks.values())
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    budget=budgets, strategy=st.sampled_from(STRATEGIES), degrees=st.sampled_from(PAIRS),
+    budget=budgets, strategy=st.sampled_from(STRATEGIES), degree=st.sampled_from(DEGREES),
     spare_bytes=st.integers(-2000, 20_000),
 )  # fmt: skip
 def test_the_most_tokens_fit_and_one_more_does_not(
-    budget: MemoryBudget, strategy: Strategy, degrees: tuple[int, int], spare_bytes: int
+    budget: MemoryBudget, strategy: Strategy, degree: int, spare_bytes: int
 ) -> None:
-    planned = budget.peak(strategy=strategy, degrees=degrees).device_bytes
+    planned = budget.peak(strategy=strategy, degree=degree).device_bytes
     limited = with_limit(budget, planned + spare_bytes)
-    most = limited.most_tokens(strategy=strategy, degrees=degrees)
+    most = limited.most_tokens(strategy=strategy, degree=degree)
     assert (most >= budget.workload.tokens_per_rank) is (spare_bytes >= 0)
-    assert not limited.fits(strategy=strategy, degrees=degrees, tokens=most + 1)
-    assert most == 0 or limited.fits(strategy=strategy, degrees=degrees, tokens=most)
+    assert not limited.fits(strategy=strategy, degree=degree, tokens=most + 1)
+    assert most == 0 or limited.fits(strategy=strategy, degree=degree, tokens=most)

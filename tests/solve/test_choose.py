@@ -18,7 +18,6 @@ from moetune.solve.layer.choose import (
     DegreeTable,
 )
 from moetune.solve.layer.costs import layer_costs
-from moetune.solve.layer.memory import Degrees
 from moetune.solve.layer.times import phase_time
 from tests.report.lab import LAYER
 from tests.solve.costs_by_hand import LinearCosts
@@ -47,29 +46,29 @@ def test_absurd_costs_have_no_best_degree(strategy: Strategy) -> None:
     layer = layer_costs(workload=LAB, costs=replace(COSTS, transfer_cost=absurd))
     chooser = DegreeChooser(costs=layer, bounds=Bounds(), strategy=strategy)
     with pytest.raises(ArithmeticError, match="no finite numbers"):
-        chooser.degrees(4096)
+        chooser.degree(4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting(DegreeChooser):
     """A chooser that a rule of the test's bounds, not memory."""
 
-    rule: Callable[[Degrees], bool]
+    rule: Callable[[int], bool]
 
-    def fits(self, tokens: int, degrees: Degrees) -> bool:
-        return DegreeChooser.fits(self, tokens, degrees) and self.rule(degrees)
+    def fits(self, tokens: int, degree: int) -> bool:
+        return DegreeChooser.fits(self, tokens, degree) and self.rule(degree)
 
 
-FITS: dict[str, Callable[[Degrees], bool]] = {
+FITS: dict[str, Callable[[int], bool]] = {
     "all": lambda _: True,
-    "many": lambda degrees: sum(degrees) > LARGEST,
-    "odd": lambda degrees: degrees[0] % 2 == 1 and degrees[1] % 3 == 0,
+    "many": lambda degree: degree > LARGEST / 2,
+    "odd": lambda degree: degree % 3 == 1,
     "none": lambda _: False,
 }
 
 
 def table_of(
-    strategy: Strategy, rule: Callable[[Degrees], bool], *, wire: float, is_measured: bool
+    strategy: Strategy, rule: Callable[[int], bool], *, wire: float, is_measured: bool
 ) -> DegreeTable:
     costs = replace(
         COSTS, has_points=is_measured,
@@ -82,24 +81,20 @@ def table_of(
     return chooser.table(4096)
 
 
-def pairs_of(table: DegreeTable) -> dict[Degrees, float]:
-    """Return the seconds of both phases of every pair that fits, each timed by itself."""
+def times_of(table: DegreeTable) -> dict[int, float]:
+    """Return the seconds of both phases at every degree that fits, each timed by itself."""
     chooser = table.chooser
-    times = [
-        {
-            one: phase_time(
-                costs=chooser.costs, phase=phase, tokens=4096, degree=one,
+    return {
+        degree: sum(
+            phase_time(
+                costs=chooser.costs, phase=phase, tokens=4096, degree=degree,
                 strategy=chooser.strategy,
             ).seconds
-            for one in range(1, LARGEST + 1)
-        }
-        for phase in PHASES
-    ]  # fmt: skip
-    return {
-        (one, other): times[0][one] + times[1][other]
-        for one, other in itertools.product(times[0], times[1])
-        if table.fits((one, other)) and (one == other or not chooser.is_paired)
-    }
+            for phase in PHASES
+        )
+        for degree in range(1, LARGEST + 1)
+        if table.fits(degree)
+    }  # fmt: skip
 
 
 cases = pytest.mark.parametrize(
@@ -110,19 +105,18 @@ cases = pytest.mark.parametrize(
 
 @cases
 @pytest.mark.parametrize("rule", FITS.values(), ids=FITS)
-def test_the_choice_has_the_fewest_chunks_of_all_pairs_that_tie(
-    strategy: Strategy, wire: float, rule: Callable[[Degrees], bool], *, is_measured: bool
+def test_the_choice_has_the_fewest_chunks_of_all_that_tie(
+    strategy: Strategy, wire: float, rule: Callable[[int], bool], *, is_measured: bool
 ) -> None:
     table = table_of(strategy, rule, wire=wire, is_measured=is_measured)
-    pairs = pairs_of(table)
-    if not pairs:
+    times = times_of(table)
+    if not times:
         assert table.best() is None
         return
-    least = min(pairs.values())
+    least = min(times.values())
     limit = least * (1 + (NOISE if is_measured else 1e-12))
-    ties = [pair for pair, seconds in pairs.items() if seconds <= limit]
-    expected = min(ties, key=lambda pair: (sum(pair), pair))
-    fewest = min(pairs)
-    if is_measured and strategy == "none" and least > pairs[fewest] * (1 - WORTH):
+    expected = min(degree for degree, seconds in times.items() if seconds <= limit)
+    fewest = min(times)
+    if is_measured and strategy == "none" and least > times[fewest] * (1 - WORTH):
         expected = fewest  # nothing is around the phases here
     assert table.best() == expected

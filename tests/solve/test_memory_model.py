@@ -24,7 +24,7 @@ def _workload(dtype: str = "float32", **changes: int) -> Workload:
 
 
 def test_memory_of_gpt_xl_is_the_papers_formula() -> None:
-    memory = layer_memory(workload=_workload(), forward_degree=4, backward_degree=4)
+    memory = layer_memory(workload=_workload(), degree=4)
     m, h, tokens = 2048, 8192, 16384
     assert memory.state_bytes == 4 * (64 * m + 2 * h * m) * 4
     assert memory.activation_bytes == (4 * tokens * m + tokens * h) * 4
@@ -34,7 +34,7 @@ def test_memory_of_gpt_xl_is_the_papers_formula() -> None:
 
 def test_memory_counts_every_choice_and_every_local_expert() -> None:
     workload = _workload(top_k=2, world_size=32)
-    memory = layer_memory(workload=workload, forward_degree=1, backward_degree=1)
+    memory = layer_memory(workload=workload, degree=1)
     m, h, tokens = 2048, 8192, 16384
     assert memory.state_bytes == 16 * (64 * m + 2 * h * m * 2)
     assert memory.activation_bytes == (2 * tokens * m + 2 * 2 * tokens * m + 2 * tokens * h) * 4
@@ -48,17 +48,14 @@ def test_memory_counts_every_choice_and_every_local_expert() -> None:
 def test_states_take_sixteen_bytes_also_in_mixed_precision(
     dtype: str, per_parameter: int, element: int
 ) -> None:
-    memory = layer_memory(workload=_workload(dtype), forward_degree=1, backward_degree=1)
+    memory = layer_memory(workload=_workload(dtype), degree=1)
     assert memory.state_bytes == per_parameter * (64 * 2048 + 2 * 8192 * 2048)
     assert memory.activation_bytes == element * 16384 * (4 * 2048 + 8192)
 
 
 def test_swiglu_keeps_two_middles_and_relu_one() -> None:
     gated = replace(_workload(), layer=replace(GPT_XL, activation="swiglu"))
-    one, two = (
-        layer_memory(workload=workload, forward_degree=1, backward_degree=1)
-        for workload in (_workload(), gated)
-    )
+    one, two = (layer_memory(workload=workload, degree=1) for workload in (_workload(), gated))
     assert two.activation_bytes - one.activation_bytes == 16384 * 8192 * 4
 
 
@@ -67,10 +64,8 @@ def test_swiglu_keeps_two_middles_and_relu_one() -> None:
 def test_reuse_saves_of_gpt_xl_what_the_paper_says(
     degree: int, ratio: float, strategy: Strategy
 ) -> None:
-    kept = layer_memory(workload=_workload(), forward_degree=degree, backward_degree=degree)
-    memory = layer_memory(
-        workload=_workload(), forward_degree=degree, backward_degree=degree, strategy=strategy
-    )
+    kept = layer_memory(workload=_workload(), degree=degree)
+    memory = layer_memory(workload=_workload(), degree=degree, strategy=strategy)
     m, h, tokens = 2048, 8192, 16384
     delta = tokens * (2 * m * (degree - 2) + h * (degree - 1)) // degree * 4
     assert memory.saved_bytes == 2 * delta == kept.formula_bytes - memory.formula_bytes
@@ -84,7 +79,7 @@ def test_a_rank_of_a_tensor_group_has_room_for_a_row_more_where_rows_do_not_divi
 ) -> None:
     layer = LayerShape(d_model=8, d_hidden=24, num_experts=4, top_k=3, activation="relu")
     workload = Workload(layer=layer, world_size=4, tokens_per_rank=tokens, expert_parallel="tensor")
-    memory = layer_memory(workload=workload, forward_degree=degree, backward_degree=degree)
+    memory = layer_memory(workload=workload, degree=degree)
 
     def rows_of_the_busiest(chunk: int) -> int:
         """Deal a chunk's pairs out to the ranks one by one."""

@@ -26,9 +26,7 @@ def errors_of(own: float) -> StepErrors:
 
 def judge(*, own: float = 0.0, num: int = NUM, bounds: Bounds | None = None) -> Confidence:
     costs = layer_costs(workload=WORKLOAD, costs=LinearCosts(errors=errors_of(own)))
-    rival = step_time(
-        costs=costs, tokens=TOKENS, forward_degree=4, backward_degree=4, strategy="S4"
-    )
+    rival = step_time(costs=costs, tokens=TOKENS, degree=4, strategy="S4")
     return judge_choice(ranked(costs, bounds), (costs.costs,) * num, [rival])
 
 
@@ -46,7 +44,7 @@ def test_errors_make_near_choices_uncertain_and_the_range_wide() -> None:
 
 def test_the_only_choice_is_sure_whatever_the_error() -> None:
     costs = layer_costs(workload=WORKLOAD, costs=LinearCosts(errors=errors_of(0.2)))
-    bounds = Bounds(forward_degree=4, backward_degree=4)
+    bounds = Bounds(forward_degree=4)
     single = judge_choice(ranked(costs, bounds), (costs.costs,) * NUM)
     assert single.probability_best == 1.0
     assert single.p05_step_seconds < single.p95_step_seconds

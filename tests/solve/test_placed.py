@@ -88,7 +88,7 @@ def test_a_placement_that_gains_little_is_not_taken() -> None:
 
 def test_an_order_that_does_not_fit_is_placed() -> None:
     """A limit between the two peaks: only the placement is feasible."""
-    pins = Bounds(strategy="none", forward_degree=2, backward_degree=2)
+    pins = Bounds(strategy="none", forward_degree=2)
     natural, placed = (
         planned(STEEP, rule=rule, spread=1.2, bounds=pins).memory.peak_bytes
         for rule in ("natural", "planned")

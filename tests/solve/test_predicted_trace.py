@@ -30,7 +30,7 @@ WITH_COPIES = replace(
 
 
 def _plan(degree: int | None = None, order: Order | None = None) -> Plan:
-    bounds = Bounds(forward_degree=degree, backward_degree=degree, order=order)
+    bounds = Bounds(forward_degree=degree, order=order)
     return solution(costs=COSTS, bounds=bounds)
 
 
@@ -52,7 +52,7 @@ def test_timelines_last_as_long_as_the_plan_predicts(degree: int | None, order: 
 def test_timelines_of_reused_memory_last_as_long_as_predicted(
     strategy: Strategy, degree: int
 ) -> None:
-    bounds = Bounds(forward_degree=degree, backward_degree=degree, strategy=strategy)
+    bounds = Bounds(forward_degree=degree, strategy=strategy)
     plan = solution(costs=WITH_COPIES, bounds=bounds)
     forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
     assert forward.makespan_seconds == pytest.approx(plan.predicted.forward_seconds, rel=1e-9)
@@ -98,7 +98,7 @@ def test_chunks_have_their_tokens_and_transfers_their_bytes() -> None:
 
 
 def test_copies_to_the_host_and_back_have_their_bytes() -> None:
-    bounds = Bounds(forward_degree=2, backward_degree=2, strategy="S1")
+    bounds = Bounds(forward_degree=2, strategy="S1")
     plan = solution(costs=WITH_COPIES, bounds=bounds)
     forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
     spans = layer_spans(plan=plan, costs=WITH_COPIES, forward=forward, backward=backward)

@@ -16,9 +16,7 @@ TOKENS = WORKLOAD.tokens_per_rank
 
 def seconds(costs: LinearCosts, degree: int = 16) -> float:
     layer = layer_costs(workload=WORKLOAD, costs=costs)
-    return step_time(
-        costs=layer, tokens=TOKENS, forward_degree=degree, backward_degree=degree
-    ).seconds
+    return step_time(costs=layer, tokens=TOKENS, degree=degree).seconds
 
 
 def measured(factor: float) -> LinearCosts:
@@ -37,9 +35,7 @@ def test_a_predicted_step_is_the_measured_one() -> None:
 
 
 def taken(found: Refits, degree: int = 16) -> list[float]:
-    step = step_time(
-        costs=found.stack, tokens=TOKENS, forward_degree=degree, backward_degree=degree
-    )
+    step = step_time(costs=found.stack, tokens=TOKENS, degree=degree)
     return of_each(step.seconds, found.num)
 
 

@@ -11,6 +11,7 @@ from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
+from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.online import Space, search_space
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.settled_ranges import REACH, Gap
@@ -26,8 +27,7 @@ SEED = Decision(forward_degree=2, backward_degree=2)
 def bytes_of(decision: Decision, workload: Workload = WORKLOAD) -> int:
     return peak_bytes(
         workload=workload,
-        forward_degree=decision.forward_degree,
-        backward_degree=decision.backward_degree,
+        degree=decision.degree,
         strategy=decision.strategy,
         is_grouped=workload.dtype == "bfloat16",
     ).device_bytes
@@ -35,22 +35,21 @@ def bytes_of(decision: Decision, workload: Workload = WORKLOAD) -> int:
 
 def space(
     *,
-    forward: tuple[int, int] = (1, 4),
-    backward: tuple[int, int] = (2, 3),
+    degrees: tuple[int, int] = (2, 4),
     strategies: tuple[Strategy, ...] = ("none", "S4"),
     limit_bytes: int | None = None,
 ) -> Space:
-    return Space(
-        seed=SEED, forward=forward, backward=backward, strategies=strategies, workload=WORKLOAD,
-        limit_bytes=limit_bytes,
-    )  # fmt: skip
+    budget = None
+    if limit_bytes is not None:
+        budget = MemoryBudget(workload=WORKLOAD, limit_bytes=limit_bytes)
+    return Space(seed=SEED, degrees=degrees, strategies=strategies, budget=budget)
 
 
 def decisions(largest: int = 5) -> list[Decision]:
     degrees = range(1, largest + 1)
     return [
-        Decision(forward_degree=forward, backward_degree=backward, strategy=strategy)
-        for forward, backward, strategy in itertools.product(degrees, degrees, STRATEGIES)
+        replace(SEED.with_degree(degree), strategy=strategy)
+        for degree, strategy in itertools.product(degrees, STRATEGIES)
     ]
 
 
@@ -62,7 +61,7 @@ def test_what_is_allowed_is_inside_the_degrees_and_fits_to_the_byte(
     limit = None if of is None else bytes_of(of) + spare_bytes
     made = space(limit_bytes=limit)
     for one in decisions():
-        inside = one.forward_degree in {1, 2, 3, 4} and one.backward_degree in {2, 3}
+        inside = one.degree in {2, 3, 4}
         fits = limit is None or bytes_of(one) <= limit
         wanted = one == SEED or (inside and fits and one.strategy in {"none", "S4"})
         assert made.allows(one) is wanted, one
@@ -76,17 +75,8 @@ def test_what_is_allowed_is_inside_the_degrees_and_fits_to_the_byte(
 def test_a_decision_that_does_not_fit_gets_the_fewest_chunks_more_that_do(
     decision: Decision, limit_bytes: int
 ) -> None:
-    made = space(
-        forward=(1, 6), backward=(2, 5), strategies=(decision.strategy,), limit_bytes=limit_bytes
-    )
-    larger = [
-        replace(
-            decision,
-            forward_degree=max(decision.forward_degree, degree),
-            backward_degree=min(max(decision.backward_degree, degree, 2), 5),
-        )
-        for degree in range(1, 7)
-    ]
+    made = space(degrees=(2, 5), strategies=(decision.strategy,), limit_bytes=limit_bytes)
+    larger = [decision.with_degree(degree) for degree in range(max(decision.degree, 2), 6)]
     fitting = [one for one in larger if one == SEED or bytes_of(one) <= limit_bytes]
     assert made.fitting(decision) == (fitting[0] if fitting else decision)
 
@@ -94,15 +84,14 @@ def test_a_decision_that_does_not_fit_gets_the_fewest_chunks_more_that_do(
 @pytest.mark.parametrize(
     ("made", "single"),
     [
-        (space(forward=(2, 2), backward=(2, 2), strategies=("none",)), True),
-        (space(forward=(2, 2), backward=(2, 2), strategies=()), True),
-        (space(forward=(2, 2), backward=(2, 2), strategies=("S4",)), False),
-        (space(forward=(2, 2), backward=(2, 2)), False),
-        (space(forward=(2, 3), backward=(2, 2), strategies=("none",)), False),
-        (space(forward=(2, 2), backward=(1, 2), strategies=("none",)), False),
+        (space(degrees=(2, 2), strategies=("none",)), True),
+        (space(degrees=(2, 2), strategies=()), True),
+        (space(degrees=(2, 2), strategies=("S4",)), False),
+        (space(degrees=(2, 2)), False),
+        (space(degrees=(2, 3), strategies=("none",)), False),
     ],
 )
-def test_one_degree_each_way_and_one_strategy_leave_nothing_to_try(
+def test_a_single_degree_and_strategy_leave_nothing_to_try(
     made: Space,
     single: bool,  # noqa: FBT001 - a case
 ) -> None:
@@ -128,6 +117,15 @@ def space_of(plan: Plan, *, gap: Gap | None = None, reuse: Strategy | None = Non
     )
 
 
+def limit_of(plan: Plan) -> int | None:
+    budget = space_of(plan).budget
+    if budget is None:
+        return None
+    tokens = plan.inputs.tokens_per_rank
+    assert budget.workload.tokens_per_rank == int(tokens * (1 + REACH))
+    return budget.limit_bytes
+
+
 def pipelined_bytes(plan: Plan) -> int:
     """Return the bytes of two chunks without reuse, for the most tokens that a trial stands for."""
     reached = int(plan.inputs.tokens_per_rank * (1 + REACH))
@@ -139,7 +137,7 @@ def test_reuse_is_tried_only_where_two_chunks_do_not_fit_without_it() -> None:
     roomy, tight = (plan_for(limit_bytes=enough - short) for short in (0, 1))
     assert space_of(roomy).strategies == ("none",)
     assert space_of(tight).strategies == STRATEGIES
-    assert space_of(roomy).limit_bytes == enough
+    assert limit_of(roomy) == enough
     assert space_of(tight, reuse="S2").strategies == ("S2",)
     assert space_of(tight, reuse="S2").seed.strategy == "S2"
     pinned = plan_for(limit_bytes=enough - 1, bounds=Bounds(strategy="none"))
@@ -152,7 +150,7 @@ def test_between_settled_sizes_only_their_strategies_and_the_plans_are_tried() -
     above = Decision(forward_degree=4, backward_degree=4, strategy="S1")
     found = space_of(tight, gap=Gap(below=below, above=above))
     assert set(found.strategies) == {"S1", "S3", found.seed.strategy}
-    assert (found.forward, found.backward) == ((2, 4), (2, 4))
+    assert found.degrees == (2, 4)
     assert space_of(tight, gap=Gap(below=below)).strategies == STRATEGIES
 
 
@@ -163,28 +161,27 @@ def test_a_tensor_parallel_layer_reuses_no_memory_however_tight_it_is() -> None:
 
 
 def test_what_the_rest_of_a_model_takes_is_not_the_layers() -> None:
-    assert space_of(plan_for(limit_bytes=2**30, taken=2**20)).limit_bytes == 2**30 - 2**20
+    assert limit_of(plan_for(limit_bytes=2**30, taken=2**20)) == 2**30 - 2**20
 
 
 def test_without_a_recorded_limit_the_plans_own_memory_is_one_if_it_was_short() -> None:
     plan = plan_for()
-    assert space_of(plan).limit_bytes is None
+    assert limit_of(plan) is None
     for short in (
         replace(plan, decision=replace(plan.decision, binding="memory")),
         replace(plan, memory=replace(plan.memory, strategy="S1")),
     ):
-        assert space_of(short).limit_bytes == plan.memory.peak_bytes
+        assert limit_of(short) == plan.memory.peak_bytes
 
 
-def test_pinned_degrees_are_the_only_ones_and_the_seed_has_them() -> None:
+def test_a_pinned_degree_is_the_only_one_and_the_seed_has_it() -> None:
     inputs = plan_inputs(
         world_size=8, tokens_per_rank=4096, constraints={"forward-degree": "3", "max-degree": "8"}
     )
     plan = solution(inputs, bounds=Bounds(forward_degree=3, max_degree=8))
     found = space_of(plan)
-    assert (found.forward, found.backward) == ((3, 3), (1, 8))
-    assert found.seed.forward_degree == 3
-    assert found.workload.tokens_per_rank == 4096 + 4096 // 16
+    assert found.degrees == (3, 3)
+    assert found.seed.degree == 3
 
 
 def test_strategies_that_the_plan_calls_hopeless_are_left_out_and_the_rest_ordered() -> None:

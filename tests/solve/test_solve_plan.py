@@ -13,7 +13,7 @@ from moetune.domain.constraints import Bounds
 from moetune.domain.cost_keys import CostKey, GemmKey
 from moetune.domain.costs import Estimate, LinearCost
 from moetune.domain.document import canonical_json, encode
-from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
@@ -77,25 +77,24 @@ def test_the_same_inputs_give_the_same_plan_to_the_last_digit() -> None:
     )
 
 
-def test_the_degrees_are_those_of_brute_force_over_the_formula_of_the_design() -> None:
+def test_the_degree_is_that_of_brute_force_over_the_formula_of_the_design() -> None:
     plan = _solve()
     rows = 4096 * 2
-    best = []
-    for num_gemms in (2, 4):
-        times = []
-        for r in range(1, 65):
-            t_d = 2e-4 + 3e-10 * rows * 1024 * 2 / r
-            t_e = num_gemms * (5e-5 + 4e-14 * rows * 1024 * 4096 / r)
-            times.append(max(2 * r * t_d, 2 * t_d + r * t_e))
-        best.append((times.index(min(times)) + 1, min(times), times[0]))
-    (forward, forward_seconds, forward_one), (backward, backward_seconds, backward_one) = best
-    assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (forward, backward)
-    assert plan.predicted.forward_seconds == pytest.approx(forward_seconds)
-    assert plan.predicted.backward_seconds == pytest.approx(backward_seconds)
-    assert plan.predicted.sequential_forward_seconds == pytest.approx(forward_one)
-    assert plan.predicted.sequential_backward_seconds == pytest.approx(backward_one)
-    assert plan.predicted.step_seconds == pytest.approx(forward_seconds + backward_seconds)
-    assert plan.predicted.overhead_seconds == 0.0
+
+    def phase(num_gemms: int, r: int) -> float:
+        t_d = 2e-4 + 3e-10 * rows * 1024 * 2 / r
+        t_e = num_gemms * (5e-5 + 4e-14 * rows * 1024 * 4096 / r)
+        return max(2 * r * t_d, 2 * t_d + r * t_e)
+
+    times = {r: (phase(2, r), phase(4, r)) for r in range(1, 65)}
+    best = min(times, key=lambda r: sum(times[r]))
+    assert plan.pipeline.forward_degree == plan.pipeline.backward_degree == best
+    predicted = plan.predicted
+    assert (predicted.forward_seconds, predicted.backward_seconds) == pytest.approx(times[best])
+    in_one_chunk = predicted.sequential_forward_seconds, predicted.sequential_backward_seconds
+    assert in_one_chunk == pytest.approx(times[1])
+    assert predicted.step_seconds == pytest.approx(sum(times[best]))
+    assert predicted.overhead_seconds == 0.0
 
 
 def test_layout_and_memory_are_those_of_one_layer_with_experts_spread_over_all_ranks() -> None:
@@ -106,31 +105,33 @@ def test_layout_and_memory_are_those_of_one_layer_with_experts_spread_over_all_r
     assert plan.memory.strategy == "none"
 
 
-def test_pins_are_kept_and_the_rest_is_solved_around_them() -> None:
-    free = _solve()
-    plan = _solve(bounds=Bounds(forward_degree=7))
-    assert plan.pipeline.forward_degree == 7
-    assert plan.pipeline.backward_degree == free.pipeline.backward_degree
-    assert all(one.forward_degree == 7 for one in plan.alternatives)
-    assert plan.decide(4096).forward_degree == 7
-    assert any("pinned forward degree 7" in warning for warning in plan.warnings)
+@pytest.mark.parametrize("bounds", [Bounds(forward_degree=7), Bounds(backward_degree=7)])
+def test_a_pin_of_one_phase_holds_for_both(bounds: Bounds) -> None:
+    plan = _solve(bounds=bounds)
+    assert plan.decide(4096).degree == 7
+    assert all(one.forward_degree == one.backward_degree == 7 for one in plan.alternatives)
+    assert any("pinned degree 7 makes the step" in warning for warning in plan.warnings)
+
+
+def test_two_different_pins_are_refused_with_the_reason_and_what_works() -> None:
+    with pytest.raises(InputError, match="--forward-degree 5 and --backward-degree 3") as caught:
+        _solve(bounds=Bounds(forward_degree=5, backward_degree=3))
+    assert "1 to 15 % slower" in caught.value.what
+    assert caught.value.hint == "give one of them, which holds for both"
 
 
 def test_a_pinned_order_is_kept_everywhere_and_costs_what_the_order_costs() -> None:
-    free = _solve()
     plan = _solve(bounds=Bounds(order="interleaved"))
     assert plan.pipeline.order == "interleaved"
     assert {one.order for one in plan.alternatives} == {"interleaved"}
+    free = _solve(bounds=Bounds(forward_degree=4))
+    plan = _solve(bounds=Bounds(forward_degree=4, order="interleaved"))
     assert plan.predicted.step_seconds > free.predicted.step_seconds
 
 
 def test_pinning_what_is_best_anyway_warns_of_nothing() -> None:
     free = _solve()
-    bounds = Bounds(
-        forward_degree=free.pipeline.forward_degree,
-        backward_degree=free.pipeline.backward_degree,
-        strategy="none",
-    )
+    bounds = Bounds(forward_degree=free.pipeline.forward_degree, strategy="none")
     plan = _solve(bounds=bounds)
     assert plan.warnings == ()
     assert plan.alternatives == ()
@@ -172,16 +173,15 @@ def test_alternatives_are_the_next_best_and_one_chunk_each_with_its_reason() -> 
     assert len(plan.alternatives) == 5
     assert seconds == sorted(seconds)
     assert seconds[0] >= plan.predicted.step_seconds
-    degrees = [(one.forward_degree, one.backward_degree) for one in plan.alternatives]
+    degrees = [one.forward_degree for one in plan.alternatives]
     assert len(set(degrees)) == 5
-    chosen = plan.pipeline.forward_degree, plan.pipeline.backward_degree
-    assert chosen not in degrees
+    assert plan.pipeline.forward_degree not in degrees
     for one in plan.alternatives:
         slower = one.step_seconds / plan.predicted.step_seconds - 1
         assert one.lost_because.startswith(f"+{100 * slower:.1f} %: ")
     runner_up = plan.decision.runner_up
     assert runner_up is not None
-    assert (runner_up.forward_degree, runner_up.backward_degree) == degrees[0]
+    assert runner_up.forward_degree == runner_up.backward_degree == degrees[0]
 
 
 def test_a_tie_goes_to_fewer_chunks_and_is_called_one() -> None:
@@ -192,7 +192,7 @@ def test_a_tie_goes_to_fewer_chunks_and_is_called_one() -> None:
     )
     plan = _solve(costs=costs)
     assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (2, 2)
-    assert plan.alternatives[0].lost_because == "as fast, with other numbers of chunks"
+    assert plan.alternatives[0].lost_because == "as fast, in more or fewer chunks"
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_a_tie_goes_to_fewer_chunks_and_is_called_one() -> None:
             "nearest: --forward-degree 8, or 16 tokens",
         ),
         (
-            Bounds(forward_degree=128),
+            Bounds(backward_degree=128),
             4096,
             "max_degree is 64",
-            "nearest: --forward-degree 64, or allow more with --max-degree 128",
+            "nearest: --backward-degree 64, or allow more with --max-degree 128",
         ),
     ],
 )
@@ -243,7 +243,7 @@ def test_a_limit_below_the_peak_of_the_fastest_choice_forces_another_and_binds()
 
 
 def test_the_devices_memory_is_the_limit_where_none_is_set() -> None:
-    most = Bounds(forward_degree=64, backward_degree=64, strategy="none")
+    most = Bounds(forward_degree=64, strategy="none")
     least = _peak_bytes(_solve(bounds=most))
     plan = _solve(device_memory_bytes=least, bounds=KEEP_ALL)
     assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (64, 64)
@@ -260,12 +260,12 @@ def test_too_little_memory_names_the_numbers_and_the_nearest_number_of_tokens() 
     # N = 2·T rows that arrive. Buffers: 2·T·M and 3·N·M, one weight and 2 bytes more of each for
     # sums in float32, 2·H of a chunk of N/64 rows, and routing data of 0.8 MiB.
     assert caught.value.what == (
-        "memory binds: the smallest plan (64 and 64 chunks, strategy none) peaks at 459 MiB per "
+        "memory binds: the smallest plan (64 chunks, strategy none) peaks at 459 MiB per "
         "device (states 256 MiB, activations 96.0 MiB, buffers 107 MiB), 59.2 MiB more than the "
         "limit of 400 MiB"
     )
     # Reuse would do: with 64 chunks little more than the rows of the ranks themselves is left.
-    assert caught.value.hint == "nearest: 64 and 64 chunks with strategy S4"
+    assert caught.value.hint == "nearest: 64 chunks with strategy S4"
     plan = _solve(plan_inputs(memory_limit_bytes=400 * MIB))
     assert plan.memory.strategy == "S4"
     assert _peak_bytes(plan) <= 400 * MIB

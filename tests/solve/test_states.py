@@ -40,6 +40,6 @@ def test_formulas_and_peak_count_the_same_states(dtype: str) -> None:
     workload = Workload(layer=layer, world_size=4, tokens_per_rank=64, dtype=dtype)
     parameters = 8 * 256 + 2 * 2 * 256 * 512
     states = parameters * StateBytes.of_layer(dtype).total
-    peak = peak_bytes(workload=workload, forward_degree=1, backward_degree=1, bias=False)
-    memory = layer_memory(workload=workload, forward_degree=1, backward_degree=1)
+    peak = peak_bytes(workload=workload, degree=1, bias=False)
+    memory = layer_memory(workload=workload, degree=1)
     assert (peak.state_bytes, memory.state_bytes) == (states, states)

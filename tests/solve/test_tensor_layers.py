@@ -99,6 +99,17 @@ def by_hand(workload: Workload, costs: TensorLines, phase: str, degree: int) -> 
     )  # fmt: skip
 
 
+def times_by_hand(workload: Workload, costs: TensorLines) -> dict[int, tuple[float, float]]:
+    """Return the seconds of both phases by their number of chunks."""
+    return {
+        degree: (
+            by_hand(workload, costs, "forward", degree),
+            by_hand(workload, costs, "backward", degree),
+        )
+        for degree in range(1, 65)
+    }
+
+
 @settings(deadline=None)
 @given(st.integers(1, 24), seconds, seconds, speeds, speeds)
 @example(7, 1.0, 3.0, 1.0, 1.0)
@@ -142,21 +153,19 @@ def test_best_step_of_lines_is_the_best_of_all_simulated_degrees(
 ) -> None:
     costs = TensorLines(gather_cost=gather, scatter_cost=reduce, sum_cost=reduce, gemm_cost=gemm)
     step = best_moe_step(workload=workload, costs=costs, bounds=Bounds())
-    for phase, found in zip(PHASES, (step.forward, step.backward), strict=True):
-        times = [by_hand(workload, costs, phase, degree) for degree in range(1, 65)]
-        assert found.seconds == pytest.approx(times[found.degree - 1], rel=1e-9)
-        assert found.seconds <= min(times) * (1 + 1e-9)
+    times = times_by_hand(workload, costs)
+    assert (step.forward.seconds, step.backward.seconds) == pytest.approx(times[step.degree])
+    assert step.seconds <= min(map(sum, times.values())) * (1 + 1e-9)
     assert step.overhead.seconds == 0.0
 
 
 @BOTH
 def test_best_step_of_measured_costs_is_within_noise_of_the_best(workload: Workload) -> None:
     step = best_moe_step(workload=workload, costs=MEASURED, bounds=Bounds())
-    for phase, found in zip(PHASES, (step.forward, step.backward), strict=True):
-        times = [by_hand(workload, MEASURED, phase, degree) for degree in range(1, 65)]
-        assert found.seconds == pytest.approx(times[found.degree - 1])
-        assert found.seconds <= 1.01 * min(times)
-        assert found.degree > 1
+    times = times_by_hand(workload, MEASURED)
+    assert (step.forward.seconds, step.backward.seconds) == pytest.approx(times[step.degree])
+    assert sum(times[step.degree]) <= 1.01 * min(map(sum, times.values()))
+    assert step.degree > 1
 
 
 def test_overhead_is_the_gate_and_the_small_exchanges_around_the_experts() -> None:
@@ -195,7 +204,7 @@ def test_one_rank_sends_nothing_and_several_need_measured_collectives(
 ) -> None:
     costs = TensorLines(group_size=99, has_points=True)
     alone = best_moe_step(workload=replace(workload, world_size=1), costs=costs, bounds=Bounds())
-    assert alone.degrees == (1, 1)
+    assert alone.degree == 1
     assert alone.forward.link_seconds == 0.0
     with pytest.raises(ProfileError, match=needed):
         best_moe_step(workload=workload, costs=costs, bounds=Bounds())
@@ -226,18 +235,16 @@ def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(
     assert plan.layout == Layout(expert_parallel="tensor", dp=1, ep=1, tp=RANKS, pp=1)
     assert plan_from_json(canonical_json(plan), "plan.json") == plan
     step = best_moe_step(workload=workload, costs=costs, bounds=Bounds())
-    degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
-    assert degrees == step.degrees
+    degree = plan.decide(TOKENS).degree
+    assert degree == step.degree
     assert plan.predicted.step_seconds == pytest.approx(step.seconds)
     timelines = plan_timelines(plan=plan, costs=costs)
-    for phase, degree, timeline in zip(PHASES, degrees, timelines, strict=True):
+    for phase, timeline in zip(PHASES, timelines, strict=True):
         assert timeline.makespan_seconds == pytest.approx(by_hand(workload, costs, phase, degree))
         names = sorted(span.name.split()[0] for span in timeline.spans)
         gathers = ["gather"] * workload.sequence_parallel
         assert names == ["experts"] * degree + gathers + ["sum"] * degree
-    assert replace(plan.memory, peak_bytes=None) == layer_memory(
-        workload=workload, forward_degree=degrees[0], backward_degree=degrees[1]
-    )
+    assert replace(plan.memory, peak_bytes=None) == layer_memory(workload=workload, degree=degree)
 
 
 def test_plans_without_shards_do_not_speak_of_them_and_none_reuses_memory() -> None:
@@ -254,10 +261,7 @@ def test_ranges_of_lines_hold_the_best_degrees_of_other_sizes() -> None:
     for tokens in (1, 16, 700, 4095, 9000, 2**19):
         workload = replace(SUMMED, tokens_per_rank=tokens)
         best = best_moe_step(workload=workload, costs=LinearCosts(), bounds=Bounds())
-        decision = plan.decide(tokens)
-        pinned = Bounds(
-            forward_degree=decision.forward_degree, backward_degree=decision.backward_degree
-        )
+        pinned = Bounds(forward_degree=plan.decide(tokens).degree)
         held = best_moe_step(workload=workload, costs=LinearCosts(), bounds=pinned)
         assert held.seconds <= best.seconds * (1 + 1e-3)
 

@@ -25,20 +25,15 @@ from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.plan import Alternative, Decision, Plan
 from moetune.domain.spelling import AS_FLAGS, spelled
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
-from moetune.domain.units import format_share
+from moetune.domain.units import format_chunks, format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.speeds import PARTS, Slowdown, slowed
-from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
+from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.uncertainty import LayerChoice, chance_of_faster
 from moetune.solve.trace import layer_spans, overlap_share, plan_step, plan_timelines
 
 EXPLANATION_SCHEMA = "moetune.explanation/1"
-_OF_BOTH = replace(
-    AS_FLAGS,
-    names={**AS_FLAGS.names, **dict.fromkeys(("forward-degree", "backward-degree"), "--degree")},
-)
-"""Spelling where one degree is asked for both phases."""
 _RULE = (
     f"Gains below {format_share(WORTH, digits=0)} over one chunk or over keeping all activations "
     f"are not taken, nor below {format_share(NOISE, digits=0)} over fewer chunks: the errors of "
@@ -64,7 +59,7 @@ class LayerSubject(PricedPlan):
 
     @property
     def strategies(self) -> tuple[StrategyTerms, ...]:
-        """Every memory strategy with its best degrees; empty where the layout leaves no choice."""
+        """Every memory strategy with its best degree; empty where the layout leaves no choice."""
         return self.plan.terms.strategies if self.plan.terms else ()
 
     @property
@@ -96,13 +91,13 @@ class LayerSubject(PricedPlan):
 
     @property
     def choice(self) -> ComparedChoice:
-        """The plan's degrees and strategy."""
+        """The plan's degree and strategy."""
         return _choice_of(self.plan)
 
     @property
     def alternatives(self) -> tuple[LostChoice, ...]:
         """The candidates that the plan keeps, then the best of the other memory strategies."""
-        lost = {degrees_name(row): _lost(row) for row in self.plan.alternatives}
+        lost = {degree_name(row): _lost(row) for row in self.plan.alternatives}
         for row in self.strategies:
             if not row.is_chosen:
                 choice = Alternative(
@@ -111,7 +106,7 @@ class LayerSubject(PricedPlan):
                     strategy=row.strategy, step_seconds=row.step_seconds,
                     lost_because=row.lost_because,
                 )  # fmt: skip
-                lost[degrees_name(choice)] = _lost(choice, row.peak_bytes)
+                lost[degree_name(choice)] = _lost(choice, row.peak_bytes)
         return tuple(lost.values())
 
     @property
@@ -120,7 +115,7 @@ class LayerSubject(PricedPlan):
         return _RULE.format(self.plan.decision.why)
 
     def asked(self, question: WhyNot) -> Asked:
-        """Return the degrees and the strategy that are asked for.
+        """Return the degree and the strategy that are asked for.
 
         Raises:
             InputError: a value is none that it could have, or the plan has no such choice.
@@ -133,7 +128,8 @@ class LayerSubject(PricedPlan):
         texts = question.degree_texts
         if question.strategy is not None:
             texts["strategy"] = question.strategy
-        with spelled(AS_FLAGS if question.degree is None else _OF_BOTH):
+        names = dict.fromkeys(("forward-degree", "backward-degree"), question.degree_flag)
+        with spelled(replace(AS_FLAGS, names={**AS_FLAGS.names, **names})):
             changed_request(self.plan.inputs, texts)
         return Asked(texts=texts, pins=texts)
 
@@ -159,12 +155,12 @@ class LayerSubject(PricedPlan):
         return plan_step(plan=self.plan, costs=slowed(self.costs, slowdown)).seconds
 
     def neighbours(self) -> Iterator[Neighbour]:
-        """Yield one chunk more and less of each phase, other strategies, and more memory."""
+        """Yield one chunk more and less, other strategies, and more memory."""
         yield from self._degrees()
         for row in self.strategies:
             if row.strategy != self.plan.memory.strategy:
                 note = "" if row.fits else "does not fit"
-                yield Neighbour("strategy", degrees_name(row), row.step_seconds, note)
+                yield Neighbour("strategy", degree_name(row), row.step_seconds, note)
         limit = (self.memory_limit_bytes or 0) + self.plan.inputs.pinned.memory_taken_bytes + GIB
         roomy = _choice_of(self._changed({}, memory_limit_bytes=limit))
         yield Neighbour("memory-limit", f"1 GiB more memory: {roomy.name}", roomy.step_seconds)
@@ -183,27 +179,15 @@ class LayerSubject(PricedPlan):
         """The costs that the plan was solved with."""
         return costs_of(self.machine, allow_modelled=self.plan.inputs.pinned.allow_modelled)
 
-    @property
-    def _decision(self) -> Decision:
-        return self.plan.decide(self.plan.inputs.tokens_per_rank)
-
     def _degrees(self) -> Iterator[Neighbour]:
-        inputs, decision = self.plan.inputs, self._decision
-        bounds, costs = (
-            inputs.pinned.bounds,
-            layer_costs(workload=self.plan.workload, costs=self.costs),
-        )
-        phases = ("forward_degree", "backward_degree")
-        is_paired = DegreeChooser(costs=costs, bounds=bounds).is_paired
-        largest = bounds.largest(inputs.tokens_per_rank)
-        for names in [phases] if is_paired else [(name,) for name in phases]:
-            knob = "degree" if is_paired else names[0].replace("_", "-")
-            for change in (-1, 1):
-                moved = {name: getattr(decision, name) + change for name in names}
-                if all(1 <= degree <= largest for degree in moved.values()):
-                    choice = replace(decision, **moved)
-                    step = plan_step(plan=self.plan, costs=self.costs, decision=choice)
-                    yield Neighbour(knob, degrees_name(choice), step.seconds)
+        tokens = self.plan.inputs.tokens_per_rank
+        decision = self.plan.decide(tokens)
+        largest = self.plan.inputs.pinned.bounds.largest(tokens)
+        for degree in (decision.degree - 1, decision.degree + 1):
+            if 1 <= degree <= largest:
+                choice = decision.with_degree(degree)
+                step = plan_step(plan=self.plan, costs=self.costs, decision=choice)
+                yield Neighbour("degree", degree_name(choice), step.seconds)
 
     def _roomy(self, asked: Asked) -> ComparedChoice | None:
         try:
@@ -229,16 +213,16 @@ class LayerSubject(PricedPlan):
         return layer, plan.decide(self.plan.inputs.tokens_per_rank)
 
 
-def degrees_name(choice: Decision | Alternative | StrategyTerms) -> str:
-    """Return "8 and 8 chunks, strategy none"."""
-    name = f"{choice.forward_degree} and {choice.backward_degree} chunks"
-    return f"{name}, strategy {choice.strategy}"
+def degree_name(choice: Decision | Alternative | StrategyTerms) -> str:
+    """Return "8 chunks, strategy none"."""
+    chunks = format_chunks(choice.forward_degree, choice.backward_degree)
+    return f"{chunks}, strategy {choice.strategy}"
 
 
 def _choice_of(plan: Plan) -> ComparedChoice:
     times, decision = plan.predicted, plan.decide(plan.inputs.tokens_per_rank)
     return ComparedChoice(
-        name=degrees_name(decision),
+        name=degree_name(decision),
         decision=_decision_texts(decision),
         step_seconds=times.step_seconds,
         p05_step_seconds=times.p05_step_seconds,
@@ -251,7 +235,7 @@ def _choice_of(plan: Plan) -> ComparedChoice:
 
 def _lost(choice: Alternative, peak_bytes: int | None = None) -> LostChoice:
     lost = ComparedChoice(
-        name=degrees_name(choice), decision=_decision_texts(choice),
+        name=degree_name(choice), decision=_decision_texts(choice),
         step_seconds=choice.step_seconds, needed_bytes=peak_bytes,
     )  # fmt: skip
     return LostChoice(lost, choice.lost_because)

@@ -27,7 +27,7 @@ from moetune.domain.costs import Costs
 from moetune.domain.document import encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, LayoutTooLargeError, ProfileError
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
-from moetune.domain.units import format_seconds, format_share
+from moetune.domain.units import format_chunks, format_seconds, format_share
 from moetune.fit.costs import costs_of
 from moetune.fit.speeds import ATTENTION, GEMM_RATE, PARTS, Slowdown, slowed
 from moetune.solve.model.alternatives import as_graphed
@@ -237,10 +237,10 @@ class ModelSubject(PricedPlan):
                 f"ask with --layout, or plan with {target}--overlap chunks",
             )
         layout = replace(self.plan.layout, **asked.pins)
-        forward, backward = asked.texts.values()
+        degrees = asked.pins["degree"]
         choice = replace(
             _choice(self.plan.best),
-            name=f"{forward} and {backward} chunks, layout {layout.words}",
+            name=f"{format_chunks(degrees.forward, degrees.backward)}, layout {layout.words}",
             decision={**self.choice.decision, **asked.texts},
             step_seconds=self._prices.step(layout).seconds,
             parts=self._prices.mean_parts(layout),

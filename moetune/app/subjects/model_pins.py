@@ -34,10 +34,11 @@ def asked_of_training(question: WhyNot, plan: TrainingDocument) -> Asked:
             "--strategy is for layers, and this is the plan of a training",
             "ask with --layout recompute=moe_act or recompute=full",
         )
-    degrees = _degrees(question, plan)
+    texts = question.degree_texts
     if question.layout is None:
+        degrees = _degrees(question, texts)
         return Asked(texts=degree_texts(degrees), pins={"degree": degrees})
-    if question.degree_texts:
+    if texts:
         raise InputError(
             "--degree and --layout exclude each other for the plan of a training",
             "ask one of them: the degree is that of the plan's own layout",
@@ -69,19 +70,15 @@ def _text(value: object) -> str:
     return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
-def _degrees(question: WhyNot, plan: TrainingDocument) -> Degrees:
-    """Return the chunks asked for; a phase that is not asked for keeps the plan's own."""
-    texts = question.degree_texts
-    for name, text in texts.items():
-        if not 1 <= int(text) <= MOST_CHUNKS:
-            flag = name if question.degree is None else "degree"
-            raise InputError(
-                f"--{flag} must be from 1 to {MOST_CHUNKS} for the plan of a training, got {text}",
-                field=flag.replace("-", "_"),
-            )
-    planned = plan.layout.degree or Degrees(forward=1, backward=1)
-    forward, backward = map(int, (degree_texts(planned) | texts).values())
-    return Degrees(forward=forward, backward=backward)
+def _degrees(question: WhyNot, texts: Mapping[str, str]) -> Degrees:
+    """Return the chunks asked for."""
+    degree, flag = int(texts["forward-degree"]), question.degree_flag
+    if not 1 <= degree <= MOST_CHUNKS:
+        raise InputError(
+            f"{flag} must be from 1 to {MOST_CHUNKS} for the plan of a training, got {degree}",
+            field=flag.removeprefix("--").replace("-", "_"),
+        )
+    return Degrees.of_both(degree)
 
 
 def _texts(text: str) -> dict[str, str]:

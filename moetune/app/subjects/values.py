@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from moetune.domain.any_plan import AnyPlan
+from moetune.domain.constraints import Bounds
 from moetune.domain.errors import InputError, MoetuneError, ProfileError
 from moetune.domain.profile import Profile
 from moetune.solve.trace import TraceSpan
@@ -53,7 +54,7 @@ class WhyNot:
     """Another choice of a plan that is asked for; None for what is left to the solver.
 
     Args:
-        degree: chunks forward and backward, where both are the same.
+        degree, forward_degree, backward_degree: chunks; each of them holds for both phases.
         layout: of a model's training: "tp=2,pp=4", or as plans print it.
     """
 
@@ -70,22 +71,29 @@ class WhyNot:
         return any(value is not None for value in asked)
 
     @property
+    def degree_flag(self) -> str:
+        """The flag of the degree that is asked for."""
+        if self.degree is not None:
+            return "--degree"
+        return "--backward-degree" if self.forward_degree is None else "--forward-degree"
+
+    @property
     def degree_texts(self) -> dict[str, str]:
-        """The degrees by the names of their flags.
+        """The degree by the names of both phases' flags; empty where none is asked for.
 
         Raises:
-            InputError: one degree is given for both phases, and another one for one of them.
+            InputError: two are given, or two different ones for the phases.
         """
-        phases = {"forward-degree": self.forward_degree, "backward-degree": self.backward_degree}
-        texts = {flag: str(degree) for flag, degree in phases.items() if degree is not None}
-        if self.degree is None:
-            return texts
-        if texts:
+        bounds = Bounds(forward_degree=self.forward_degree, backward_degree=self.backward_degree)
+        degree, of_phase = self.degree, bounds.degree
+        if degree is not None and of_phase is not None:
+            flag = "--forward-degree" if self.forward_degree else "--backward-degree"
             raise InputError(
-                f"--degree and --{next(iter(texts))} exclude each other",
-                "--degree is for both phases: omit one",
+                f"--degree and {flag} exclude each other", "--degree is for both phases: omit one"
             )
-        return dict.fromkeys(phases, str(self.degree))
+        chosen = of_phase if degree is None else degree
+        phases = ("forward-degree", "backward-degree")
+        return {} if chosen is None else dict.fromkeys(phases, str(chosen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +109,7 @@ class ComparedChoice:
     """A choice with its predicted step.
 
     Args:
-        name: degrees, strategy or layout, in words.
+        name: degree, strategy or layout, in words.
         decision: the same for programs, by the names of the flags.
         p05_step_seconds, p95_step_seconds: None where the plan has no range for it.
         parts: seconds that add up to the step, by name; empty where only the step was kept.

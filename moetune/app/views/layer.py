@@ -18,7 +18,7 @@ from moetune.app.views.words import (
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import LAUNCHES, RowsPoint
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes, format_chunks, format_seconds
 from moetune.report.section import (
     EMPTY,
     Cell,
@@ -27,7 +27,6 @@ from moetune.report.section import (
     Table,
     chance,
     percent,
-    plural,
     seconds_span,
     sentence,
 )
@@ -180,7 +179,7 @@ def plan_decision(plan: Plan) -> str:
         return f"Leave the tokens in one chunk, forward and backward, and {memory}."
     is_usual = pipeline.order == "dispatch_first" or strategy != "none"
     order = "" if is_usual else f", {_ORDERS[pipeline.order]}"
-    return f"Cut the tokens into {degrees_words(plan)}{order}, and {memory}."
+    return f"Cut the tokens into {_chunks(plan)}{order}, and {memory}."
 
 
 def how_sure(plan: Plan) -> str:
@@ -191,17 +190,14 @@ def how_sure(plan: Plan) -> str:
         return f"{text}. There is no other choice."
     step = plan.predicted.step_seconds
     slower = next_best.step_seconds / step - 1 if step else 0.0
-    degrees = f"{next_best.forward_degree} and {next_best.backward_degree}"
+    chunks = format_chunks(next_best.forward_degree, next_best.backward_degree)
     if next_best.strategy != plan.memory.strategy:
-        degrees += f" with strategy {next_best.strategy}"
-    return f"{text}. Next best: {degrees} ({percent(slower, sign=True)})."
+        chunks += f" with strategy {next_best.strategy}"
+    return f"{text}. Next best: {chunks} ({percent(slower, sign=True)})."
 
 
-def degrees_words(plan: Plan) -> str:
-    """Return "2 chunks forward and 5 backward"."""
-    pipeline = plan.pipeline
-    forward = plural(pipeline.forward_degree, "chunk")
-    return f"{forward} forward and {pipeline.backward_degree} backward"
+def _chunks(plan: Plan) -> str:
+    return format_chunks(plan.pipeline.forward_degree, plan.pipeline.backward_degree)
 
 
 def is_one_chunk(plan: Plan) -> bool:
@@ -217,4 +213,4 @@ def _tensor_decision(plan: Plan) -> str:
     how = "each chunk's all-reduce travels"
     if in_shards:
         how = "behind one all-gather each way, each chunk's reduce-scatter travels"
-    return f"Cut the tokens into {degrees_words(plan)}: {how} behind the next one's experts."
+    return f"Cut the tokens into {_chunks(plan)}: {how} behind the next one's experts."

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from moetune.app.subjects.layer import LayerSubject
 from moetune.app.views.layer import how_sure, is_one_chunk, plan_decision
@@ -10,7 +11,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.request import constraint_words
 from moetune.domain.terms import PhaseTerms, StrategyTerms
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_chunks, format_degree, format_seconds
 from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import (
     Option,
@@ -150,7 +151,7 @@ def _strategies(subject: LayerSubject, *, is_drawn: bool) -> Iterator[Section]:
         strategies,
         {
             "strategy": lambda row: Cell.words(row.strategy, mark="chosen" * row.is_chosen),
-            "chunks": lambda row: f"{row.forward_degree} and {row.backward_degree}",
+            "chunks": lambda row: _degree_cell(row.forward_degree, row.backward_degree),
             "peak": lambda row: Cell.size(row.peak_bytes),
             "formulas": lambda row: Cell.size(row.needed_bytes),
             "host": lambda row: Cell.size(row.host_bytes or None),
@@ -180,8 +181,7 @@ def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
         ranges,
         {
             tokens: lambda row: Cell(text=f"{row[0]:,}–{row[1]:,}", value=row[0]),
-            "forward": lambda row: Cell.count(row[2]),
-            "backward": lambda row: Cell.count(row[3]),
+            "chunks": lambda row: _degree_cell(row[2], row[3]),
         },
         is_narrow=True,
     )
@@ -191,6 +191,13 @@ def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
         tables=(table,),
         figures=(degree_figure({"this plan": plan}),) if is_drawn and ranges else (),
     )
+
+
+def _degree_cell(forward: int, backward: int) -> Cell:
+    """Return a number of chunks; of plans of before, whose phases may differ, both."""
+    if forward == backward:
+        return Cell.count(forward)
+    return Cell.words(format_degree(forward, backward))
 
 
 def _layer_figure(subject: LayerSubject) -> Figure:
@@ -210,7 +217,7 @@ def memory_figures(subject: LayerSubject) -> tuple[Figure, ...]:
 
 
 def options_of(subject: LayerSubject) -> Iterator[Option]:
-    """Yield the plan's choice, then every strategy with 1, 2, 4 … 64 chunks in both phases.
+    """Yield the plan's choice, then every strategy with 1, 2, 4 … 64 chunks.
 
     In one chunk there is nothing to reuse.
     """
@@ -218,27 +225,26 @@ def options_of(subject: LayerSubject) -> Iterator[Option]:
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=subject.costs)
     budget = MemoryBudget.of(workload=workload, costs=layer, limit_bytes=0)
-    chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
+    planned = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
+    yield Option(
+        name=f"strategy {planned[0]}, {format_chunks(*planned[1:])}", group=planned[0],
+        step_seconds=plan.step_seconds, memory_bytes=plan.needed_bytes, is_chosen=True,
+    )  # fmt: skip
     most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
-    ways = [
-        (strategy, degree, degree)
-        for strategy in [row.strategy for row in subject.strategies] or [plan.memory.strategy]
-        for degree in _DEGREES
-        if degree <= most and (degree > 1 or strategy == "none")
-    ]
-    for way in dict.fromkeys([chosen, *ways]):
-        strategy, forward, backward = way
+    strategies = [row.strategy for row in subject.strategies] or [plan.memory.strategy]
+    for strategy, degree in product(strategies, _DEGREES):
+        reuses_nothing = degree == 1 and strategy != "none"
+        if degree > most or reuses_nothing or (strategy, degree, degree) == planned:
+            continue
         try:
             step = step_time(
-                costs=layer, tokens=workload.tokens_per_rank, forward_degree=forward,
-                backward_degree=backward, order=pipeline.order, strategy=strategy,
+                costs=layer, tokens=workload.tokens_per_rank, degree=degree, order=pipeline.order,
+                strategy=strategy,
             )  # fmt: skip
         except ProfileError:
             continue
         yield Option(
-            name=f"strategy {strategy}, {forward} and {backward} chunks",
-            group=strategy,
+            name=f"strategy {strategy}, {format_chunks(degree, degree)}", group=strategy,
             step_seconds=step.seconds,
-            memory_bytes=budget.peak(strategy=strategy, degrees=(forward, backward)).device_bytes,
-            is_chosen=way == chosen,
-        )
+            memory_bytes=budget.peak(strategy=strategy, degree=degree).device_bytes,
+        )  # fmt: skip

@@ -25,7 +25,7 @@ from moetune.app.views.words import (
 from moetune.domain.chunks import Chunks
 from moetune.domain.pipeline import stage_words
 from moetune.domain.training_document import TrainingAnswer, TrainingDocument
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes, format_chunks, format_degree, format_seconds
 from moetune.report.plan_figures import Option, pareto_figure, stacked_figure
 from moetune.report.section import (
     EMPTY,
@@ -116,7 +116,7 @@ def _settings(plan: TrainingDocument) -> Iterator[tuple[str, str]]:
     yield "dispatcher", layout.dispatcher
     overlap = str(layout.overlap)
     if layout.degree is not None:
-        overlap += f" ({layout.degree.forward} forward, {layout.degree.backward} backward)"
+        overlap += f" ({format_degree(layout.degree.forward, layout.degree.backward)})"
     yield "overlap of exchanges", f"{overlap}{_saves(best, step.saved_by_overlap_seconds)}"
     offloaded = host_words(layout)
     host = (
@@ -293,10 +293,8 @@ def _hidden(best: TrainingAnswer) -> Iterator[str]:
     if saved > 0:
         words = "Exchanges run beside another micro-batch's computation"
         if (degree := best.layout.degree) is not None:
-            words = (
-                f"Exchanges run in chunks ({degree.forward} forward, {degree.backward} "
-                "backward) beside the experts of other chunks"
-            )
+            chunks = format_chunks(degree.forward, degree.backward)
+            words = f"Exchanges run in {chunks} beside the experts of other chunks"
         share = percent(saved / (step + saved))
         yield (
             f"{words}: that saves {format_seconds(saved)}, {share} of the "

@@ -13,7 +13,7 @@ from moetune.domain.layer import Throughput
 from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation, Stored
-from moetune.domain.units import format_seconds, format_share
+from moetune.domain.units import format_chunks, format_degree, format_seconds, format_share
 from moetune.report.axes import Axis
 from moetune.report.marks import Line, Panel, Points
 from moetune.report.section import (
@@ -55,8 +55,7 @@ def verification_sections(plan: Plan, verification: Verification) -> tuple[Secti
         {
             "": lambda step: "plan" if step.is_planned else "",
             "strategy": lambda step: step.strategy,
-            "forward": lambda step: Cell.count(step.forward_degree),
-            "backward": lambda step: Cell.count(step.backward_degree),
+            "chunks": lambda step: Cell.count(step.forward_degree),
             "predicted": lambda step: Cell.seconds(step.predicted_seconds),
             "measured": lambda step: Cell.seconds(step.step_seconds),
             "error": lambda step: Cell.share(step.error, sign=True),
@@ -197,7 +196,7 @@ def _fastest_words(verification: Verification) -> str:
         return "No other degree was faster."
     gap = planned.step_seconds / fastest.step_seconds - 1
     return (
-        f"The fastest was {fastest.forward_degree} and {fastest.backward_degree} chunks, "
+        f"The fastest was in {format_chunks(fastest.forward_degree, fastest.backward_degree)}, "
         f"by {format_share(gap)}."
     )
 
@@ -228,7 +227,7 @@ def _row(row: Stored[Observation], plans: str, plan: Plan | None) -> tuple[Cell,
         Cell(text=step.plan_id[:12], value=step.plan_id, mark="code", href=address),
         Cell.words(step.source),
         Cell.count(step.tokens_per_rank),
-        Cell.words(f"{step.forward_degree} and {step.backward_degree}"),
+        Cell.words(format_degree(step.forward_degree, step.backward_degree)),
         Cell.count(len(step.seconds)),
     )
     if not step.is_sound:

@@ -21,7 +21,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import divisor_words
 from moetune.domain.pipeline import rank_of_stage
-from moetune.domain.plan import Decision
+from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.target_rules import layout_rules
 from moetune.domain.targets import find_target
 from moetune.domain.training import Degrees, FoldedLayout
@@ -128,14 +128,15 @@ def _decision(layout: FoldedLayout) -> Decision:
     """Return in how many chunks a layer exchanges its tokens.
 
     Raises:
-        InputError: overlap "chunks" without degrees, which the planner's answer has.
+        InputError: overlap "chunks" without a degree, which the planner's answer has, or with two
+            different ones.
     """
-    degree = layout.degree or Degrees(forward=1, backward=1)
+    degrees = layout.degree or Degrees.of_both(1)
     if layout.overlap == "chunks" and layout.degree is None:
         raise InputError(
             "overlap chunks without a degree", "give FoldedLayout(degree=…), as a plan has it"
         )
-    return Decision(forward_degree=degree.forward, backward_degree=degree.backward)
+    return SAFE_DECISION.with_degree(degrees.common)
 
 
 def join(

@@ -12,6 +12,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.document import digest
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan
+from moetune.domain.units import format_chunks
 from moetune.runtime.plans.monitor import CallObserver, DriftAlarm, LayerMonitor, first_of_each_size
 from moetune.runtime.plans.online import LayerSearch, OnlineSearch
 from moetune.runtime.plans.reports import StepReporter
@@ -204,8 +205,8 @@ def warn_on_first(message: str, *, rank: int) -> None:
 def described(plans: Sequence[Plan], content: str) -> str:
     """Return plans in a few words, which are equal only for equal plans."""
     listed = ", ".join(
-        f"plan {plan.id[:6]} with {plan.pipeline.forward_degree} and "
-        f"{plan.pipeline.backward_degree} chunks"
+        f"plan {plan.id[:6]} with "
+        f"{format_chunks(plan.pipeline.forward_degree, plan.pipeline.backward_degree)}"
         for plan in plans[:_MAX_SHOWN]
     )
     more = f" and {len(plans) - _MAX_SHOWN} more" if len(plans) > _MAX_SHOWN else ""

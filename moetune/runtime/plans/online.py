@@ -249,7 +249,7 @@ class OnlineSearch:
         best_seconds = tuner.best_seconds()
         self._charge(warm_ups, best_seconds)
         forward, backward, _ = self._charge(steps, best_seconds)
-        answer = tuner.tell(forward, backward)
+        answer = tuner.tell(forward + backward)
         is_cut = self.lost.is_spent and isinstance(answer, Decision)
         return (tuner.settle(), True) if is_cut else (answer, False)
 

@@ -8,7 +8,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_chunks, format_seconds
 from moetune.solve.layer.online import Space
 
 BUDGET_SECONDS = 36.0
@@ -73,8 +73,8 @@ class Tuner(Protocol):
     def begin(self, task: TuningTask) -> Decision | Settled:
         """Begin a search, or continue an unfinished one of the same task."""
 
-    def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
-        """Report the times of one call's pipelined part on the slowest rank."""
+    def tell(self, seconds: float) -> Decision | Settled:
+        """Report the time of one call's pipelined part, both phases, on the slowest rank."""
 
     def best_seconds(self) -> float | None:
         """Return the median of the fastest trial that has ended, None before the first one."""
@@ -95,18 +95,18 @@ def outcome(
 
     Args:
         budget_seconds: where it ended the search, else None.
-        violations: how often degrees fall as the tokens grow.
+        violations: how often the degree falls as the tokens grow.
     """
     decision, saved_seconds = settled.decision, settled.planned_seconds - settled.median_seconds
     ended = "settled" if budget_seconds is None else "stopped"
     why = "" if budget_seconds is None else f" beyond its {format_seconds(budget_seconds)}"
-    chunks = f"{decision.forward_degree} and {decision.backward_degree} chunks"
+    chunks = format_chunks(decision.forward_degree, decision.backward_degree)
     what = f"{chunks}, strategy {decision.strategy}"
     gain = "as fast as the plan"
     if saved_seconds > 0:
         share = 100 * saved_seconds / settled.median_seconds
         gain = f"{format_seconds(saved_seconds)} ({share:.1f} %) faster than the plan"
-    doubts = f"; degrees fall with tokens {violations} times" if violations else ""
+    doubts = f"; the degree falls with tokens {violations} times" if violations else ""
     return (
         f"{settled.tokens_per_rank:,} tokens: search {ended} after {num_trials} trials: "
         f"{what}; {gain}, lost {format_seconds(lost_seconds)}{why}{doubts}"

@@ -9,9 +9,8 @@ T·k/r rows on each rank, a real number: costs are interpolated, and a chunk is 
 `LayerCosts` is what the solver reads, over the single `operations`.
 """
 
-import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -79,24 +78,6 @@ class LayerCosts(LayerOperations, ABC):
     def sorts_rows(self) -> bool:
         """Whether rows of several experts arrive by sender, to be sorted by expert and back."""
         return not self.is_tensor and self.world_size > 1 and self.local_experts > 1
-
-    def in_chunks(self, forward_degree: int, backward_degree: int) -> "LayerCosts":
-        """Return the costs where the phases have so many chunks each.
-
-        The layer orders rows by the pieces that the cuts of both phases make, f + b − gcd(f, b) of
-        them, and by expert within a piece. Where the degrees differ, an expert's GEMM is one for
-        each piece of a chunk. A rank's only expert has one GEMM a chunk, and lines know no sizes at
-        which a GEMM is slower.
-        """
-        degrees = forward_degree, backward_degree
-        is_line = not self.costs.is_measured(self.dtype)
-        pieces = sum(degrees) - math.gcd(*degrees)
-        parts = pieces / forward_degree, pieces / backward_degree
-        if self.local_experts == 1 or is_line:
-            parts = 1.0, 1.0
-        if parts == self.chunk_parts:
-            return self
-        return self.remembered(("parts", parts), lambda: replace(self, chunk_parts=parts))
 
     def rows(self, tokens: float, *, degree: int = 1) -> float:
         """Return the rows of a chunk on the fullest rank, for so many tokens of each rank."""
@@ -179,6 +160,7 @@ class LayerCosts(LayerOperations, ABC):
             exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
         )
 
+    @once(lambda *, tokens: tokens)
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""
         return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
@@ -210,12 +192,12 @@ class LayerCosts(LayerOperations, ABC):
         backward the GEMMs with W₂ and the activation's gradient come before.
         """
         forms, sorting = PHASE_GEMMS[phase], self.sorting(rows)
-        first = self.gemms(phase, rows, *forms)
-        second = self.gemms(phase, rows, *forms, is_second=True)
+        first = self.gemms(rows, *forms)
+        second = self.gemms(rows, *forms, is_second=True)
         if phase == "backward":
             first, second = second, first
         again = recompute and phase == "backward"
-        recomputed = self.gemms(phase, rows, "forward") if again else []
+        recomputed = self.gemms(rows, "forward") if again else []
         activation = self.activation(phase, rows)
         return [sorting, *recomputed, *first, activation], [*second, sorting]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.costs import Doubt
-from moetune.domain.layer import PHASES, LayerShape
+from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes, format_share
@@ -66,21 +66,19 @@ def plan_warnings(
 
 
 def _pin_warnings(ranking: Ranking) -> Iterator[str]:
-    """Yield a warning for each pin whose phase is slower than the best by 0.1 % or more."""
-    bounds = replace(ranking.chooser.bounds, forward_degree=None, backward_degree=None)
-    free = replace(ranking.chooser, bounds=bounds, budget=None)
-    chosen_phases = ranking.step.forward, ranking.step.backward
-    for phase, chosen in zip(PHASES, chosen_phases, strict=True):
-        if ranking.chooser.bounds.pinned(phase) is None:
-            continue
-        degrees = free.degrees(ranking.table.tokens) or ranking.degrees
-        best = free.time(phase, ranking.table.tokens, degrees[PHASES.index(phase)])
-        slower = chosen.seconds / best.seconds - 1
-        if slower > WORTH_A_WARNING:
-            yield (
-                f"the pinned {phase} degree {chosen.degree} makes the phase "
-                f"{format_share(slower)} slower than {best.degree}"
-            )
+    """Yield a warning where a pinned degree makes the step slower by more than 0.1 %."""
+    chooser, tokens = ranking.chooser, ranking.table.tokens
+    if chooser.bounds.degree is None:
+        return
+    free = replace(chooser, bounds=chooser.bounds.without_degree(), budget=None)
+    table = free.table(tokens)
+    best = table.best() or ranking.degree
+    slower = ranking.step.seconds / table.step(best).seconds - 1
+    if slower > WORTH_A_WARNING:
+        yield (
+            f"the pinned degree {ranking.degree} makes the step {format_share(slower)} slower than "
+            f"{best}"
+        )
 
 
 def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.units import dtype_bytes, format_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.peak import (
+    BufferCounts,
     Peak,
     StateBytes,
     TensorParallelCounts,
@@ -24,13 +25,7 @@ from moetune.solve.layer.peak import (
 )
 
 
-def layer_memory(
-    *,
-    workload: Workload,
-    forward_degree: int,
-    backward_degree: int,
-    strategy: Strategy = "none",
-) -> Memory:
+def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none") -> Memory:
     """Return the memory of the layer.
 
         states       E·M + 2·H·M·E_l parameters, 3 for swiglu, of `StateBytes.of_layer` each
@@ -52,50 +47,29 @@ def layer_memory(
     come T·M of activations (x gathered) and 2·T·M of buffers (T_O's gradient gathered, and T_I's
     before it is scattered).
     """
-    if workload.expert_parallel == "tensor":
-        return _tensor_parallel_memory(workload, forward_degree, backward_degree)
-    layer, element = workload.layer, dtype_bytes(workload.dtype)
-    is_cut = max(forward_degree, backward_degree) > 1
-    state_bytes, middle = _state_bytes(workload), middle_elements(layer)
-    activations = 2 * workload.tokens_per_rank * layer.d_model * element
-    activations += workload.rows * (2 * layer.d_model + middle) * element
-    buffers = activations if is_cut else workload.rows * (layer.d_model + middle) * element
-    saved = [0, 0]
-    if strategy != "none" and is_cut:
-        saved = [
-            workload.tokens_per_rank * element * _saved_elements(layer, degree)
-            for degree in (forward_degree, backward_degree)
-        ]
+    is_tensor, saved = workload.expert_parallel == "tensor", 0
+    kind = TensorParallelCounts if is_tensor else BufferCounts
+    counts = kind(workload, degree, strategy, bias=False)
+    if is_tensor:
+        activations = counts.activation_bytes()
+        buffers = counts.buffer_bytes() + counts.ring_bytes()
+    else:
+        layer, element = workload.layer, dtype_bytes(workload.dtype)
+        middle = middle_elements(layer)
+        activations = 2 * workload.tokens_per_rank * layer.d_model * element
+        activations += workload.rows * (2 * layer.d_model + middle) * element
+        buffers = activations if degree > 1 else workload.rows * (layer.d_model + middle) * element
+        if strategy != "none" and degree > 1:
+            saved = workload.tokens_per_rank * element * _saved_elements(layer, degree)
+    state_bytes = counts.parameters * StateBytes.of_layer(workload.dtype).total
     return Memory(
-        strategy=strategy,
+        strategy="none" if is_tensor else strategy,
         state_bytes=state_bytes,
-        activation_bytes=activations - saved[0],
-        buffer_bytes=buffers - saved[1],
-        saved_bytes=sum(saved),
-        saving_ratio=sum(saved) / (state_bytes + activations + buffers),
+        activation_bytes=activations - saved,
+        buffer_bytes=buffers - saved,
+        saved_bytes=2 * saved,
+        saving_ratio=2 * saved / (state_bytes + activations + buffers),
     )
-
-
-def _tensor_parallel_memory(
-    workload: Workload, forward_degree: int, backward_degree: int
-) -> Memory:
-    counts = TensorParallelCounts(workload, forward_degree, backward_degree, "none", bias=False)
-    rings = max(counts.ring_bytes(backward=backward) for backward in (False, True))
-    return Memory(
-        strategy="none",
-        state_bytes=_state_bytes(workload),
-        activation_bytes=counts.activation_bytes(),
-        buffer_bytes=counts.buffer_bytes() + rings,
-        saved_bytes=0,
-        saving_ratio=0.0,
-    )
-
-
-def _state_bytes(workload: Workload) -> int:
-    layer = workload.layer
-    gate = layer.num_experts * layer.d_model
-    experts = layer.num_gemms * layer.d_hidden * layer.d_model * workload.local_experts
-    return (gate + experts) * StateBytes.of_layer(workload.dtype).total
 
 
 def _saved_elements(layer: LayerShape, degree: int) -> int:
@@ -122,8 +96,6 @@ def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:
     return limit - taken
 
 
-Degrees = tuple[int, int]
-"""Chunks forward and backward."""
 MOST_TOKENS = 2**40
 
 
@@ -151,38 +123,29 @@ class MemoryBudget:
         """Whether no memory is reused: in a tensor-parallel group."""
         return self.workload.expert_parallel == "tensor"
 
-    def peak(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> Peak:
+    def peak(self, *, strategy: Strategy, degree: int, tokens: int | None = None) -> Peak:
         """Return the peak of a step, for the workload's tokens or for others."""
         workload = self.workload
         if tokens is not None and tokens != workload.tokens_per_rank:
             workload = replace(workload, tokens_per_rank=tokens)
         return peak_bytes(
-            workload=workload,
-            forward_degree=degrees[0],
-            backward_degree=degrees[1],
-            strategy=strategy,
-            is_grouped=self.is_grouped,
+            workload=workload, degree=degree, strategy=strategy, is_grouped=self.is_grouped
         )
 
-    def memory(self, *, strategy: Strategy, degrees: Degrees) -> Memory:
+    def memory(self, *, strategy: Strategy, degree: int) -> Memory:
         """Return the memory of a choice by the papers' formulas, with its peak."""
-        memory = layer_memory(
-            workload=self.workload,
-            forward_degree=degrees[0],
-            backward_degree=degrees[1],
-            strategy=strategy,
-        )
-        peak = self.peak(strategy=strategy, degrees=degrees)
+        memory = layer_memory(workload=self.workload, degree=degree, strategy=strategy)
+        peak = self.peak(strategy=strategy, degree=degree)
         return replace(memory, peak_bytes=peak.device_bytes)
 
-    def fits(self, *, strategy: Strategy, degrees: Degrees, tokens: int | None = None) -> bool:
+    def fits(self, *, strategy: Strategy, degree: int, tokens: int | None = None) -> bool:
         """Return whether the peak of a choice is within the limit."""
-        peak = self.peak(strategy=strategy, degrees=degrees, tokens=tokens)
+        peak = self.peak(strategy=strategy, degree=degree, tokens=tokens)
         return peak.device_bytes <= self.limit_bytes
 
-    def most_tokens(self, *, strategy: Strategy, degrees: Degrees) -> int:
+    def most_tokens(self, *, strategy: Strategy, degree: int) -> int:
         """Return the most tokens per rank that fit, as a peak grows with them; 0 for none."""
         return bisect_left(
             range(1, MOST_TOKENS), True,  # noqa: FBT003 - looked for, no switch
-            key=lambda tokens: not self.fits(strategy=strategy, degrees=degrees, tokens=tokens),
+            key=lambda tokens: not self.fits(strategy=strategy, degree=degree, tokens=tokens),
         )  # fmt: skip

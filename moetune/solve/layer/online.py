@@ -11,14 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from moetune.domain.constraints import STRATEGIES, Strategy
-from moetune.domain.layer import PHASES, Phase, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.solve.layer.choose import HOPELESS
 from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.settled_ranges import REACH, Gap
-
-Degrees = tuple[int, int]
-"""(smallest, largest), both included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,49 +23,35 @@ class Space:
 
     Args:
         seed: the plan's answer, within the degrees; tried first and always allowed.
+        degrees: the smallest and the largest, both included.
         strategies: the most promising first.
-        workload: at the largest number of tokens that the decision will hold for.
-        limit_bytes: memory on one device, None without a limit.
+        budget: memory at the largest number of tokens that the decision will hold for; None
+            without a limit.
     """
 
     seed: Decision
-    forward: Degrees
-    backward: Degrees
+    degrees: tuple[int, int]
     strategies: tuple[Strategy, ...]
-    workload: Workload
-    limit_bytes: int | None
+    budget: MemoryBudget | None = None
 
     @property
     def is_single(self) -> bool:
         """Whether the seed is the only decision."""
-        sizes = (self.forward[1] - self.forward[0], self.backward[1] - self.backward[0])
-        is_one = self.strategies in ((), (self.seed.strategy,))
-        return is_one and not any(sizes)
+        smallest, largest = self.degrees
+        return smallest == largest and self.strategies in ((), (self.seed.strategy,))
 
     def allows(self, decision: Decision) -> bool:
         """Return whether the decision is within the degrees and fits the memory."""
         if decision == self.seed:
             return True
-        forward, backward = decision.forward_degree, decision.backward_degree
-        is_inside = (
-            self.forward[0] <= forward <= self.forward[1]
-            and self.backward[0] <= backward <= self.backward[1]
-            and decision.strategy in self.strategies
-        )
-        return is_inside and fits(self.workload, self.limit_bytes, decision)
+        is_inside = self.degrees[0] <= decision.degree <= self.degrees[1]
+        return is_inside and decision.strategy in self.strategies and fits(self.budget, decision)
 
     def fitting(self, decision: Decision) -> Decision:
         """Return the decision with the fewest chunks more that make it fit, else as it is."""
-        last = max(self.forward[1], self.backward[1])
-        for degree in range(1, last + 1):
-            larger = replace(
-                decision,
-                forward_degree=_clip(max(decision.forward_degree, degree), self.forward),
-                backward_degree=_clip(max(decision.backward_degree, degree), self.backward),
-            )
-            if self.allows(larger):
-                return larger
-        return decision
+        smallest, largest = self.degrees
+        more = map(decision.with_degree, range(max(decision.degree, smallest), largest + 1))
+        return next(filter(self.allows, more), decision)
 
 
 def search_space(
@@ -84,45 +66,30 @@ def search_space(
         memory_reuse: the strategy that the layer is pinned to, None to choose it.
     """
     bounds, answer = plan.inputs.pinned.bounds, plan.decide(tokens_per_rank)
-    largest = bounds.largest(tokens_per_rank)
-    forward, backward = (
-        gap.degrees(phase, largest) if pinned is None else (pinned, pinned)
-        for phase, pinned in zip(PHASES, map(bounds.pinned, PHASES), strict=True)
+    pinned = bounds.degree
+    smallest, largest = gap.degrees(bounds.largest(tokens_per_rank))
+    if pinned is not None:
+        smallest = largest = pinned
+    seed = replace(
+        answer.with_degree(min(max(answer.degree, smallest), largest)),
+        strategy=memory_reuse or answer.strategy,
     )
-    reached = math.floor(tokens_per_rank * (1 + REACH))
-    space = Space(
-        seed=replace(
-            answer,
-            forward_degree=_clip(answer.forward_degree, forward),
-            backward_degree=_clip(answer.backward_degree, backward),
-            strategy=memory_reuse or answer.strategy,
-        ),
-        forward=forward,
-        backward=backward,
-        strategies=(),
-        workload=replace(plan.workload, tokens_per_rank=reached),
-        limit_bytes=limit_of(plan),
-    )
+    budget = _budget(plan, math.floor(tokens_per_rank * (1 + REACH)))
     is_pinned = memory_reuse is not None or "strategy" in plan.inputs.constraints
-    return replace(space, strategies=_strategies(plan, space, gap, is_pinned=is_pinned))
+    strategies = (seed.strategy,) if is_pinned else _strategies(plan, seed, budget, gap)
+    if plan.workload.expert_parallel == "tensor":
+        strategies = ("none",)
+    return Space(seed=seed, degrees=(smallest, largest), strategies=strategies, budget=budget)
 
 
-def _clip(degree: int, degrees: Degrees) -> int:
-    return min(max(degree, degrees[0]), degrees[1])
-
-
-def _strategies(plan: Plan, space: Space, gap: Gap, *, is_pinned: bool) -> tuple[Strategy, ...]:
+def _strategies(
+    plan: Plan, seed: Decision, budget: MemoryBudget | None, gap: Gap
+) -> tuple[Strategy, ...]:
     """Return the strategies that are not hopeless by what the plan predicts, the fastest first.
 
     What it does not predict counts as being as fast as its own.
     """
-    seed, workload = space.seed, space.workload
-    if workload.expert_parallel == "tensor":
-        return ("none",)
-    if is_pinned:
-        return (seed.strategy,)
-    pipelined = replace(seed, forward_degree=2, backward_degree=2, strategy="none")
-    if fits(workload, space.limit_bytes, pipelined):
+    if fits(budget, replace(seed.with_degree(2), strategy="none")):
         return ("none",)
     among = STRATEGIES
     if gap.below is not None and gap.above is not None:
@@ -136,24 +103,24 @@ def _strategies(plan: Plan, space: Space, gap: Gap, *, is_pinned: bool) -> tuple
     return tuple(sorted(promising, key=ratios.__getitem__))
 
 
-def limit_of(plan: Plan) -> int | None:
-    """Return the memory limit; where it bound the plan but is not recorded, the plan's memory."""
-    if plan.inputs.memory_limit_bytes is not None:
-        return plan.inputs.memory_limit_bytes - plan.inputs.pinned.memory_taken_bytes
-    is_forced = plan.decision.binding == "memory" or plan.memory.strategy != "none"
-    return plan.memory.device_bytes if is_forced else None
-
-
-def fits(workload: Workload, limit_bytes: int | None, decision: Decision) -> bool:
-    """Return whether a layer's peak is within a limit; None for no limit."""
-    if limit_bytes is None:
-        return True
-    budget = MemoryBudget(
-        workload=workload, limit_bytes=limit_bytes,
-        is_grouped=workload.dtype == "bfloat16",  # as on a GPU, where it takes more
+def _budget(plan: Plan, tokens_per_rank: int) -> MemoryBudget | None:
+    """Return the memory; where it bound the plan but is not recorded, the plan's own."""
+    limit = plan.inputs.memory_limit_bytes
+    if limit is not None:
+        limit -= plan.inputs.pinned.memory_taken_bytes
+    elif plan.decision.binding == "memory" or plan.memory.strategy != "none":
+        limit = plan.memory.device_bytes
+    else:
+        return None
+    return MemoryBudget(
+        workload=replace(plan.workload, tokens_per_rank=tokens_per_rank), limit_bytes=limit,
+        is_grouped=plan.workload.dtype == "bfloat16",  # as on a GPU, where it takes more
     )  # fmt: skip
-    degrees = decision.forward_degree, decision.backward_degree
-    return budget.fits(strategy=decision.strategy, degrees=degrees)
+
+
+def fits(budget: MemoryBudget | None, decision: Decision) -> bool:
+    """Return whether a layer's peak is within its memory; None for no limit."""
+    return budget is None or budget.fits(strategy=decision.strategy, degree=decision.degree)
 
 
 GAIN = 0.01
@@ -172,16 +139,10 @@ _Curve = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """One trial: times of the pipelined part in each of its measured steps."""
+    """One trial: times of the pipelined part, both phases, in each of its measured steps."""
 
     decision: Decision
-    forward_seconds: tuple[float, ...]
-    backward_seconds: tuple[float, ...]
-
-    @property
-    def seconds(self) -> tuple[float, ...]:
-        """Forward and backward together, of each step."""
-        return tuple(map(sum, zip(self.forward_seconds, self.backward_seconds, strict=True)))
+    seconds: tuple[float, ...]
 
     @property
     def median_seconds(self) -> float:
@@ -212,18 +173,20 @@ def next_decision(*, space: Space, tried: Sequence[Tried]) -> Decision | None:
         return space.seed
     if len(tried) >= MAX_TRIALS:
         return None
-    known = {one.decision for one in tried}
-    options = (one for one in _options(space, tried) if one not in known and space.allows(one))
+    before = {trial.decision for trial in tried}
+    options = (
+        option for option in _options(space, tried) if option not in before and space.allows(option)
+    )
     return next(options, None)
 
 
 def best_tried(*, space: Space, tried: Sequence[Tried]) -> Tried:
     """Return the fastest trial, or the plan's answer where it is within `GAIN` of that."""
-    best = min(tried, key=lambda one: one.median_seconds)
-    for one in tried:
-        is_near = one.median_seconds <= best.median_seconds * (1 + GAIN)
-        if one.decision == space.seed and is_near:
-            return one
+    best = min(tried, key=lambda trial: trial.median_seconds)
+    for trial in tried:
+        is_near = trial.median_seconds <= best.median_seconds * (1 + GAIN)
+        if trial.decision == space.seed and is_near:
+            return trial
     return best
 
 
@@ -239,66 +202,43 @@ def is_clearly_worse(seconds: Sequence[float], best_seconds: float) -> bool:
 
 def _options(space: Space, tried: Sequence[Tried]) -> Iterator[Decision]:
     """Yield decisions worth trying, best first; some may have been tried already."""
-    best = min(tried, key=lambda one: one.median_seconds)
-    same = [one for one in tried if one.decision.strategy == best.decision.strategy]
-    forward = {d: statistics.median(s) for d, s in _by_degree(same, "forward").items()}
-    backward = {d: statistics.median(s) for d, s in _by_degree(same, "backward").items()}
-    own = replace(
-        best.decision,
-        forward_degree=min(forward, key=forward.__getitem__),
-        backward_degree=min(backward, key=backward.__getitem__),
-    )
-    ahead = _best_opening(forward, space.forward, space.seed.forward_degree)
-    back = _best_opening(backward, space.backward, space.seed.backward_degree)
-    wanted_seconds = GAIN * best.median_seconds
-    if ahead.gain_seconds + back.gain_seconds >= wanted_seconds:
-        moved = own
-        if ahead.gain_seconds >= wanted_seconds / 2:
-            moved = replace(moved, forward_degree=ahead.degree)
-        if back.gain_seconds >= wanted_seconds / 2:
-            moved = replace(moved, backward_degree=back.degree)
-        yield moved
-        yield replace(moved, forward_degree=own.forward_degree)
-        yield replace(moved, backward_degree=own.backward_degree)
-    yield own
-    yield space.fitting(own)
+    best = min(tried, key=lambda trial: trial.median_seconds)
+    chosen, least_seconds = best.decision, GAIN * best.median_seconds
+    curve = {
+        trial.decision.degree: trial.median_seconds
+        for trial in tried
+        if trial.decision.strategy == chosen.strategy
+    }
+    for opening in _openings(curve, space.degrees, space.seed.degree):
+        if opening.gain_seconds >= least_seconds:
+            yield chosen.with_degree(opening.degree)
+    yield space.fitting(chosen)
     for strategy in space.strategies:
-        yield space.fitting(replace(own, strategy=strategy))
+        yield space.fitting(replace(chosen, strategy=strategy))
 
 
-def _by_degree(tried: Sequence[Tried], phase: Phase) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for one in tried:
-        if phase == "forward":
-            found.setdefault(one.decision.forward_degree, []).extend(one.forward_seconds)
-        else:
-            found.setdefault(one.decision.backward_degree, []).extend(one.backward_seconds)
-    return found
-
-
-def _best_opening(curve: _Curve, degrees: Degrees, seed: int) -> _Opening:
-    """Return the opening that promises most, then the nearest to the best degree."""
+def _openings(curve: _Curve, degrees: tuple[int, int], seed: int) -> list[_Opening]:
+    """Return the openings, first those that promise most, then the nearest to the best degree."""
     best = min(curve, key=curve.__getitem__)
     openings = [
         *_between(curve),
         *_outside(curve, degrees[1], best, seed, sign=1),
         *_outside(curve, degrees[0], best, seed, sign=-1),
     ]
-    nothing = _Opening(degree=best, gain_seconds=0.0)
-    return max(
-        (nothing, *openings),
-        key=lambda one: (one.gain_seconds, -abs(one.degree - best), one.degree),
+    return sorted(
+        openings,
+        key=lambda opening: (-opening.gain_seconds, abs(opening.degree - best), -opening.degree),
     )
 
 
 def _between(curve: _Curve) -> Iterator[_Opening]:
     tried = sorted(curve)
-    for at, (low, high) in enumerate(pairwise(tried)):
+    for place, (low, high) in enumerate(pairwise(tried)):
         inside = range(low + 1, high)
         if not inside:
             continue
-        left = tried[at - 1] if at else None
-        right = tried[at + 2] if at + 2 < len(tried) else None
+        left = tried[place - 1] if place else None
+        right = tried[place + 2] if place + 2 < len(tried) else None
         bounds = [
             max(_line(curve, left, low, degree), _line(curve, right, high, degree))
             for degree in inside

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from moetune.domain.arrays import Floats, array_of, floats_of, is_many, longer
 from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Doubt, Estimate, least_trust, seconds_if_known
-from moetune.domain.layer import PHASES, LayerKey, LayerShape, Phase
+from moetune.domain.layer import LayerKey, LayerShape, Phase
 from moetune.domain.once import Tables
 from moetune.domain.samples import (
     HOST_CHUNKS,
@@ -89,14 +89,11 @@ class LayerOperations(Tables):
 
     Args:
         key: the layer, the P ranks that share its experts, and how they do.
-        chunk_parts: pieces of a forward and of a backward chunk, as `LayerCosts.in_chunks` counts
-            them.
         expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
     """
 
     key: LayerKey
     costs: Costs
-    chunk_parts: tuple[float, float] = (1.0, 1.0)
     expert_shares: tuple[float, ...] = ()
 
     @property
@@ -133,25 +130,22 @@ class LayerOperations(Tables):
         )
         return total(choice, *gemms)
 
-    def gemm(
-        self, product: GemmForm, *, rows: float, is_second: bool = False, parts: float = 1.0
-    ) -> Estimate:
+    def gemm(self, product: GemmForm, *, rows: float, is_second: bool = False) -> Estimate:
         """Return one GEMM of all local experts, `rows` rows in all.
 
         Args:
             is_second: with W₂ instead of W₁ (or, for swiglu, W₃).
-            parts: into which the rows are cut, each with a GEMM of its own.
 
         Raises:
             ProfileError: nothing is known about the dtype.
         """
-        expert_rows = rows / self.local_experts / parts
-        estimate = self._gemm_of(product, rows=expert_rows, is_second=is_second)
-        if len(self.expert_shares) > 1:
-            share = unevenness(product, self.expert_shares, rows=expert_rows * self.local_experts)
-            uneven = self._gemm_of(uneven_form(product), rows=expert_rows, is_second=is_second)
-            estimate = total(estimate.scaled(1 - share), uneven.scaled(share))
-        return estimate if parts == 1 else estimate.scaled(parts)
+        expert_rows = rows / self.local_experts
+        even = self._gemm_of(product, rows=expert_rows, is_second=is_second)
+        if len(self.expert_shares) <= 1:
+            return even
+        share = unevenness(product, self.expert_shares, rows=expert_rows * self.local_experts)
+        uneven = self._gemm_of(uneven_form(product), rows=expert_rows, is_second=is_second)
+        return total(even.scaled(1 - share), uneven.scaled(share))
 
     def _gemm_of(self, form: GemmForm, *, rows: float, is_second: bool) -> Estimate:
         """Return the GEMM of all local experts in an even or an uneven form.
@@ -163,18 +157,10 @@ class LayerOperations(Tables):
         d_in, d_out = sizes[::-1] if is_second else sizes
         return self.costs.seconds(GemmKey(self.dtype, form, self.local_experts, d_in, d_out), rows)
 
-    def gemms(
-        self, phase: Phase, rows: float, *forms: GemmForm, is_second: bool = False
-    ) -> list[Estimate]:
-        """Return the GEMMs of a phase's chunk with W₂, or with all other weights."""
-        count, parts = (1 if is_second else self.layer.num_gemms - 1), self.parts(phase)
-        return count * [
-            self.gemm(form, rows=rows, is_second=is_second, parts=parts) for form in forms
-        ]
-
-    def parts(self, phase: Phase) -> float:
-        """Return into how many pieces the GEMMs of a phase's chunk are cut."""
-        return self.chunk_parts[PHASES.index(phase)]
+    def gemms(self, rows: float, *forms: GemmForm, is_second: bool = False) -> list[Estimate]:
+        """Return the GEMMs of a chunk with W₂, or with all other weights."""
+        count = 1 if is_second else self.layer.num_gemms - 1
+        return count * [self.gemm(form, rows=rows, is_second=is_second) for form in forms]
 
     def activation(self, phase: Phase, rows: float) -> Estimate:
         """Return the activation; backward it is evaluated again, and then its gradient."""

@@ -88,8 +88,7 @@ class Peak:
 def peak_bytes(
     *,
     workload: Workload,
-    forward_degree: int,
-    backward_degree: int,
+    degree: int,
     strategy: Strategy = "none",
     bias: bool = True,
     states: StateBytes | None = None,
@@ -102,10 +101,11 @@ def peak_bytes(
 
     with H twice for swiglu. Grouped kernels make their results anew: strategies that reuse memory
     have one more of a chunk's, and "none" has a second H for every row, by expert, from which the
-    gradients of the parameters are one product. In one chunk, forward and backward, every strategy
-    is "none". In a tensor-parallel group the strategy does not matter: see `solve.layer.memory`.
+    gradients of the parameters are one product. In one chunk every strategy is "none". In a
+    tensor-parallel group the strategy does not matter: see `solve.layer.memory`.
 
     Args:
+        degree: chunks of either phase.
         bias: whether experts add biases (swiglu never does).
         states: of one parameter; default, those of a layer by itself.
         is_grouped: one kernel of the device takes the rows of all local experts.
@@ -113,13 +113,13 @@ def peak_bytes(
     kind: type[BufferCounts] = GroupedCounts if is_grouped else BufferCounts
     if workload.expert_parallel == "tensor":
         kind = TensorParallelCounts
-    counts = kind(workload, forward_degree, backward_degree, strategy, bias=bias)
+    counts = kind(workload, degree, strategy, bias=bias)
     each = states or StateBytes.of_layer(workload.dtype)
     return Peak(
         state_bytes=counts.parameters * each.total,
         activation_bytes=counts.activation_bytes(),
         buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(each),
-        ring_bytes=max(counts.ring_bytes(backward=backward) for backward in (False, True)),
+        ring_bytes=counts.ring_bytes(),
         routing_bytes=counts.routing_bytes(),
         host_bytes=counts.host_bytes(),
     )
@@ -132,18 +132,9 @@ class BufferCounts:
         bias: whether experts add biases (swiglu never does).
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        forward_degree: int,
-        backward_degree: int,
-        strategy: Strategy,
-        *,
-        bias: bool,
-    ) -> None:
-        self._workload, self._layer = workload, workload.layer
-        self._degrees = forward_degree, backward_degree
-        self._reuses = strategy != "none" and max(self._degrees) > 1
+    def __init__(self, workload: Workload, degree: int, strategy: Strategy, *, bias: bool) -> None:
+        self._workload, self._layer, self._degree = workload, workload.layer, degree
+        self._reuses = strategy != "none" and degree > 1
         self._keeps_input = self._reuses and strategy in OFFLOADS_INPUT
         self._keeps_middle = self._reuses and strategy in OFFLOADS_MIDDLE
         self._bias = bias and self._layer.activation != "swiglu"
@@ -154,6 +145,7 @@ class BufferCounts:
         self._pairs = workload.rows
         self._rows = math.ceil(workload.rows * self._skew)
         self._travelling = workload.rows if workload.world_size > 1 else 0
+        self._regroups = workload.world_size > 1 and self._local_experts > 1
 
     @property
     def parameters(self) -> int:
@@ -183,44 +175,36 @@ class BufferCounts:
         """Return the bytes of the gradients of x and y, and of buffers for all rows of a phase."""
         if self._reuses:
             return 2 * self._tokens_bytes
-        regroups = self._regroups(0) or self._regroups(1)
-        rows = self._travelling + self._rows * (2 if regroups else 1)
+        rows = self._travelling + self._rows * (2 if self._regroups else 1)
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
     def gradient_sum_bytes(self, states: StateBytes) -> int:
         """Return the bytes of float32 sums beyond the gradients of narrower parameters."""
-        if self._element >= FULL_BYTES or self._degrees[1] == 1:
+        if self._element >= FULL_BYTES or self._degree == 1:
             return 0
         one_weight = self._layer.d_model * self._layer.d_hidden * self._element
         return max(0, FULL_BYTES - states.gradient) * self._expert_parameters + one_weight
 
-    def ring_bytes(self, *, backward: bool) -> int:
-        """Return the bytes of buffers for the rows of one chunk."""
-        degree, layer = self._degrees[backward], self._layer
-        chunk_rows = self._chunk_rows(backward=backward)
-        hidden = (1 + backward) * layer.d_hidden
+    def ring_bytes(self) -> int:
+        """Return the bytes of buffers for one chunk's rows, backward: forward takes no more."""
+        layer, hidden = self._layer, 2 * self._layer.d_hidden
         if not self._reuses:
-            return chunk_rows * hidden * self._element
-        at_experts = min(3, degree) + min(2, degree) if backward else 2 * min(2, degree)
-        buffers = self._under_way(backward=backward) + at_experts + self._regroups(backward)
-        return chunk_rows * (buffers * layer.d_model + hidden + self._middle) * self._element
+            return self._chunk_rows * hidden * self._element
+        in_flight = 2 if self._keeps_input else 3  # the rows, those sent again, and a combine
+        at_experts = min(3, self._degree) + 2
+        buffers = in_flight + at_experts + self._regroups
+        return self._chunk_rows * (buffers * layer.d_model + hidden + self._middle) * self._element
 
-    def _under_way(self, *, backward: bool) -> int:
-        """Return the most exchanges, with reused memory, that were issued and not waited for."""
-        degree = self._degrees[backward]
-        dispatches = 1 if self._keeps_input else 2
-        return dispatches + (degree > 1) if backward else min(3, degree)
-
-    def _chunk_rows(self, *, backward: bool) -> int:
-        chunk_tokens = -(-self._workload.tokens_per_rank // self._degrees[backward])
+    @property
+    def _chunk_rows(self) -> int:
+        chunk_tokens = -(-self._workload.tokens_per_rank // self._degree)
         return math.ceil(chunk_tokens * self._layer.top_k * self._skew)
 
     def routing_bytes(self) -> int:
         """Return the bytes of probabilities, weights and indices."""
         gate = max(self._element, FULL_BYTES)
         probabilities = self._workload.tokens_per_rank * self._layer.num_experts * gate
-        orders = 1 if self._degrees[0] == self._degrees[1] else 2
-        indices = 1 + orders * (2 + (self._layer.top_k > 1))  # pairs, rows and tokens of each order
+        indices = 3 + (self._layer.top_k > 1)  # of experts, pairs, rows and tokens
         saved = probabilities + self._pairs * (gate + _INDEX_BYTES * indices)
         weights = 2 * self._rows * gate  # and their gradients, at the experts
         return saved + self._pairs * gate + max(2 * weights, probabilities)
@@ -229,12 +213,6 @@ class BufferCounts:
         """Return the bytes of offloaded activations."""
         width = self._layer.d_model * self._keeps_input + self._middle * self._keeps_middle
         return self._rows * width * self._element
-
-    def _regroups(self, phase: int) -> bool:
-        """Return whether rows of several experts, or pieces of a chunk, come from several ranks."""
-        own, other = self._degrees[phase], self._degrees[1 - phase]
-        cells = self._local_experts > 1 or own % other > 0
-        return self._workload.world_size > 1 and cells
 
 
 class GroupedCounts(BufferCounts):
@@ -247,7 +225,7 @@ class GroupedCounts(BufferCounts):
         layer = self._layer
         rows = self._travelling + 2 * self._rows  # what arrives, and what leaves
         values = rows * layer.d_model + self._rows * layer.d_hidden
-        if max(self._degrees) > 1:
+        if self._degree > 1:
             values += self._rows * (self._middle + layer.d_model)
         return 2 * self._tokens_bytes + values * self._element
 
@@ -255,15 +233,12 @@ class GroupedCounts(BufferCounts):
         """Return the bytes where memory is reused: elsewhere a gradient is one product, no sum."""
         return super().gradient_sum_bytes(states) if self._reuses else 0
 
-    def ring_bytes(self, *, backward: bool) -> int:
+    def ring_bytes(self) -> int:
         """Return the bytes with the results that a kernel makes anew."""
-        layer = self._layer
-        rows = self._chunk_rows(backward=backward)
+        layer, rows = self._layer, self._chunk_rows
         if self._reuses:
             made = rows * max(layer.d_model, layer.d_hidden)
-            return super().ring_bytes(backward=backward) + made * self._element
-        if not backward:
-            return rows * (layer.d_hidden + layer.d_model) * self._element
+            return super().ring_bytes() + made * self._element
         # Gradients of T_M and x; where gate and up are one matrix, also that of the hidden values.
         hidden = (layer.activation == "swiglu") * layer.d_hidden
         dots = min(_DOT_VALUES, rows * layer.d_hidden) * FULL_BYTES
@@ -282,12 +257,10 @@ class TensorParallelCounts(BufferCounts):
         """Return the bytes of the gradients of x and y, with those gathered from shards."""
         return self._tokens(gathered=2)
 
-    def ring_bytes(self, *, backward: bool) -> int:
+    def ring_bytes(self) -> int:
         """Return the bytes of a chunk's rows, their results and hidden values, without T_M."""
-        layer = self._layer
-        hidden = layer.d_hidden * (1 + backward)
-        rows = self._mine(self._degrees[backward])
-        return rows * (2 * layer.d_model + hidden) * self._element
+        width = 2 * (self._layer.d_model + self._layer.d_hidden)
+        return self._mine(self._degree) * width * self._element
 
     def routing_bytes(self) -> int:
         """Return the bytes of the own tokens' probabilities, and of weights and indices."""

@@ -1,6 +1,6 @@
 """Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,7 +19,6 @@ from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.layer.choose import DegreeChooser, Ranking
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.doubts import PROFILE, plan_warnings
-from moetune.solve.layer.memory import Degrees
 from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.strategies import RankedLayer, choose_safely, rank_layer
 from moetune.solve.layer.times import PhaseTime
@@ -96,12 +95,11 @@ class LayerProblem:
 
 
 def _pipeline(ranking: Ranking) -> Pipeline:
-    forward_degree, backward_degree = ranking.degrees
     return Pipeline(
-        forward_degree=forward_degree,
-        backward_degree=backward_degree,
+        forward_degree=ranking.degree,
+        backward_degree=ranking.degree,
         order=ranking.order,
-        ranges=solve_ranges(ranking.chooser, ranking.table.tokens, ranking.degrees),
+        ranges=solve_ranges(ranking.chooser, ranking.table.tokens, ranking.degree),
     )
 
 
@@ -169,14 +167,13 @@ def _strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
 def _row(
     ranked: RankedLayer, row: Ranking, *, paper_seconds: float, is_paper_choice: bool
 ) -> StrategyTerms:
-    forward_degree, backward_degree = row.degrees
-    peak = row.budget.peak(strategy=row.strategy, degrees=row.degrees)
+    peak = row.budget.peak(strategy=row.strategy, degree=row.degree)
     pins_host = row.chooser.costs.costs.copy_mode == "pinned"
     is_chosen = row.strategy == ranked.best.strategy
     return StrategyTerms(
         strategy=row.strategy,
-        forward_degree=forward_degree,
-        backward_degree=backward_degree,
+        forward_degree=row.degree,
+        backward_degree=row.degree,
         step_seconds=row.step.seconds,
         needed_bytes=row.memory.formula_bytes,
         peak_bytes=peak.device_bytes,
@@ -190,51 +187,42 @@ def _row(
     )
 
 
-def solve_ranges(chooser: DegreeChooser, tokens: int, degrees: Degrees) -> tuple[Range, ...]:
+def solve_ranges(chooser: DegreeChooser, tokens: int, degree: int) -> tuple[Range, ...]:
     """Return disjoint, sorted ranges without gaps from 1 to at least 4·tokens and 2^20.
 
-    A range's degrees are the best ones for its geometric mean that fit its last size, and that its
-    first size may have. Where nothing fits, they are those with the least memory.
+    A range's degree is the best one for its geometric mean that fits its last size, and that its
+    first size may have. Where nothing fits, it is the one with the least memory.
 
     Args:
         tokens: the plan's own, per rank.
-        degrees: the plan's own, forward and backward, which hold for `tokens`.
+        degree: the plan's own, which holds for `tokens`.
     """
     spans = [(low + 1, high) for low, high in pairwise([0, *_sizes(chooser, tokens)])]
-    found: list[Range] = []
-    for (low, high), chosen in zip(spans, _chosen(chooser, spans, tokens, degrees), strict=True):
-        if found and found[-1][2:] == chosen:
-            low = found.pop()[0]  # noqa: PLW2901 - equal neighbours are one range
-        found.append((low, high, *chosen))
-    return tuple(found)
+    ranges: list[Range] = []
+    for (low, high), table in zip(spans, chooser.tables(spans), strict=True):
+        chosen = degree if high == tokens else table.best() or chooser.least(high)
+        if ranges and ranges[-1][2] == chosen:
+            low = ranges.pop()[0]  # noqa: PLW2901 - equal neighbours are one range
+        ranges.append((low, high, chosen, chosen))
+    return tuple(ranges)
 
 
 def _sizes(chooser: DegreeChooser, tokens: int) -> list[int]:
     """Return the last sizes of spans, ascending.
 
-    They are powers of two, the plan's own, those below pins, and the most that fit in 1, 2, 4 …
+    They are powers of two, the plan's own, that below a pin, and the most that fit in 1, 2, 4 …
     chunks.
     """
     top = max(MIN_TOP, HEADROOM * tokens)
     powers = [2**step for step in range(top.bit_length())]
-    sizes = {*powers, tokens, *((chooser.pinned(phase) or 1) - 1 for phase in PHASES)}
+    sizes = {*powers, tokens, (chooser.bounds.degree or 1) - 1}
     if chooser.budget is not None:
-        largest = chooser.bounds.max_degree
-        for degree in (one for one in powers if one <= largest):
-            degrees = degree, degree
-            sizes.add(chooser.budget.most_tokens(strategy=chooser.strategy, degrees=degrees))
+        sizes |= {
+            chooser.budget.most_tokens(strategy=chooser.strategy, degree=degree)
+            for degree in powers
+            if degree <= chooser.bounds.max_degree
+        }
     return sorted({top, *(size for size in sizes if 1 <= size < top)})
-
-
-def _chosen(
-    chooser: DegreeChooser, spans: list[tuple[int, int]], tokens: int, degrees: Degrees
-) -> Iterator[Degrees]:
-    """Yield the degrees of each span."""
-    for (_, high), table in zip(spans, chooser.tables(spans), strict=True):
-        if high == tokens:
-            yield degrees
-        else:
-            yield table.best() or chooser.least(high)
 
 
 def paper_seconds(*, costs: LayerCosts, strategy: Strategy, tokens: int) -> float:

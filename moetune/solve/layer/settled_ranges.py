@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
-from moetune.domain.layer import Phase
 from moetune.domain.plan import Decision
 
 REACH = 1 / 16
@@ -30,7 +29,7 @@ class Gap:
     below: Decision | None = None
     above: Decision | None = None
 
-    def degrees(self, phase: Phase, largest: int) -> tuple[int, int]:
+    def degrees(self, largest: int) -> tuple[int, int]:
         """Return the smallest and the largest degree to try.
 
         Between two settled sizes only the degrees between theirs; beyond the outermost one
@@ -41,10 +40,7 @@ class Gap:
         """
         if self.below is None or self.above is None:
             return 1, largest
-        ends = [
-            one.forward_degree if phase == "forward" else one.backward_degree
-            for one in (self.below, self.above)
-        ]
+        ends = self.below.degree, self.above.degree
         return min(*ends, largest), min(max(ends), largest)
 
 
@@ -59,7 +55,7 @@ class AdaptiveRanges:
         reach: see `REACH`; 0 for the paper's own ranges.
 
     Attributes:
-        violations: number of neighbours whose degrees fall as the tokens grow.
+        violations: number of neighbours whose degree falls as the tokens grow.
     """
 
     def __init__(
@@ -72,9 +68,7 @@ class AdaptiveRanges:
         self._sizes = list(self._settled)
         self._reach = reach
         self.violations = sum(
-            below.forward_degree > above.forward_degree
-            or below.backward_degree > above.backward_degree
-            for below, above in pairwise(self._settled.values())
+            below.degree > above.degree for below, above in pairwise(self._settled.values())
         )
 
     def decide(self, tokens: int) -> Decision | None:

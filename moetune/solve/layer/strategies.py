@@ -17,11 +17,11 @@ from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout, divisors
 from moetune.domain.request import PlanInputs
-from moetune.domain.units import format_bytes
+from moetune.domain.units import format_bytes, format_chunks
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser, Ranking, rank_degrees
 from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.memory import Degrees, MemoryBudget, limit_of
+from moetune.solve.layer.memory import MemoryBudget, limit_of
 from moetune.solve.layer.peak import Peak
 from moetune.solve.layer.times import StepTime, step_time
 from moetune.solve.layer.uncertainty import refits_of
@@ -54,15 +54,15 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
         resamples: without any nothing is declined.
     """
     best, one_chunk = ranking.step, ranking.sequential
-    if not ranking.has_one_chunk or max(best.degrees) == 1 or ranking.strategy != "none":
+    if not ranking.has_one_chunk or best.degree == 1 or ranking.strategy != "none":
         return None
     if not resamples or not (best.doubts or one_chunk.doubts):
         return None
     refits = refits_of(ranking.chooser.costs, resamples, tokens=ranking.table.tokens)
     several, single = (
         step_time(
-            costs=refits.stack, tokens=ranking.table.tokens, forward_degree=step.forward.degree,
-            backward_degree=step.backward.degree, order=ranking.order,
+            costs=refits.stack, tokens=ranking.table.tokens, degree=step.degree,
+            order=ranking.order,
         ).seconds
         for step in (best, one_chunk)
     )  # fmt: skip
@@ -75,7 +75,7 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedLayer:
-    """The chosen strategy with its degrees, and all strategies at their best.
+    """The chosen strategy with its degree, and all strategies at their best.
 
     Args:
         contenders: every strategy whose operations were measured, the chosen one too, in the
@@ -131,11 +131,12 @@ def rank_layer(
         placement: expert of each place; empty for the natural order.
 
     Raises:
+        InputError: two different degrees are pinned.
         InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
             memory than there is.
         ProfileError: the profile lacks an operation that the layer needs.
     """
-    bounds.check_degrees(inputs.tokens_per_rank)
+    bounds.check_degree(inputs.tokens_per_rank)
     layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
     workload = inputs.workload(layout, placement)
     return choose_strategy(
@@ -236,14 +237,13 @@ def _fastest(rankings: Sequence[Ranking]) -> Ranking:
 
 class _Choice(NamedTuple):
     strategy: Strategy
-    degrees: Degrees
+    degree: int
     peak: Peak
 
     @property
     def words(self) -> str:
-        """The numbers of chunks."""
-        forward, backward = self.degrees
-        return f"{forward} and {backward} chunk{'' if backward == 1 else 's'}"
+        """The number of chunks."""
+        return format_chunks(self.degree, self.degree)
 
 
 def _too_large(
@@ -274,9 +274,9 @@ def _smallest(
     """Return the plan with the smallest peak; of equal ones that with the least work."""
     choices = []
     for strategy in allowed:
-        degrees = replace(chooser, strategy=strategy, budget=budget).least(tokens)
-        peak = budget.peak(strategy=strategy, degrees=degrees, tokens=tokens)
-        choices.append(_Choice(strategy, degrees, peak))
+        degree = replace(chooser, strategy=strategy, budget=budget).least(tokens)
+        peak = budget.peak(strategy=strategy, degree=degree, tokens=tokens)
+        choices.append(_Choice(strategy, degree, peak))
     return min(choices, key=lambda choice: choice.peak.device_bytes)
 
 
@@ -284,7 +284,7 @@ def _what_would_fit(
     budget: MemoryBudget, smallest: _Choice, allowed: Sequence[Strategy], chooser: DegreeChooser
 ) -> str:
     planned = budget.workload.tokens_per_rank
-    bounds = replace(chooser.bounds, forward_degree=None, backward_degree=None, strategy=None)
+    bounds = replace(chooser.bounds.without_degree(), strategy=None)
     if bounds != chooser.bounds:
         free = replace(chooser, bounds=bounds)
         nearest: tuple[Strategy, ...] = ("none", "S4")  # least work first, then least memory
@@ -308,7 +308,7 @@ def _ranks_that_fit(budget: MemoryBudget, smallest: _Choice) -> str:
     for ranks in divisors(workload.layer.num_experts):
         there = replace(budget, workload=replace(workload, world_size=ranks))
         if ranks > workload.world_size and there.fits(
-            strategy=smallest.strategy, degrees=smallest.degrees
+            strategy=smallest.strategy, degree=smallest.degree
         ):
             return f"no number of tokens fits; it does on {ranks} ranks (--world-size {ranks})"
     return "no number of tokens fits: allow more memory, or take a smaller layer"

@@ -103,9 +103,14 @@ class StepTime:
     strategy: Strategy = "none"
 
     @property
-    def degrees(self) -> tuple[int, int]:
-        """Chunks forward and backward."""
-        return self.forward.degree, self.backward.degree
+    def degree(self) -> int:
+        """Chunks of either phase."""
+        return self.forward.degree
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether the step reuses memory, which one chunk never does."""
+        return self.strategy != "none" and self.degree > 1
 
     @property
     def seconds(self) -> float:
@@ -256,22 +261,21 @@ def step_time(
     *,
     costs: LayerCosts,
     tokens: int,
-    forward_degree: int,
-    backward_degree: int,
+    degree: int,
     order: Order = "dispatch_first",
     strategy: Strategy = "none",
 ) -> StepTime:
     """Return the predicted time of one step, which `verify` compares with the measured one.
 
-    One chunk each way reuses no memory, so that every strategy takes as long.
+    One chunk reuses no memory, so that every strategy takes as long.
+
+    Args:
+        degree: chunks of either phase.
     """
-    degrees = {"forward": forward_degree, "backward": backward_degree}
-    reused = "none" if max(degrees.values()) == 1 else strategy
-    chunked = costs.in_chunks(forward_degree, backward_degree)
     forward, backward = (
         phase_time(
-            costs=chunked, phase=phase, tokens=tokens, degree=degrees[phase], order=order,
-            strategy=reused,
+            costs=costs, phase=phase, tokens=tokens, degree=degree, order=order,
+            strategy="none" if degree == 1 else strategy,
         )
         for phase in PHASES
     )  # fmt: skip

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 from statistics import NormalDist
 from typing import cast
 
@@ -20,18 +19,15 @@ import numpy as np
 from moetune.domain.arrays import Floats
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs, costs_of_all
-from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Confidence, Decision
 from moetune.domain.samples import StepRecord
 from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors, at_degree
 from moetune.solve.layer.choose import HOPELESS, Ranking
 from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.times import StepTime, phase_time, step_time
+from moetune.solve.layer.times import StepTime, step_time
 
 _SEED = 0
-_Phase = tuple[Phase, int, Strategy]
-"""A phase in so many chunks."""
 LayerChoice = tuple[LayerCosts, Decision]
 """A choice, and the costs of the layer that it is for."""
 
@@ -39,36 +35,22 @@ LayerChoice = tuple[LayerCosts, Decision]
 def judge_choice(
     ranking: Ranking, resamples: Sequence[Costs], rivals: Sequence[StepTime] = ()
 ) -> Confidence:
-    """Compare the chosen degrees and strategy with their contenders under each refit.
+    """Compare the chosen degree and strategy with their contenders under each refit.
 
-    The phases share no decision, so each is compared alone and the best of both are added.
     Without refits the nominal costs count as certain.
 
     Args:
         rivals: the best step of each other strategy that fits.
     """
     limit_seconds = ranking.step.seconds * HOPELESS
-    near = [
-        _phases(step.degrees, step.strategy) for step in rivals if step.seconds <= limit_seconds
-    ]
-    contenders: list[list[_Phase]] = [
-        [
-            (phase, degree, ranking.chooser.strategy)
-            for degree in ranking.table.contenders(phase, ranking.degrees)
-        ]
-        for phase in PHASES
-    ]
-    around, seconds = _under_refits(
-        ranking.chooser.costs, resamples, chain(*contenders, *near), tokens=ranking.table.tokens,
+    strategy = ranking.chooser.strategy
+    contenders = [(degree, strategy) for degree in ranking.table.contenders(ranking.degree)]
+    contenders += [(step.degree, step.strategy) for step in rivals if step.seconds <= limit_seconds]
+    steps = _under_refits(
+        ranking.chooser.costs, resamples, contenders, tokens=ranking.table.tokens,
         order=ranking.order,
     )  # fmt: skip
-    chosen = best = around
-    for phases in contenders:
-        chosen = chosen + seconds[phases[0]]
-        best = best + np.minimum.reduce([seconds[phase] for phase in phases])
-    steps = (around + (seconds[forward] + seconds[backward]) for forward, backward in near)
-    best = np.minimum.reduce([best, *steps])
-    return confidence_of(chosen, best)
+    return confidence_of(steps[0], np.minimum.reduce(steps))
 
 
 def confidence_of(chosen: Floats, best: Floats) -> Confidence:
@@ -99,36 +81,37 @@ def chance_of_faster(
 
     def seconds(choice: LayerChoice) -> Floats:
         costs, decision = choice
-        degrees = decision.forward_degree, decision.backward_degree
-        phases = _phases(degrees, decision.strategy)
-        around, times = _under_refits(costs, resamples, phases, tokens=tokens, order=decision.order)
-        return sum(times.values(), around)
+        wanted = [(decision.degree, decision.strategy)]
+        (step,) = _under_refits(costs, resamples, wanted, tokens=tokens, order=decision.order)
+        return step
 
     return float(np.mean(seconds(other) < seconds(chosen) * (1 - TIE)))
 
 
 def _under_refits(
-    costs: LayerCosts, resamples: Sequence[Costs], wanted: Iterable[_Phase], *, tokens: int,
-    order: Order,
-) -> tuple[Floats, dict[_Phase, Floats]]:  # fmt: skip
-    """Return the seconds around the phases, and of each phase, under each refit.
+    costs: LayerCosts, resamples: Sequence[Costs], choices: Iterable[tuple[int, Strategy]], *,
+    tokens: int, order: Order,
+) -> list[Floats]:  # fmt: skip
+    """Return the seconds of a step with each choice, under each refit.
 
     Of phases the model's error is drawn, too.
+
+    Args:
+        choices: numbers of chunks, and strategies.
 
     Returns:
         Arrays of shape (refits,).
     """
     refits = refits_of(costs, resamples, tokens=tokens)
-    layer, num = refits.stack, refits.num
-    errors = costs.step_errors(tokens=tokens)
-    seconds = {}
-    for name, degree, strategy in dict.fromkeys(wanted):
-        time = phase_time(
-            costs=layer, phase=name, tokens=tokens, degree=degree, order=order, strategy=strategy
+    errors, steps = costs.step_errors(tokens=tokens), []
+    for degree, strategy in choices:
+        step = step_time(
+            costs=refits.stack, tokens=tokens, degree=degree, order=order, strategy=strategy
         )
-        factors = error_factors(errors, strategy, degree, num=num)
-        seconds[name, degree, strategy] = np.broadcast_to(time.seconds, num) * factors
-    return np.broadcast_to(layer.overhead(tokens=tokens).seconds, num), seconds
+        factors = error_factors(errors, strategy, degree, num=refits.num)
+        phases = (step.forward.seconds + step.backward.seconds) * factors
+        steps.append(np.broadcast_to(phases + step.overhead.seconds, refits.num))
+    return steps
 
 
 def error_factors(errors: StepErrors, strategy: Strategy, degree: int, *, num: int) -> Floats:
@@ -158,12 +141,6 @@ def _deviates(name: str, num: int) -> Floats:
     quantiles = np.array([normal.inv_cdf((at + 0.5) / num) for at in range(num)])
     # Not hash(): it differs between processes.
     return np.random.default_rng([_SEED, zlib.crc32(name.encode())]).permutation(quantiles)
-
-
-def _phases(degrees: tuple[int, int], strategy: Strategy) -> tuple[_Phase, _Phase]:
-    """Return the phases of a step; one chunk each way reuses nothing."""
-    reused: Strategy = "none" if max(degrees) == 1 else strategy
-    return ("forward", degrees[0], reused), ("backward", degrees[1], reused)
 
 
 IMPLAUSIBLE = 0.2
@@ -223,11 +200,9 @@ def _residuals(record: StepRecord, resamples: Sequence[Costs]) -> list[float]:
     load, num = record.workload, len(resamples)
     layer = layer_costs(workload=load, costs=costs_of_all(resamples))
     step = step_time(
-        costs=replace(layer, errors=NO_STEP_ERRORS),
-        tokens=load.tokens_per_rank,
-        forward_degree=record.degree,
-        backward_degree=record.degree,
-    )
+        costs=replace(layer, errors=NO_STEP_ERRORS), tokens=load.tokens_per_rank,
+        degree=record.degree,
+    )  # fmt: skip
     chunks = of_each(step.forward.seconds + step.backward.seconds, num)
     return [
         replace(record, chunks_seconds=chunks_seconds, overhead_seconds=overhead_seconds).residual

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from moetune.domain.constraints import Strategy
 from moetune.domain.interference import Interference
 from moetune.domain.plan import Alternative, Binding, Choice, Confidence, Verdict
-from moetune.domain.units import format_bytes, format_seconds, format_share
+from moetune.domain.units import format_bytes, format_chunks, format_seconds, format_share
 from moetune.solve.layer.choose import Ranking
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.strategies import RankedLayer
@@ -46,8 +46,8 @@ def _alternative(ranking: Ranking, step: StepTime, lost_because: str) -> Alterna
 def _choice(ranking: Ranking, step: StepTime) -> Choice:
     is_reused = step.strategy != "none"
     return Choice(
-        forward_degree=step.forward.degree,
-        backward_degree=step.backward.degree,
+        forward_degree=step.degree,
+        backward_degree=step.degree,
         order="interleaved" if is_reused else ranking.chooser.bounds.chosen_order,
         strategy=step.strategy,
         step_seconds=step.seconds,
@@ -76,7 +76,7 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
     ranking, step = ranked.best, ranked.best.step
     limit = format_bytes(ranking.budget.limit_bytes)
     without = next((loser for loser in ranked.losers if loser.strategy == "none"), None)
-    if without is not None and _reuses(step) and not without.fits:
+    if without is not None and step.is_reused and not without.fits:
         return (
             f"Memory binds: keeping everything peaks at "
             f"{format_bytes(without.memory.device_bytes)}, the limit is {limit}. Strategy "
@@ -86,11 +86,11 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
         )
     if ranking.memory_forced:
         wanted = ranking.wanted
-        peak = ranking.budget.peak(strategy="none", degrees=wanted.degrees)
+        peak = ranking.budget.peak(strategy="none", degree=wanted.degree)
         return (
-            f"Memory binds: with {_chunks(wanted)} a step would peak at "
+            f"Memory binds: in {_chunks(wanted)} a step would peak at "
             f"{format_bytes(peak.device_bytes)}, the limit is {limit}. "
-            f"{_chunks(step).capitalize()} is the fastest choice that fits."
+            f"A step in {_chunks(step)} is the fastest that fits."
         )
     if (declined := ranked.declined) is not None:
         return (
@@ -99,7 +99,7 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
             "but that rests on times that were not measured; as far as these may be wrong, more is "
             f"lost by cutting ({format_share(declined.regret)} on average) than gained."
         )
-    if ranking.chooser.costs.world_size == 1 and max(ranking.degrees) == 1:
+    if ranking.chooser.costs.world_size == 1 and ranking.degree == 1:
         return _ONE_RANK
     return explain_choice(
         step=step,
@@ -114,7 +114,7 @@ def binding_resource(step: StepTime) -> Binding:
 
     Where memory is reused, the busiest one.
     """
-    if _reuses(step):
+    if step.is_reused:
         link, device, copies = _all_seconds(step)
         if copies > max(link, device):
             return "copies"
@@ -126,19 +126,19 @@ def binding_resource(step: StepTime) -> Binding:
 def explain_choice(
     *, step: StepTime, sequential: StepTime, runner_up: StepTime | None, interference: Interference
 ) -> str:
-    """Return why the degrees of `step` are best.
+    """Return why the degree of `step` is best.
 
     Args:
-        sequential: one chunk each way.
+        sequential: one chunk.
         runner_up: the best other choice; None where there is none.
     """
-    if _chunks(step) != _chunks(sequential):
+    if step.degree > 1:
         return (
             f"In one chunk the step would take {format_seconds(sequential.seconds)}; "
             f"{_chunks(step)} {_gain(step, sequential)}. {_critical_path(step)}"
         )
     if runner_up is None:
-        return "One chunk each way is the only choice that the bounds leave."
+        return "One chunk is the only choice that the bounds leave."
     speeds = ""
     if not interference.is_none:
         comm = format_share(interference.comm.comp, digits=0)
@@ -166,7 +166,7 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
     if slower < -TIE:
         return f"{format_share(slower)}, within what predictions miss"
     if slower <= TIE:
-        return "as fast, with other numbers of chunks"
+        return "as fast, in more or fewer chunks"
     work, hidden = (
         0.0 if abs(seconds) <= TIE * best.seconds else seconds
         for seconds in (
@@ -212,12 +212,11 @@ def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
 
 
 def _chunks(step: StepTime) -> str:
-    forward, backward = step.degrees
-    return f"{forward} chunk{'' if forward == 1 else 's'} forward and {backward} backward"
+    return format_chunks(step.degree, step.degree)
 
 
 def _critical_path(step: StepTime) -> str:
-    if _reuses(step):
+    if step.is_reused:
         return f"{binding_resource(step).capitalize()} binds: {_busy_words(step)}."
     link, device = _critical_seconds(step)
     if device == 0:
@@ -253,11 +252,6 @@ def _gain(step: StepTime, sequential: StepTime) -> str:
     if work < 0:
         return f"{hide}, {but} smaller chunks save {format_seconds(-work)}"
     return f"{hide} at a cost of {format_seconds(work)} for smaller chunks" if work else hide
-
-
-def _reuses(step: StepTime) -> bool:
-    """Return whether the step reuses memory, which one chunk each way never does."""
-    return step.strategy != "none" and max(step.degrees) > 1
 
 
 def _all_seconds(step: StepTime) -> tuple[float, float, float]:

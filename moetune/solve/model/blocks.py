@@ -15,7 +15,7 @@ from moetune.solve.model.block import GEMM_FORMS, BlockPrices
 from moetune.solve.model.chunks import (
     ChunkedBlock,
     ChunkedPasses,
-    best_degrees,
+    best_degree,
     chunked_passes,
     hidden_by_shared_experts,
 )
@@ -100,7 +100,7 @@ class BlockTable(Tables):
     )  # fmt: skip
     def seconds(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of the blocks for one micro-batch."""
-        degree, is_chunked = self.degree(layout), layout.overlap == "chunks"
+        degrees, is_chunked = self.degree(layout), layout.overlap == "chunks"
         on_device = self._on_device(layout)
         nothing: Sequence[ChunkedBlock | None] = (None,) * len(on_device)
         chunked = self._chunked(layout, on_device) if is_chunked else nothing
@@ -112,8 +112,9 @@ class BlockTable(Tables):
             places, on_device, chunked, self._hidden_in_one_chunk(layout), strict=True
         ):
             slack, saved = kind.slack, (0.0, 0.0)
-            if cut is not None and degree is not None:
-                slack, saved = slack - cut.launches(degree), cut.saved(degree)
+            if cut is not None and degrees is not None:
+                slack = slack - cut.launches(degrees.common)
+                saved = cut.saved(degrees.common)
             if has_idle:
                 slack = min(slack, -idle_seconds(parts[place], layout))
             seconds.append(
@@ -136,14 +137,12 @@ class BlockTable(Tables):
         )
 
     def degree(self, layout: FoldedLayout) -> Degrees | None:
-        """Return the layout's degrees, the fastest where it has none; None without chunks."""
+        """Return the layout's degree, the fastest where it has none; None without chunks."""
         if layout.overlap != "chunks" or layout.degree is not None:
             return layout.degree
         chunked = zip(self._counts, self._chunked(layout, self._on_device(layout)), strict=True)
-        is_measured = self.device.costs.is_measured(self.job.element)
-        return best_degrees(
-            [(count, block) for count, block in chunked if block is not None],
-            are_paired=is_measured,
+        return Degrees.of_both(
+            best_degree([(count, block) for count, block in chunked if block is not None])
         )
 
     def most_saved(self, layout: FoldedLayout) -> float:
@@ -215,7 +214,9 @@ class BlockTable(Tables):
     def _passes_in_chunks(self, prices: BlockPrices) -> Sequence[ChunkedPasses | None]:
         if not prices.exchanges:
             return (None,) * len(self._kinds)
-        return self._of_parts(prices, partial(chunked_passes, cut=prices.layout.degree))
+        degrees = prices.layout.degree
+        cut = None if degrees is None else degrees.common
+        return self._of_parts(prices, partial(chunked_passes, degree=cut))
 
     def _prices(self, layout: FoldedLayout) -> BlockPrices:
         return BlockPrices(job=self.job, layout=layout, device=self.device, target=self.target)

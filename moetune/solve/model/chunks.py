@@ -2,39 +2,25 @@
 
 A pass of r equal chunks takes the makespan of the layer's solver (`solve.layer.degree`): the
 exchanges of one chunk run while the experts compute another. What a chunk takes comes from the
-same prices as a whole pass. All layers share a plan book, and so one degree forward and one
-backward; memory is that of whole passes, whose rows are kept whatever the chunks. Shared experts
-that run beside the exchanges are a part of a pass, in one chunk as in several.
+same prices as a whole pass. All layers share a plan book, and so one degree, forward as backward;
+memory is that of whole passes, whose rows are kept whatever the chunks. Shared experts that run
+beside the exchanges are a part of a pass, in one chunk as in several.
 
 Source: PipeMoE Eq. 9-12, with the corrections of `solve.layer.degree`.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from moetune.domain.experts import RoutedExperts
-from moetune.domain.training import Degrees
 from moetune.solve.layer.degree import TIE, makespan, makespan_beside
 from moetune.solve.model.activations import ELEMENT
 from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.passes import FORWARD_OF_BOTH, LAUNCH_SECONDS
 
 MOST_CHUNKS = 16
-_WHOLE = Degrees(forward=1, backward=1)
-_CUTS = tuple(
-    sorted(
-        (
-            Degrees(forward=forward, backward=backward)
-            for forward, backward in itertools.product(range(1, MOST_CHUNKS + 1), repeat=2)
-        ),
-        key=lambda cut: (cut.forward + cut.backward, cut.forward),
-    )
-)
-"""The degrees to choose from, the fewest chunks first."""
-_PAIRS = tuple(cut for cut in _CUTS if cut.forward == cut.backward)
 _TRANSFERS = 2
 """Dispatch and combine."""
 
@@ -82,33 +68,33 @@ class ChunkedBlock:
     slack: float
     repeats: bool = False
 
-    def launches(self, cut: Degrees) -> float:
+    def launches(self, degree: int) -> float:
         """Return the host's seconds for all chunks but the first of each pass."""
-        forward = self.passes.forward.launches(cut.forward)
-        return (2 if self.repeats else 1) * forward + self.passes.backward.launches(cut.backward)
+        forward = self.passes.forward.launches(degree)
+        return (2 if self.repeats else 1) * forward + self.passes.backward.launches(degree)
 
-    def saved(self, cut: Degrees) -> tuple[float, float]:
+    def saved(self, degree: int) -> tuple[float, float]:
         """Return what the passes save on the device."""
-        forward = self.passes.forward.saved(cut.forward)
+        forward = self.passes.forward.saved(degree)
         again = forward if self.repeats else 0.0
-        return forward, self.passes.backward.saved(cut.backward) + again
+        return forward, self.passes.backward.saved(degree) + again
 
-    def gained(self, cut: Degrees) -> tuple[float, float]:
+    def gained(self, degree: int) -> tuple[float, float]:
         """Return what the passes save, less what the devices wait for more launches."""
-        waits = max(0.0, self.launches(cut) - self.slack) - max(0.0, -self.slack)
-        forward, backward = self.saved(cut)
+        waits = max(0.0, self.launches(degree) - self.slack) - max(0.0, -self.slack)
+        forward, backward = self.saved(degree)
         return forward - FORWARD_OF_BOTH * waits, backward - (1 - FORWARD_OF_BOTH) * waits
 
 
 def chunked_passes(
-    prices: BlockPrices, part: RoutedExperts, cut: Degrees | None = None
+    prices: BlockPrices, part: RoutedExperts, degree: int | None = None
 ) -> ChunkedPasses:
     """Return the passes of a layer in chunks, which exchanges tokens.
 
     Args:
-        cut: the degrees to price beside one chunk; None for up to 16.
+        degree: to price next to one chunk; None for up to 16.
     """
-    degrees = range(1, MOST_CHUNKS + 1) if cut is None else sorted({1, cut.forward, cut.backward})
+    degrees = range(1, MOST_CHUNKS + 1) if degree is None else sorted({1, degree})
     chunks = {degree: prices.chunk(part, degree) for degree in degrees}
     shared, gemms = prices.shared_experts(part), part.num_gemms
     forward = {
@@ -127,33 +113,29 @@ def hidden_by_shared_experts(prices: BlockPrices, part: RoutedExperts) -> tuple[
     """Return by what shared experts shorten both passes of a layer in one chunk."""
     if not prices.exchanges or not prices.shared_experts(part).forward:
         return 0.0, 0.0
-    forward, backward = chunked_passes(prices, part, _WHOLE)
+    forward, backward = chunked_passes(prices, part, 1)
     return forward.work - forward.seconds[1], backward.work - backward.seconds[1]
 
 
-def best_degrees(
-    blocks: Sequence[tuple[int, ChunkedBlock]], *, are_paired: bool = False
-) -> Degrees:
-    """Return the degrees with which blocks gain most in sum; of equal ones the fewest chunks.
+def best_degree(blocks: Sequence[tuple[int, ChunkedBlock]]) -> int:
+    """Return the degree with which blocks gain most in sum; of equal ones the fewest chunks.
 
     No pass of any block may be slower than in one chunk, whichever pipeline rank it is on.
 
     Args:
         blocks: with their numbers in the model.
-        are_paired: as many chunks backward as forward, as the layer's solver has it where costs
-            are measured: rows are kept in the pieces that both cuts make, and GEMMs slow down.
     """
-    best, most = _WHOLE, 0.0
+    best, most = 1, 0.0
     scale = sum(
         count * sum(passes.seconds[1] for passes in block.passes) for count, block in blocks
     )
-    for cut in _PAIRS if are_paired else _CUTS:
-        gains = [block.gained(cut) for _, block in blocks]
+    for degree in range(2, MOST_CHUNKS + 1):
+        gains = [block.gained(degree) for _, block in blocks]
         if any(gain < 0 for pair in gains for gain in pair):
             continue
         gained = sum(count * sum(pair) for (count, _), pair in zip(blocks, gains, strict=True))
         if gained > most + TIE * scale:
-            best, most = cut, gained
+            best, most = degree, gained
     return best
 
 

@@ -125,16 +125,16 @@ class FoldedSearch(Tables):
         return replace(self.fitting, memory=self.memory_of_wholes).fits(layout)
 
     def _cut(self, layout: FoldedLayout) -> FoldedLayout:
-        """Return a layout with the degrees that are the fastest on the mean of its layers.
+        """Return a layout with the degree that is the fastest on the mean of its layers.
 
-        All layers have the same ones, and a hundred layers told apart need not be priced in each.
+        All layers have the same one, and a hundred layers told apart need not be priced in each.
         """
         if layout.overlap != "chunks" or self.prices is self.wholes:
             return layout
         return replace(layout, degree=self.prices.blocks.degree(layout))
 
     def answer_of(self, priced: PricedLayout) -> PricedLayout:
-        """Return an answer with its degrees, its parts on all ranks, and what it saves by what."""
+        """Return an answer with its degree, its parts on all ranks, and what it saves by what."""
         if priced.layout.cuda_graphs != "none":
             launched = self._cut(priced.layout.changed(cuda_graphs="none"))
             saved = self.wholes.step(launched).seconds - priced.step.seconds

@@ -1,6 +1,5 @@
 """Exchanges in chunks in a training step: against simulated events and all degrees one by one."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,7 @@ from moetune.solve.model.chunks import (
     ChunkedBlock,
     ChunkedPass,
     ChunkedPasses,
-    best_degrees,
+    best_degree,
     chunked_passes,
 )
 from moetune.solve.model.pipeline import DecoderStages
@@ -28,10 +27,6 @@ MOETUNE = find_target("moetune")
 H100, H800 = (load_profile_file(bundled_profiles()[name]) for name in ("h100-x8", "h800-x8"))
 CHUNKED = FoldedLayout(dp=64, ep=8, overlap="chunks")
 DISTURBED = Interference(comp=CompSpeed(comm=0.8), comm=CommSpeed(comp=0.7))
-EVERY = [
-    Degrees(forward=one, backward=other)
-    for one, other in itertools.product(range(1, MOST_CHUNKS + 1), repeat=2)
-]
 
 
 def prices_of(name: str, profile: Profile = H100, target: Target = MOETUNE) -> StepPrices:
@@ -62,13 +57,13 @@ def block_of(
 
 
 def test_some_degrees_are_priced_as_among_all() -> None:
-    job, cut = prices_of("qwen3-30b-a3b").job, Degrees(forward=3, backward=5)
+    job = prices_of("qwen3-30b-a3b").job
     prices = BlockPrices(job=job, layout=CHUNKED, device=device_prices(H100))
     part = job.decoder.blocks[-1].routed
     assert part is not None
-    every, some = chunked_passes(prices, part), chunked_passes(prices, part, cut)
+    every, some = chunked_passes(prices, part), chunked_passes(prices, part, 3)
     for mine, its in zip(some, every, strict=True):
-        assert mine.seconds == {one: its.seconds[one] for one in (1, 3, 5)}
+        assert mine.seconds == {one: its.seconds[one] for one in (1, 3)}
         assert its.saved(1) == its.launches(1) == 0
 
 
@@ -80,12 +75,11 @@ def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap
 ) -> None:
     prices = prices_of(name, profile)
     layout = replace(CHUNKED, ep=ep, recompute=recompute)
-    chosen, degree = prices.step(layout), prices.blocks.degree(layout)
-    assert degree is not None
-    assert degree.forward == degree.backward
+    chosen, degrees = prices.step(layout), prices.blocks.degree(layout)
+    assert degrees is not None
     plain = prices.step(replace(layout, overlap="none"))
     steps = {
-        one: prices.step(replace(layout, degree=Degrees(forward=one, backward=one))).seconds
+        one: prices.step(replace(layout, degree=Degrees.of_both(one))).seconds
         for one in range(1, MOST_CHUNKS + 1)
     }
     alone = prices.blocks.seconds(replace(layout, overlap="none"))
@@ -96,13 +90,13 @@ def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap
             found.forward <= own.forward * (1 + 1e-12)
             and found.backward <= own.backward * (1 + 1e-12)
             for found, own in zip(
-                prices.blocks.seconds(replace(layout, degree=Degrees(forward=one, backward=one))),
+                prices.blocks.seconds(replace(layout, degree=Degrees.of_both(one))),
                 alone, strict=True,
             )
         )
     ]  # fmt: skip
     best = min(steps[one] for one in allowed)
-    assert chosen.seconds == steps[degree.forward] == pytest.approx(best, rel=1e-9)
+    assert chosen.seconds == steps[degrees.common] == pytest.approx(best, rel=1e-9)
     assert steps[1] == pytest.approx(plain.seconds, rel=1e-12)
     exchanges = plain.parts["exchange"] * (1.5 if recompute else 1.0)
     assert plain.seconds - exchanges <= chosen.seconds <= plain.seconds
@@ -110,42 +104,36 @@ def test_no_degree_is_faster_than_the_chosen_one_and_none_slower_than_no_overlap
     assert min(chosen.parts.values()) > -1e-12
 
 
-def test_the_best_degrees_of_blocks_are_those_of_all_pairs() -> None:
+def test_the_best_degree_of_blocks_is_that_of_all() -> None:
     fast = block_of((1.0, 0.8, 0.7), (2.0, 1.5))
     other = block_of((3.0, 2.9, 2.95), (2.0, 1.8, 1.4))
     blocks = [(2, fast), (1, other)]
 
-    def seconds(cut: Degrees) -> float:
+    def seconds(degree: int) -> float:
         return sum(
-            count * sum(
-                one.seconds[degree]
-                for one, degree in zip(block.passes, (cut.forward, cut.backward), strict=True)
-            )
-            for count, block in blocks
-        )  # fmt: skip
+            count * sum(each.seconds[degree] for each in block.passes) for count, block in blocks
+        )
 
-    best = best_degrees(blocks)
-    assert (best.forward, best.backward) == (3, 3)
-    assert seconds(best) == pytest.approx(min(map(seconds, EVERY)))
-    assert best_degrees([(1, fast)]) == Degrees(forward=3, backward=2)
-    assert best_degrees([(1, fast)], are_paired=True) == Degrees(forward=3, backward=3)
-    assert best_degrees([]) == Degrees(forward=1, backward=1)
+    assert best_degree(blocks) == 3
+    assert seconds(3) == pytest.approx(min(map(seconds, range(1, MOST_CHUNKS + 1))))
+    assert best_degree([(1, fast)]) == 3
+    assert best_degree([]) == 1
 
 
 def test_more_launches_cost_time_where_the_host_is_slow() -> None:
-    """A chunk more saves 100 µs forward, and 8 kernels take the host 96 µs."""
+    """A chunk more saves 100 µs of each pass, and 9 kernels of each take the host 216 µs."""
     seconds = (1e-3, 0.9e-3, 0.8e-3, 0.7e-3, 0.6e-3)
-    for slack, chunks in ((1.0, 5), (96e-6, 2), (0.0, 1), (-1.0, 1)):
-        block = block_of(seconds, (1e-3,), slack=slack, kernels=8)
-        assert best_degrees([(1, block)]).forward == chunks
-    repeated = block_of(seconds, (1e-3,), slack=192e-6, kernels=8, repeats=True)
-    assert best_degrees([(1, repeated)]).forward == 5  # each chunk saves 200 of 192 µs
-    assert repeated.saved(Degrees(forward=2, backward=1)) == pytest.approx((1e-4, 1e-4))
-    assert repeated.launches(Degrees(forward=2, backward=2)) == pytest.approx(3 * 96e-6)
+    for slack, chunks in ((1.0, 5), (216e-6, 2), (0.0, 1), (-1.0, 1)):
+        block = block_of(seconds, seconds, slack=slack, kernels=9)
+        assert best_degree([(1, block)]) == chunks
+    repeated = block_of(seconds, seconds, slack=288e-6, kernels=8, repeats=True)
+    assert best_degree([(1, repeated)]) == 5  # each chunk saves 300 of 288 µs
+    assert repeated.saved(2) == pytest.approx((1e-4, 2e-4))
+    assert repeated.launches(2) == pytest.approx(3 * 96e-6)
 
 
 def test_nothing_is_cut_without_an_exchange() -> None:
     layout, prices = FoldedLayout(dp=64), prices_of("qwen3-30b-a3b", target=MOETUNE)
     cut = replace(layout, overlap="chunks")
-    assert prices.blocks.degree(cut) == Degrees(forward=1, backward=1)
+    assert prices.blocks.degree(cut) == Degrees.of_both(1)
     assert prices.step(cut).seconds == prices.step(layout).seconds

@@ -121,7 +121,7 @@ def test_a_step_is_shorter_by_what_shared_experts_hide(
     for ep, pp in ((8, 1), (32, 1), (16, 2)):
         layout = replace(
             EXCHANGED, ep=ep, dp=64 // pp, pp=pp, recompute=recompute, overlap=overlap,
-            degree=Degrees(forward=1, backward=1) if overlap == "chunks" else None,
+            degree=Degrees.of_both(1) if overlap == "chunks" else None,
         )  # fmt: skip
         before, found = without(prices).step(layout), prices.step(layout)
         assert before.hidden_by_shared_experts == 0 < found.hidden_by_shared_experts
