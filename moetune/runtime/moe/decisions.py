@@ -17,7 +17,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.placement import check_order
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.domain.withdrawn import SINCE
+from moetune.domain.withdrawn import common_degree
 from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
 from moetune.runtime.plans.shared import plans_of
 from moetune.runtime.plans.timers import Watch
@@ -119,7 +119,7 @@ class LayerDecisions:
             InputError: it has other chunks backward than forward.
         """
         if decision is not None:
-            _check_degrees("a decision", decision.forward_degree, decision.backward_degree)
+            _ = decision.degree
         self._pinned = decision
 
     def decide(self, num_tokens: int, dtype: torch.dtype) -> Decision:
@@ -148,7 +148,7 @@ class LayerDecisions:
         if dtype not in self._plans:
             key = replace(self._key, dtype=dtype_name(dtype))
             for plan in self._book.plans_for(key):
-                _check_plan_degrees(plan)
+                _check_degrees(plan)
             plans = self._book.layer_plans(key, memory_reuse=self._strategy, rank=self._rank)
             if plans is None:
                 warn_on_first(
@@ -252,25 +252,16 @@ def _shortened(placement: tuple[int, ...]) -> str:
     return f"{first}, … ({digest(placement)[:12]})"
 
 
-def _check_degrees(where: str, forward: int, backward: int) -> None:
-    """Raise InputError where a phase has other chunks than the other one."""
-    if forward != backward:
-        raise InputError(
-            f"{where} has {forward} chunks forward and {backward} backward: different numbers "
-            f"were withdrawn on {SINCE}",
-            "plan again: `moetune plan` makes a plan that runs",
-        )
-
-
-def _check_plan_degrees(plan: Plan) -> None:
+def _check_degrees(plan: Plan) -> None:
+    """Raise InputError where a range of the plan has other chunks backward than forward."""
     pipeline = plan.pipeline
-    pairs = [(pipeline.forward_degree, pipeline.backward_degree)]
-    for forward, backward in [*pairs, *(degrees for _, _, *degrees in pipeline.ranges)]:
-        _check_degrees(f"plan {plan.id[:6]}", forward, backward)
+    common_degree(pipeline.forward_degree, pipeline.backward_degree)
+    for _, _, forward, backward in pipeline.ranges:
+        common_degree(forward, backward)
 
 
 def _check_plan(plan: Plan, wanted: LayerKey) -> None:
-    _check_plan_degrees(plan)
+    _check_degrees(plan)
     found = plan.workload.key
     if (found.layer, found.num_ranks) != (wanted.layer, wanted.num_ranks):
         raise InputError(

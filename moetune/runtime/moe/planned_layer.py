@@ -294,7 +294,7 @@ class PlannedLayer(nn.Module):
 
     @property
     def _degree(self) -> int:
-        return self.decision.forward_degree
+        return self.decision.degree
 
     def _expect_degree(self, num_tokens: int) -> None:
         """Expect this step's degree for the number of tokens from now on."""
