@@ -23,7 +23,7 @@ INPUTS: dict[str, object] = {
     "tokens_per_rank": 40,
     "dtype": "float64",
 }
-PLANNED = Decision(forward_degree=4, backward_degree=3)
+PLANNED = Decision(forward_degree=4, backward_degree=4)
 SAFE = Decision(forward_degree=1, backward_degree=1)
 LATEST_SECONDS = 120
 

@@ -14,8 +14,8 @@ from tests.ranks import run_ranks
 TWO: tuple[dict[str, Any], ...] = (
     {"dp": 2, "ep": 2, "zero": 0},
     {"dp": 2, "zero": 1},
-    {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 3, "backward": 2}},
-    {"dp": 2, "ep": 2, "zero": 3, "overlap": "chunks", "degree": {"forward": 2, "backward": 3}},
+    {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 3, "backward": 3}},
+    {"dp": 2, "ep": 2, "zero": 3, "overlap": "chunks", "degree": {"forward": 2, "backward": 2}},
     {"dp": 2, "zero": 3, "recompute": ["full"]},
     {"pp": 2, "stages": "E|t*4L"},
     {"pp": 2, "vpp": 2, "recompute": ["full"], "stages": "Et|t|tt|L"},
@@ -62,7 +62,7 @@ def test_stages_without_experts_train_and_record(layout: dict[str, Any]) -> None
 def test_experts_of_transformers_in_a_model_of_ones_own_train_alike() -> None:
     layouts = (
         {"dp": 2, "ep": 2}, {"pp": 2, "zero": 0}, {"dp": 2, "zero": 3},
-        {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 2, "backward": 3}},
+        {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 2, "backward": 2}},
     )  # fmt: skip
     assert run_ranks(own.experts_of_transformers_train_alike, 2, layouts) == ["", ""]
 

@@ -10,7 +10,7 @@ from tests.ranks import run_ranks
 
 TWO: tuple[dict[str, Any], ...] = (
     {"dp": 2, "ep": 2, "zero": 0},
-    {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 3, "backward": 2}},
+    {"dp": 2, "ep": 2, "overlap": "chunks", "degree": {"forward": 3, "backward": 3}},
 )
 FOUR: tuple[dict[str, Any], ...] = (
     {"dp": 4, "ep": 2},

@@ -7,10 +7,7 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.measure.steps import LayerSteps, measure_steps, random_steps
 
-CHUNKS = [
-    Decision(forward_degree=forward, backward_degree=backward)
-    for forward, backward in ((1, 1), (2, 3), (4, 1))
-]
+CHUNKS = [Decision(forward_degree=degree, backward_degree=degree) for degree in (1, 3, 4)]
 
 
 def steps_of(*, d_model: int = 16, num_experts: int = 4, tokens: int = 64) -> LayerSteps:

@@ -71,7 +71,7 @@ def times(line: LinearCost, *, alpha: float = 1.0, beta: float = 1.0) -> LinearC
 def test_a_slower_part_is_the_machine_with_the_slower_number(
     part: str, written: LinearCosts, strategy: Strategy
 ) -> None:
-    decision = Decision(forward_degree=4, backward_degree=3, strategy=strategy)
+    decision = Decision(forward_degree=4, backward_degree=4, strategy=strategy)
     found = seconds(slowed(BASE, Slowdown(part=part, factor=1.5)), decision)
     assert found == pytest.approx(seconds(written, decision), rel=1e-12)
 

@@ -80,7 +80,7 @@ def test_it_finds_the_best_degrees_says_so_and_keeps_them(
     assert settled.seconds == pytest.approx([2.0] * 4)
     (line,) = [record.message for record in caplog.records]
     assert line == (
-        "40 tokens: search settled after 5 trials: 6 and 6 chunks, strategy none; "
+        "40 tokens: search settled after 4 trials: 6 chunks, strategy none; "
         "400 ms (20.0 %) faster than the plan, lost 0 s"
     )
     with open_store(f"{tmp_path}/moetune.db") as store:
