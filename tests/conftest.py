@@ -5,12 +5,20 @@ theirs wait for a second thread longer than they take. No deadlines for drawn ex
 """
 
 import gc
+import inspect
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
+
+from moetune.app.training import _search
+from moetune.domain.errors import MoetuneError
+from moetune.domain.profile import Profile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("any-machine", deadline=None)
@@ -39,12 +47,51 @@ THOROUGH_FIXTURES = frozenset({"browser", "server"})
 """A real browser, and a real PostgreSQL."""
 LONGEST = (
     "runtime/test_random_layouts.py", "docs/test_docs.py", "measure/test_profile_command.py",
-    "app/test_verify_on_ranks.py",
+    "app/test_verify_on_ranks.py", "adapters/test_adapted_models.py",
     "measure/test_measuring_ranks.py", "service/test_page_in_a_browser.py",
     "solve/model/test_search.py", "test_make_gpu.py", "app/test_parallelize.py",
     "service/hostile/test_solves.py",
 )  # fmt: skip
 """Files that begin first: one that begins last leaves the other workers without any."""
+
+
+PLANNING = frozenset({"cli", "docs", "golden", "launch", "service"})
+"""Folders whose tests ask for the same plans of whole models again and again."""
+
+
+@pytest.fixture(autouse=True)
+def _equal_questions_are_searched_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep the last searches of layouts, which are values, for tests that patch nothing."""
+    folder = request.path.relative_to(FOLDER).parts[0]
+    if folder not in PLANNING or "monkeypatch" in inspect.signature(request.function).parameters:
+        yield
+        return
+    with mock.patch("moetune.app.training._search", _SEARCHES):
+        yield
+
+
+class _Searches:
+    """The last searches by what was asked: an answer, or an error."""
+
+    def __init__(self, num: int) -> None:
+        self._num, self._last = num, dict[tuple[str, str, str], Any]()
+
+    def __call__(self, request: Any, profile: Profile, **options: bool) -> Any:
+        key = f"{request}{options}", profile.name, profile.digest
+        if key not in self._last:
+            if len(self._last) == self._num:
+                del self._last[next(iter(self._last))]
+            try:
+                self._last[key] = _search(request, profile, **options)
+            except MoetuneError as error:
+                self._last[key] = error
+        answer = self._last[key]
+        if isinstance(answer, MoetuneError):
+            raise answer.with_traceback(None)
+        return answer
+
+
+_SEARCHES = _Searches(16)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -48,6 +48,7 @@ def test_two_ranks_equal_the_model_train_save_load_and_refuse(tmp_path: Path) ->
     assert run_ranks(workers.two_ranks, 2, str(tmp_path)) == [""] * 2
 
 
+@pytest.mark.thorough
 def test_four_ranks_equal_the_model_and_reshard_with_and_without_replicas(tmp_path: Path) -> None:
     assert run_ranks(workers.four_ranks, 4, str(tmp_path)) == [""] * 4
 

@@ -22,6 +22,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_job_that_sigterm_ends_on_two_ranks_goes_on_with_the_same_losses_on_three(
     tmp_path: Path, weights: Path

@@ -32,7 +32,9 @@ FOUR: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("num_ranks", "layouts"), [(2, TWO), (4, FOUR)])
+@pytest.mark.parametrize(
+    ("num_ranks", "layouts"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.thorough)]
+)
 def test_a_model_of_ones_own_trains_as_one_process_does(
     num_ranks: int, layouts: tuple[dict[str, Any], ...]
 ) -> None:

@@ -66,6 +66,7 @@ def test_what_tokens_cannot_follow_is_refused(routing: str, num_experts: int, wo
         expert_shares(workload)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("order", "imbalance"), [("natural", 30 / 16), ("planned", 1.0)])
 def test_verify_runs_the_layer_with_the_plans_routing_and_placement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], order: str, imbalance: float

@@ -11,7 +11,7 @@ from tests.launch.__main__ import verdicts
 from tests.launch.draw import Drawn, answered, questions
 
 PYTHON = Path(".venv-launch/bin/python")
-GATE, NIGHTLY = 20, 200
+GATE, NIGHTLY = 10, 200
 TARGETS = ("megatron@0.16", "bridge@0.3")
 
 
