@@ -55,7 +55,7 @@ docs: $(READY)
 PURE := moetune/domain/*,moetune/fit/*,moetune/solve/*
 BY_FILE := --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
-test: $(READY) launch check
+test: $(READY) check
 	$(BIN)/pytest -n 3 $(BY_FILE)
 
 # Every line of what is computed is run, and nine of ten of all others, not counting ranks, which

@@ -11,7 +11,7 @@ from tests.launch.__main__ import verdicts
 from tests.launch.draw import Drawn, answered, questions
 
 PYTHON = Path(".venv-launch/bin/python")
-GATE, NIGHTLY = 10, 200
+NUM_PLANS = 200
 TARGETS = ("megatron@0.16", "bridge@0.3")
 
 
@@ -31,14 +31,6 @@ def _words(one: Drawn, found: dict[int, str]) -> str:
 @pytest.mark.unmeasured
 @pytest.mark.skipif(not PYTHON.is_file(), reason="no .venv-launch: run make launch")
 def test_no_drawn_plan_is_refused() -> None:
-    wrong, num_judged = refused(GATE, seed=51)
+    wrong, num_judged = refused(NUM_PLANS, seed=510)
     assert not wrong
-    assert num_judged >= GATE // 3
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(not PYTHON.is_file(), reason="no .venv-launch: run make launch")
-def test_no_plan_of_many_is_refused() -> None:
-    wrong, num_judged = refused(NIGHTLY, seed=510)
-    assert not wrong
-    assert num_judged >= NIGHTLY // 3
+    assert num_judged >= NUM_PLANS // 3
