@@ -8,9 +8,12 @@ from moetune import config
 from moetune.cli.commands import AT_LEAST_1, command, option
 from moetune.cli.options import MODEL, OVERSUBSCRIBE, PLAN, PROFILE
 from moetune.cli.session import Session
+from moetune.domain.any_plan import AnyPlan
+from moetune.domain.errors import ProfileError
 from moetune.domain.units import format_share
 
 if TYPE_CHECKING:
+    from moetune.app.planner import Planner
     from moetune.app.trace import Overlap, Trace
 
 
@@ -46,7 +49,7 @@ def trace(
     wanted = session.plan(plan)
     with session.planner(profile) as planner:
         if nproc is None and launch is None:
-            made: Trace | None = planner.trace(wanted, model=model)
+            made: Trace | None = _predicted(planner, wanted, model)
         else:
             made = recorded_trace(
                 planner.explain(wanted, model=model),
@@ -68,3 +71,14 @@ def _words(overlap: "Overlap") -> str:
     forward = format_share(overlap.forward, digits=0)
     backward = format_share(overlap.backward, digits=0)
     return f"{forward} of the communication runs behind computation forward, {backward} backward."
+
+
+def _predicted(planner: "Planner", plan: AnyPlan, model: str | None) -> "Trace":
+    """Return the prediction; without a profile a layer's step can be recorded all the same."""
+    try:
+        return planner.trace(plan, model=model)
+    except ProfileError as error:
+        if plan.kind == "training":
+            raise
+        hint = f"{error.hint}\n  or record a real step:  --nproc RANKS"
+        raise ProfileError(error.what, hint) from None

@@ -143,7 +143,7 @@ def test_trace_of_a_real_step_is_a_chrome_trace(tmp_path: Path) -> None:
     for rank in range(2):
         own = [event for event in events if event["pid"] == 1 + rank]
         spans = [event for event in own if event["ph"] == "X"]
-        assert len(spans) == 3 * (4 + 3)
+        assert len(spans) == 3 * (4 + 4) + 2  # combine weights and their gradients
         assert all(event["dur"] >= 0 for event in spans)
         tracks = [event["args"]["name"] for event in own if event["name"] == "thread_name"]
         assert tracks == ["compute", "link"]

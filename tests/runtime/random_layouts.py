@@ -214,8 +214,7 @@ def _pins(rng: random.Random) -> LayoutRequest:
 def _in_chunks(layout: FoldedLayout, rng: random.Random) -> FoldedLayout:
     if layout.overlap != "chunks":
         return layout
-    degree = Degrees(forward=rng.randint(1, _MOST_CHUNKS), backward=rng.randint(1, _MOST_CHUNKS))
-    return replace(layout, degree=degree)
+    return replace(layout, degree=Degrees.of_both(rng.randint(1, _MOST_CHUNKS)))
 
 
 def _cut(layout: FoldedLayout, space: LayoutSpace, rng: random.Random) -> FoldedLayout:
