@@ -16,9 +16,9 @@ from moetune.domain.model import MODELS
 from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import whole_names
 from moetune.report.section import Section
+from moetune.service.pages.compare import whatif_form
 from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Form, Link, Page, Text, address
-from moetune.service.pages.whatif import whatif_form
 
 PAGE_SIZE = 50
 

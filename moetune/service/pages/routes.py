@@ -14,14 +14,13 @@ from moetune.domain.errors import NotAuthorisedError
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
-from moetune.service.pages.compare import compare_page
+from moetune.service.pages.compare import compare_page, whatif_page
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
 from moetune.service.pages.models import model_page, models_page
 from moetune.service.pages.new_plan import add_new_plan
 from moetune.service.pages.page import Page, PageRenderer, Text, address, static_files
 from moetune.service.pages.plans import plan_page, plans_page
-from moetune.service.pages.whatif import whatif_page
 from moetune.service.problems import Problem, problem_of
 from moetune.service.workers import WorkerPools
 
