@@ -49,7 +49,7 @@ def trace(
     wanted = session.plan(plan)
     with session.planner(profile) as planner:
         if nproc is None and launch is None:
-            made: Trace | None = _predicted(planner, wanted, model)
+            made: Trace | None = _predict(planner, wanted, model)
         else:
             made = recorded_trace(
                 planner.explain(wanted, model=model),
@@ -73,7 +73,7 @@ def _words(overlap: "Overlap") -> str:
     return f"{forward} of the communication runs behind computation forward, {backward} backward."
 
 
-def _predicted(planner: "Planner", plan: AnyPlan, model: str | None) -> "Trace":
+def _predict(planner: "Planner", plan: AnyPlan, model: str | None) -> "Trace":
     """Return the prediction; without a profile a layer's step can be recorded all the same."""
     try:
         return planner.trace(plan, model=model)

@@ -77,8 +77,8 @@ UNREAD_DTYPES = frozenset({"fp8_rowwise_emulated", "mxfp8_emulated"})
 
 
 EQUAL_DEGREES = (
-    "a layer runs as many chunks backward as forward: unequal ones were 1 to 15 % slower wherever "
-    "they were measured"
+    "a layer runs as many chunks backward as forward, and unequal ones were 1 to 15 % slower "
+    "wherever they were measured"
 )
 
 
