@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import moetune
+from benchmarks import layer_passes
 from tests.adapters import workers
 from tests.adapters.tiny_models import FAMILIES
 from tests.ranks import run_ranks
@@ -64,3 +65,12 @@ def test_an_older_transformers_has_no_expert_parallelism_to_register_with(
     monkeypatch.setitem(sys.modules, "transformers.distributed.expert_parallel", None)
     with pytest.raises(moetune.InputError, match=r"5\.23 or newer"):
         moetune.register_expert_parallel()
+
+
+@pytest.mark.thorough
+def test_rows_are_passed_over_less_often_than_by_grouped_kernels_of_transformers() -> None:
+    theirs, ours = layer_passes.count().values()
+    assert theirs[0]["d_model"] == pytest.approx(6.25)  # as their lines say
+    assert [phase["d_model"] for phase in ours] == pytest.approx([4.25, 5.0])
+    for other, phase in zip(theirs, ours, strict=True):
+        assert layer_passes.together(phase) < layer_passes.together(other)
