@@ -6,7 +6,7 @@ A pass is a read or a write of all rows of a width, by an operation that is no m
 `FakeCuda` reports a GPU, so that the layer takes the way that it takes there; the CPU computes.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,8 @@ class Passes(TorchDispatchMode):
     """Counts values that operations read and write, by the width of their rows."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        self.counts = defaultdict[str, float](float)
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
