@@ -111,18 +111,16 @@ class LayerCosts(LayerOperations, ABC):
             return NOTHING
         return self.collective("all_gather", tokens / self.world_size * self.row_bytes)
 
-    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return a phase's time outside its pipeline, as `overhead`; 0 where not measured."""
-        once, _ = self._least(phase)
-        return at_least(self._phase_overhead(phase, tokens=tokens), once)
-
     @once(lambda phase: phase)
     def _least(self, phase: Phase) -> tuple[Estimate | None, Estimate | None]:
         return self.launches(phase) or (None, None)
 
     @abstractmethod
-    def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Compute `phase_overhead`, but for the host's launches."""
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return a phase's time outside its pipeline, but for the host's launches.
+
+        0 where it was not measured.
+        """
 
     def step_errors(self, *, tokens: int) -> StepErrors:
         """Return by how much whole steps differ from the sum of their operations."""
@@ -160,7 +158,11 @@ class LayerCosts(LayerOperations, ABC):
     @once(lambda *, tokens: tokens)
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""
-        return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
+        phases = (
+            at_least(self.phase_overhead(phase, tokens=tokens), self._least(phase)[0])
+            for phase in PHASES
+        )
+        return total(*phases)
 
     @once(lambda phase, rows, *, recompute: (phase, key_of(rows), recompute))
     def halves(self, phase: Phase, rows: float, *, recompute: bool) -> tuple[Estimate, Estimate]:
@@ -239,7 +241,7 @@ class AllToAllCosts(LayerCosts):
         in_flight = np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree)
         return self.collectives("all_to_all", rows * self.bytes_per_row, in_flight)
 
-    def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return gate and permutation, forward two small exchanges; of a measured gate alone.
 
         They are of the ranks' numbers of tokens, and of the counts of all chunks.
@@ -282,7 +284,7 @@ class TensorParallelCosts(LayerCosts):
         before, behind = LayerCosts.operations(self, phase, mine, recompute=recompute)
         return before, [*behind, gather, again, add]
 
-    def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return the gate of the rank's own tokens, and collectives that share what it gives.
 
         Of all tokens on every rank an all-reduce: forward of the token count, backward of the
