@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from moetune.domain.attention import CompressedAttention, GroupedQueryAttention, LatentAttention
 from moetune.domain.errors import check_positive
-from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts, add_up
+from moetune.domain.experts import Amounts, DenseFfn, RoutedExperts
 from moetune.domain.layer import FORWARD_AND_BACKWARD, OPERATIONS_OF_A_MAC, LayerShape
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, ShortConvolution, StateSpace
 
@@ -94,18 +94,17 @@ class Block:
             else _amount(part, part.parameters)
             for part in self.parts
         )
-        return add_up([Amounts(norms=self.norms), *amounts])
+        return sum(amounts, Amounts(norms=self.norms))
 
     def forward_macs(self, length: int) -> Amounts:
         """Return the MACs of one token's forward pass in a sequence of `length` tokens, by part."""
-        return add_up(
-            [
-                part.forward_macs()
-                if isinstance(part, RoutedExperts)
-                else _amount(part, part.forward_macs(length))
-                for part in self.parts
-            ]
+        amounts = (
+            part.forward_macs()
+            if isinstance(part, RoutedExperts)
+            else _amount(part, part.forward_macs(length))
+            for part in self.parts
         )
+        return sum(amounts, Amounts())
 
     def flops_per_token(self, length: int) -> Amounts:
         """Return the training FLOPs of one token, by part."""
@@ -304,13 +303,13 @@ class Decoder:
     @cached_property
     def parameters(self) -> Amounts:
         """Parameters by part, without multi-token prediction; a tied head has none."""
-        blocks = self._parameters(add_up([block.parameters for block in self.blocks]))
+        blocks = self._parameters(sum((block.parameters for block in self.blocks), Amounts()))
         return blocks + Amounts(embedding=self.tables)
 
     @cached_property
     def active_parameters(self) -> Amounts:
         """Parameters that one token meets, by part: all but the experts it is not sent to."""
-        return self._parameters(add_up([block.active_parameters for block in self.blocks]))
+        return self._parameters(sum((block.active_parameters for block in self.blocks), Amounts()))
 
     def _parameters(self, blocks: Amounts) -> Amounts:
         table = self.vocab_size * self.d_model
@@ -337,7 +336,7 @@ class Decoder:
         for prediction in self.predictions:
             amounts += [block.forward_macs(length) for block in prediction.blocks]
             amounts.append(Amounts(embedding=prediction.projection))
-        return add_up(amounts).times(OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD)
+        return sum(amounts, Amounts()).times(OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD)
 
 
 def _kv_heads(mixer: Mixer) -> int | None:

@@ -34,16 +34,12 @@ def floats_of(numbers: float) -> Floats:
 
 def shorter(first: float, second: float) -> float:
     """Return the smaller of two times, or of each two in arrays."""
-    if is_many(first) or is_many(second):
-        return np.minimum(first, second)  # type: ignore[no-any-return]
-    return min(first, second)
+    return as_number(np.minimum(first, second))
 
 
 def longer(first: float, second: float) -> float:
     """Return the larger of two times, or of each two in arrays."""
-    if is_many(first) or is_many(second):
-        return np.maximum(first, second)  # type: ignore[no-any-return]
-    return max(first, second)
+    return as_number(np.maximum(first, second))
 
 
 def as_rows(numbers: Sequence[float], num: int) -> Floats:

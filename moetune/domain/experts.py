@@ -51,14 +51,6 @@ class Amounts:
         return sum(amounts)
 
 
-def add_up(amounts: "list[Amounts] | tuple[Amounts, ...]") -> Amounts:
-    """Return the sum of the amounts, zero of none."""
-    total = Amounts()
-    for amount in amounts:
-        total += amount
-    return total
-
-
 RouterScore = Literal["softmax", "softmax_of_top_k", "sigmoid", "sqrtsoftplus", "sparsemixer"]
 """Weights by scores: softmax over all experts or over the chosen ones, or of each score alone."""
 

@@ -13,16 +13,16 @@ Source: megatron/core/optimizer, `optimizer_config.py` (`store_param_remainders`
 """
 
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Literal, get_args
+
+from moetune.domain.units import FULL_BYTES, dtype_bytes
 
 OptimizerName = Literal[
     "adam", "adam-bf16-grads", "adam-bf16-moments", "adam-remainders", "adam-bf16"
 ]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
-
-
-_WHOLE_MASTER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Optimizer:
     @property
     def keeps_remainders(self) -> bool:
         """Whether of a master copy only the bits are kept that the parameter lacks."""
-        return 0 < self.master_bytes < _WHOLE_MASTER
+        return 0 < self.master_bytes < FULL_BYTES
 
     @property
     def updates_parameters(self) -> bool:
@@ -66,6 +66,11 @@ class Optimizer:
     def state_bytes(self) -> int:
         """Bytes of the optimizer's own states."""
         return self.master_bytes + self.moment_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of a parameter with its gradient and states."""
+        return self.parameter_bytes + self.gradient_bytes + self.state_bytes
 
 
 def _megatron(
@@ -106,3 +111,17 @@ DEEPSPEED_ADAM = Optimizer(
 def optimizer_of(name: OptimizerName) -> Optimizer:
     """Return the optimizer of that name."""
     return _KNOWN[name]
+
+
+@cache  # a plan asks for it for each peak
+def layer_optimizer(dtype: str) -> Optimizer:
+    """Return Adam in a single layer: 2 + 2 + 12 = 16 bytes in mixed precision.
+
+    Autograd leaves a gradient in `parameter.grad`, which has the parameter's own dtype.
+    """
+    element = dtype_bytes(dtype)
+    full = max(FULL_BYTES, element)
+    return Optimizer(
+        name="adam", parameter_bytes=element, gradient_bytes=element,
+        master_bytes=full * (element < full), moment_bytes=2 * full,
+    )  # fmt: skip

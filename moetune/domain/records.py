@@ -201,9 +201,6 @@ class Removed:
     settled: int
 
 
-"""The one definition of a prediction's error."""
-
-
 def prediction_error(predicted: float, measured: float) -> float:
     """Return predicted / measured − 1, below 0 for what took longer than predicted.
 

@@ -8,6 +8,8 @@ from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 
 DTYPE_BYTES = MappingProxyType({"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2})
+FULL_BYTES = 4
+"""A value in full precision: float32."""
 
 _SHORT_DTYPES = MappingProxyType(
     {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64"}

@@ -41,7 +41,7 @@ class ProfileCosts:
         self._operations = Operations(index=index, curves=curves, allow_modelled=allow_modelled)
         self._estimates: dict[tuple[CostKey, float], Estimate] = {}
 
-    @property
+    @cached_property
     def interference(self) -> Interference:
         """Speed of each class while others run."""
         return self._curves.interference(self._index)

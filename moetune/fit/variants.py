@@ -79,32 +79,14 @@ class _Noise(Tables):
             times=points.series.times, num=self.num, rng=self._rng(points.label)
         )
 
-    def factors(self, family: str, *, relative_error: float) -> Floats:
-        """Return two independent log-normal factors with that median absolute error, of each draw.
-
-        Returns:
-            Shape (2, draws).
-        """
-        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
-        return np.exp(spread * self.deviates(f"{family}: factors"))
-
     @once(lambda label: label)
     def deviates(self, label: str) -> Floats:
         """Return two independent standard normal numbers of each draw, shape (2, draws)."""
         return self._rng(label).normal(size=(self.num, 2)).T
 
-    @once(lambda index, *, draws: draws)  # noqa: ARG005 - of one profile
-    def interference(self, index: ProfileIndex, *, draws: tuple[int, ...]) -> Interference:
-        """Return the factors from raw times drawn again: of several draws, arrays of speeds."""
-        times = index.pool.interference
-        if not times or not index.has_own_interference:
-            return index.profile.interference
-        drawn = self._times_beside(times)[:, list(draws)]
-        medians = drawn[:, 0].tolist() if len(draws) == 1 else map(array_of, drawn)
-        return table_of(dict(zip(times, medians, strict=True)))
-
     @once(lambda times: "interference")  # noqa: ARG005 - of one profile
-    def _times_beside(self, times: Mapping[InterferenceKey, tuple[float, ...]]) -> Floats:
+    def times_beside(self, times: Mapping[InterferenceKey, tuple[float, ...]]) -> Floats:
+        """Return medians of operations that others run beside, shape (operations, draws)."""
         return resampled_medians(
             times=list(times.values()), num=self.num, rng=self._rng("interference")
         ).T
@@ -155,8 +137,13 @@ class _DrawnCurves(Curves):
         self._noise, self._chosen = noise, list(chosen)
 
     def interference(self, index: ProfileIndex) -> Interference:
-        """Return the factors of each draw: of several, arrays of speeds."""
-        return self._noise.interference(index, draws=tuple(self._chosen))
+        """Return the factors from raw times drawn again: of several draws, arrays of speeds."""
+        times = index.pool.interference
+        if not times or not index.has_own_interference:
+            return index.profile.interference
+        drawn = self._noise.times_beside(times)[:, self._chosen]
+        medians = drawn[:, 0].tolist() if len(self._chosen) == 1 else map(array_of, drawn)
+        return table_of(dict(zip(times, medians, strict=True)))
 
     def times(self, basis: Basis) -> Curve | Line:
         """Return the curves, or lines, of the draws."""
@@ -185,7 +172,13 @@ class _DrawnCurves(Curves):
         return np.exp(spread * deviates)
 
     def _factors(self, family: str, relative_error: float) -> Floats:
-        return self._noise.factors(family, relative_error=relative_error)[:, self._chosen, None]
+        """Return two independent log-normal factors with that median absolute error, of each draw.
+
+        Returns:
+            Shape (2, draws, 1).
+        """
+        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
+        return np.exp(spread * self._noise.deviates(f"{family}: factors")[:, self._chosen, None])
 
     def _beyond(self, family: str) -> Floats:
         return self._noise.deviates(f"{family}: beyond")[:, self._chosen, None]

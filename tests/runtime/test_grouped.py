@@ -17,7 +17,7 @@ from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.products import has_grouped
 from moetune.solve.layer import peak
-from moetune.solve.layer.peak import StateBytes, peak_bytes
+from moetune.solve.layer.peak import peak_bytes
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.runtime import grouped_workers
 from tests.runtime.gpu_runs import GPU, decision
@@ -144,7 +144,7 @@ def test_the_predicted_peak_has_what_grouped_kernels_make(
         found = measure_step(workload, degree, strategy)
     predicted = peak_bytes(
         workload=workload, degree=degree, strategy=strategy,
-        bias=False, states=StateBytes(parameter=4, gradient=4, optimizer=8), is_grouped=True,
+        bias=False, is_grouped=True,
     )  # fmt: skip
     # Of swiglu the plan counts what one matrix for gate and up takes, as model libraries have it.
     most = 1.2 if activation == "swiglu" else 1.12

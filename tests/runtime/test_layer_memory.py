@@ -3,6 +3,7 @@
 import copy
 import gc
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,15 @@ from benchmarks.mpipemoe.memory import measure_step
 from moetune.comm.group import OneRank
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Activation, LayerShape, Workload
+from moetune.domain.optimizers import layer_optimizer
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer, TensorExpertLayer
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse
 from moetune.solve.layer.memory import layer_memory
-from moetune.solve.layer.peak import StateBytes, peak_bytes
+from moetune.solve.layer.peak import peak_bytes
 from tests.runtime.faults import Kind
 from tests.runtime.gpu_runs import decision
+
+GRADIENTS_ALONE = replace(layer_optimizer("float32"), moment_bytes=0)
 
 
 class FirstOfTwo(OneRank):
@@ -86,10 +90,7 @@ def test_account_and_prediction_are_the_peak_of_live_tensors(
         activation=activation,
     )  # fmt: skip
     found = measure_step(workload, 4, strategy)
-    predicted = peak_bytes(
-        workload=workload, degree=4, strategy=strategy, bias=False,
-        states=StateBytes(parameter=4, gradient=4, optimizer=8),
-    )  # fmt: skip
+    predicted = peak_bytes(workload=workload, degree=4, strategy=strategy, bias=False)
     assert found.account_bytes == pytest.approx(found.live_bytes, rel=0.02)
     assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
     assert predicted.host_bytes == found.host_bytes
@@ -149,7 +150,7 @@ def test_any_prediction_is_the_account_of_a_step(
     train(layer, workload.own_tokens)
     peak = peak_bytes(
         workload=workload, degree=degree,
-        strategy=strategy, bias=bias, states=StateBytes(parameter=0, gradient=4, optimizer=0),
+        strategy=strategy, bias=bias, optimizer=replace(GRADIENTS_ALONE, parameter_bytes=0),
     )  # fmt: skip
     found = layer.memory.peak_device_bytes + 2 * 4 * workload.own_tokens * d_model
     predicted = peak.device_bytes
@@ -182,7 +183,7 @@ def test_a_tensor_groups_account_and_prediction_are_the_peak_of_live_tensors(
     account_bytes = layer.memory.peak_device_bytes + held
     predicted = peak_bytes(
         workload=workload, degree=4, bias=False,
-        states=StateBytes(parameter=4, gradient=4, optimizer=0),
+        optimizer=GRADIENTS_ALONE,
     )  # fmt: skip
     assert account_bytes == pytest.approx(live.peak_bytes, rel=0.02)
     assert predicted.device_bytes == pytest.approx(live.peak_bytes, rel=0.02)
@@ -194,7 +195,7 @@ def test_two_byte_activations_are_predicted_with_their_real_states() -> None:
     found = measure_step(workload, 4, "S4")
     predicted = peak_bytes(
         workload=workload, degree=4, strategy="S4", bias=False,
-        states=StateBytes(parameter=2, gradient=2, optimizer=4),
+        optimizer=replace(layer_optimizer("bfloat16"), master_bytes=0, moment_bytes=4),
     )  # fmt: skip
     assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
 

@@ -17,7 +17,7 @@ from moetune.domain.model import Transformer, paper_decoder
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.runtime.moe.layer import MoELayer
-from moetune.solve.model.activations import block_bytes
+from moetune.solve.model.activations import block_modules
 
 TOKENS, WIDTH, HEADS, HIDDEN = 64, 256, 8, 384
 Ffn = Literal["experts", "dense"]
@@ -81,7 +81,7 @@ def predicted_bytes(activation: Activation, ffn: Ffn, recompute: tuple[Recompute
     block = next(one for one in decoder.blocks if (one.routed is None) == (ffn == "dense"))
     job = TrainingJob(decoder=decoder, world_size=1, global_batch=1, length=TOKENS)
     target = find_target("moetune")
-    return block_bytes(block, job, FoldedLayout(recompute=recompute), target)
+    return sum(block_modules(block, job, FoldedLayout(recompute=recompute), target).values())
 
 
 @pytest.mark.parametrize(

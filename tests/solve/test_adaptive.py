@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moetune.domain.plan import SAFE_DECISION, Decision
-from moetune.solve.layer.settled_ranges import REACH, AdaptiveRanges, Gap
+from moetune.solve.layer.online import REACH, AdaptiveRanges
 
 SIZES = st.integers(1, 400)
 
@@ -73,13 +73,11 @@ def test_where_degrees_grow_ranges_tell_the_truth_and_gaps_contain_it(
 
     made = ranges({size: chunks(truth(size)) for size in sizes})
     decision = made.decide(tokens)
-    gap = made.gap(tokens)
     assert made.violations == 0
-    assert (decision is None) != (gap is None)
     if decision is not None:
         assert decision.degree == truth(tokens)
-    if gap is not None:
-        low, high = gap.degrees(64)
+    elif around := made.around(tokens):
+        low, high = (settled.degree for settled in around)
         assert low <= truth(tokens) <= high
 
 
@@ -91,14 +89,10 @@ def test_a_range_does_not_swallow_another_degrees_sizes() -> None:
     assert made.violations == 1
 
 
-def test_between_two_sizes_only_the_degrees_between_theirs_are_tried() -> None:
+def test_a_size_is_around_two_settled_ones_or_beyond_all() -> None:
     made = ranges({10: chunks(5), 100: chunks(3)})
-    between, above = made.gap(50), made.gap(101)
-    assert between == Gap(below=chunks(5), above=chunks(3))
-    assert between.degrees(64) == (3, 5)
-    assert between.degrees(4) == (3, 4)
-    assert above is not None
-    assert above.degrees(64) == (1, 64)
+    assert made.around(50) == (chunks(5), chunks(3))
+    assert made.around(101) == made.around(9) == ()
 
 
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=60))

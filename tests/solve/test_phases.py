@@ -129,7 +129,7 @@ def costs_of(costs: LinearCosts, **changes: object) -> LayerCosts:
 def test_small_chunks_take_the_time_of_their_launches(phase: Phase, kind: str) -> None:
     costs = costs_of(LaunchingCosts(), expert_parallel=kind)
     assert costs.compute(phase=phase, rows=1.0).seconds == pytest.approx(EACH[phase])
-    assert costs.phase_overhead(phase, tokens=8).seconds == pytest.approx(ONCE[phase])
+    assert costs.overhead(tokens=8).seconds == pytest.approx(sum(ONCE.values()))
     halves = costs.halves(phase, 1.0, recompute=True)
     assert sum(half.seconds for half in halves) == pytest.approx(EACH[phase])
 

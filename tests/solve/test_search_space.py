@@ -12,9 +12,8 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.online import Space, search_space
+from moetune.solve.layer.online import REACH, Space, search_space
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.settled_ranges import REACH, Gap
 from tests.runtime.plans import small_plan
 from tests.solve.costs_by_hand import plan_inputs, solution
 
@@ -111,9 +110,11 @@ def plan_for(
     return replace(solution(inputs, bounds=bounds), terms=None)  # nothing of other strategies
 
 
-def space_of(plan: Plan, *, gap: Gap | None = None, reuse: Strategy | None = None) -> Space:
+def space_of(
+    plan: Plan, *, around: tuple[Decision, ...] = (), reuse: Strategy | None = None
+) -> Space:
     return search_space(
-        plan=plan, tokens_per_rank=plan.inputs.tokens_per_rank, gap=gap or Gap(), memory_reuse=reuse
+        plan=plan, tokens_per_rank=plan.inputs.tokens_per_rank, around=around, memory_reuse=reuse
     )
 
 
@@ -148,10 +149,13 @@ def test_between_settled_sizes_only_their_strategies_and_the_plans_are_tried() -
     tight = plan_for(limit_bytes=pipelined_bytes(plan_for()) - 1)
     below = Decision(forward_degree=2, backward_degree=2, strategy="S3")
     above = Decision(forward_degree=4, backward_degree=4, strategy="S1")
-    found = space_of(tight, gap=Gap(below=below, above=above))
+    found = space_of(tight, around=(below, above))
     assert set(found.strategies) == {"S1", "S3", found.seed.strategy}
     assert found.degrees == (2, 4)
-    assert space_of(tight, gap=Gap(below=below)).strategies == STRATEGIES
+    capped = replace(tight.inputs, constraints={"max-degree": "3"})
+    fewer = replace(tight, inputs=capped, id=capped.plan_id)
+    assert space_of(fewer, around=(above, below)).degrees == (2, 3)
+    assert space_of(tight).strategies == STRATEGIES
 
 
 def test_a_tensor_parallel_layer_reuses_no_memory_however_tight_it_is() -> None:

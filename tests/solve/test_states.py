@@ -5,9 +5,9 @@ import torch
 
 import moetune
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.optimizers import optimizer_of
+from moetune.domain.optimizers import layer_optimizer, optimizer_of
 from moetune.solve.layer.memory import layer_memory
-from moetune.solve.layer.peak import StateBytes, peak_bytes
+from moetune.solve.layer.peak import peak_bytes
 
 
 def test_a_layers_gradients_have_the_dtype_of_its_parameters() -> None:
@@ -15,7 +15,7 @@ def test_a_layers_gradients_have_the_dtype_of_its_parameters() -> None:
     layer(torch.randn(8, 16, dtype=torch.bfloat16)).sum().backward()
     gradient_bytes = sum(one.grad.nbytes for one in layer.parameters() if one.grad is not None)
     num_parameters = sum(one.numel() for one in layer.parameters())
-    assert gradient_bytes == num_parameters * StateBytes.of_layer("bfloat16").gradient
+    assert gradient_bytes == num_parameters * layer_optimizer("bfloat16").gradient_bytes
 
 
 def test_chunks_keep_gradients_masters_and_moments_in_full_precision() -> None:
@@ -39,7 +39,7 @@ def test_formulas_and_peak_count_the_same_states(dtype: str) -> None:
     layer = LayerShape(d_model=256, d_hidden=512, num_experts=8)
     workload = Workload(layer=layer, world_size=4, tokens_per_rank=64, dtype=dtype)
     parameters = 8 * 256 + 2 * 2 * 256 * 512
-    states = parameters * StateBytes.of_layer(dtype).total
+    states = parameters * layer_optimizer(dtype).total_bytes
     peak = peak_bytes(workload=workload, degree=1, bias=False)
     memory = layer_memory(workload=workload, degree=1)
     assert (peak.state_bytes, memory.state_bytes) == (states, states)

@@ -23,8 +23,7 @@ from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
 from moetune.runtime.plans.timers import CallWatch, Clock, Watch, device_clock
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, LostTime, Tuner, TuningTask, outcome
-from moetune.solve.layer.online import search_space
-from moetune.solve.layer.settled_ranges import AdaptiveRanges
+from moetune.solve.layer.online import AdaptiveRanges, search_space
 
 PATIENCE_STEPS = 100
 """Steps without a call of the size under search, until a search for another size may begin."""
@@ -88,10 +87,12 @@ class LayerSearch:
     def task(self, tokens: int) -> TuningTask | None:
         """Return the search's task for that number of tokens, None if it is settled."""
         plan, reuse = self.plan(tokens), self._memory_reuse
-        gap = self.ranges[plan.id].gap(tokens)
-        if gap is None:
+        ranges = self.ranges[plan.id]
+        if ranges.decide(tokens) is not None:
             return None
-        space = search_space(plan=plan, tokens_per_rank=tokens, gap=gap, memory_reuse=reuse)
+        space = search_space(
+            plan=plan, tokens_per_rank=tokens, around=ranges.around(tokens), memory_reuse=reuse
+        )
         return TuningTask(plan=plan, tokens_per_rank=tokens, memory_reuse=reuse, space=space)
 
 

@@ -101,12 +101,9 @@ class LayerCosts(LayerOperations, ABC):
         Args:
             rows: or an array of them.
         """
+        before, behind = self.operations(phase, rows)
         _, launches = self._least(phase)
-        return at_least(self._compute(phase, rows), launches)
-
-    @abstractmethod
-    def _compute(self, phase: Phase, rows: float) -> Estimate:
-        """Compute `compute`, but for the host's launches."""
+        return at_least(total(*before, *behind), launches)
 
     def gathering(self, *, tokens: float) -> Estimate:
         """Return the all-gather of tokens before a phase's first chunk; 0 without shards."""
@@ -114,18 +111,16 @@ class LayerCosts(LayerOperations, ABC):
             return NOTHING
         return self.collective("all_gather", tokens / self.world_size * self.row_bytes)
 
-    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return a phase's time outside its pipeline, as `overhead`; 0 where not measured."""
-        once, _ = self._least(phase)
-        return at_least(self._phase_overhead(phase, tokens=tokens), once)
-
     @once(lambda phase: phase)
     def _least(self, phase: Phase) -> tuple[Estimate | None, Estimate | None]:
         return self.launches(phase) or (None, None)
 
     @abstractmethod
-    def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Compute `phase_overhead`, but for the host's launches."""
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return a phase's time outside its pipeline, but for the host's launches.
+
+        0 where it was not measured.
+        """
 
     def step_errors(self, *, tokens: int) -> StepErrors:
         """Return by how much whole steps differ from the sum of their operations."""
@@ -163,7 +158,11 @@ class LayerCosts(LayerOperations, ABC):
     @once(lambda *, tokens: tokens)
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""
-        return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
+        phases = (
+            at_least(self.phase_overhead(phase, tokens=tokens), self._least(phase)[0])
+            for phase in PHASES
+        )
+        return total(*phases)
 
     @once(lambda phase, rows, *, recompute: (phase, key_of(rows), recompute))
     def halves(self, phase: Phase, rows: float, *, recompute: bool) -> tuple[Estimate, Estimate]:
@@ -176,20 +175,23 @@ class LayerCosts(LayerOperations, ABC):
             rows: or an array of them.
             recompute: backward, T_M is computed again, and that comes before.
         """
-        before, behind = (total(*parts) for parts in self._halves(phase, rows, recompute=recompute))
+        before, behind = (
+            total(*parts) for parts in self.operations(phase, rows, recompute=recompute)
+        )
         _, launches = self._least(phase)
         if launches is None:
             return before, behind
         left = launches._replace(seconds=launches.seconds - before.seconds)
         return before, at_least(behind, left)
 
-    def _halves(
+    def operations(
         self, phase: Phase, rows: float, *, recompute: bool = False
     ) -> tuple[list[Estimate | None], list[Estimate | None]]:
         """Return the operations of both `halves`, but for the host's launches.
 
         Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂ after;
-        backward the GEMMs with W₂ and the activation's gradient come before.
+        backward the GEMMs with W₂ and the activation, evaluated again, with its gradient come
+        before: the layer saves pre-activations.
         """
         forms, sorting = PHASE_GEMMS[phase], self.sorting(rows)
         first = self.gemms(rows, *forms)
@@ -239,15 +241,7 @@ class AllToAllCosts(LayerCosts):
         in_flight = np.where(np.asarray(degree) <= ALONE_CHUNKS, 1, degree)
         return self.collectives("all_to_all", rows * self.bytes_per_row, in_flight)
 
-    def _compute(self, phase: Phase, rows: float) -> Estimate:
-        """Return one chunk's GEMMs, activation, and the sorting of its rows by expert.
-
-        The backward pass evaluates the activation again: the layer saves pre-activations.
-        """
-        before, behind = self._halves(phase, rows)
-        return total(*before, *behind)
-
-    def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return gate and permutation, forward two small exchanges; of a measured gate alone.
 
         They are of the ranks' numbers of tokens, and of the counts of all chunks.
@@ -276,8 +270,10 @@ class TensorParallelCosts(LayerCosts):
         op: CollectiveOp = "reduce_scatter" if self.key.sequence_parallel else "all_reduce"
         return self.collective(op, rows * self.bytes_per_row)
 
-    def _compute(self, phase: Phase, rows: float) -> Estimate:
-        """Return one chunk's experts, the gather of their rows and the scatter-add of results.
+    def operations(
+        self, phase: Phase, rows: float, *, recompute: bool = False
+    ) -> tuple[list[Estimate | None], list[Estimate | None]]:
+        """Return also the gather of the experts' rows and the scatter-add of their results.
 
         Backward two gathers: of the gradient's rows, and of x's again.
         """
@@ -285,10 +281,10 @@ class TensorParallelCosts(LayerCosts):
         gather = self.rows_op("gather", mine, self.layer.d_model)
         add = self.rows_op("scatter_add", mine, self.layer.d_model)
         again = gather if phase == "backward" else None
-        before, behind = self._halves(phase, mine)
-        return total(*before, *behind, gather, again, add)
+        before, behind = LayerCosts.operations(self, phase, mine, recompute=recompute)
+        return before, [*behind, gather, again, add]
 
-    def _phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return the gate of the rank's own tokens, and collectives that share what it gives.
 
         Of all tokens on every rank an all-reduce: forward of the token count, backward of the

@@ -8,7 +8,7 @@ reduce-scatter: t_s.
 
 import numpy as np
 
-from moetune.domain.arrays import is_many, longer, shorter
+from moetune.domain.arrays import longer, shorter
 from moetune.domain.constraints import Order
 
 TIE = 1e-12
@@ -50,7 +50,7 @@ def makespan(
     """
     link = 2 * degree * transfer_seconds
     device = degree * compute_seconds
-    waits = order == "interleaved" and bool(np.max(degree) > 1 if is_many(degree) else degree > 1)
+    waits = order == "interleaved" and bool(np.max(degree) > 1)
     slowed_compute = compute_seconds / comp_speed
     slowed_transfer = transfer_seconds / comm_speed
     overlap = shorter((2 * degree - 2) * slowed_transfer, degree * slowed_compute)

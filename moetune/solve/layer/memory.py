@@ -11,6 +11,7 @@ from typing import Self
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.optimizers import layer_optimizer
 from moetune.domain.plan import Memory
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import dtype_bytes, format_bytes
@@ -18,7 +19,6 @@ from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.peak import (
     BufferCounts,
     Peak,
-    StateBytes,
     TensorParallelCounts,
     middle_elements,
     peak_bytes,
@@ -28,7 +28,7 @@ from moetune.solve.layer.peak import (
 def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none") -> Memory:
     """Return the memory of the layer.
 
-        states       E·M + 2·H·M·E_l parameters, 3 for swiglu, of `StateBytes.of_layer` each
+        states       E·M + 2·H·M·E_l parameters, 3 for swiglu, of `layer_optimizer`'s bytes each
         activations  2·T·M (T_I, T_O) + 2·N·M (T_DI, T_DO) + N·H (T_M; twice for swiglu)
         buffers      N·M + T_M in one chunk, as large as the activations in more
         Δ(n)         N·2M·(n − 2)/n + T_M·(n − 1)/n, less in activations and in buffers
@@ -61,7 +61,7 @@ def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none"
         buffers = activations if degree > 1 else workload.rows * (layer.d_model + middle) * element
         if strategy != "none" and degree > 1:
             saved = workload.tokens_per_rank * element * _saved_elements(layer, degree)
-    state_bytes = counts.parameters * StateBytes.of_layer(workload.dtype).total
+    state_bytes = counts.parameters * layer_optimizer(workload.dtype).total_bytes
     return Memory(
         strategy="none" if is_tensor else strategy,
         state_bytes=state_bytes,

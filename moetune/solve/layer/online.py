@@ -1,20 +1,89 @@
-"""Search in training: decisions to try for one number of tokens, the next one, and when to stop.
+"""Search in training: sizes that it has settled, decisions to try for another, and when to stop.
 
 Times are convex in the degree but for noise, so that lines through tried degrees bound what the
 others can save.
+
+Algorithm 1 of MPipeMoE keeps one range for each degree and merges every new size into it. Where
+the best degree does not only grow with the batch, such a range swallows those of others. Here only
+settled sizes are stored, and the ranges follow from them: neighbours with equal decisions are one
+range, and a size that contradicts a range splits it.
 """
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
+from typing import NamedTuple
 
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.plan import Decision, Plan
 from moetune.solve.layer.choose import HOPELESS
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.settled_ranges import REACH, Gap
+
+REACH = 1 / 16
+"""A decision holds for sizes that are larger or smaller by up to this share.
+
+Without it a job whose batches all differ would search for each of them.
+"""
+
+
+class AdaptiveRanges:
+    """Settled decisions by tokens. Never changed in place.
+
+    A size between two settled ones with equal decisions takes theirs; another one takes that of the
+    nearer settled size, where that is within reach.
+
+    Args:
+        settled: decisions by the number of tokens that they were found for.
+        reach: see `REACH`; 0 for the paper's own ranges.
+
+    Attributes:
+        violations: number of neighbours whose degree falls as the tokens grow.
+    """
+
+    def __init__(
+        self,
+        settled: Mapping[int, Decision] = MappingProxyType({}),
+        *,
+        reach: float = REACH,
+    ) -> None:
+        self._settled = dict(sorted(settled.items()))
+        self._sizes = list(self._settled)
+        self._reach = reach
+        self.violations = sum(
+            below.degree > above.degree for below, above in pairwise(self._settled.values())
+        )
+
+    def decide(self, tokens: int) -> Decision | None:
+        """Return the decision settled for so many tokens; None in a gap."""
+        found = self._settled.get(tokens)
+        if found is not None or not self._sizes:
+            return found
+        at = bisect_left(self._sizes, tokens)
+        near = self._sizes[max(at - 1, 0) : at + 1]  # the settled sizes around it
+        below, above = near[0], near[-1]
+        if below < tokens < above and self._settled[below] == self._settled[above]:
+            return self._settled[below]
+        nearer = below if tokens <= (below + above) // 2 else above
+        return self._settled[nearer] if self.is_near(tokens, nearer) else None
+
+    def around(self, tokens: int) -> tuple[Decision, ...]:
+        """Return the decisions of the settled sizes below and above; () beyond the outermost."""
+        at = bisect_left(self._sizes, tokens)
+        if not 0 < at < len(self._sizes):
+            return ()
+        return self._settled[self._sizes[at - 1]], self._settled[self._sizes[at]]
+
+    def settle(self, tokens: int, decision: Decision) -> "AdaptiveRanges":
+        """Return the ranges with one size more; the newest decision for a size holds."""
+        return AdaptiveRanges({**self._settled, tokens: decision}, reach=self._reach)
+
+    def is_near(self, tokens: int, size: int) -> bool:
+        """Return whether `tokens` are within reach of `size`."""
+        return math.ceil(size / (1 + self._reach)) <= tokens <= size * (1 + self._reach)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,35 +124,38 @@ class Space:
 
 
 def search_space(
-    *, plan: Plan, tokens_per_rank: int, gap: Gap, memory_reuse: Strategy | None
+    *, plan: Plan, tokens_per_rank: int, around: Sequence[Decision], memory_reuse: Strategy | None
 ) -> Space:
     """Return the degrees and strategies within the caller's pins and the memory.
 
     A strategy that reuses memory only adds work, so where "none" fits it is the only one. Of the
-    others those are left out that the plan predicts as hopeless.
+    others those are left out that the plan predicts as hopeless. Between two settled sizes only
+    degrees between theirs are tried; beyond the outermost one any, since the best need not grow.
 
     Args:
+        around: decisions of the settled sizes below and above, or none.
         memory_reuse: the strategy that the layer is pinned to, None to choose it.
     """
     bounds, answer = plan.inputs.pinned.bounds, plan.decide(tokens_per_rank)
-    pinned = bounds.degree
-    smallest, largest = gap.degrees(bounds.largest(tokens_per_rank))
-    if pinned is not None:
-        smallest = largest = pinned
+    most = bounds.largest(tokens_per_rank)
+    ends = [min(decision.degree, most) for decision in around] or [1, most]
+    if bounds.degree is not None:
+        ends = [bounds.degree]
+    smallest, largest = min(ends), max(ends)
     seed = replace(
         answer.with_degree(min(max(answer.degree, smallest), largest)),
         strategy=memory_reuse or answer.strategy,
     )
     budget = _budget(plan, math.floor(tokens_per_rank * (1 + REACH)))
     is_pinned = memory_reuse is not None or "strategy" in plan.inputs.constraints
-    strategies = (seed.strategy,) if is_pinned else _strategies(plan, seed, budget, gap)
+    strategies = (seed.strategy,) if is_pinned else _strategies(plan, seed, budget, around)
     if plan.workload.expert_parallel == "tensor":
         strategies = ("none",)
     return Space(seed=seed, degrees=(smallest, largest), strategies=strategies, budget=budget)
 
 
 def _strategies(
-    plan: Plan, seed: Decision, budget: MemoryBudget | None, gap: Gap
+    plan: Plan, seed: Decision, budget: MemoryBudget | None, around: Sequence[Decision]
 ) -> tuple[Strategy, ...]:
     """Return the strategies that are not hopeless by what the plan predicts, the fastest first.
 
@@ -92,8 +164,8 @@ def _strategies(
     if fits(budget, replace(seed.with_degree(2), strategy="none")):
         return ("none",)
     among = STRATEGIES
-    if gap.below is not None and gap.above is not None:
-        near = {seed.strategy, gap.below.strategy, gap.above.strategy}
+    if around:
+        near = {seed.strategy, *(decision.strategy for decision in around)}
         among = tuple(strategy for strategy in STRATEGIES if strategy in near)
     step_seconds = plan.predicted.step_seconds
     ratios = dict.fromkeys(among, 1.0)
@@ -150,8 +222,7 @@ class Tried:
         return statistics.median(self.seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opening:
+class _Opening(NamedTuple):
     """A run of degrees that were not tried yet.
 
     Args:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from moetune.domain.arrays import Floats, array_of, floats_of, is_many, longer
+from moetune.domain.arrays import Floats, array_of, as_number, floats_of, longer
 from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Doubt, Estimate, least_trust, seconds_if_known
 from moetune.domain.layer import LayerKey, LayerShape, Phase
@@ -63,13 +63,8 @@ def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
     doubted = list(filter(_DOUBTS, parts))
     if len(doubted) < 2:  # noqa: PLR2004 - nothing to merge
         return doubted[0].doubts if doubted else ()
-    doubted.sort(key=_longest, reverse=True)
+    doubted.sort(key=lambda part: float(np.max(part.seconds)), reverse=True)
     return tuple(dict.fromkeys(chain.from_iterable(map(_DOUBTS, doubted))))
-
-
-def _longest(part: Estimate) -> float:
-    """Return the seconds, of many sizes the longest."""
-    return float(np.max(part.seconds)) if is_many(part.seconds) else part.seconds
 
 
 COUNT_BYTES = 8
@@ -242,16 +237,12 @@ def unevenness(form: GemmForm, shares: Sequence[float], *, rows: float) -> float
     even = _nearly_even_tiles(rows, num_experts)
     others = _nearly_even_tiles(floats_of(rows) * (1 - hottest), num_experts - 1)
     more = _tiles(rows, [hottest]) + others - even
-    found = np.where(
-        more > 0, (_tiles(rows, shares) - even) / np.where(more > 0, more, 1), by_share
-    )
-    found = np.clip(found, _LEAST, _MOST)
-    return array_of(found) if is_many(rows) else float(found)
+    by_tiles = (_tiles(rows, shares) - even) / np.where(more > 0, more, 1)
+    return as_number(np.clip(np.where(more > 0, by_tiles, by_share), _LEAST, _MOST))
 
 
 def _tiles(rows: float, shares: Sequence[float]) -> Floats:
-    each = np.multiply.outer(floats_of(rows), np.asarray(shares))
-    return _whole(each)
+    return _whole(np.multiply.outer(floats_of(rows), np.asarray(shares)))
 
 
 def _nearly_even_tiles(rows: float | Floats, num_experts: int) -> Floats:

@@ -8,52 +8,15 @@ value. Rows are spread evenly over the ranks; a rank that receives more of them 
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.units import dtype_bytes
+from moetune.domain.optimizers import Optimizer, layer_optimizer
+from moetune.domain.units import FULL_BYTES, dtype_bytes
 
-FULL_BYTES = 4
-"""A value in full precision: float32."""
-_MOMENTS = 2
-"""Adam's mean and variance."""
 _INDEX_BYTES = 8
 _DOT_VALUES = 2**25
 """Products of float32 that are in memory at once for the weights' gradients, on a GPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
-    """Bytes of one parameter with its gradient and optimizer states.
-
-    Adam's 16 in float32 are 4 for each of parameter, gradient and both moments. Elements of two
-    bytes get a master copy in float32 among the optimizer's states: 16 again, in a single layer.
-
-    Args:
-        optimizer: moments, and the master copy where there is one.
-    """
-
-    parameter: int
-    gradient: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.parameter + self.gradient + self.optimizer
-
-    @classmethod
-    @cache  # a plan asks for them for each peak
-    def of_layer(cls, dtype: str) -> "StateBytes":
-        """Return those in a single layer: 2 + 2 + 12 = 16 in mixed precision.
-
-        Autograd leaves a gradient in `parameter.grad`, which has the parameter's own dtype.
-        """
-        element = dtype_bytes(dtype)
-        full = max(FULL_BYTES, element)
-        masters = int(element < full)
-        return cls(parameter=element, gradient=element, optimizer=full * (_MOMENTS + masters))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +54,7 @@ def peak_bytes(
     degree: int,
     strategy: Strategy = "none",
     bias: bool = True,
-    states: StateBytes | None = None,
+    optimizer: Optimizer | None = None,
     is_grouped: bool = False,
 ) -> Peak:
     """Return the peak of a training step, forward and backward.
@@ -107,18 +70,18 @@ def peak_bytes(
     Args:
         degree: chunks of either phase.
         bias: whether experts add biases (swiglu never does).
-        states: of one parameter; default, those of a layer by itself.
+        optimizer: by default that of a layer by itself.
         is_grouped: one kernel of the device takes the rows of all local experts.
     """
     kind: type[BufferCounts] = GroupedCounts if is_grouped else BufferCounts
     if workload.expert_parallel == "tensor":
         kind = TensorParallelCounts
     counts = kind(workload, degree, strategy, bias=bias)
-    each = states or StateBytes.of_layer(workload.dtype)
+    states = optimizer or layer_optimizer(workload.dtype)
     return Peak(
-        state_bytes=counts.parameters * each.total,
+        state_bytes=counts.parameters * states.total_bytes,
         activation_bytes=counts.activation_bytes(),
-        buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(each),
+        buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(states),
         ring_bytes=counts.ring_bytes(),
         routing_bytes=counts.routing_bytes(),
         host_bytes=counts.host_bytes(),
@@ -178,12 +141,12 @@ class BufferCounts:
         rows = self._travelling + self._rows * (2 if self._regroups else 1)
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
-    def gradient_sum_bytes(self, states: StateBytes) -> int:
+    def gradient_sum_bytes(self, states: Optimizer) -> int:
         """Return the bytes of float32 sums beyond the gradients of narrower parameters."""
         if self._element >= FULL_BYTES or self._degree == 1:
             return 0
         one_weight = self._layer.d_model * self._layer.d_hidden * self._element
-        return max(0, FULL_BYTES - states.gradient) * self._expert_parameters + one_weight
+        return max(0, FULL_BYTES - states.gradient_bytes) * self._expert_parameters + one_weight
 
     def ring_bytes(self) -> int:
         """Return the bytes of buffers for one chunk's rows, backward: forward takes no more."""
@@ -229,7 +192,7 @@ class GroupedCounts(BufferCounts):
             values += self._rows * (self._middle + layer.d_model)
         return 2 * self._tokens_bytes + values * self._element
 
-    def gradient_sum_bytes(self, states: StateBytes) -> int:
+    def gradient_sum_bytes(self, states: Optimizer) -> int:
         """Return the bytes where memory is reused: elsewhere a gradient is one product, no sum."""
         return super().gradient_sum_bytes(states) if self._reuses else 0
 

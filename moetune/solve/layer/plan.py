@@ -17,10 +17,11 @@ from moetune.domain.samples import Direction
 from moetune.domain.terms import LayerTerms, PhaseTerms, StrategyTerms
 from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.layer.choose import DegreeChooser, Ranking
-from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.doubts import PROFILE, plan_warnings
+from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.peak import middle_elements
-from moetune.solve.layer.strategies import RankedLayer, choose_safely, rank_layer
+from moetune.solve.layer.strategies import RankedLayer, choose_safely, choose_strategy
 from moetune.solve.layer.times import PhaseTime
 from moetune.solve.layer.uncertainty import judge_choice
 from moetune.solve.layer.words import alternatives_of, explain_strategy_loss, verdict_of
@@ -53,14 +54,25 @@ class LayerProblem:
     def ranked(self, placement: tuple[int, ...] = ()) -> RankedLayer:
         """Return the candidates with a placement of experts, the plan's choice first.
 
+        Args:
+            placement: expert of each place; empty for the natural order.
+
         Raises:
-            InfeasiblePlanError, ProfileError: as `rank_layer`.
+            InputError: two different degrees are pinned.
+            InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
+                memory than there is.
+            ProfileError: the profile lacks an operation that the layer needs.
         """
-        ranked = rank_layer(
-            inputs=self.inputs, costs=self.costs, bounds=self.bounds,
-            device_memory_bytes=self.device_memory_bytes,
-            placement=placement,
-        )  # fmt: skip
+        inputs = self.inputs
+        self.bounds.check_degree(inputs.tokens_per_rank)
+        layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
+        workload = inputs.workload(layout, placement)
+        ranked = choose_strategy(
+            workload=workload,
+            costs=layer_costs(workload=workload, costs=self.costs),
+            bounds=self.bounds,
+            limit_bytes=limit_of(inputs, device_memory_bytes=self.device_memory_bytes),
+        )
         return choose_safely(ranked, self.resamples)
 
     def solved(self, ranked: RankedLayer, placement: PlacementChoice | None = None) -> Plan:

@@ -15,13 +15,12 @@ from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGI
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
-from moetune.domain.layout import Layout, divisors
-from moetune.domain.request import PlanInputs
+from moetune.domain.layout import divisors
 from moetune.domain.units import format_bytes, format_chunks
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser, Ranking, rank_degrees
-from moetune.solve.layer.costs import LayerCosts, layer_costs
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.memory import MemoryBudget, limit_of
+from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.peak import Peak
 from moetune.solve.layer.times import StepTime, step_time
 from moetune.solve.layer.uncertainty import refits_of
@@ -41,36 +40,6 @@ class Declined:
 
     step: StepTime
     regret: float
-
-
-def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | None:
-    """Return the ranking's several chunks where one chunk is the safe answer, else None.
-
-    Nominal costs decide where they are measured. A time that was not may be wrong by far, and
-    the more so the further one of the two choices is from what was measured; so here the choice
-    with the smaller expected loss over the refits is taken, which are as wide as that error.
-
-    Args:
-        resamples: without any nothing is declined.
-    """
-    best, one_chunk = ranking.step, ranking.sequential
-    if not ranking.has_one_chunk or best.degree == 1 or ranking.strategy != "none":
-        return None
-    if not resamples or not (best.doubts or one_chunk.doubts):
-        return None
-    refits = refits_of(ranking.chooser.costs, resamples, tokens=ranking.table.tokens)
-    several, single = (
-        step_time(
-            costs=refits.stack, tokens=ranking.table.tokens, degree=step.degree,
-            order=ranking.order,
-        ).seconds
-        for step in (best, one_chunk)
-    )  # fmt: skip
-    ratios = floats_of(several) / single
-    regret, regret_of_one = (
-        float(np.maximum(ratio - 1, 0.0).mean()) for ratio in (ratios, 1 / ratios)
-    )
-    return None if regret < regret_of_one else Declined(step=best, regret=regret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,39 +83,6 @@ class RankedLayer:
         return tuple(ranking for ranking in self.contenders if ranking.strategy != chosen)
 
 
-def rank_layer(
-    *,
-    inputs: PlanInputs,
-    costs: Costs,
-    bounds: Bounds,
-    device_memory_bytes: int,
-    placement: tuple[int, ...] = (),
-) -> RankedLayer:
-    """Return the candidates of a layer's plan, best first, of which a plan takes the first.
-
-    Args:
-        costs: nominal costs of the profile that the inputs name.
-        bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
-        device_memory_bytes: the limit where the inputs set none.
-        placement: expert of each place; empty for the natural order.
-
-    Raises:
-        InputError: two different degrees are pinned.
-        InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
-            memory than there is.
-        ProfileError: the profile lacks an operation that the layer needs.
-    """
-    bounds.check_degree(inputs.tokens_per_rank)
-    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
-    workload = inputs.workload(layout, placement)
-    return choose_strategy(
-        workload=workload,
-        costs=layer_costs(workload=workload, costs=costs),
-        bounds=bounds,
-        limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
-    )
-
-
 def choose_strategy(
     *, workload: Workload, costs: LayerCosts, bounds: Bounds, limit_bytes: int
 ) -> RankedLayer:
@@ -186,17 +122,38 @@ def choose_strategy(
 def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLayer:
     """Return one chunk where several rest on what was not measured and may lose more.
 
+    Nominal costs decide where they are measured. A time that was not may be wrong by far, and
+    the more so the further one of the two choices is from what was measured; so here the choice
+    with the smaller expected loss over the refits is taken, which are as wide as that error.
+
     Args:
         resamples: refits of the measurements; without any the choice stays.
     """
-    declined = decline_chunks(ranked.best, resamples)
-    if declined is None:
+    ranking, several, single = ranked.best, ranked.best.step, ranked.best.sequential
+    if not ranking.has_one_chunk or several.degree == 1 or ranking.strategy != "none":
         return ranked
-    best = ranked.best.in_one_chunk()
+    if not resamples or not (several.doubts or single.doubts):
+        return ranked
+    refits = refits_of(ranking.chooser.costs, resamples, tokens=ranking.table.tokens)
+    seconds, seconds_of_one = (
+        step_time(
+            costs=refits.stack, tokens=ranking.table.tokens, degree=step.degree,
+            order=ranking.order,
+        ).seconds
+        for step in (several, single)
+    )  # fmt: skip
+    ratios = floats_of(seconds) / seconds_of_one
+    regret, regret_of_one = (
+        float(np.maximum(ratio - 1, 0.0).mean()) for ratio in (ratios, 1 / ratios)
+    )
+    if regret < regret_of_one:
+        return ranked
+    best = ranking.in_one_chunk()
     contenders = (
         best if contender.strategy == best.strategy else contender
         for contender in ranked.contenders
     )  # fmt: skip
+    declined = Declined(step=several, regret=regret)
     return replace(ranked, best=best, contenders=tuple(contenders), declined=declined)
 
 

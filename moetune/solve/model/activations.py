@@ -56,13 +56,6 @@ class _Kept(NamedTuple):
     gemm: float
 
 
-def block_bytes(
-    block: Block, job: TrainingJob, layout: FoldedLayout, target: Target = AS_MEGATRON
-) -> float:
-    """Return the bytes of a block for one micro-batch."""
-    return sum(block_modules(block, job, layout, target).values())
-
-
 def block_modules(
     block: Block, job: TrainingJob, layout: FoldedLayout, target: Target = AS_MEGATRON
 ) -> dict[str, float]:

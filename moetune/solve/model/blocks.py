@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from moetune.domain.architecture import Block
 from moetune.domain.experts import RoutedExperts
@@ -36,14 +36,6 @@ from moetune.solve.model.pipeline import DecoderStages, StageBlocks, counted
 
 _Key = tuple[object, ...]
 _Priced = TypeVar("_Priced")
-
-
-class _OnDevice(NamedTuple):
-    """A kind of block: its modules, its passes, and by how long they are longer than the host."""
-
-    times: BlockTimes
-    passes: DevicePasses
-    slack: float
 
 
 def _of_exchange(prices: BlockPrices) -> _Key:
@@ -119,7 +111,7 @@ class BlockTable(Tables):
                 slack = min(slack, -idle_seconds(parts[place], layout))
             seconds.append(
                 block_seconds(
-                    kind.times, layout, device=kind.passes, slack=slack, saved=saved, shared=hidden,
+                    layout, device=kind._replace(slack=slack), saved=saved, shared=hidden,
                     overlap_hidden=self.target.overlap_hidden,
                 )
             )  # fmt: skip
@@ -202,12 +194,12 @@ class BlockTable(Tables):
         )
 
     def _chunked(
-        self, layout: FoldedLayout, on_device: Sequence[_OnDevice]
+        self, layout: FoldedLayout, on_device: Sequence[DevicePasses]
     ) -> tuple[ChunkedBlock | None, ...]:
         passes, repeats = self._passes_in_chunks(self._prices(layout)), repeats_exchange(layout)
         return tuple(
-            in_chunks and ChunkedBlock(passes=in_chunks, slack=slack, repeats=repeats)
-            for in_chunks, (_, _, slack) in zip(passes, on_device, strict=True)
+            in_chunks and ChunkedBlock(passes=in_chunks, slack=kind.slack, repeats=repeats)
+            for in_chunks, kind in zip(passes, on_device, strict=True)
         )
 
     @once(lambda prices: (_of_exchange(prices), prices.layout.degree))
@@ -229,13 +221,9 @@ class BlockTable(Tables):
         priced = [None if part is None else price(prices, part) for part in parts]
         return [priced[index] for index in places]
 
-    def _on_device(self, layout: FoldedLayout) -> list[_OnDevice]:
+    def _on_device(self, layout: FoldedLayout) -> list[DevicePasses]:
         kinds = zip(self._times_of_kinds(layout), self._host_seconds(layout), strict=True)
-        on_device = []
-        for times, host in kinds:
-            passes = device_passes(times, layout)
-            on_device.append(_OnDevice(times, passes, passes.forward + passes.backward - host))
-        return on_device
+        return [device_passes(times, layout, host=host) for times, host in kinds]
 
     @once(lambda layout: (layout.tp > 1, layout.ep, layout.recompute, layout.cuda_graphs))
     def _host_seconds(self, layout: FoldedLayout) -> tuple[float, ...]:

@@ -242,30 +242,36 @@ class DevicePasses(NamedTuple):
     """Seconds that a block's passes keep the device, without exchanges.
 
     Args:
+        times: of its modules.
         recomputed: of the backward pass, what the forward pass has computed already.
+        slack: by how much both passes are longer than the host that launches them.
     """
 
+    times: BlockTimes
     forward: float
     backward: float
     recomputed: float
+    slack: float
 
 
-def device_passes(times: BlockTimes, layout: FoldedLayout) -> DevicePasses:
-    """Return the seconds that a block's passes keep the device."""
+def device_passes(times: BlockTimes, layout: FoldedLayout, *, host: float) -> DevicePasses:
+    """Return the seconds that a block's passes keep the device.
+
+    Args:
+        host: seconds that launch both passes.
+    """
     recomputed = _recomputed(times, layout)
     compute, exchange = times.compute, times.passes("exchange")
     rest = times.communication.forward - exchange.forward
     other_back = times.communication.grad_input - exchange.grad_input
-    backward = compute.backward + other_back + recomputed
-    return DevicePasses(compute.forward + rest, backward, recomputed)
+    forward, backward = compute.forward + rest, compute.backward + other_back + recomputed
+    return DevicePasses(times, forward, backward, recomputed, forward + backward - host)
 
 
 def block_seconds(
-    times: BlockTimes,
     layout: FoldedLayout,
     *,
     device: DevicePasses,
-    slack: float,
     saved: tuple[float, float] = (0.0, 0.0),
     shared: tuple[float, float] = (0.0, 0.0),
     overlap_hidden: float = 0.0,
@@ -276,13 +282,12 @@ def block_seconds(
     its exchanges: the host waits for the numbers of rows in each of them.
 
     Args:
-        device: its passes on the device.
-        slack: by how long they are longer than the host, launches of chunks counted.
+        device: its passes on the device, launches of chunks counted in their slack.
         saved: by chunks, of the forward and the backward pass.
         shared: by shared experts in one chunk, of both passes; `saved` is beyond it.
         overlap_hidden: share that another micro-batch's computation hides (`Target`).
     """
-    forward, backward, again = device
+    times, forward, backward, again, slack = device
     exchange, repeats = times.passes("exchange"), repeats_exchange(layout)
     exchanges = exchange.forward * (2 if repeats else 1)
     waiting = max(0.0, -slack)

@@ -295,10 +295,16 @@ class Fitting:
         """
         for share in self.shares(layout, pins):
             plain = layout.changed(offload_optimizer=share)
-            fitting = plain if self.fits(plain) else self._with_activations(plain, pins)
-            if fitting is not None and self.space.is_allowed(fitting):
+            counts = self._blocks_on_host(plain, pins)
+            fewest = bisect_left(
+                counts, -self.limit_bytes,
+                key=lambda count: -self.memory.needs(self._with_blocks(plain, count))[0],
+            )  # fmt: skip
+            fitting = self._with_blocks(plain, min(fewest, counts[-1]))
+            is_fitting = self.fits(fitting)
+            if is_fitting and self.space.is_allowed(fitting):
                 yield fitting
-            if fitting == plain:
+            if is_fitting and not fewest:
                 return
 
     def least_offloaded(self, layout: FoldedLayout, pins: LayoutRequest) -> float:
@@ -310,30 +316,19 @@ class Fitting:
         self, layout: FoldedLayout, share: float, pins: LayoutRequest
     ) -> Iterator[FoldedLayout]:
         """Yield a layout with a share of the optimizer, and each number of blocks' activations."""
-        num = self.space.job.decoder.num_layers
         shared = layout.changed(offload_optimizer=share) if share else layout
-        yield shared
-        most = self.with_most_offload(shared, pins)
-        if most is shared or not self.space.obeys(HOST, most):
-            return
-        for count in range(1, num):
-            yield shared.changed(offload_activations=count / num)
+        for count in self._blocks_on_host(shared, pins):
+            yield self._with_blocks(shared, count)
 
-    def _with_activations(self, layout: FoldedLayout, pins: LayoutRequest) -> FoldedLayout | None:
-        """Return a layout with the fewest blocks' activations in host memory; None where no fit."""
+    def _blocks_on_host(self, layout: FoldedLayout, pins: LayoutRequest) -> range:
+        """Return the numbers of blocks whose activations may be in host memory."""
+        most = self.with_most_offload(layout, pins)
+        able = most is not layout and self.space.obeys(HOST, most)
+        return range(self.space.job.decoder.num_layers if able else 1)
+
+    def _with_blocks(self, layout: FoldedLayout, count: int) -> FoldedLayout:
         num = self.space.job.decoder.num_layers
-        able = self.with_most_offload(layout, pins) is not layout
-        if not able or not self.space.is_allowed(layout.changed(offload_activations=1 / num)):
-            return None
-        shares = [count / num for count in range(1, num)]
-        fitting = bisect_left(
-            shares, -self.limit_bytes,
-            key=lambda share: -self.memory.needs(layout.changed(offload_activations=share))[0],
-        )  # fmt: skip
-        if fitting == len(shares):
-            return None
-        waiting = layout.changed(offload_activations=shares[fitting])
-        return waiting if self.fits(waiting) else None
+        return layout.changed(offload_activations=count / num) if count else layout
 
     def least_bytes(
         self,

@@ -9,7 +9,7 @@ from moetune.domain.optimizers import Optimizer
 from moetune.domain.pipeline import SPLITTING, StageLetters
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.model.activations import ELEMENT, SHARDS_GRADIENTS, block_bytes, shard_of
+from moetune.solve.model.activations import ELEMENT, SHARDS_GRADIENTS, block_modules, shard_of
 from moetune.solve.model.blocks import BlockTable
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.passes import (
@@ -80,7 +80,7 @@ class UpdatePrices(Tables):
     def _optimizer(self) -> Optimizer:
         return self.target.optimizer(self.job.optimizer)
 
-    def exposed_seconds(self, layout: FoldedLayout, room: Room, *, num_micro_batches: int) -> float:
+    def exposed_seconds(self, layout: FoldedLayout, room: Room) -> float:
         """Return the exposed time of the reduction of gradients and the gathering of parameters.
 
         They run beside the last micro-batch's backward pass and the first one's forward pass, as
@@ -88,7 +88,7 @@ class UpdatePrices(Tables):
         reduced after each micro-batch. Sharded parameters are gathered before each pass, and
         before a backward pass on the links of its reduction.
         """
-        (held, blocks), num = self._most_parameters(layout), num_micro_batches
+        (held, blocks), num = self._most_parameters(layout), self.job.micro_batches(layout)
         if not self.target.hides_gradients:
             reduced, gathered = self._alone(layout, held)
             if layout.offload_optimizer and self.target.offloads_states:
@@ -133,11 +133,8 @@ class UpdatePrices(Tables):
 
     def least_of_gradients(self, layout: FoldedLayout) -> float:
         """Return what `exposed` is at least, whatever the passes."""
-        num = self.job.micro_batches(layout)
-        return min(
-            self.exposed_seconds(layout, room, num_micro_batches=num)
-            for room in (WITHOUT_END, NO_ROOM)
-        )  # computation may lose more beside gradients than these gain
+        # Computation may lose more beside gradients than these gain.
+        return min(self.exposed_seconds(layout, room) for room in (WITHOUT_END, NO_ROOM))
 
     def _alone(self, layout: FoldedLayout, held: Parameters) -> tuple[float, float]:
         """Return the seconds to reduce gradients and to gather parameters, with no overlap."""
@@ -251,8 +248,7 @@ class StepPrices(UpdatePrices):
 
     def gradients(self, layout: FoldedLayout, pipeline: StagePipeline) -> float:
         """Return the exposed time of gradients and parameters."""
-        num = pipeline.num_micro_batches
-        return self.exposed_seconds(layout, self._room(layout, pipeline), num_micro_batches=num)
+        return self.exposed_seconds(layout, self._room(layout, pipeline))
 
     def _bound_by_replicas(
         self, layout: FoldedLayout, pipeline: StagePipeline, exposed: float
@@ -265,8 +261,7 @@ class StepPrices(UpdatePrices):
         all of t, so that the difference is R; below it follows none.
         """
         room = Room(*(seconds / _SLOWER for seconds in self._room(layout, pipeline)))
-        num = pipeline.num_micro_batches
-        slower = _SLOWER * self.exposed_seconds(layout, room, num_micro_batches=num)
+        slower = _SLOWER * self.exposed_seconds(layout, room)
         more = (slower - exposed) / (_SLOWER - 1) - exposed
         return more if more > _SEEN * max(pipeline.busy) else 0.0
 
@@ -313,30 +308,29 @@ class StepPrices(UpdatePrices):
         cut = self.stages.cut(layout)
         distinct = [self._stage(stage, blocks, ends) for stage in cut.distinct]
         stages = [distinct[which] for which in cut.which]
-        first = stages[0]
-        if layout.offload_activations:
-            out, back = self._waits_for_copies(layout, first)
-            stages[0] = first + Passes(forward=out, grad_input=back)
         if layout.order in SPLITTING:  # torch splits no backward pass that has no input
-            stages[0] = Passes(forward=first.forward, grad_input=first.backward)
+            stages[0] = Passes(forward=stages[0].forward, grad_input=stages[0].backward)
+        if layout.offload_activations:
+            stages[0] += self._waits_for_copies(layout, stages[0])
         return StagePipeline(
             schedule=layout.order, pp=layout.pp, stages=tuple(stages),
             num_micro_batches=self.job.micro_batches(layout),
             send_seconds=self._send(layout), hides_sends=layout.order != "1f1b",
         )  # fmt: skip
 
-    def _waits_for_copies(self, layout: FoldedLayout, stage: Passes) -> tuple[float, float]:
+    def _waits_for_copies(self, layout: FoldedLayout, stage: Passes) -> Passes:
         """Return what copies of activations take longer than the pass that they run beside."""
         size = layout.offloaded_share(self.job.decoder) * self._activation_bytes(layout)
         out, back = self.device.copy_seconds("d2h", size), self.device.copy_seconds("h2d", size)
-        return max(0.0, out - stage.forward), max(0.0, back - stage.backward)
+        return Passes(max(0.0, out - stage.forward), max(0.0, back - stage.backward))
 
     @once(lambda layout: (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch))
     def _activation_bytes(self, layout: FoldedLayout) -> float:
         """Return the bytes of all blocks' activations for one micro-batch."""
         decoder = self.job.decoder
         kinds = zip(self.stages.whole.counts, decoder.kinds, strict=True)
-        return fsum(count * block_bytes(kind, self.job, layout) for count, kind in kinds)
+        modules = ((n, block_modules(kind, self.job, layout, self.target)) for n, kind in kinds)
+        return fsum(n * sum(sizes.values()) for n, sizes in modules)
 
     @once(lambda layout: (_of_micro_batch(layout), layout.pp, layout.vpp, layout.order))
     def balanced_stages(self, layout: FoldedLayout) -> StageLetters | None:

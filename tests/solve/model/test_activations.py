@@ -9,7 +9,7 @@ from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts, Router
 from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.huggingface.registry import named_model
-from moetune.solve.model.activations import block_bytes
+from moetune.solve.model.activations import block_modules
 from tests.solve.model.saved_tensors import Attention, Ffn, TorchBlock
 
 TOKENS, WIDTH = 64, 128
@@ -33,7 +33,7 @@ def ours(attention: Attention, ffn: Ffn, recompute: tuple[Recompute, ...]) -> fl
     decoder = replace(named_model("qwen3-30b-a3b").decoder, d_model=WIDTH)
     job = TrainingJob(decoder=decoder, world_size=1, global_batch=1, length=TOKENS)
     block = Block(parts=(attention, ffn), norms=2 * WIDTH)
-    return block_bytes(block, job, FoldedLayout(recompute=recompute))
+    return sum(block_modules(block, job, FoldedLayout(recompute=recompute)).values())
 
 
 CASES: list[tuple[Attention, Ffn, tuple[Recompute, ...]]] = [

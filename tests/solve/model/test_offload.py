@@ -6,11 +6,7 @@ import pytest
 
 from moetune.app.training import plan_training
 from moetune.app.training_plan import TrainingRequest
-from moetune.domain.errors import (
-    InputError,
-    LayoutTooLargeError,
-    RefusedLayoutError,
-)
+from moetune.domain.errors import InputError, LayoutTooLargeError, RefusedLayoutError
 from moetune.domain.targets import find_target
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.units import format_bytes
@@ -30,9 +26,7 @@ def copy_seconds(num_bytes: float) -> float:
 
 def test_blocks_go_to_the_host_but_for_two_and_copies_wait_behind_passes() -> None:
     search = search_of(JOB)
-    plain, half = (
-        search.price(one) for one in (PLAIN, replace(PLAIN, offload_activations=0.5))
-    )  # fmt: skip
+    plain, half = map(search.price, (PLAIN, replace(PLAIN, offload_activations=0.5)))
     kept = plain.memory.parts["activations"]
     assert half.memory.host_bytes == pytest.approx(kept / 2)
     assert half.memory.parts["activations"] == pytest.approx(kept * (8 + 2) / 16)
@@ -45,6 +39,12 @@ def test_blocks_go_to_the_host_but_for_two_and_copies_wait_behind_passes() -> No
     assert half.step.seconds == pytest.approx(plain.step.seconds + 2 * waits)
     assert sum(half.step.parts.values()) == pytest.approx(half.step.seconds)
     assert sum(half.memory.parts.values()) == pytest.approx(half.memory.peak_bytes)
+    split = replace(PLAIN, dp=4, pp=2, schedule="zero_bubble")  # which no runtime offloads with
+    first, waiting = (
+        search.prices.pipeline(replace(split, offload_activations=share)).stages[0]
+        for share in (0.0, 0.5)
+    )
+    assert sum(waiting) - sum(first) > copies - stage.backward
 
 
 def test_the_search_offloads_as_few_blocks_as_fit_and_only_where_nothing_else_does() -> None:

@@ -51,8 +51,9 @@ def test_moetune_shows_all_of_a_step_and_with_zero_3_of_every_micro_batch(
     zero: ZeroStage, room: Room
 ) -> None:
     layout, (reduce, gather) = replace(PLAIN, zero=zero), by_hand(PLAIN)
-    wanted = 4 * (reduce + 2 * gather) if zero == 3 else reduce + gather
-    found = prices_of().exposed_seconds(layout, room, num_micro_batches=4)
+    num = JOB.micro_batches(layout)
+    wanted = num * (reduce + 2 * gather) if zero == 3 else reduce + gather
+    found = prices_of().exposed_seconds(layout, room)
     assert found == pytest.approx(wanted, rel=1e-3)
 
 
@@ -72,7 +73,7 @@ def test_one_block_ahead_hides_what_fits_beside_its_neighbour(target: str, share
             clock += max(computed, sent)
         walked += clock + computed + behind
     shown = walked - room.forward - room.backward
-    priced = prices_of(target).exposed_seconds(layout, room, num_micro_batches=1)
+    priced = prices_of(target).exposed_seconds(layout, room) / JOB.micro_batches(layout)
     copied = (
         14 * sum(prices_of(target)._most_parameters(layout)[0]) if target == "torchtitan" else 0
     )
@@ -103,10 +104,9 @@ def test_room_is_what_passes_compute(recompute: tuple[Recompute, ...], micro_bat
     sent, back = BLOCKS * exchanges.forward, BLOCKS * exchanges.backward
     again = sent if recompute else 0.0
     room = Room(stage.forward - sent, stage.backward - back - again)
-    num = JOB.global_batch // (layout.dp * micro_batch)
-    wanted = prices.exposed_seconds(layout, room, num_micro_batches=num)
+    wanted = prices.exposed_seconds(layout, room)
     assert prices.gradients(layout, prices.pipeline(layout)) == pytest.approx(wanted)
-    assert wanted < prices.exposed_seconds(layout, NO_ROOM, num_micro_batches=num)
+    assert wanted < prices.exposed_seconds(layout, NO_ROOM)
 
 
 @pytest.mark.parametrize("target", ["megatron", "torchtitan", "moetune"])
