@@ -139,7 +139,8 @@ class ExpertFunction(torch.autograd.Function):
                 phase.run(phase.schedule[len(leading(phase.schedule)) :])
             y_TD: torch.Tensor = phase.finish()
         ctx.policy, ctx.crossing = policy, crossing
-        if policy.context.weight_gradients is not None:
+        ctx.is_averaged = policy.context.gradients.is_due()
+        if ctx.is_averaged or policy.context.weight_gradients is not None:
             ctx.parameters = parameters  # a checkpoint would return copies of saved ones
         ctx.save_for_backward(weights_TK, *phase.saved, *parameters)
         return y_TD
@@ -229,21 +230,17 @@ def _parameter_grads(
     policy: MemoryPolicy = ctx.policy
     waiting = policy.context.weight_gradients
     if waiting is not None:
-        waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
+        waiting.put(partial(_add_later, phase.grads, ctx.parameters))
         return (None,) * _NUM_PARAMETERS
-    grads = phase.grads.totals()
-    policy.context.gradients.sum_replicas(grads)
-    return grads
+    if ctx.is_averaged:
+        policy.context.gradients.average(ctx.parameters)
+    return phase.grads.totals()
 
 
-def _add_later(
-    policy: MemoryPolicy, made: ExpertGrads, parameters: Sequence[torch.Tensor | None]
-) -> None:
+def _add_later(made: ExpertGrads, parameters: Sequence[torch.Tensor | None]) -> None:
     """Make the gradients of the parameters, and add them to theirs."""
     made.finish()
-    grads = made.totals()
-    policy.context.gradients.sum_replicas(grads)
-    for parameter, grad in zip(parameters, grads, strict=True):
+    for parameter, grad in zip(parameters, made.totals(), strict=True):
         if parameter is not None and grad is not None:
             add_gradient(parameter, grad)
 
