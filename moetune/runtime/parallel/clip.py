@@ -1,33 +1,17 @@
-"""Clip gradients by their norm where ranks have different experts, or shards of parameters.
-
-torch's own `clip_grad_norm_` takes plain gradients for equal ones: each rank would clip by the norm
-of its own experts, and the replicas of everything else would drift apart.
-"""
-
-import functools
-from collections.abc import Sequence
-from typing import TypeAlias
+"""`moetune.clip_grad_norm_`: clip where ranks have different experts, or shards of parameters."""
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.placement_types import Placement
 
-from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator, OneRank
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.optimizer_states import spread_parameters
-from moetune.runtime.replicas import spread_layers
+from moetune.runtime.moe.total_norm import gradient_parts, norm_of_parts, norm_over_ranks
 from moetune.runtime.sharded.hooks import ChunkedParameter
 from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
 
 _EPSILON = 1e-6
 """Added to the norm, as torch does."""
-_SUM = "the sum of the gradients' norm"
-_Owners: TypeAlias = dict[int, Communicator]
-"""The ranks that have the other experts of a parameter, by its id."""
-_Parts: TypeAlias = dict[tuple[Communicator, ...], tuple[torch.Tensor, list[torch.Tensor]]]
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
@@ -61,15 +45,11 @@ def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> t
     Args:
         stages: the ranks that have the other stages.
     """
-    parts = _parts(model)
-    squares = [_square_sum(groups, zero, grads) for groups, (zero, grads) in parts.items()]
-    device = squares[0].device if squares else stages.device
-    zero = torch.zeros((), dtype=torch.float64, device=device)
-    total = torch.stack([zero, *(square.to(zero) for square in squares)]).sum()
-    stages.all_reduce(total, _SUM).wait()
-    norm = total.sqrt()
+    parts = gradient_parts(model.parameters(), spread_parameters())
+    norm = norm_of_parts(parts, device=stages.device)
+    norm = norm_over_ranks(norm, stages, 2.0)
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
-    for _, grads in parts.values():
+    for grads in parts.values():
         for grad in grads:
             grad.mul_(scale.to(grad.device))
     return norm
@@ -84,65 +64,3 @@ def _chunks(model: nn.Module) -> ModelChunks:
             "are in chunks",
             "give the model that moetune.shard returned",
         ) from error
-
-
-def _parts(model: nn.Module) -> _Parts:
-    """Return the model's gradients by the groups over which they are cut, equal on all ranks.
-
-    Parameters tell the groups: a rank without gradients of its experts takes part in the sum.
-
-    Returns:
-        For each group a zero of the sum's dtype and device, and this rank's gradients.
-    """
-    owners, groups_of = _owners(model), functools.cache(_groups_of)
-    parts: _Parts = {}
-    for parameter in model.parameters():
-        grad, groups = parameter.grad, tuple[Communicator, ...]()
-        cut = parameter if grad is None else grad
-        if is_dtensor(cut):
-            groups = groups_of(cut.device_mesh, cut.placements)
-            grad = None if grad is None else cut.to_local()
-        elif id(parameter) in owners:
-            groups = (owners[id(parameter)],)
-        if groups not in parts:
-            dtype = torch.promote_types(parameter.dtype, torch.float32)
-            parts[groups] = torch.zeros((), dtype=dtype, device=parameter.device), []
-        if grad is not None:
-            parts[groups][1].append(grad)
-    return parts
-
-
-def _square_sum(
-    groups: Sequence[Communicator], zero: torch.Tensor, grads: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """Return Σ g² over the groups' ranks, in at least float32: some may have no gradient."""
-    norms = [
-        torch.linalg.vector_norm(
-            grad, dtype=torch.promote_types(grad.dtype, torch.float32)
-        ).to(zero)
-        for grad in grads
-    ]  # fmt: skip
-    total = torch.stack([zero, *norms]).square().sum()
-    for group in groups:
-        group.all_reduce(total, _SUM).wait()
-    return total
-
-
-def _groups_of(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Communicator, ...]:
-    """Return the groups of the mesh's dimensions over which a DTensor is cut."""
-    dims = [dim for dim, cut in enumerate(placements) if not cut.is_replicate()]
-    return tuple(communicator_of(mesh.get_group(dim)) for dim in dims)
-
-
-def _owners(model: nn.Module) -> _Owners:
-    """Return the ranks of each parameter of experts over several, whose layer may be outside."""
-    communicator = functools.cache(communicator_of)
-    mine = {id(parameter) for parameter in model.parameters()}
-    owners = {
-        key: communicator(placement.group)
-        for key, placement in spread_parameters().items()
-        if key in mine and placement.group is not None
-    }
-    for _, layer in spread_layers(model):
-        owners |= {id(parameter): layer.communicator for parameter in layer.experts.parameters()}
-    return owners
