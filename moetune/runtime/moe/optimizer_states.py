@@ -20,8 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.local_parts import is_dtensor
-from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
 from moetune.runtime.moe.total_norm import Spread, sum_norms_over_ranks
 
 _ZERO = "ZeroRedundancyOptimizer"

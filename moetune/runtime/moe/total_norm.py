@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grad
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.placement import is_dtensor
 
 Spread: TypeAlias = list[tuple[nn.Parameter, dist.ProcessGroup]]
 """Experts' parameters, with the ranks that have the other experts."""

@@ -16,7 +16,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.pipeline import stage_sizes
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.training import FoldedLayout
-from moetune.runtime.moe.local_parts import cut, is_dtensor, local_parts
+from moetune.runtime.moe.placement import cut, is_dtensor, local_parts
 from moetune.runtime.parallel.chain import Chain, trace_chain
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.model_stage import ModelStage, StageRange
