@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from moetune.comm.agree import decide_on_first
@@ -19,71 +18,17 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerKey
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.records import Settled
 from moetune.domain.units import format_chunks
-from moetune.runtime.plans.monitor import CallObserver, DriftAlarm, LayerMonitor, first_of_each_size
-from moetune.runtime.plans.online import LayerSearch, OnlineSearch
+from moetune.runtime.plans.monitor import CallObserver, DriftAlarm, LayerMonitor, LayerPlans
+from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.reports import StepReporter
-from moetune.runtime.plans.timers import Clock, Watch, device_clock
+from moetune.runtime.plans.timers import Clock, device_clock
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner
 
 _LOGGER = logging.getLogger("moetune")
 _MAX_SHOWN = 3
-
-
-class LayerPlans:
-    """The plans for one layer on one group.
-
-    Args:
-        plans: without any, every decision is the safe one.
-        search: finds better decisions while the layer trains.
-        monitor: watches some calls, on the first rank; unused with a search.
-    """
-
-    def __init__(
-        self,
-        plans: Sequence[Plan] = (),
-        *,
-        search: LayerSearch | None = None,
-        monitor: LayerMonitor | None = None,
-    ) -> None:
-        self._plans, self._search, self._monitor = plans, search, monitor
-        self._by_tokens: dict[int, Decision] = {} if search is None else search.decisions
-
-    def __deepcopy__(self, _: object) -> "LayerPlans":
-        return self
-
-    def __reduce__(self) -> tuple[type["LayerPlans"], tuple[Sequence[Plan]]]:
-        # A saved model keeps its plans; the search and the service belong to the job.
-        return LayerPlans, (self._plans,)
-
-    def decide(self, tokens_per_rank: int) -> Decision:
-        """Return the decision for the group's agreed number of tokens.
-
-        A new number is looked up in the ranges of the plan for the nearest number of tokens, or
-        in those of the search; a number seen before is a dictionary access.
-        """
-        decision = self._by_tokens.get(tokens_per_rank)
-        if decision is None:
-            decision = self._look_up(tokens_per_rank)
-            self._by_tokens[tokens_per_rank] = decision
-        return decision
-
-    def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
-        """Return the timer of a call that will be trained on; most calls are not timed."""
-        if self._search is not None:
-            return self._search.watch(tokens_per_rank, device)
-        if self._monitor is not None:
-            return self._monitor.watch(tokens_per_rank, device, self.decide(tokens_per_rank))
-        return Watch()
-
-    def _look_up(self, tokens: int) -> Decision:
-        if not self._plans:
-            return SAFE_DECISION
-        if self._search is not None:
-            return self._search.decide(tokens)
-        return nearest_plan(self._plans, tokens).decide(tokens)
 
 
 class PlanBook:
@@ -165,14 +110,12 @@ class PlanBook:
         if not plans:
             return None if self.is_complete else LayerPlans()
         if self._search is not None:
-            search = self._search.layer(key, plans, memory_reuse)
-            return LayerPlans(plans, search=search)
-        if rank:
-            return LayerPlans(plans)
-        monitor = self._monitor(key, first_of_each_size(plans, memory_reuse))
-        return LayerPlans(plans, monitor=monitor)
+            return self._search.layer(key, plans, memory_reuse)
+        return LayerPlans(plans) if rank else self._monitor(key, plans, memory_reuse)
 
-    def _monitor(self, key: LayerKey, plans: Sequence[Plan]) -> LayerMonitor:
+    def _monitor(
+        self, key: LayerKey, plans: Sequence[Plan], memory_reuse: Strategy | None
+    ) -> LayerMonitor:
         """Return the monitor of one more layer; of equal ones only the first has the alarm."""
         observers: list[CallObserver] = []
         if key in self._alarms:
@@ -181,7 +124,9 @@ class PlanBook:
             observers.append(self._alarms.setdefault(key, DriftAlarm()))
         if self.reporter is not None:
             observers.append(self.reporter)
-        monitor = LayerMonitor(plans, observers=observers, clock=self._clock)
+        monitor = LayerMonitor(
+            plans, memory_reuse=memory_reuse, observers=observers, clock=self._clock
+        )
         self._monitors.append(monitor)
         return monitor
 
