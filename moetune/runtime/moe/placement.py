@@ -311,19 +311,6 @@ def local_part(parameter: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     return local, tuple(chunk.offsets)
 
 
-def local_parts(parameter: torch.Tensor) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Return this rank's memory of a parameter in parts of the whole, and their offsets in it."""
-    if not is_dtensor(parameter):
-        return [local_part(parameter)]
-    from torch.distributed.checkpoint.metadata import MetadataIndex
-
-    with torch.no_grad():
-        return [
-            (parameter.__get_tensor_shard__(MetadataIndex("", chunk.offsets)), tuple(chunk.offsets))
-            for chunk in parameter.__create_chunk_list__()
-        ]
-
-
 def cut(whole: torch.Tensor, offsets: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
     """Return the part of a tensor at the offsets."""
     for dim, (offset, size) in enumerate(zip(offsets, shape, strict=True)):
