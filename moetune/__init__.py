@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from moetune.runtime.elastic.checkpoints import Checkpoint, Checkpoints
     from moetune.runtime.elastic.stop import StopRequest
     from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
-    from moetune.runtime.parallel.clip import clip_grad_norm_
     from moetune.runtime.parallel.fsdp import prepare_fsdp
+    from moetune.runtime.parallel.optimizer import clip_grad_norm_
     from moetune.runtime.parallel.parallel_model import ParallelModel, routing_record
     from moetune.runtime.plans.book import PlanBook
     from moetune.runtime.replicas import prepare_ddp
@@ -115,7 +115,7 @@ _HOMES = {
     "StopRequest": "moetune.runtime.elastic.stop",
     "TensorExpertLayer": "moetune.runtime.moe.layer",
     "adapt": "moetune.adapters.model",
-    "clip_grad_norm_": "moetune.runtime.parallel.clip",
+    "clip_grad_norm_": "moetune.runtime.parallel.optimizer",
     "full_state_dict": "moetune.runtime.sharded.state",
     "load_full_state_dict": "moetune.runtime.sharded.state",
     "load_plan": "moetune.app.notebook",

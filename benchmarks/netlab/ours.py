@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.netlab.cell import Cell, Step, module_step
 from moetune import MoELayer
 from moetune.domain.plan import Decision
-from moetune.runtime.plans.shared import read_plans
+from moetune.runtime.plans.book import read_plans
 
 
 def degree_step(cell: Cell, degree: int) -> Step:

@@ -26,10 +26,10 @@ from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, check_divisible
-from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.function import SharedWork
+from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.planned_layer import expert_group
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from moetune.runtime.moe.shared_work import SharedWork
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 _LAYER = "moetune"

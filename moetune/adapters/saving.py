@@ -19,7 +19,7 @@ from moetune.comm.agree import raise_on_all
 from moetune.comm.gloo import shared_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.errors import CollectiveError, InputError
-from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.replicas import expert_layers
 

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moetune.adapters.titan_layer import titan_layer
+from moetune.adapters.layers import titan_layer
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.function import SharedWork
+from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.routed_layer import RoutedLayer
-from moetune.runtime.moe.shared_work import SharedWork
 
 try:
     import spmd_types

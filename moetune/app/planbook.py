@@ -23,9 +23,8 @@ from moetune.domain.plan import Plan
 from moetune.domain.records import Settled
 from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import nearest_or
-from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.book import PlanBook, read_plans, share_plans
 from moetune.runtime.plans.reports import ObservationSender, StepReporter, post_observations
-from moetune.runtime.plans.shared import read_plans, share_plans
 from moetune.runtime.plans.tuner import BUDGET_SECONDS
 
 if TYPE_CHECKING:

@@ -1,10 +1,19 @@
 """The communicator of any torch.distributed group; its errors become CollectiveError here.
 
 Profilers show every collective under its name, in a range "moetune …".
+
+A collective of gloo is over for its caller as soon as the data is there; the thread that ran it
+frees its tensors a moment later, and needs the interpreter's lock (GIL) for that. If the script has
+ended meanwhile, the closing interpreter ends the thread in the middle of a C++ destructor, and the
+process aborts (pytorch/pytorch#190489). So the first communicator registers a wait at exit.
 """
 
+import atexit
+import functools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -12,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import GroupName, _resolve_process_group  # type: ignore[attr-defined] # not public
 
-from moetune.comm.exit import exit_cleanly
 from moetune.comm.group import Communicator, ReduceOp
 from moetune.comm.transfer import GroupRank, GroupTransfer, Transfer
 from moetune.domain.errors import InputError
@@ -25,6 +33,9 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 _OPS: Mapping[ReduceOp, dist.ReduceOp.RedOpType] = MappingProxyType(
     {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 )
+_GLOO_THREAD = "pt_gloo_runloop"
+_THREADS = Path("/proc/self/task")
+_PAUSE_SECONDS, _PATIENCE_SECONDS, _FIXED_SECONDS = 0.01, 10.0, 0.2
 
 
 class GroupCommunicator(Communicator):
@@ -218,3 +229,48 @@ def _range(name: str) -> AbstractContextManager[object]:
     """Return a range for the profiler that runs now: a range that nobody sees takes 7 µs, too."""
     is_profiled = torch._C._autograd._profiler_enabled()  # noqa: SLF001 - no public name
     return torch.profiler.record_function(f"moetune {name}") if is_profiled else nullcontext()
+
+
+@functools.cache
+def exit_cleanly() -> None:
+    """Register `wait_for_workers` to run when the interpreter closes; once a process.
+
+    It involves no other rank. Handlers of `atexit` that are registered later run before it and may
+    use collectives; exit code, output and all other handlers are unchanged.
+    """
+    atexit.register(wait_for_workers)
+
+
+def wait_for_workers() -> None:
+    """Wait, without the interpreter's lock, until gloo's threads have slept through a pause.
+
+    A thread that still frees tensors is runnable, or wakes as soon as it gets the lock, which is
+    free during the pause. Only a thread with nothing to do, or in an exchange that no other rank
+    has joined, sleeps on. Without Linux's /proc the wait has a fixed length.
+    """
+    if not _THREADS.is_dir():
+        time.sleep(_FIXED_SECONDS)
+        return
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    before = _workers()
+    while before and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+        now = _workers()
+        if now == before and all(status["State"].startswith("S") for status in now.values()):
+            return
+        before = now
+
+
+def _workers() -> dict[str, dict[str, str]]:
+    """Return the state of each of gloo's threads, and how often it was scheduled."""
+    found = {}
+    for thread in _THREADS.iterdir():
+        try:
+            lines = (thread / "status").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # the thread ended meanwhile
+        status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        if status["Name"] == _GLOO_THREAD:
+            keys = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+            found[thread.name] = {key: status[key] for key in keys}
+    return found

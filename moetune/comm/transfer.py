@@ -1,8 +1,8 @@
-"""Transfers: collectives that were issued and are waited for, and the error when one fails."""
+"""Transfers that were issued and are waited for: collectives, with their errors, and streams."""
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from moetune.domain.errors import CollectiveError
 
+Wait = Callable[[], None]
+"""Makes the current stream, or the host on a CPU, wait for a transfer."""
 _MANY_RANKS = 16
 _ADVICE = "a rank died, left early or was too slow: look at the other ranks' output"
 _ADVICE_ON_GPU = (
@@ -149,3 +151,53 @@ def _spelled(members: Sequence[int]) -> str:
         return f"ranks {first} to {last} of the world"
     shown = ", ".join(map(str, members[:_MANY_RANKS]))
     return f"ranks {shown}{', …' if len(members) > _MANY_RANKS else ''} of the world"
+
+
+class SideStream:
+    """The stream for transfers in one direction, which run one after another.
+
+    On a CPU there is none: transfers take the caller's time. Buffers are allocated and freed on
+    the computing stream, which waits for the transfer's event before it frees: `record_stream` is
+    not needed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def run(self, transfer: Callable[[], Wait | None]) -> Wait:
+        """Begin a transfer behind everything issued to the current stream.
+
+        Args:
+            transfer: starts it; a wait that it returns runs before that for the stream.
+        """
+        if self._stream is None:
+            return transfer() or nothing
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            wait = transfer()
+        done = self._stream.record_event()
+
+        def join() -> None:
+            if wait is not None:
+                wait()
+            torch.cuda.current_stream(self._device).wait_event(done)
+
+        return join
+
+    def run_late(self, transfer: Callable[[], None]) -> Wait:
+        """Begin a transfer as `run` does; on a CPU only when the returned wait is called."""
+        return transfer if self._stream is None else self.run(transfer)
+
+    def mark(self) -> Wait:
+        """Return a function that blocks the host until the transfers so far are over."""
+        return nothing if self._stream is None else self._stream.record_event().synchronize
+
+    def synchronize(self) -> None:
+        """Block the host until the stream is idle."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+def nothing() -> None:
+    """Wait for nothing."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from moetune.domain.cluster import DeviceKind
-from moetune.runtime.stamps import stamp_now
+from moetune.runtime.trace import stamp_now
 
 _FLUSHED_L2_SIZES = 2
 # Above every GPU's clock: a sleep of so many cycles is never too short.

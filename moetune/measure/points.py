@@ -25,7 +25,6 @@ from moetune.measure.grid import (
     rows_grid,
     sustained,
 )
-from moetune.measure.groups import spread_groups
 from moetune.measure.layer_points import (
     gate_points,
     launch_points,
@@ -36,6 +35,7 @@ from moetune.measure.layer_points import (
     tensor_points,
     uneven_points,
 )
+from moetune.measure.ranks import spread_groups
 from moetune.measure.sizes import memory_bytes
 
 _MEMORY_SHARE = 8

@@ -1,11 +1,11 @@
-"""Communicators of the ranks that measure together: the measured groups, and two for agreement.
+"""Ranks that measure together: how layouts group them, and their communicators.
 
 A session opens them first. Agreement uses gloo groups of its own, so that it never comes between
 the collectives that are measured: one for the main thread, one for the thread of a background load.
 """
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,12 +13,55 @@ import torch.distributed as dist
 from moetune.comm.agree import largest
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.group import Communicator
-from moetune.domain.cluster import Group
+from moetune.domain.cluster import Group, Machine, canonical
 from moetune.measure.device import Device
-from moetune.measure.groups import members
 
 _TIMEOUT_SECONDS = 120.0
 _MEMORY_STEP_BYTES = 2**28
+
+
+def spread_groups(sizes: Sequence[int], machine: Machine) -> tuple[Group, ...]:
+    """Return how layouts of the machine spread groups of those sizes evenly over nodes.
+
+    Tensor parallelism takes consecutive ranks; an expert- or data-parallel group then takes
+    every T-th rank, T a divisor of the node, so that k = devices_per_node / T ranks of each node
+    belong to it; stages follow one another from node to node.
+
+    Returns:
+        Each size's spreads, those with the fewest ranks in a node first.
+    """
+    per_node = machine.devices_per_node
+    num_nodes = machine.num_devices // per_node
+    groups = [
+        (size, size // here)
+        for size in sorted(sizes)
+        for here in range(1, per_node + 1)
+        if size % here == 0 and per_node % here == 0 and 1 < size // here <= num_nodes
+    ]
+    return tuple(group for group in groups if canonical(group, machine) == group)
+
+
+def members(group: Group, *, num_ranks: int, ranks_per_node: int) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of every group of that kind; together they tile the ranks.
+
+    Ranks beyond the last full group, or the last full set of nodes, belong to none.
+    """
+    size, num_nodes = group
+    if not num_nodes:
+        firsts = range(0, num_ranks - size + 1, size)
+        return tuple(tuple(range(first, first + size)) for first in firsts)
+    here = size // num_nodes
+    stride = ranks_per_node // here
+    nodes = range(0, num_ranks // ranks_per_node - num_nodes + 1, num_nodes)
+    return tuple(
+        tuple(
+            node * ranks_per_node + lane + place * stride
+            for node in range(first, first + num_nodes)
+            for place in range(here)
+        )
+        for first in nodes
+        for lane in range(stride)
+    )
 
 
 class MeasuringRanks:
@@ -27,15 +70,11 @@ class MeasuringRanks:
     Attributes:
         control: used by the main thread.
         votes: used by the thread of a background load.
-
-    Args:
-        timeout_seconds: how long a rank waits for the others before it gives up.
     """
 
-    def __init__(self, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-        self._timeout_seconds = timeout_seconds
+    def __init__(self) -> None:
         self.control, self.votes = (
-            new_communicator(purpose=purpose, backend="gloo", timeout_seconds=timeout_seconds)
+            new_communicator(purpose=purpose, backend="gloo", timeout_seconds=_TIMEOUT_SECONDS)
             for purpose in ("control of the measurements", "votes of a background load")
         )
         self._groups: dict[Group, Communicator | None] = {}
@@ -56,7 +95,7 @@ class MeasuringRanks:
             group, num_ranks=self.control.num_ranks, ranks_per_node=ranks_per_node
         ):
             made = dist.new_group(
-                list(ranks), timeout=dt.timedelta(seconds=self._timeout_seconds),
+                list(ranks), timeout=dt.timedelta(seconds=_TIMEOUT_SECONDS),
                 group_desc="moetune: measured collectives",
             )  # fmt: skip
             if self.control.rank in ranks:

@@ -24,7 +24,7 @@ titan_interface.provide()  # stand-ins where torchtitan is not installed
 from torchtitan.models.common import moe, token_dispatcher  # noqa: E402 - behind `provide`
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts  # noqa: E402 - behind `provide`
 
-from moetune.adapters import titan_layer  # noqa: E402 - behind `provide`
+from moetune.adapters import layers  # noqa: E402 - behind `provide`
 from moetune.adapters import torchtitan as adapter  # noqa: E402 - behind `provide`
 
 
@@ -138,7 +138,7 @@ def test_plans_of_other_layers_and_unknown_experts_are_refused(tmp_path: Path) -
         titan_workers.build(plan=plan).parallelize(titan_interface.dims())
     linear: Any = nn.Linear(2, 2)
     with pytest.raises(moetune.InputError, match="Linear has parameters bias, weight"):
-        titan_layer.titan_layer(linear, None, None, top_k=1)
+        layers.titan_layer(linear, None, None, top_k=1)
 
 
 def test_an_older_torchtitan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store
 
-from moetune.comm.exit import exit_cleanly
+from moetune.comm.process_group import exit_cleanly
 
 NUM_RANKS = 2
 FREEING_SECONDS = 0.15

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.comm.exit import wait_for_workers
+from moetune.comm.process_group import wait_for_workers
 
 EARLIER = "an earlier handler\n"
 Endings = dict[str, list[tuple[int, str]]]
@@ -52,7 +52,7 @@ def test_a_process_without_gloo_does_not_wait(
     """Threads of another kind are there; those of this process may be gloo's, from other tests."""
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "status").write_text("Name:\tpython\nState:\tR (running)\n")
-    monkeypatch.setattr("moetune.comm.exit._THREADS", tmp_path)
+    monkeypatch.setattr("moetune.comm.process_group._THREADS", tmp_path)
     monkeypatch.setattr("time.sleep", lambda _: pytest.fail("nothing to wait for"))
 
     wait_for_workers()

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from moetune.domain.cluster import Group, Machine, canonical, nodes_of
-from moetune.measure.groups import members, spread_groups
+from moetune.measure.ranks import members, spread_groups
 
 SHAPES = ((4, 2), (8, 2), (8, 4), (16, 4), (32, 8), (12, 6))
 

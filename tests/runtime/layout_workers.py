@@ -11,7 +11,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from examples.language_model import LanguageModel, staged_language_model
 from moetune.runtime.moe.layer import ExpertLayer
-from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
+from moetune.runtime.moe.placement import cut, is_dtensor, local_part
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
 from tests.runtime.random_layouts import NUM_STEPS, SEED, Trained, World

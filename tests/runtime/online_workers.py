@@ -16,9 +16,8 @@ from moetune.domain.layer import LayerKey, LayerShape, Phase
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
-from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.book import PlanBook, share_plans
 from moetune.runtime.plans.online import OnlineSearch
-from moetune.runtime.plans.shared import share_plans
 from moetune.runtime.plans.tuner import Tuner, TuningTask
 from moetune.store import open_store
 from tests.runtime.faults import make

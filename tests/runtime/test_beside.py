@@ -19,7 +19,7 @@ from moetune.comm.group import OneRank
 from moetune.comm.transfer import Done, Transfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
-from moetune.runtime.delayed import WeightGradients
+from moetune.runtime.autograd import WeightGradients
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.timers import CallWatch, Watch, device_clock
 from tests.cuda_kit import FakeCuda

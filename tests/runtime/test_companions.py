@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import moetune
+from moetune.comm.gloo import communicator_of
 from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
@@ -68,7 +69,7 @@ def _gradients_alone(num: int = 1, **options: Any) -> dict[str, torch.Tensor]:
     return {name: each.grad for name, each in net.named_parameters() if each.grad is not None}
 
 
-def _check_gradients(net: nn.Module, wanted: dict[str, torch.Tensor]) -> None:
+def _check_gradients(net: Any, wanted: dict[str, torch.Tensor]) -> None:
     """Hold this rank's gradients against those of one process, its own experts' among them."""
     for name, parameter in net.named_parameters():
         if name not in wanted:
@@ -79,7 +80,8 @@ def _check_gradients(net: nn.Module, wanted: dict[str, torch.Tensor]) -> None:
         if isinstance(found, DTensor):
             found = found.full_tensor()
         elif ".experts." in name:
-            whole = whole.chunk(dist.get_world_size())[dist.get_rank()]
+            ranks = net.moe.communicator
+            whole = whole.chunk(ranks.num_ranks)[ranks.rank]
         check_equal({name: found}, {name: whole})
 
 
@@ -351,6 +353,19 @@ def replicas_of_experts_stay_equal_under_ddp() -> None:
         check_equal(whole_state(net), wanted)
 
 
+def replicas_of_experts_are_averaged_behind_the_last_micro_batch() -> None:
+    wanted, (first, last) = _gradients_alone(2), _mine(2)
+    for accumulates in (True, False):
+        net: Any = moetune.prepare_ddp(Net(group=_pairs()))
+        wrapped = DistributedDataParallel(net)
+        with wrapped.no_sync() if accumulates else contextlib.nullcontext():
+            (loss_of(wrapped, first) / 2).backward()
+        sums = communicator_of(None).all_gather_values(net.moe.experts.w1.grad.sum(), "sums")
+        assert len(sums.unique()) == (4 if accumulates else 2)
+        (loss_of(wrapped, last) / 2).backward()
+        _check_gradients(net, wanted)
+
+
 def replicas_of_experts_are_shards_under_fsdp() -> None:
     group = _pairs()
     mesh = init_device_mesh(CPU, (2, 2), mesh_dim_names=("copies", "ep"))
@@ -431,6 +446,7 @@ def a_layout_takes_the_groups_of_a_mesh() -> None:
 
 FOUR_RANKS: tuple[Callable[[], None], ...] = (
     replicas_of_experts_stay_equal_under_ddp,
+    replicas_of_experts_are_averaged_behind_the_last_micro_batch,
     replicas_of_experts_are_shards_under_fsdp,
     a_group_of_one_is_dense,
     groups_outside_of_the_wrapper_are_refused,

@@ -13,7 +13,7 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation
 from moetune.domain.plan import Decision
-from moetune.runtime.delayed import WeightGradients
+from moetune.runtime.autograd import WeightGradients
 from moetune.runtime.moe.layer import MoELayer
 
 WIDTH, TOKENS = 16, 24

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from moetune.comm.transfer import Wait
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import Activation
 from moetune.domain.plan import Decision
+from moetune.measure.device import drop
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.offload import DeviceCopies
 from moetune.runtime.moe.products import RowPart
@@ -34,22 +36,14 @@ def test_a_second_backward_pass_says_why_it_cannot_be() -> None:
         loss.backward()
 
 
-class LateCopy:
+class LateCopies(DeviceCopies):
     """Copies only when it is waited for, as late as a stream may."""
 
-    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        self._source, self._target = source, target
+    def save(self, rows: torch.Tensor, host: torch.Tensor) -> Wait:
+        return lambda: drop(host.copy_(rows))
 
-    def wait(self) -> None:
-        self._target.copy_(self._source)
-
-
-class LateCopies(DeviceCopies):
-    def save(self, rows: torch.Tensor, host: torch.Tensor) -> LateCopy:
-        return LateCopy(rows, host)
-
-    def load(self, host: torch.Tensor, rows: torch.Tensor) -> LateCopy:
-        return LateCopy(host, rows)
+    def load(self, host: torch.Tensor, rows: torch.Tensor) -> Wait:
+        return lambda: drop(rows.copy_(host))
 
     def drain(self) -> None:
         """Copy nothing more."""
@@ -79,7 +73,7 @@ class RecordedCopies(LateCopies):
     def __init__(self, events: list[str]) -> None:
         self._events = events
 
-    def load(self, host: torch.Tensor, rows: torch.Tensor) -> LateCopy:
+    def load(self, host: torch.Tensor, rows: torch.Tensor) -> Wait:
         self._events.append("load")
         return super().load(host, rows)
 

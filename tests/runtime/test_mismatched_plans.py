@@ -12,8 +12,7 @@ from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
-from moetune.runtime.plans.book import PlanBook, described
-from moetune.runtime.plans.shared import read_plans, share_plans
+from moetune.runtime.plans.book import PlanBook, described, read_plans, share_plans
 from tests.ranks import run_ranks
 from tests.runtime.faults import same_text
 from tests.runtime.plans import small_plan

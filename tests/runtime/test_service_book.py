@@ -14,9 +14,8 @@ from moetune.domain.operations import Operation
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Observation
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.book import PlanBook, share_plans
 from moetune.runtime.plans.reports import ObservationSender, StepReporter
-from moetune.runtime.plans.shared import share_plans
 from tests.runtime.online_workers import SHAPE, MadeUp, train
 from tests.runtime.plans import small_plan
 

@@ -18,8 +18,8 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.placement import check_order
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.withdrawn import common_degree
-from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_on_first
-from moetune.runtime.plans.shared import plans_of
+from moetune.runtime.plans.book import PlanBook, plans_of, warn_on_first
+from moetune.runtime.plans.monitor import LayerPlans
 from moetune.runtime.plans.timers import Watch
 
 _SHOWN_EXPERTS = 8

@@ -8,7 +8,7 @@ even one without rows, because the others' collectives would wait for it.
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -19,12 +19,12 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
-from moetune.runtime.delayed import WeightGradients
+from moetune.runtime.autograd import WeightGradients
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights
 from moetune.runtime.moe.pairs import PairWeights
-from moetune.runtime.moe.weight_grads import StepFactors
+from moetune.runtime.moe.weight_grads import GradientMean, StepFactors
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
 
@@ -76,29 +76,6 @@ def local_schedule(degree: int) -> Schedule:
 def leading(schedule: Schedule) -> Schedule:
     """Return the dispatches that are issued before any experts compute."""
     return tuple(itertools.takewhile(lambda step: step[0] == "dispatch", schedule))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientMean:
-    """Turns experts' gradients, sums over their group's tokens, into data-parallel means.
-
-    Args:
-        scale: factor of the gradients, 1 / data-parallel ranks.
-        replicas: ranks with the same experts, over which gradients are summed; one rank where
-            there are none, or where a wrapper does it.
-    """
-
-    scale: float = 1.0
-    replicas: Communicator = field(default_factory=OneRank)
-
-    def sum_replicas(self, grads: Iterable[torch.Tensor | None]) -> None:
-        """Sum the gradients over the replicas, in place."""
-        name = "the sum of experts' gradients over their replicas"
-        if type(self.replicas) is OneRank:
-            return
-        transfers = [self.replicas.all_reduce(each, name) for each in grads if each is not None]
-        for transfer in transfers:
-            transfer.wait()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

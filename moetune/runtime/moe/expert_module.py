@@ -17,11 +17,10 @@ from torch import nn
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.activations import FusedForm
-from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.function import MemoryPolicy, Work, run_experts
-from moetune.runtime.moe.local_parts import cut, is_dtensor, local_part
 from moetune.runtime.moe.optimizer_states import watch_optimizers
-from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.placement import ExpertPlacement, cut, is_dtensor, local_part
+from moetune.runtime.moe.weight_grads import GradientMean
 from moetune.runtime.moe.wrappers import (
     SpreadExperts,
     WrapperCheck,

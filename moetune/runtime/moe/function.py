@@ -5,7 +5,8 @@ A token's way to the wire: `layer`, `gate`, **function**, `executor`, the policy
 phase's buffers and handlers, and the executor runs them. The backward pass has a schedule of its
 own, because autograd's backward of chunked code does not overlap. Permutation, dispatch, experts
 and combine are one function: with the permutation outside, rows would have to have the same order
-backward as forward. `shared_work` cuts it in two where other work runs behind its exchanges.
+backward as forward. Where other work, such as shared experts, runs behind its exchanges it is cut
+in two.
 
 T tokens, K choices, D model width.
 """
@@ -19,13 +20,16 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from moetune.runtime.delayed import add_gradient
+from moetune.domain.errors import InputError
+from moetune.runtime.autograd import HiddenModes, add_gradient
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, leading
 from moetune.runtime.moe.experts import ExpertGrads
 
 Work = Callable[[], None]
 """Work that neither needs the experts' results nor exchanges anything with their ranks."""
+SharedWork = Callable[[], torch.Tensor]
+"""Gives what shared experts make of a layer's input, shaped as it."""
 _NUM_PARAMETERS = 5
 
 
@@ -139,7 +143,8 @@ class ExpertFunction(torch.autograd.Function):
                 phase.run(phase.schedule[len(leading(phase.schedule)) :])
             y_TD: torch.Tensor = phase.finish()
         ctx.policy, ctx.crossing = policy, crossing
-        if policy.context.weight_gradients is not None:
+        ctx.is_averaged = policy.context.gradients.is_due()
+        if ctx.is_averaged or policy.context.weight_gradients is not None:
             ctx.parameters = parameters  # a checkpoint would return copies of saved ones
         ctx.save_for_backward(weights_TK, *phase.saved, *parameters)
         return y_TD
@@ -229,21 +234,17 @@ def _parameter_grads(
     policy: MemoryPolicy = ctx.policy
     waiting = policy.context.weight_gradients
     if waiting is not None:
-        waiting.put(partial(_add_later, policy, phase.grads, ctx.parameters))
+        waiting.put(partial(_add_later, phase.grads, ctx.parameters))
         return (None,) * _NUM_PARAMETERS
-    grads = phase.grads.totals()
-    policy.context.gradients.sum_replicas(grads)
-    return grads
+    if ctx.is_averaged:
+        policy.context.gradients.average(ctx.parameters)
+    return phase.grads.totals()
 
 
-def _add_later(
-    policy: MemoryPolicy, made: ExpertGrads, parameters: Sequence[torch.Tensor | None]
-) -> None:
+def _add_later(made: ExpertGrads, parameters: Sequence[torch.Tensor | None]) -> None:
     """Make the gradients of the parameters, and add them to theirs."""
     made.finish()
-    grads = made.totals()
-    policy.context.gradients.sum_replicas(grads)
-    for parameter, grad in zip(parameters, grads, strict=True):
+    for parameter, grad in zip(parameters, made.totals(), strict=True):
         if parameter is not None and grad is not None:
             add_gradient(parameter, grad)
 
@@ -281,3 +282,47 @@ class _Leave(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and of the weights, once the last results are there."""
         return *ctx.crossing.end(), None, None
+
+
+class CallersWork:
+    """The work of one call, under the caller's autocast and the caller's modes.
+
+    Args:
+        x: the layer's input.
+        modes: that do not see the layer.
+    """
+
+    def __init__(self, work: SharedWork, x: torch.Tensor, modes: HiddenModes) -> None:
+        self._work, self._x, self._modes = work, x, modes
+        kind = x.device.type
+        self._autocast = torch.autocast(
+            kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind),
+            cache_enabled=torch.is_autocast_cache_enabled(),
+        )  # fmt: skip
+        self._result = torch.empty(0)
+
+    def __call__(self) -> None:
+        """Do the work.
+
+        Raises:
+            InputError: it changes the layer's input, whose later chunks have not left yet, or
+                returns another shape.
+        """
+        x = self._x
+        before = None if x.is_inference() else x._version  # noqa: SLF001 - as autograd does
+        with self._modes.seeing(), self._autocast:
+            self._result = self._work()
+        if before is not None and x._version != before:  # noqa: SLF001
+            raise InputError(
+                "shared experts change their input in place while its rows travel to the experts",
+                "let them compute on a copy",
+            )
+        if self._result.shape != x.shape:
+            raise InputError(
+                f"shared experts return {tuple(self._result.shape)} for tokens {tuple(x.shape)}",
+                "they return what they are given, in shape",
+            )
+
+    def added_to(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the experts' outputs and the work's, in the dtype of those."""
+        return y + self._result.to(y.dtype)

@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.runtime.delayed import WeightGradients, add_gradient
-from moetune.runtime.moe.local_parts import cut, local_part
+from moetune.runtime.autograd import WeightGradients, add_gradient
+from moetune.runtime.moe.placement import cut, local_part
 from moetune.runtime.moe.products import widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
 

@@ -7,45 +7,15 @@ has streams of its own. Without, both are the same memory, and the caller copies
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
-from moetune.comm.transfer import Done
+from moetune.comm.transfer import SideStream, Wait, nothing
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.units import pinned_bytes
 from moetune.runtime.moe.workspace import MemoryTracker
-
-
-class Copy(Protocol):
-    """A copy under way."""
-
-    def wait(self) -> None:
-        """Order the current stream (on a CPU: the caller) behind the end of the copy."""
-
-
-class _OnStream:
-    """A copy on a stream, among the others of its kind until somebody waits for it."""
-
-    def __init__(
-        self,
-        stream: torch.cuda.Stream,
-        tensors: tuple[torch.Tensor, ...],
-        under_way: dict["_OnStream", None],
-    ) -> None:
-        self._event = stream.record_event()
-        self._device = stream.device
-        # Referenced until the wait, so that the allocator does not hand out their memory earlier.
-        self._tensors: tuple[torch.Tensor, ...] = tensors
-        self._under_way = under_way
-        under_way[self] = None
-
-    def wait(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
-        self._tensors = ()
-        self._under_way.pop(self, None)
 
 
 class DeviceCopies:
@@ -55,39 +25,49 @@ class DeviceCopies:
     """
 
     def __init__(self) -> None:
-        self._streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
-        self._under_way: dict[_OnStream, None] = {}
+        self._streams: dict[tuple[torch.device, str], SideStream] = {}
+        self._under_way: dict[object, Wait] = {}
 
     def __reduce__(self) -> tuple[type["DeviceCopies"], tuple[()]]:
         """A copy makes streams of its own."""
         return DeviceCopies, ()
 
-    def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
+    def save(self, rows: torch.Tensor, host: torch.Tensor) -> Wait:
         """Start a copy to the host, behind what the current stream has been given so far."""
         return self._start("to the host", rows.device, rows, host)
 
-    def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
+    def load(self, host: torch.Tensor, rows: torch.Tensor) -> Wait:
         """Start a copy to the device, behind what the current stream has been given so far."""
         return self._start("to the device", rows.device, host, rows)
 
     def drain(self) -> None:
         """Order the current streams behind every copy that nobody has waited for."""
-        for copy in tuple(self._under_way):
-            copy.wait()
+        for wait in tuple(self._under_way.values()):
+            wait()
 
     def _start(
         self, way: str, device: torch.device, source: torch.Tensor, target: torch.Tensor
-    ) -> Copy:
+    ) -> Wait:
         if device.type != "cuda":
             target.copy_(source)
-            return Done()
+            return nothing
         if (device, way) not in self._streams:
-            self._streams[device, way] = torch.cuda.Stream(device)
-        stream = self._streams[device, way]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
-        return _OnStream(stream, (source, target), self._under_way)
+            self._streams[device, way] = SideStream(device)
+        # Referenced until the wait, so that the allocator does not hand out their memory earlier.
+        held, key = [source, target], object()
+
+        def copy() -> None:
+            held[1].copy_(held[0], non_blocking=True)
+
+        copied = self._streams[device, way].run(copy)
+
+        def wait() -> None:
+            copied()
+            held.clear()
+            self._under_way.pop(key, None)
+
+        self._under_way[key] = wait
+        return wait
 
 
 class HostPool:
@@ -205,7 +185,7 @@ class Offload:
                 name: part.view(num_rows, width)
                 for (name, width), part in zip(widths.items(), values, strict=True)
             }
-        self._saving: dict[tuple[str, int], Copy] = {}
+        self._saving: dict[tuple[str, int], Wait] = {}
 
     def save(self, name: str, buffer: int, rows: torch.Tensor, mine: slice) -> None:
         """Start copying a chunk's rows to the host, if the strategy offloads them.
@@ -222,15 +202,15 @@ class Offload:
         """Wait for the last save from a buffer, before it is overwritten."""
         saving = self._saving.pop((name, buffer), None)
         if saving is not None:
-            saving.wait()
+            saving()
 
     def wait_for_saves(self) -> None:
         """Wait for all saves, so that the backward pass can load."""
         for saving in self._saving.values():
-            saving.wait()
+            saving()
         self._saving.clear()
 
-    def load(self, name: str, rows: torch.Tensor, mine: slice) -> Copy:
+    def load(self, name: str, rows: torch.Tensor, mine: slice) -> Wait:
         """Start copying a chunk's rows back.
 
         Raises:

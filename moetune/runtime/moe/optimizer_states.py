@@ -20,9 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.local_parts import is_dtensor
-from moetune.runtime.moe.placement import ExpertPlacement
-from moetune.runtime.moe.total_norm import sum_norms_over_ranks
+from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
+from moetune.runtime.moe.total_norm import Spread, sum_norms_over_ranks
 
 _ZERO = "ZeroRedundancyOptimizer"
 
@@ -35,9 +34,13 @@ def watch_optimizers(experts: nn.Module, placement: ExpertPlacement) -> None:
     _watch().placements[experts] = placement
 
 
-def spread_parameters() -> dict[int, ExpertPlacement]:
-    """Return the placement of each living parameter of experts over several ranks, by its id."""
-    return {id(parameter): placement for parameter, placement in _watch().parameters()}
+def spread_parameters() -> Spread:
+    """Return the living parameters of experts over several ranks, with those ranks."""
+    return [
+        (parameter, placement.group)
+        for parameter, placement in _watch().parameters()
+        if placement.group is not None
+    ]
 
 
 @functools.cache
@@ -46,7 +49,7 @@ def _watch() -> "_OptimizerWatch":
     watch = _OptimizerWatch()
     register_optimizer_step_pre_hook(watch.before_step)
     _agree_on_overflow(watch.ranks_of)
-    sum_norms_over_ranks(watch.of_gradients, spread_parameters)
+    sum_norms_over_ranks(spread_parameters)
     return watch
 
 
@@ -89,14 +92,6 @@ class _OptimizerWatch:
         for parameter in mine:
             states = optimizer.state.get(parameter, {})
             states.update(_converted(states, owners[id(parameter)], parameter, _loaded_part))
-
-    def of_gradients(self) -> dict[int, ExpertPlacement]:
-        """Return the placements of all experts' gradients, by the id of a gradient."""
-        return {
-            id(parameter.grad): placement
-            for parameter, placement in self.parameters()
-            if parameter.grad is not None
-        }
 
     def parameters(self) -> Iterator[tuple[nn.Parameter, ExpertPlacement]]:
         """Yield the living parameters of experts, and their placements."""

@@ -9,11 +9,12 @@ Experts that a plan has placed otherwise travel to their places in the natural o
 dict is made, and back when one is loaded: a checkpoint does not tell where its experts were.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,6 @@ from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator, group_named, name_of
 from moetune.domain.errors import InputError
 from moetune.domain.placement import places_of
-from moetune.runtime.moe.local_parts import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -293,3 +293,26 @@ def _sent_from(group: dist.ProcessGroup, local: torch.Tensor) -> torch.device:
     """Return the tensor's device, or one whose values the group's backend can send."""
     kinds = {device.type for device in group._device_types}  # noqa: SLF001 - torch has no public name
     return local.device if local.device.type in kinds else GroupCommunicator(group).device
+
+
+def is_dtensor(value: object) -> "TypeGuard[DTensor]":
+    """Return whether a value is a DTensor, without importing them where nobody has made one."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local_part(parameter: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return this rank's memory of a parameter, and its offsets in the whole."""
+    if not is_dtensor(parameter):
+        return parameter.detach(), (0,) * parameter.dim()
+    (chunk,) = parameter.__create_chunk_list__()
+    with torch.no_grad():
+        local: torch.Tensor = parameter.to_local()
+    return local, tuple(chunk.offsets)
+
+
+def cut(whole: torch.Tensor, offsets: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+    """Return the part of a tensor at the offsets."""
+    for dim, (offset, size) in enumerate(zip(offsets, shape, strict=True)):
+        whole = whole.narrow(dim, offset, size)
+    return whole

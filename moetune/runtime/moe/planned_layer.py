@@ -19,22 +19,20 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
-from moetune.runtime.delayed import WeightGradients
+from moetune.runtime.autograd import WeightGradients, unseen_by_selective_checkpoints
 from moetune.runtime.moe.decisions import LayerDecisions
 from moetune.runtime.moe.dispatch import GroupedRows, RowCounts, TokenPermutation
 from moetune.runtime.moe.dispatcher import AllGather, AllToAll
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import LocalExperts
-from moetune.runtime.moe.function import MemoryPolicy, Work
+from moetune.runtime.moe.function import CallersWork, MemoryPolicy, SharedWork, Work
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.loads import LoadRecorder
-from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.products import has_grouped
-from moetune.runtime.moe.shared_work import CallersWork, SharedWork
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import CallWatch
-from moetune.runtime.selective import unseen_by_selective_checkpoints
 from moetune.runtime.trace import SpanRecorder
 
 _MOST_EXPECTED = 4096

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from moetune.comm.transfer import Transfer
+from moetune.comm.transfer import Transfer, Wait
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import (
@@ -25,7 +25,7 @@ from moetune.runtime.moe.executor import (
 )
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.offload import Copy, Offload
+from moetune.runtime.moe.offload import Offload
 from moetune.runtime.moe.rings import Ring, TokenExchange, make_rings
 
 _AT_EXPERTS = 2
@@ -191,8 +191,8 @@ class _ReuseBackward(_ReusePhase):
         grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
         self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], grad_x_TD)
         self._returning: Transfer
-        self._loading_inputs: dict[int, Copy] = {}
-        self._loading_saved: dict[int, tuple[SavedActivations, list[Copy]]] = {}
+        self._loading_inputs: dict[int, Wait] = {}
+        self._loading_saved: dict[int, tuple[SavedActivations, list[Wait]]] = {}
 
     def begin(self) -> None:
         """Start loading the first chunk's pre-activations."""
@@ -228,7 +228,7 @@ class _ReuseBackward(_ReusePhase):
                 inputs, grads = self._by_expert(chunk, inputs, grads), inputs
             self._by_expert(chunk, arrived, grads)
         if chunk in self._loading_inputs:
-            self._loading_inputs.pop(chunk).wait()
+            self._loading_inputs.pop(chunk)()
         saved = self._restore(chunk, inputs)
         self.grads.run(
             grads, inputs, saved, part, grads, saved_is_free=partial(self._load_saved, chunk + 1),
@@ -257,7 +257,7 @@ class _ReuseBackward(_ReusePhase):
         """Return the pre-activations, loaded or computed again."""
         if chunk in self._loading_saved:
             saved, copies = self._loading_saved.pop(chunk)
-            for copy in copies:
-                copy.wait()
+            for wait in copies:
+                wait()
             return saved
         return self._project_up(chunk, inputs)

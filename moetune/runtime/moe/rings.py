@@ -74,45 +74,14 @@ def make_rings(
     }
 
 
-class Rotation:
-    """A ring whose next buffer goes to the next use, once the buffer's last use has ended."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-        self._num_uses = 0
-        self._endings: dict[int, Callable[[], None]] = {}
-
-    def take(self, rows: int) -> torch.Tensor:
-        """Return the next buffer, once its last use has ended."""
-        self.finish(self._num_uses - len(self._ring))
-        buffer = self._ring.take(self._num_uses, rows)
-        self._num_uses += 1
-        return buffer
-
-    def until(self, ending: Callable[[], None]) -> int:
-        """Set `ending`, which waits for the end of the use that began last; return its number."""
-        self._endings[self._num_uses - 1] = ending
-        return self._num_uses - 1
-
-    def finish(self, use: int) -> None:
-        """Wait for the end of a use, if it has not ended yet."""
-        ending = self._endings.pop(use, None)
-        if ending is not None:
-            ending()
-
-    def end(self) -> None:
-        """End every use, in the order of their beginnings."""
-        for use in sorted(self._endings):
-            self.finish(use)
-
-
 class TokenExchange:
     """Sends the tokens' rows and sums what comes back, in one rotation of buffers for both.
 
-    Where combines go first, one buffer more than a chunk has dispatches is enough, and transfers
-    never wait for a buffer. The next chunk's rows overwrite rows whose arrival the experts wait
-    for anyway, while the results of the chunk before travel. Results overwrite earlier results,
-    or rows that have arrived, while the next chunk's rows travel.
+    A buffer goes to its next use once its last one has ended. Where combines go first, one buffer
+    more than a chunk has dispatches is enough, and transfers never wait for a buffer. The next
+    chunk's rows overwrite rows whose arrival the experts wait for anyway, while the results of the
+    chunk before travel. Results overwrite earlier results, or rows that have arrived, while the
+    next chunk's rows travel.
 
     It holds no phase, which holds it: their buffers are free as soon as the step has ended.
 
@@ -128,34 +97,50 @@ class TokenExchange:
     ) -> None:
         self._dispatch = dispatch
         self._num_sent = list(map(sum, dispatch.counts.send_CP))
-        self._rotation, self._sum_TD = Rotation(ring), sum_TD
+        self._ring, self._sum_TD = ring, sum_TD
+        self._num_uses = 0
+        self._endings: dict[int, Callable[[], None]] = {}
         self._use_of: dict[int, int] = {}
 
     def dispatch(
         self, phase: DispatchedPhase, chunk: int, values_TD: torch.Tensor, into: torch.Tensor
     ) -> None:
         """Send the chunk's rows of `values_TD`; those of this rank's experts go to `into`."""
-        rows = self._rotation.take(self._num_sent[chunk])
+        rows = self._take(self._num_sent[chunk])
         tokens = self._dispatch.tokens_N[self._dispatch.sent[chunk]]
         torch.index_select(values_TD, 0, tokens, out=rows)
         transfer = phase.send(chunk, rows, into)
-        self._rotation.until(transfer.wait)
+        self._endings[self._num_uses - 1] = transfer.wait
 
     def combine(self, phase: DispatchedPhase, chunk: int, results: torch.Tensor) -> None:
         """Send the experts' results back."""
-        rows = self._rotation.take(self._num_sent[chunk])
+        rows = self._take(self._num_sent[chunk])
         transfer = phase.send_back(chunk, results, rows)
-        self._use_of[chunk] = self._rotation.until(partial(self._add, chunk, rows, transfer))
+        self._use_of[chunk] = self._num_uses - 1
+        self._endings[self._num_uses - 1] = partial(self._add, chunk, rows, transfer)
 
     def wait_for(self, chunk: int) -> None:
         """Wait for the chunk's results: they have left the experts' buffer then."""
         if chunk in self._use_of:
-            self._rotation.finish(self._use_of.pop(chunk))
+            self._end_use(self._use_of.pop(chunk))
 
     def finish(self) -> torch.Tensor:
         """Return the sum, once all results have arrived."""
-        self._rotation.end()
+        for use in sorted(self._endings):
+            self._end_use(use)
         return self._sum_TD
+
+    def _take(self, rows: int) -> torch.Tensor:
+        """Return the next use's buffer, once the buffer's last use has ended."""
+        self._end_use(self._num_uses - len(self._ring))
+        self._num_uses += 1
+        return self._ring.take(self._num_uses - 1, rows)
+
+    def _end_use(self, use: int) -> None:
+        """Wait for the end of a use, if it has not ended yet."""
+        ending = self._endings.pop(use, None)
+        if ending is not None:
+            ending()
 
     def _add(self, chunk: int, rows: torch.Tensor, transfer: Transfer) -> None:
         transfer.wait()

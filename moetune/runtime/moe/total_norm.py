@@ -1,37 +1,118 @@
-"""torch's own `clip_grad_norm_`, by the norm of all ranks' experts.
+"""The norm of gradients of which ranks have parts: of experts, and of shards in DTensors.
 
-torch takes plain gradients for equal ones: each rank would clip by the norm of its own experts, and
-the replicas of everything else would drift apart. Scripts import the function before there is a
-layer, so that the norm is replaced that it calls. That is given gradients alone: parameters, of
-which a rank may have no gradient while others do, are read from the caller's frame.
+torch's own `clip_grad_norm_` takes plain gradients for equal ones: each rank would clip by the norm
+of its own experts, and the replicas of everything else would drift apart. Scripts import the
+function before there is a layer, so that the norm is replaced that it calls. That is given
+gradients alone: parameters, of which a rank may have no gradient while others do, are read from the
+caller's frame.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement
 from torch.nn.utils import clip_grad
 
 from moetune.comm.gloo import communicator_of
+from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.local_parts import is_dtensor
-from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.placement import is_dtensor
 
-_Placements = Callable[[], dict[int, ExpertPlacement]]
+Spread: TypeAlias = list[tuple[nn.Parameter, dist.ProcessGroup]]
+"""Experts' parameters, with the ranks that have the other experts."""
+GradientParts: TypeAlias = dict[tuple[Communicator, ...], list[torch.Tensor]]
+"""This rank's gradients by the groups over which they are cut."""
+_CPU = torch.device("cpu")
+_NORM = "the gradients' norms of all ranks"
 _CLIPS = inspect.unwrap(clip_grad.clip_grad_norm_).__code__
 
 
-def sum_norms_over_ranks(placements: _Placements, of_parameters: _Placements) -> None:
-    """Let torch's `clip_grad_norm_` sum the norms of experts over their ranks, from now on.
+def gradient_parts(parameters: Iterable[nn.Parameter], spread: Spread) -> GradientParts:
+    """Return parameters' gradients by the groups over which they are cut, equal on all ranks.
 
-    A rank whose experts have no gradient takes part with none.
+    Parameters tell the groups: a rank without gradients of its experts takes part in the norm. Of
+    each group the first gradient is a zero, in at least float32.
+    """
+    owners = {id(parameter): group for parameter, group in spread}
+    communicator, groups_of = functools.cache(communicator_of), functools.cache(_groups_of)
+    parts: GradientParts = {}
+    for parameter in parameters:
+        grad, groups = parameter.grad, tuple[Communicator, ...]()
+        cut = parameter if grad is None else grad
+        if is_dtensor(cut):
+            groups = groups_of(cut.device_mesh, cut.placements)
+            grad = None if grad is None else cut.to_local()
+        elif id(parameter) in owners:
+            groups = (communicator(owners[id(parameter)]),)
+        if groups not in parts:
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            parts[groups] = [torch.zeros((), dtype=dtype, device=parameter.device)]
+        if grad is not None:
+            parts[groups].append(grad)
+    return parts
+
+
+def norm_of_parts(
+    parts: GradientParts, norm_type: float = 2.0, *, device: torch.device = _CPU
+) -> torch.Tensor:
+    """Return the norm of all ranks' gradients in float64; the groups' ranks call this together.
 
     Args:
-        placements: gives those of the experts' gradients, by the id of a gradient.
-        of_parameters: those of the experts' parameters, by their ids.
+        device: of the result where there are no gradients.
+
+    Raises:
+        CollectiveError: a rank left.
+    """
+    norms = [_norm_over(groups, grads, norm_type) for groups, grads in parts.items()]
+    norms = norms or [torch.zeros((), dtype=torch.float64, device=device)]
+    return _norm([norm.to(norms[0].device) for norm in norms], norm_type)
+
+
+def norm_over_ranks(norm: torch.Tensor, group: Communicator, norm_type: float) -> torch.Tensor:
+    """Return the norm over a group of ranks, each of which has one."""
+    total: torch.Tensor = torch.linalg.vector_norm(group.all_gather_values(norm, _NORM), norm_type)
+    return total
+
+
+def _norm_over(
+    groups: Sequence[Communicator], grads: Sequence[torch.Tensor], norm_type: float
+) -> torch.Tensor:
+    """Return the norm of gradients over the groups' ranks, in float64."""
+    zero, *given = grads
+    wide = [
+        torch.linalg.vector_norm(
+            grad, norm_type, dtype=torch.promote_types(grad.dtype, torch.float32)
+        )
+        for grad in given
+    ]
+    norm = _norm([each.to(zero.device, torch.float64) for each in (zero, *wide)], norm_type)
+    for group in groups:
+        norm = norm_over_ranks(norm, group, norm_type)
+    return norm
+
+
+def _norm(norms: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([*norms]), norm_type)
+    return total
+
+
+def _groups_of(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Communicator, ...]:
+    """Return the groups of the mesh's dimensions over which a DTensor is cut."""
+    dims = [dim for dim, cut in enumerate(placements) if not cut.is_replicate()]
+    return tuple(communicator_of(mesh.get_group(dim)) for dim in dims)
+
+
+def sum_norms_over_ranks(spread: Callable[[], Spread]) -> None:
+    """Let torch's `clip_grad_norm_` take experts' norms over their ranks, from now on.
+
+    Args:
+        spread: gives the living parameters of experts.
     """
     norm_of = clip_grad._get_total_norm  # noqa: SLF001 - torch has no hook here
 
@@ -43,64 +124,34 @@ def sum_norms_over_ranks(placements: _Placements, of_parameters: _Placements) ->
         error_if_nonfinite: bool = False,  # noqa: FBT002 - torch's signature
         foreach: bool | None = None,
     ) -> torch.Tensor:
-        grads = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        owners = placements() if grads else {}
-        _check_meshes(grads, owners)
-        parts: dict[Any, list[torch.Tensor]] = _without_gradients(of_parameters)
-        for grad in grads:
-            owner = None if is_dtensor(grad) else owners.get(id(grad))
-            group = None if owner is None else owner.group
-            parts.setdefault(group, []).append(grad)
-        norms = [
-            _over_ranks(norm_of(mine, norm_type, foreach=foreach), group, float(norm_type))
-            for group, mine in parts.items()
-        ]
-        return norm_of(norms, norm_type, error_if_nonfinite, foreach)
+        parameters, living = _clipped_parameters(), spread()
+        mine = {id(parameter) for parameter, _ in living}
+        experts = [parameter for parameter in parameters if id(parameter) in mine]
+        if experts:
+            _check_meshes(parameters)
+        if all(map(is_dtensor, experts)):
+            return norm_of(tensors, norm_type, error_if_nonfinite, foreach)
+        norm = norm_of_parts(gradient_parts(parameters, living), float(norm_type))
+        narrow = norm.to(torch.promote_types(experts[0].dtype, torch.float32))
+        return norm_of([narrow], norm_type, error_if_nonfinite, foreach)
 
     clip_grad._get_total_norm = total_norm  # noqa: SLF001
 
 
-def _without_gradients(of_parameters: _Placements) -> dict[Any, list[torch.Tensor]]:
-    """Return a zero for each group of experts that torch clips, of which none has a gradient here.
-
-    Groups are in the order of the parameters, as on all ranks; those with gradients have no zero.
-    """
+def _clipped_parameters() -> list[nn.Parameter]:
+    """Return the parameters that torch's `clip_grad_norm_` was given; none outside of a call."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not _CLIPS:
         frame = frame.f_back
-    if frame is None:
-        return {}
-    clipped: list[nn.Parameter] = [*frame.f_locals["parameters"]]
-    owners = of_parameters()
-    groups: dict[Any, list[torch.Tensor]] = {}
-    for parameter in clipped:
-        owner = owners.get(id(parameter))
-        if owner is None or owner.group is None or is_dtensor(parameter):
-            continue
-        zeros = groups.setdefault(owner.group, [parameter.new_zeros(())])
-        if parameter.grad is not None:
-            zeros.clear()
-    return groups
+    return [] if frame is None else [*frame.f_locals["parameters"]]
 
 
-def _check_meshes(grads: Iterable[torch.Tensor], owners: Mapping[int, ExpertPlacement]) -> None:
+def _check_meshes(parameters: Iterable[nn.Parameter]) -> None:
     """Raise InputError where experts and the rest are sharded over meshes that torch cannot mix."""
-    sharded = [grad for grad in grads if is_dtensor(grad)]
-    if len({grad.device_mesh for grad in sharded}) > 1 and any(
-        id(grad) in owners for grad in grads
-    ):
+    grads = [parameter.grad for parameter in parameters]
+    if len({grad.device_mesh for grad in grads if is_dtensor(grad)}) > 1:
         raise InputError(
             "experts under FSDP2 are sharded over other ranks than the rest, and torch's "
             "clip_grad_norm_ takes one mesh",
             "use moetune.clip_grad_norm_(model, max_norm)",
         )
-
-
-def _over_ranks(norm: torch.Tensor, group: Any, norm_type: float) -> torch.Tensor:  # noqa: ANN401
-    """Return the norm over a group of ranks, each of which has one; None for this rank's alone."""
-    if group is None:
-        return norm
-    communicator = communicator_of(group)
-    norms = communicator.all_gather_values(norm, "the gradients' norms of all ranks")
-    total: torch.Tensor = torch.linalg.vector_norm(norms, norm_type)
-    return total

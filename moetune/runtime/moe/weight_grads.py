@@ -1,14 +1,18 @@
-"""Sums of the experts' gradients over chunks, and the factors that wait for the end of a step.
+"""Sums of the experts' gradients over chunks, factors that wait for a step's end, and means.
 
 `experts` adds each chunk's factors here. Sums need no memory beyond the gradients.
 
 R rows, E local experts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 
+from moetune.comm.group import Communicator, OneRank
+from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.products import RowPart, add_product, grouped_product, widened_mm
@@ -222,3 +226,47 @@ def add_factors(
         sums[matrix].add_gemm(x, y, part)
     if bias in sums:
         sums[bias].add_rows(y, part, weights_R1)
+
+
+class GradientMean:
+    """Turns experts' gradients, sums over their group's tokens, into data-parallel means.
+
+    Replicas are averaged at the end of a backward pass, once its gradients have been accumulated.
+    Those of micro-batches under DistributedDataParallel's `no_sync` add up until the last one.
+
+    Args:
+        scale: factor of a pass's gradients, 1 / ranks of the experts' group.
+        replicas: ranks with the same experts; one rank where there are none, or where a wrapper
+            averages them.
+    """
+
+    def __init__(self, *, scale: float = 1.0, replicas: Communicator | None = None) -> None:
+        self.scale, self.replicas = scale, replicas or OneRank()
+        self._is_last = True
+        self._made: dict[int, torch.Tensor] = {}
+
+    def is_due(self) -> bool:
+        """Return whether replicas are averaged behind the backward pass of a forward pass."""
+        if self.replicas.num_ranks > 1 and not is_in_backward():
+            wrapper = DistributedDataParallel._active_ddp_module  # noqa: SLF001 - as `no_sync`
+            self._is_last = wrapper is None or wrapper.require_backward_grad_sync
+            self._made.clear()  # of a pass that failed
+        return self.replicas.num_ranks > 1 and self._is_last
+
+    def average(self, parameters: Iterable[torch.Tensor | None]) -> None:
+        """Average the parameters' gradients when the running backward pass ends."""
+        self._made |= {
+            id(parameter): parameter
+            for parameter in parameters
+            if parameter is not None and parameter.requires_grad
+        }
+        Variable._execution_engine.queue_callback(self._average_now)  # noqa: SLF001 - as FSDP2 does
+
+    def _average_now(self) -> None:
+        made, self._made = self._made, {}
+        grads = [each.grad for each in made.values() if each.grad is not None]
+        name = "the mean of experts' gradients over their replicas"
+        transfers = [self.replicas.all_reduce(grad, name) for grad in grads]
+        for grad, transfer in zip(grads, transfers, strict=True):
+            transfer.wait()
+            grad.div_(self.replicas.num_ranks)

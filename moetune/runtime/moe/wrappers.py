@@ -16,9 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.local_parts import is_dtensor
 from moetune.runtime.moe.optimizer_states import watch_optimizers
-from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
 
 _PREPARE = "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then"
 

@@ -22,11 +22,10 @@ from moetune.comm.gloo import group_of_members, new_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.domain.errors import InputError
-from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.expert_module import LocalExperts
-from moetune.runtime.moe.local_parts import is_dtensor, local_part
-from moetune.runtime.moe.placement import EXPERTS
+from moetune.runtime.moe.placement import EXPERTS, is_dtensor, local_part
 from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.moe.weight_grads import GradientMean
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.replicas import (
     check_placements,

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import distribute_tensor
 
 from moetune.comm.gloo import communicator_of
 from moetune.domain.errors import InputError
 from moetune.domain.pipeline import stage_sizes
 from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from moetune.domain.training import FoldedLayout
-from moetune.runtime.moe.local_parts import cut, is_dtensor, local_parts
+from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.parallel.chain import Chain, trace_chain
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.model_stage import ModelStage, StageRange
@@ -75,35 +76,34 @@ class ParallelModel(Stages):
             InputError: a name is missing, or a tensor has another shape.
             CollectiveError: a rank left.
         """
-        own = self.state_dict()
-        for name, value in own.items():
-            given = state.get(name)
-            if given is None or given.shape != value.shape:
-                found = "not there" if given is None else f"of shape {tuple(given.shape)}"
-                raise InputError(
-                    f"{name} of shape {tuple(value.shape)} is {found} in the state dict",
-                    "give the state dict of the whole model",
-                )
-        for name, value in own.items():
-            given = state[name]
-            if is_dtensor(given):
-                here = value.to_local() if is_dtensor(value) else value
-                here.copy_(given.to_local())
-                continue
-            for local, offsets in local_parts(value):
-                local.copy_(cut(given, offsets, local.shape))
-        self._place(own)
+        models = [part.model for part in self.parts if isinstance(part, ModelStage)]
+        mine = [
+            {
+                name: _spread_as(name, value, state.get(name))
+                for name, value in model.state_dict().items()
+            }
+            for model in models
+        ]
+        for model, values in zip(models, mine, strict=True):
+            model.load_state_dict(values)
 
-    def _place(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take placed experts, of which the state dict has copies, to their places."""
-        for part in self.parts:
-            for name, layer in named_layers(part):
-                experts, prefix = layer.experts, f"{name.removeprefix('model.')}.experts."
-                if not experts.placement.order:
-                    continue
-                for each, parameter in experts.module.named_parameters():
-                    value = state[prefix + each]
-                    parameter.copy_(experts.placement.own_part(value, prefix + each))
+
+def _spread_as(name: str, value: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
+    """Return a whole tensor as this rank has a value; a DTensor as it is.
+
+    Raises:
+        InputError: it is not there, or has another shape.
+    """
+    if given is None or given.shape != value.shape:
+        there = "not there" if given is None else f"of shape {tuple(given.shape)}"
+        raise InputError(
+            f"{name} of shape {tuple(value.shape)} is {there} in the state dict",
+            "give the state dict of the whole model",
+        )
+    if not is_dtensor(value) or is_dtensor(given):
+        return given
+    mesh, placements = value.device_mesh, value.placements
+    return distribute_tensor(given.detach().to(value.dtype), mesh, placements, src_data_rank=None)
 
 
 def parallel_model(

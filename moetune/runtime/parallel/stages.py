@@ -21,11 +21,10 @@ from moetune.comm.gloo import communicator_of
 from moetune.comm.transfer import GroupRank
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.pipeline import SPLITTING, V_SCHEDULES
-from moetune.runtime.delayed import WeightGradients
+from moetune.runtime.autograd import WeightGradients
 from moetune.runtime.moe.gate import Gate
-from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.parallel.clip import clip_gradients
 from moetune.runtime.parallel.fsdp import (
     forget_failed_passes,
     is_sharded,
@@ -33,7 +32,12 @@ from moetune.runtime.parallel.fsdp import (
     sharded_modules,
 )
 from moetune.runtime.parallel.groups import ParallelGroups
-from moetune.runtime.parallel.optimizer import MakeOptimizer, MasterOptimizer, SummedGradients
+from moetune.runtime.parallel.optimizer import (
+    MakeOptimizer,
+    MasterOptimizer,
+    SummedGradients,
+    clip_gradients,
+)
 from moetune.runtime.parallel.schedules import (
     HiddenStage,
     TorchSchedule,

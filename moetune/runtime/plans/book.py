@@ -1,79 +1,34 @@
 """Plan books: look up a layer's plan, after the ranks agree on their tokens and before the gate.
 
-A look-up is a dictionary access and exchanges nothing.
+A look-up is a dictionary access and exchanges nothing. A book is loaded on the group's first rank
+and broadcast, so that no two ranks can decide differently.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
-import torch
+import torch.distributed as dist
 
+from moetune.comm.agree import decide_on_first
+from moetune.comm.gloo import communicator_of
+from moetune.domain.any_plan import AnyPlan, plan_from_json
 from moetune.domain.constraints import Strategy
 from moetune.domain.document import digest
+from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerKey
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.domain.records import Settled
 from moetune.domain.units import format_chunks
-from moetune.runtime.plans.monitor import CallObserver, DriftAlarm, LayerMonitor, first_of_each_size
-from moetune.runtime.plans.online import LayerSearch, OnlineSearch
+from moetune.runtime.plans.monitor import CallObserver, DriftAlarm, LayerMonitor, LayerPlans
+from moetune.runtime.plans.online import OnlineSearch
 from moetune.runtime.plans.reports import StepReporter
-from moetune.runtime.plans.timers import Clock, Watch, device_clock
+from moetune.runtime.plans.timers import Clock, device_clock
+from moetune.runtime.plans.tuner import BUDGET_SECONDS, Tuner
 
 _LOGGER = logging.getLogger("moetune")
 _MAX_SHOWN = 3
-
-
-class LayerPlans:
-    """The plans for one layer on one group.
-
-    Args:
-        plans: without any, every decision is the safe one.
-        search: finds better decisions while the layer trains.
-        monitor: watches some calls, on the first rank; unused with a search.
-    """
-
-    def __init__(
-        self,
-        plans: Sequence[Plan] = (),
-        *,
-        search: LayerSearch | None = None,
-        monitor: LayerMonitor | None = None,
-    ) -> None:
-        self._plans, self._search, self._monitor = plans, search, monitor
-        self._by_tokens: dict[int, Decision] = {} if search is None else search.decisions
-
-    def __deepcopy__(self, _: object) -> "LayerPlans":
-        return self
-
-    def __reduce__(self) -> tuple[type["LayerPlans"], tuple[Sequence[Plan]]]:
-        # A saved model keeps its plans; the search and the service belong to the job.
-        return LayerPlans, (self._plans,)
-
-    def decide(self, tokens_per_rank: int) -> Decision:
-        """Return the decision for the group's agreed number of tokens.
-
-        A new number is looked up in the ranges of the plan for the nearest number of tokens, or
-        in those of the search; a number seen before is a dictionary access.
-        """
-        decision = self._by_tokens.get(tokens_per_rank)
-        if decision is None:
-            decision = self._look_up(tokens_per_rank)
-            self._by_tokens[tokens_per_rank] = decision
-        return decision
-
-    def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
-        """Return the timer of a call that will be trained on; most calls are not timed."""
-        if self._search is not None:
-            return self._search.watch(tokens_per_rank, device)
-        if self._monitor is not None:
-            return self._monitor.watch(tokens_per_rank, device, self.decide(tokens_per_rank))
-        return Watch()
-
-    def _look_up(self, tokens: int) -> Decision:
-        if not self._plans:
-            return SAFE_DECISION
-        if self._search is not None:
-            return self._search.decide(tokens)
-        return nearest_plan(self._plans, tokens).decide(tokens)
 
 
 class PlanBook:
@@ -155,14 +110,12 @@ class PlanBook:
         if not plans:
             return None if self.is_complete else LayerPlans()
         if self._search is not None:
-            search = self._search.layer(key, plans, memory_reuse)
-            return LayerPlans(plans, search=search)
-        if rank:
-            return LayerPlans(plans)
-        monitor = self._monitor(key, first_of_each_size(plans, memory_reuse))
-        return LayerPlans(plans, monitor=monitor)
+            return self._search.layer(key, plans, memory_reuse)
+        return LayerPlans(plans) if rank else self._monitor(key, plans, memory_reuse)
 
-    def _monitor(self, key: LayerKey, plans: Sequence[Plan]) -> LayerMonitor:
+    def _monitor(
+        self, key: LayerKey, plans: Sequence[Plan], memory_reuse: Strategy | None
+    ) -> LayerMonitor:
         """Return the monitor of one more layer; of equal ones only the first has the alarm."""
         observers: list[CallObserver] = []
         if key in self._alarms:
@@ -171,7 +124,9 @@ class PlanBook:
             observers.append(self._alarms.setdefault(key, DriftAlarm()))
         if self.reporter is not None:
             observers.append(self.reporter)
-        monitor = LayerMonitor(plans, observers=observers, clock=self._clock)
+        monitor = LayerMonitor(
+            plans, memory_reuse=memory_reuse, observers=observers, clock=self._clock
+        )
         self._monitors.append(monitor)
         return monitor
 
@@ -211,3 +166,88 @@ def described(plans: Sequence[Plan], content: str) -> str:
     )
     more = f" and {len(plans) - _MAX_SHOWN} more" if len(plans) > _MAX_SHOWN else ""
     return f"{listed or 'no plan'}{more} (digest {content[:12]})"
+
+
+def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
+    """Return the plans in plan files, and in all `*.json` of folders.
+
+    Raises:
+        InputError: a path is missing or is no plan.
+    """
+    plans: list[Plan] = []
+    for path in paths:
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        plans += (read_plan(file).as_layer(str(file)) for file in files)
+    return tuple(plans)
+
+
+def read_plan(path: Path) -> AnyPlan:
+    """Return the plan in a file, of whichever kind.
+
+    Raises:
+        InputError: it cannot be read, or is no plan.
+    """
+    try:
+        return plan_from_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
+
+
+def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
+    """Return a plan as it is, or those of a path, as `read_plans` does.
+
+    Raises:
+        InputError: it is neither, or the path is missing or is no plan.
+    """
+    if isinstance(plan, (str, os.PathLike)):
+        return read_plans([Path(plan)])
+    if not hasattr(found := getattr(plan, "plan", plan), "as_layer"):
+        raise InputError(
+            f"{plan!r} is neither the plan of a layer or of a paper's model, nor a path",
+            "make one with moetune.plan, or give the path of a plan file",
+        )
+    return (found.as_layer(),)
+
+
+def share_plans(
+    find: Callable[[], PlanBook],
+    *,
+    find_settled: Callable[[Sequence[Plan]], Sequence[Settled]] = lambda _: (),
+    make_tuner: Callable[[], Tuner] | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
+    group: dist.ProcessGroup | None = None,
+) -> PlanBook:
+    """Return the same book on every rank: the group's first rank finds the plans and sends them.
+
+    Args:
+        find: called on the group's first rank only; only that one reports measured steps.
+        find_settled: decisions of earlier searches for plans, oldest first; as `find`.
+        make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
+        budget_seconds: that its searches may lose.
+
+    Raises:
+        MoetuneError: raised by `find`; raised on every rank.
+        CollectiveError: the exchange failed.
+    """
+    communicator = communicator_of(group)
+    found_here: list[PlanBook] = []
+
+    def find_safely() -> tuple[Sequence[Plan], Sequence[Settled], bool]:
+        try:
+            found_here.append(find())
+            (book,) = found_here
+            return book.plans, tuple(find_settled(book.plans)), book.is_complete
+        except MoetuneError:
+            raise
+        except Exception as error:
+            # `decide_on_first` sends only a MoetuneError: after another, other ranks would hang.
+            raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
+
+    plans, known, is_complete = decide_on_first(communicator, find_safely, "the sharing of plans")
+    search, reporter = None, found_here[0].reporter if found_here else None
+    if make_tuner is not None:
+        search = OnlineSearch(
+            make_tuner=make_tuner, known=known, group=group, budget_seconds=budget_seconds,
+            report=None if reporter is None else reporter.settled,
+        )  # fmt: skip
+    return PlanBook(plans, search=search, reporter=reporter, is_complete=is_complete)

@@ -1,4 +1,4 @@
-"""Watch some calls of a layer while it trains: their steps and operations, without ever waiting.
+"""The plans of a layer while it trains, and a watch on some of its calls, without ever waiting.
 
 A `LayerMonitor` times the calls that its observers want, by the timers of `timers`, and gives them
 each one when its backward pass has ended. Observers report to a service (`reports`), and look for
@@ -9,13 +9,13 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.operations import Operation, OperationTimes, operations_of, predicted_seconds
-from moetune.domain.plan import Decision, Plan
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan
 from moetune.domain.units import format_seconds
 from moetune.fit.drift import WATCH_EVERY, Drift, DriftDetector
 from moetune.runtime.plans.timers import CallWatch, Clock, Watch, device_clock
@@ -49,25 +49,56 @@ class CallObserver(Protocol):
         """Receive a call that some observer wanted, after its backward pass."""
 
 
-def first_of_each_size(plans: Sequence[Plan], memory_reuse: Strategy | None) -> tuple[Plan, ...]:
-    """Return the plans that predict a layer's calls: of equal sizes the one that is looked up.
+class LayerPlans:
+    """The plans for one layer on one group.
+
+    Copies are the same plans. A saved model keeps its plans alone: what watches and searches
+    belongs to the job.
+
+    Args:
+        plans: without any, every decision is the safe one.
+
+    Attributes:
+        decisions: by the group's agreed number of tokens, of those that were looked up.
+    """
+
+    def __init__(self, plans: Sequence[Plan] = ()) -> None:
+        self.plans = plans
+        self.decisions: dict[int, Decision] = {}
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[type["LayerPlans"], tuple[Sequence[Plan]]]:
+        return LayerPlans, (self.plans,)
+
+    def decide(self, tokens: int) -> Decision:
+        """Return the decision for the group's agreed number of tokens.
+
+        A number seen before is a dictionary access.
+        """
+        decision = self.decisions.get(tokens)
+        if decision is None:
+            decision = self.decisions[tokens] = self.look_up(tokens)
+        return decision
+
+    def look_up(self, tokens: int) -> Decision:
+        """Return what the ranges of the plan for the nearest number of tokens say."""
+        return nearest_plan(self.plans, tokens).decide(tokens) if self.plans else SAFE_DECISION
+
+    def watch(self, tokens: int, device: torch.device) -> Watch:  # noqa: ARG002 - not timed
+        """Return the timer of a call that will be trained on; most calls are not timed."""
+        return Watch()
+
+
+class LayerMonitor(LayerPlans):
+    """Plans for one layer, some of whose calls are watched.
+
+    A plan predicts calls of its number of tokens; of equal ones, the first that is looked up.
 
     Args:
         memory_reuse: the strategy that the layer's arguments set, None if they set none; a plan
             predicts only its own.
-    """
-    by_tokens: dict[int, Plan] = {}
-    for plan in plans:
-        by_tokens.setdefault(plan.tokens_per_rank, plan)
-    first = by_tokens.values()
-    return tuple(plan for plan in first if memory_reuse in {None, plan.memory.strategy})
-
-
-class LayerMonitor:
-    """Watches some of one layer's calls.
-
-    Args:
-        plans: those that predict the layer's calls, one for each size.
         clock: of the timers.
     """
 
@@ -75,21 +106,29 @@ class LayerMonitor:
         self,
         plans: Sequence[Plan],
         *,
+        memory_reuse: Strategy | None,
         observers: Sequence[CallObserver],
         clock: Clock = device_clock,
     ) -> None:
+        super().__init__(plans)
         self._observers, self._clock = observers, clock
-        self._plans = {plan.tokens_per_rank: plan for plan in plans}
+        first = {plan.tokens_per_rank: plan for plan in reversed(plans)}
+        self._watched = {
+            tokens: plan
+            for tokens, plan in first.items()
+            if memory_reuse in {None, plan.memory.strategy}
+        }
         self._num_calls: dict[int, int] = {}
         self._pending: tuple[CallWatch, Plan, Decision, int] | None = None
 
-    def watch(self, tokens_per_rank: int, device: torch.device, decision: Decision) -> Watch:
+    def watch(self, tokens: int, device: torch.device) -> Watch:
         """Return the timer of a call, and pass on the one watched before if it has ended."""
-        plan = self._plans.get(tokens_per_rank)
+        plan = self._watched.get(tokens)
         if plan is None:
             return Watch()
         self.collect()
-        number = self._num_calls[tokens_per_rank] = self._num_calls.get(tokens_per_rank, 0) + 1
+        decision = self.decide(tokens)
+        number = self._num_calls[tokens] = self._num_calls.get(tokens, 0) + 1
         if not any(observer.wants(plan, decision, number) for observer in self._observers):
             return Watch()
 
@@ -97,7 +136,7 @@ class LayerMonitor:
             self._pending = call, plan, decision, number
 
         return CallWatch(
-            self._clock, device, tokens_per_rank=tokens_per_rank, note=note,
+            self._clock, device, tokens_per_rank=tokens, note=note,
             recorder=TimelineRecorder(device, follows_transfers=False),
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
+from moetune.runtime.plans.monitor import LayerPlans
 from moetune.runtime.plans.timers import CallWatch, Clock, Watch, device_clock
 from moetune.runtime.plans.tuner import BUDGET_SECONDS, LostTime, Tuner, TuningTask, outcome
 from moetune.solve.layer.online import AdaptiveRanges, search_space
@@ -30,34 +31,34 @@ PATIENCE_STEPS = 100
 _LOGGER = logging.getLogger("moetune")
 
 
-class LayerSearch:
+class LayerSearch(LayerPlans):
     """Decisions for all layers with one key: settled by a search, on trial, or the plan's.
+
+    They are forgotten when any of them changes.
 
     Args:
         search: shared by all layers; it runs one trial at a time.
 
     Attributes:
-        decisions: by number of tokens; cleared when any of them changes.
         ranges: settled decisions, by the plan's id.
     """
 
     def __init__(
         self, search: "OnlineSearch", plans: Sequence[Plan], memory_reuse: Strategy | None
     ) -> None:
-        self._memory_reuse = memory_reuse
-        self.decisions: dict[int, Decision] = {}
+        super().__init__(plans)
+        self._search, self._memory_reuse = search, memory_reuse
         self.ranges = {plan.id: AdaptiveRanges() for plan in plans}
-        self._search, self._plans = search, plans
 
     def plan(self, tokens: int) -> Plan:
         """Return the plan for that number of tokens."""
-        return nearest_plan(self._plans, tokens)
+        return nearest_plan(self.plans, tokens)
 
     def settled(self, tokens: int) -> Decision | None:
         """Return the settled decision for that number of tokens."""
         return self.ranges[self.plan(tokens).id].decide(tokens)
 
-    def decide(self, tokens: int) -> Decision:
+    def look_up(self, tokens: int) -> Decision:
         """Return the settled decision, else the one on trial, else the plan's."""
         settled = self.settled(tokens)
         if settled is not None:

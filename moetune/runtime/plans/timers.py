@@ -10,8 +10,7 @@ from collections.abc import Callable
 import torch
 
 from moetune.domain.layer import Phase
-from moetune.runtime.stamps import Stamp, stamp_now
-from moetune.runtime.trace import TimelineRecorder
+from moetune.runtime.trace import Stamp, TimelineRecorder, stamp_now
 
 Clock = Callable[[Phase, torch.device], Stamp]
 """Stamps the beginning or the end of a phase."""

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from moetune.comm.transfer import SideStream
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.runtime.sharded.model_chunks import ModelChunks
 from moetune.runtime.sharded.stored import StoredChunk
-from moetune.runtime.sharded.transfers import REDUCTION, SideStream
+from moetune.runtime.sharded.transfers import REDUCTION
 
 _KINDS = (Adam, AdamW, SGD)
 

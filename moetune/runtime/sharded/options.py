@@ -16,7 +16,7 @@ from moetune.domain.errors import AllocationError, InputError
 from moetune.domain.training_document import TrainingDocument
 from moetune.domain.units import format_bytes, pinned_bytes
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.plans.shared import read_plan
+from moetune.runtime.plans.book import read_plan
 
 CHUNK_BYTES = 32 * 2**20
 _ALLOCATED_COPIES = 2

@@ -20,7 +20,7 @@ from moetune.comm.group import Communicator
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan
-from moetune.runtime.moe.local_parts import is_dtensor
+from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.replicas import check_placements, expert_groups, expert_layers
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.hooks import find_units

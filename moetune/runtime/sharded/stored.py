@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from moetune.comm.group import Communicator
+from moetune.comm.transfer import Wait, nothing
 from moetune.domain.chunks import Chunk
 from moetune.runtime.sharded.transfers import (
     ChunkStats,
     Placement,
     Traffic,
-    Wait,
-    nothing,
     start_reduce_scatter,
 )
 

@@ -1,4 +1,4 @@
-"""Transfers of a model's chunks: their streams, their collectives, and counts of bytes."""
+"""Transfers of a model's chunks: their places, their collectives, and counts of bytes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,61 +7,10 @@ from typing import NamedTuple
 import torch
 
 from moetune.comm.group import Communicator
+from moetune.comm.transfer import SideStream
 from moetune.runtime.sharded.options import ShardOptions
 
 REDUCTION = "the reduction of a chunk"
-Wait = Callable[[], None]
-"""Makes the current stream, or the host on a CPU, wait for a transfer."""
-
-
-class SideStream:
-    """The stream for transfers in one direction, which run one after another.
-
-    On a CPU there is none: transfers take the caller's time. Buffers are allocated and freed on
-    the computing stream, which waits for the transfer's event before it frees: `record_stream` is
-    not needed.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def run(self, transfer: Callable[[], Wait | None]) -> Wait:
-        """Begin a transfer behind everything issued to the current stream.
-
-        Args:
-            transfer: starts it; a wait that it returns runs before that for the stream.
-        """
-        if self._stream is None:
-            return transfer() or nothing
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            wait = transfer()
-        done = self._stream.record_event()
-
-        def join() -> None:
-            if wait is not None:
-                wait()
-            torch.cuda.current_stream(self._device).wait_event(done)
-
-        return join
-
-    def run_late(self, transfer: Callable[[], None]) -> Wait:
-        """Begin a transfer as `run` does; on a CPU only when the returned wait is called."""
-        return transfer if self._stream is None else self.run(transfer)
-
-    def mark(self) -> Wait:
-        """Return a function that blocks the host until the transfers so far are over."""
-        return nothing if self._stream is None else self._stream.record_event().synchronize
-
-    def synchronize(self) -> None:
-        """Block the host until the stream is idle."""
-        if self._stream is not None:
-            self._stream.synchronize()
-
-
-def nothing() -> None:
-    """Wait for nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
