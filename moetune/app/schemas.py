@@ -14,7 +14,6 @@ from moetune.app.plan import InputsDocument
 from moetune.app.profile_quality import GroupSummary
 from moetune.app.profiles import Difference, ProfileInfo
 from moetune.app.sensitivity import Sensitivity
-from moetune.app.staleness import Check
 from moetune.app.subjects.values import StepDifference
 from moetune.app.trace import Overlap
 from moetune.app.verify import Verification
@@ -120,7 +119,6 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         })),
     }, optional={"placement": ModelPlacement}),
     "whatif/1": Keys({"before": AnyPlan, "after": AnyPlan, "words": _Texts}, optional=_SECTIONS),
-    "profile-check/1": Keys({"name": str}, of=Check),
     "profile-plan/1": Keys({
         "num_points": int, "seconds": float,
         "points": ListOf(Keys({"point": Point, "seconds": float})),
