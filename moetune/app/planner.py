@@ -6,14 +6,14 @@ and returns values that `app.views` turns into sections.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from moetune.app import wiring
 from moetune.app.plan import plan_for, read_inputs, sound_numbers
 from moetune.app.profiles import FoundProfile, is_path
-from moetune.app.requests import is_of_model, layer_request, training_request
+from moetune.app.requests import is_of_model, layer_request, ranks_of, training_request
 from moetune.app.sensitivity import Sensitivity, sensitivity_of
 from moetune.app.solvers import SingleFlight, Solver, ThreadSolver
 from moetune.app.sources import LocalSources, PlanSources, StoredSources
@@ -27,7 +27,7 @@ from moetune.domain.errors import AbandonedError, InputError, MoetuneError, Prof
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.question import Question
-from moetune.domain.request import PlanInputs, PlanRequest, check_sizes
+from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.domain.training_document import TrainingDocument
 
@@ -125,7 +125,11 @@ class Planner:
             ProfileError: there is no such profile, or it lacks an operation.
         """
         if not is_of_model(question):
-            complete = self._complete(layer_request(question, self.settings), profile)
+            request = layer_request(question, self.settings)
+            request.check()
+            machine = self.sources.profile(profile)
+            request = replace(request, world_size=ranks_of(question, machine.profile))
+            complete = _Complete(request.inputs_for(machine.profile), machine)
             return NewPlan(plan=self._solve(complete), machine=complete.machine)
         machine = self.sources.profile(profile, for_models=True)
         plan = self.run(machine.profile.name, _plan_model, question, machine.profile)
@@ -186,17 +190,13 @@ class Planner:
         return self.run(plan.inputs.profile, question, subject, *args, **kwargs)
 
     def _read(self, inputs: Mapping[str, object]) -> _Complete:
-        dtype = None if self.settings is None else self.settings.dtype
         with spelled(AS_KEYS):
-            document = read_inputs(inputs)
-            complete = self._complete(document.request(default_dtype=dtype), document.profile)
-        document.check(complete.inputs)
-        return complete
-
-    def _complete(self, request: PlanRequest, profile: str | None) -> _Complete:
-        check_sizes(request)
-        machine = self.sources.profile(profile)
-        return _Complete(request.inputs_for(machine.profile), machine)
+            request = read_inputs(inputs)
+            if request.dtype is None and self.settings is not None:
+                request = replace(request, dtype=self.settings.dtype)
+            request.check()
+            machine = self.sources.profile(request.profile)
+            return _Complete(request.inputs_for(machine.profile), machine)
 
     def _make(self, complete: _Complete) -> Plan:
         plan = self._draft(complete)

@@ -10,7 +10,7 @@ from moetune.app.doctor import Diagnosis
 from moetune.app.drift import OperationDrift
 from moetune.app.export import ExportDocument
 from moetune.app.json_schema import Keys, ListOf, schema_of
-from moetune.app.plan import InputsDocument
+from moetune.app.plan import PlanRequest
 from moetune.app.profile_quality import GroupSummary
 from moetune.app.profiles import Difference, ProfileInfo
 from moetune.app.sensitivity import Sensitivity
@@ -97,7 +97,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         "plan": Plan, "forward": PhaseTerms | None, "backward": PhaseTerms | None,
         "strategies": tuple[StrategyTerms, ...], "note": str,
     }),
-    "inputs/1": Keys(of=InputsDocument),
+    "inputs/1": Keys(of=PlanRequest),
     "observations/1": Keys({"observations": tuple[Observation, ...]}),
     "observations.list/1": Keys({"observations": ListOf(_OBSERVATION), **_SECTIONS}),
     "plans.diff/1": Keys({"first": str, "second": str, **_SECTIONS}),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.planner import Planner
 from moetune.app.profile import estimate_profile
 from moetune.app.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
@@ -21,7 +21,6 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import GemmLine, Profile
-from moetune.domain.request import PlanRequest
 from moetune.domain.samples import CopyPoint, Point, Sample
 from moetune.domain.site import site_of
 from moetune.measure.session import Estimates
