@@ -15,7 +15,7 @@ from pathlib import Path
 from moetune.app.files import load_profile_file, write_text
 from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.profile import profile_machine
-from moetune.app.profile_request import MeasurementSetting, ProfileRequest
+from moetune.app.profile_request import ProfileRequest
 from moetune.app.recording import Progress
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.profile import Profile
@@ -64,9 +64,8 @@ def _measured_profile() -> Profile:
         name="speed", num_ranks=2, layers=(_LAYER,), dtypes=("float32",), max_tokens=1024,
         budget_seconds=90.0,
     )  # fmt: skip
-    setting = MeasurementSetting(environment={})
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/m.db") as store:
-        return profile_machine(request, setting, store=store, progress=Progress()).profile
+        return profile_machine(request, store=store, progress=Progress()).profile
 
 
 def _process_seconds(*arguments: str, repeat: int = 9) -> float:
