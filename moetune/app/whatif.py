@@ -89,7 +89,7 @@ def whatif(
         with spelled(question.spelling):
             check_served(dict(_arguments(question)))
     machine = planner.sources.profile_of(before)
-    is_moved = machine.digest != before.inputs.profile_fingerprint
+    is_moved = machine.profile.digest != before.inputs.profile_fingerprint
     if is_moved and not planner.sources.must_match:
         _ = planner.explain(before).machine  # which says that it has changed
     planned_with = machine.profile if not is_moved else _profile_of(planner, before)
@@ -164,10 +164,10 @@ def _layer_request(inputs: PlanInputs, question: WhatIf) -> PlanRequest:
 def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:
     """Return the profile that a plan was made with; None where it is not there or has changed."""
     try:
-        current = planner.sources.profile(plan.inputs.profile)
+        current = planner.sources.profile(plan.inputs.profile).profile
     except ProfileError:
         return None
-    return current.profile if current.digest == plan.inputs.profile_fingerprint else None
+    return current if current.digest == plan.inputs.profile_fingerprint else None
 
 
 def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, object]:
