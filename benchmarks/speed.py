@@ -13,14 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moetune.app.files import load_profile_file, write_text
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.profile import profile_machine
-from moetune.app.profile_request import MeasurementSetting, ProfileRequest
+from moetune.app.profile_request import ProfileRequest
 from moetune.app.recording import Progress
-from moetune.domain.constraints import Constraints
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.profile import Profile
-from moetune.domain.request import PlanRequest, decode_constraints
 from moetune.domain.units import format_seconds
 from moetune.runtime.plans.book import PlanBook
 from moetune.store import open_store
@@ -66,9 +64,8 @@ def _measured_profile() -> Profile:
         name="speed", num_ranks=2, layers=(_LAYER,), dtypes=("float32",), max_tokens=1024,
         budget_seconds=90.0,
     )  # fmt: skip
-    setting = MeasurementSetting(environment={})
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/m.db") as store:
-        return profile_machine(request, setting, store=store, progress=Progress()).profile
+        return profile_machine(request, store=store, progress=Progress()).profile
 
 
 def _process_seconds(*arguments: str, repeat: int = 9) -> float:
@@ -83,9 +80,7 @@ def _import_seconds() -> float:
 
 
 def _plan_seconds(profile: Profile, **pins: str) -> float:
-    request = PlanRequest(
-        layer=_LAYER, world_size=2, tokens_per_rank=1024, constraints=decode_constraints(pins)
-    )
+    request = PlanRequest(layer=_LAYER, world_size=2, tokens_per_rank=1024, constraints=pins)
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/m.db") as store:
         store.save_profile(profile)
 
@@ -101,7 +96,7 @@ def _book() -> PlanBook:
     reference = load_profile_file(_REFERENCE)
     request = PlanRequest(
         layer=_LAYER, world_size=2, tokens_per_rank=8192,
-        constraints=Constraints(allow_modelled=True),
+        constraints={"allow-modelled": "true"},
     )  # fmt: skip
     return PlanBook([make_plan(request, profile=reference)])
 

@@ -17,12 +17,11 @@ from benchmarks.netlab.experiment import (
 )
 from benchmarks.netlab.lab import Lab
 from moetune.app.files import write_text
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.cli.render import Screen
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.records import prediction_error
-from moetune.domain.request import PlanRequest
 from moetune.report.section import Cell, Table
 
 RATE_MBIT = 200.0

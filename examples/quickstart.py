@@ -117,7 +117,7 @@ def _show_slow_wire(screen: Screen) -> None:
 
 def _profile(screen: Screen) -> None:
     from moetune.app.profile import profile_machine
-    from moetune.app.profile_request import MeasurementSetting, ProfileRequest
+    from moetune.app.profile_request import ProfileRequest
 
     request = ProfileRequest(
         name=_NAME,
@@ -126,14 +126,11 @@ def _profile(screen: Screen) -> None:
         layers=(_LAYER,),
         max_tokens=_BATCH * _LENGTH,
         budget_seconds=_BUDGET_SECONDS,
+        environment=config.environment(),
+        oversubscribe=True,
     )
     with wiring.open_store(wiring.configure().settings) as store:
-        profile_machine(
-            request,
-            MeasurementSetting(environment=config.environment(), oversubscribe=True),
-            store=store,
-            progress=ScreenProgress(screen, resume=_RESUME),
-        )
+        profile_machine(request, store=store, progress=ScreenProgress(screen, resume=_RESUME))
 
 
 def _plan() -> "Plan":

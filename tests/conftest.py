@@ -39,7 +39,7 @@ THOROUGH = (
     "store/test_store_availability.py", "store/test_store_pages.py",
     "store/test_store_postgresql.py", "store/test_store_processes.py", "test_make_gpu.py",
     "test_make_gpu_streams.py",
-    "app/test_check.py", "app/test_verify_on_ranks.py",
+    "app/test_verify_on_ranks.py",
 )  # fmt: skip
 """Files and folders that only `make test-thorough` runs, by what they take."""
 THOROUGH_PAGES = frozenset({"train", "first-plan", "measure", "serve", "when-wrong"})

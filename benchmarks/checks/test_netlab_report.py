@@ -6,13 +6,11 @@ import pytest
 
 from benchmarks.netlab.experiment import CellResult
 from benchmarks.netlab.report import Summary, cell_table, check_targets, degree_table
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.domain.cluster import Machine
-from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
-from moetune.domain.request import PlanRequest
 
 _GOOD = {
     "ours:1": 200.0, "ours:4": 100.0, "planned": 102.0, "bare": 190.0, "ffn": 192.0,
@@ -144,6 +142,6 @@ def _plan(degree: int) -> Plan:
     request = PlanRequest(
         layer=LayerShape(d_model=8, d_hidden=16, num_experts=4),
         tokens_per_rank=64,
-        constraints=Constraints(bounds=Bounds(forward_degree=degree, backward_degree=degree)),
+        constraints={"forward-degree": str(degree)},
     )
     return make_plan(request, profile=profile)

@@ -11,7 +11,7 @@ from benchmarks.gpu.scale import Scale
 from moetune import config
 from moetune.app.files import load_profile_file, profile_to_toml, write_text
 from moetune.app.profile import profile_machine
-from moetune.app.profile_request import MeasurementSetting, ProfileRequest
+from moetune.app.profile_request import ProfileRequest
 from moetune.app.recording import Progress
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, RowsPoint, Sample
@@ -37,11 +37,11 @@ def run_profile(scale: Scale, folder: Path) -> None:
         ),
         max_tokens=scale.tokens[-1],
         budget_seconds=scale.budget_seconds,
+        environment=config.environment(),
     )
-    setting = MeasurementSetting(environment=config.environment())
     progress = _Visits(Rows(folder, "visits"))
     store = cast("SqlStore", _SamplesInMemory())
-    profile = profile_machine(request, setting, store=store, progress=progress).profile
+    profile = profile_machine(request, store=store, progress=progress).profile
     write_text(folder / FILE, profile_to_toml(profile))
     rows = Rows(folder, "profile")
     for row in profile_rows(profile):

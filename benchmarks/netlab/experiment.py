@@ -10,15 +10,13 @@ from typing import TextIO
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.peers import peer_env
 from moetune.app.files import write_text
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.wiring import configure, open_store
-from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.request import PlanRequest
 
 _TIMEOUT_SECONDS = 1200.0
 _FLOOR = ("bare", "ffn", "bare_collectives", "bare_gemms", "plain_collectives", "plain")
@@ -142,7 +140,7 @@ def _plan(experiment: Experiment, profile: Profile, tokens: int, degree: int | N
         world_size=NUM_RANKS,
         tokens_per_rank=tokens,
         dtype=DTYPE,
-        constraints=Constraints(bounds=Bounds(forward_degree=degree, backward_degree=degree)),
+        constraints={} if degree is None else {"forward-degree": str(degree)},
     )
     return make_plan(request, profile=profile)
 

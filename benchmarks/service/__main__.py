@@ -22,10 +22,9 @@ from pathlib import Path
 
 from benchmarks.service.connection import Connection, Latencies, get, load, together
 from moetune.app.files import bundled_profiles, load_profile_file, write_text
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation
-from moetune.domain.request import PlanRequest
 from moetune.domain.units import format_seconds
 from moetune.store import open_store
 

@@ -12,8 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from moetune.app.files import bundled_profiles, toml_value
-from moetune.app.profile_toml import parse_toml, profile_in_toml, reference_profile
+from moetune.app.files import (
+    bundled_profiles,
+    parse_toml,
+    profile_in_toml,
+    reference_profile,
+    toml_value,
+)
 from moetune.domain.ask import Group, asks_of, described
 from moetune.domain.chips import LINK_BYTES_PER_SECOND, Chip, chip_of, peak_flops
 from moetune.domain.errors import InputError
@@ -148,13 +153,13 @@ def reference_of(gpu: str) -> Profile:
         raise InputError(
             f"no reference machine has the GPU {gpu!r}", nearest_then(there, name, near)
         )
-    return _reference(machines[name])
+    return reference_profile(machines[name])
 
 
 def _is_named(gpu: str, chip: Chip, machines: Mapping[str, str]) -> bool:
     """Return whether a text is a chip's name, or its device's: other words may be other boards."""
     text = re.sub(r"[^a-z0-9]", "", gpu.lower())
-    device = re.sub(r"[^a-z0-9]", "", _reference(machines[chip.name]).machine.device.lower())
+    device = re.sub(r"[^a-z0-9]", "", reference_profile(machines[chip.name]).machine.device.lower())
     short = chip.name.removesuffix("x").removeprefix("rtx")
     return text in {chip.name, short, device, device.removeprefix("nvidia")}
 
@@ -177,7 +182,7 @@ def describe(description: Description) -> Described:
     stand_ins = tuple(_stand_ins(description, base))
     text = "\n".join(_lines(description, base, stand_ins)) + "\n"
     document = parse_toml(text, "the description")
-    profile = profile_in_toml(document, references=bundled_profiles())
+    profile = profile_in_toml(document)
     return Described(profile=profile, base=base.name, text=text, stand_ins=stand_ins)
 
 
@@ -193,7 +198,7 @@ def _base_of(description: Description) -> Profile:
         return _named_base(description)
     if not description.tflops:
         return reference_of(description.gpu)
-    return min(map(_reference, gpus().values()), key=partial(_strangeness, description))
+    return min(map(reference_profile, gpus().values()), key=partial(_strangeness, description))
 
 
 def _strangeness(description: Description, base: Profile) -> tuple[float, ...]:
@@ -216,7 +221,7 @@ def _strangeness(description: Description, base: Profile) -> tuple[float, ...]:
 
 def _named_base(description: Description) -> Profile:
     name, references = description.base, bundled_profiles()
-    if name not in references or _reference(name).network is None:
+    if name not in references or reference_profile(name).network is None:
         usable = [
             reference
             for reference in references
@@ -227,17 +232,13 @@ def _named_base(description: Description) -> Profile:
             f"--base: {name!r} {why}", nearest_then(f"known: {', '.join(usable)}", name, usable)
         )
     if not description.tflops and reference_of(description.gpu).machine.device != (
-        _reference(name).machine.device
+        reference_profile(name).machine.device
     ):
         raise InputError(
             f"{name} has another GPU than {description.gpu!r}",
             "omit --base, or say by --tflops how fast this GPU is",
         )
-    return _reference(name)
-
-
-def _reference(name: str) -> Profile:
-    return reference_profile(bundled_profiles()[name])
+    return reference_profile(name)
 
 
 def _peak(base: Profile) -> float:

@@ -1,31 +1,51 @@
 """Profile files (TOML) and plan files (JSON): reading with the place of an error, atomic writing.
 
-What is read of `profile_to_toml(…)`, and of a plan's `text`, is equal to what was written.
+One reader serves the command line, a service's uploads and the references. What is read of
+`profile_to_toml(…)`, and of a plan's `text`, is equal to what was written.
 """
 
 import dataclasses
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from moetune.app.profile_toml import parse_toml, profile_in_toml
+from moetune.app.profile_keys import in_si
 from moetune.app.wiring import StoreFinder
 from moetune.domain.any_plan import AnyPlan, plan_from_json
-from moetune.domain.document import encode, refuse_pointer, refuse_zip
+from moetune.domain.document import decode, encode, refuse_pointer, refuse_zip, shown
 from moetune.domain.errors import InputError
-from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile, RowsLine
+from moetune.domain.profile import (
+    CollectiveLine,
+    CopyLine,
+    GemmLine,
+    Profile,
+    RowsLine,
+    profile_from_document,
+)
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import Sample
+from moetune.domain.spelling import nearest_then
 from moetune.domain.units import format_bytes
+from moetune.fit.based import BaseScaling, scaled_base, without_foreign
 from moetune.runtime.files import replace_file
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _MOST_BYTES = 16 * 2**20
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _Row: TypeAlias = GemmLine | CollectiveLine | CopyLine | RowsLine | Table | Network | Sample
+
+_UNIQUE: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("dtype",),
+    "collective": ("op", "group_size", "num_nodes", "in_flight"),
+    "copy": ("direction", "pinned", "both_ways"),
+    "rows": ("op", "dtype"),
+}
+"""Keys of a table, of which no two rows have all in common: the second would not count."""
 
 
 def load_profile_file(path: Path) -> Profile:
@@ -37,9 +57,120 @@ def load_profile_file(path: Path) -> Profile:
     """
     document = parse_toml(read_text(path, "profile"), f"profile {path}")
     try:
-        return profile_in_toml(document, references=bundled_profiles())
+        return profile_in_toml(document)
     except InputError as error:
         raise InputError(f"{path}: {error.what}", error.hint) from None
+
+
+def parse_toml(text: str, where: str) -> dict[str, object]:
+    """Return the plain values of a TOML text.
+
+    Args:
+        where: the text's source, for the error.
+
+    Raises:
+        InputError: the text is not TOML; the message names the line.
+    """
+    refuse_pointer(text, where)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        last_line = f"at line {len(text.splitlines())}, the end"
+        what = str(error).replace("at end of document", last_line)
+        is_cut = what != str(error)
+        raise InputError(
+            f"{where} is not valid TOML: {what}",
+            "export or measure it again: a file that was cut short cannot be repaired"
+            if is_cut
+            else 'a text has quotes, such as rate = "42GB/s"; a table a name, such as [machine]',
+        ) from None
+
+
+def profile_in_toml(document: Mapping[str, object]) -> Profile:
+    """Return the profile in the plain values of a profile file.
+
+    With `base = "NAME"` the file has what differs from the reference profile of that name: each of
+    its keys instead of the base's, tables key by key; `[scaled]` compares the two machines.
+
+    No other file than a reference profile's is read.
+
+    Raises:
+        InputError: the message names the key.
+    """
+    values = dict(document)
+    name, scaled = values.pop("base", None), values.pop("scaled", None)
+    if name is None:
+        if scaled is not None:
+            raise InputError("profile.scaled needs a base", 'add one, such as base = "h100-x8"')
+        profile = profile_from_document(in_si(values, devices_per_node=_per_node(values)))
+    else:
+        profile = _on_base(values, _base_of(name), scaled)
+    _check_unique(profile)
+    return profile
+
+
+def _on_base(own: Mapping[str, object], base: Profile, scaled: object) -> Profile:
+    per_node = _per_node(own) or base.machine.devices_per_node
+    values = in_si(own, devices_per_node=per_node)
+    if scaled is not None:
+        base = scaled_base(base, decode(BaseScaling, scaled, "profile.scaled"))
+    whole: dict[str, object] = encode(base)
+    for key, value in values.items():
+        known = whole.get(key)
+        is_table = isinstance(value, dict) and isinstance(known, dict)
+        whole[key] = {**known, **value} if is_table else value  # type: ignore[dict-item]
+    for key in {"schema", "name"} - values.keys():
+        del whole[key]  # the file's own, never the base's
+    profile = profile_from_document(whole)
+    facts = profile.fingerprint.hardware if _has_facts(values) else {}
+    return without_foreign(profile, base, stated=values.keys(), facts=facts)
+
+
+def _has_facts(values: Mapping[str, object]) -> bool:
+    fingerprint = values.get("fingerprint")
+    return isinstance(fingerprint, Mapping) and "hardware" in fingerprint
+
+
+def _per_node(document: Mapping[str, object]) -> object:
+    machine = document.get("machine")
+    return machine.get("devices_per_node") if isinstance(machine, Mapping) else None
+
+
+def _base_of(name: object) -> Profile:
+    references = bundled_profiles()
+    if not isinstance(name, str) or name not in references:
+        raise InputError(
+            f"base: no reference profile is named {shown(name)}",
+            nearest_then(f"use one of {', '.join(references)}", name, references),
+        )
+    return reference_profile(name)
+
+
+@cache
+def reference_profile(name: str) -> Profile:
+    """Return a reference profile, read once: it does not change, and reading takes long."""
+    return load_profile_file(bundled_profiles()[name])
+
+
+def _check_unique(profile: Profile) -> None:
+    for table, names in _UNIQUE.items():
+        rows = getattr(profile, table)
+        _check_rows((tuple(getattr(row, name) for name in names) for row in rows), table, names)
+    for at, one in enumerate(profile.tables):
+        sizes = (point[:-1] for point in one.points)
+        _check_rows(sizes, f"tables[{at}].points", ("size",))
+
+
+def _check_rows(keys: Iterable[tuple[object, ...]], table: str, names: tuple[str, ...]) -> None:
+    known: dict[tuple[object, ...], int] = {}
+    for at, key in enumerate(keys):
+        if (first := known.setdefault(key, at)) != at:
+            values = ", ".join(map(str, key))
+            raise InputError(
+                f"profile.{table}[{at}] repeats profile.{table}[{first}]: "
+                f"{' and '.join(names)} {values}",
+                "keep one of them",
+            )
 
 
 def load_plan_file(path: Path) -> AnyPlan:

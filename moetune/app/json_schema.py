@@ -7,7 +7,7 @@ Source: JSON Schema, draft 2020-12. What no annotation says (ranges, hashes) `de
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moetune.domain.document import DERIVED, is_required, written_kinds
@@ -40,11 +40,9 @@ class Keys:
     optional: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ListOf:
-    """A list of objects that are put together."""
-
-    keys: Keys
+def list_of(keys: Keys) -> Any:  # noqa: ANN401 - an annotation
+    """Return the type of a list of objects that are put together."""
+    return types.GenericAlias(tuple, (keys, ...))
 
 
 def schema_of(*forms: Keys, tag: str | None = None) -> dict[str, object]:
@@ -103,15 +101,11 @@ def _schema(kind: Any, definitions: dict[str, object]) -> dict[str, object]:  # 
     if origin is not None:
         return {"type": "object", "additionalProperties": _schema(inner[1], definitions)}
     if dataclasses.is_dataclass(kind):
-        written = _reference if isinstance(kind, type) else _of_values
+        written: Callable[..., dict[str, object]] = (
+            _put_together if isinstance(kind, Keys) else _reference
+        )
         return written(kind, definitions)
     return dict(_SCALARS[kind])
-
-
-def _of_values(kind: Any, definitions: dict[str, object]) -> dict[str, object]:  # noqa: ANN401 - Keys or ListOf
-    if isinstance(kind, ListOf):
-        return {"type": "array", "items": _put_together(kind.keys, definitions)}
-    return _put_together(kind, definitions)
 
 
 def _array(kinds: tuple[Any, ...], definitions: dict[str, object]) -> dict[str, object]:

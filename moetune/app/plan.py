@@ -11,18 +11,21 @@ from typing import Any
 from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import is_path
 from moetune.domain.chips import peak_flops
+from moetune.domain.constraints import Constraints
 from moetune.domain.costs import Costs
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape, layer_flops, rate
+from moetune.domain.model import find_model
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import (
     PlanInputs,
-    PlanRequest,
-    check_sizes,
+    check_numbers,
+    check_pins,
     decode_constraints,
-    recorded_constraints,
+    default_dtype,
+    encode_constraints,
 )
 from moetune.domain.spelling import about
 from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
@@ -36,10 +39,14 @@ LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputsDocument:
-    """A plan's inputs as a program sends them; None takes the default.
+class PlanRequest:
+    """A request for a layer's plan, by the keys of a plan's inputs; None takes the default.
 
     Args:
+        model: a name of `moetune models list`.
+        layer: needed without a model; with one it has to be the model's on these ranks.
+        tokens_per_rank: default, the model's; a layer needs it.
+        dtype: default, what the profile is for: see `default_dtype`.
         constraints: names and values as in a plan's `inputs.constraints`.
 
     Raises:
@@ -66,43 +73,63 @@ class InputsDocument:
             with about("dtype"):
                 dtype_bytes(full_dtype(self.dtype))
 
-    def request(self, *, default_dtype: str | None) -> PlanRequest:
-        """Return the request; `check_sizes` limits its numbers later.
+    @property
+    def pinned(self) -> Constraints:
+        """The constraints, typed."""
+        return decode_constraints(self.constraints)
 
-        Args:
-            default_dtype: where the document has none; None for the profile's own.
+    def check(self) -> None:
+        """Raise InputError where it is incomplete, contradicts itself, or has a wrong value."""
+        if self.model is not None:
+            find_model(self.model)
+        elif self.layer is None:
+            raise InputError(
+                "there is nothing to plan for",
+                "name a model with --model (see `moetune models list`), "
+                "or give a layer with --d-model, --d-hidden and --num-experts",
+            )
+        elif self.tokens_per_rank is None:
+            raise InputError("the number of tokens is missing", "give --tokens")
+        self.check_numbers()
+        check_pins(self.pinned)
 
-        Raises:
-            InputError: the keys contradict each other, or a value is unknown or out of range.
-        """
-        return PlanRequest(
-            model=self.model,
-            layer=self.layer if self.model is None else None,
-            world_size=self.world_size,
-            tokens_per_rank=self.tokens_per_rank,
-            dtype=full_dtype(self.dtype) if self.dtype else default_dtype,
-            memory_limit_bytes=self.memory_limit_bytes,
-            constraints=decode_constraints(self.constraints),
-        )
+    def check_numbers(self) -> None:
+        """Raise InputError where a number is out of its range; a recorded one may be."""
+        check_numbers(self)
+        check_numbers(self.pinned)
 
-    def check(self, inputs: PlanInputs) -> None:
-        """Compare the completed inputs with what was sent.
+    def inputs_for(self, profile: Profile) -> PlanInputs:
+        """Return the inputs with every default filled in; the request was checked.
 
         Raises:
             InputError: the fingerprint or the layer is another one.
         """
-        sent = self.profile_fingerprint
-        if sent is not None and sent != inputs.profile_fingerprint:
+        world_size = self.world_size or profile.machine.num_devices
+        layer, tokens = self.layer, self.tokens_per_rank
+        if self.model is not None:
+            model = find_model(self.model)
+            layer, tokens = model.layer(world_size), tokens or model.tokens_per_rank
+        assert layer is not None  # noqa: S101 - as checked
+        assert tokens is not None  # noqa: S101
+        if self.layer not in (None, layer):
             raise InputError(
-                f"profile {inputs.profile!r} has the fingerprint "
-                f"{inputs.profile_fingerprint[:12]}, not {sent[:12]!r}",
-                "it was measured or imported again: omit profile_fingerprint to use it",
-            )
-        if self.layer is not None and self.layer != inputs.layer:
-            raise InputError(
-                f"layer is not that of model {self.model} on {inputs.world_size} ranks",
+                f"layer is not that of model {self.model} on {world_size} ranks",
                 "give the model or the layer, not both",
             )
+        sent = self.profile_fingerprint
+        if sent not in (None, profile.digest):
+            raise InputError(
+                f"profile {profile.name!r} has the fingerprint {profile.digest[:12]}, "
+                f"not {sent[:12]!r}",
+                "it was measured or imported again: omit profile_fingerprint to use it",
+            )
+        return PlanInputs(
+            model=self.model, layer=layer, world_size=world_size, tokens_per_rank=tokens,
+            dtype=full_dtype(self.dtype) if self.dtype else default_dtype(profile),
+            memory_limit_bytes=self.memory_limit_bytes,
+            profile=profile.name, profile_fingerprint=profile.digest,
+            constraints=encode_constraints(self.pinned),
+        )  # fmt: skip
 
 
 def profile_name(profile: object) -> str:
@@ -120,13 +147,13 @@ def profile_name(profile: object) -> str:
     return profile
 
 
-def read_inputs(document: object) -> InputsDocument:
-    """Return the inputs in a document's plain values.
+def read_inputs(document: object) -> PlanRequest:
+    """Return the request in the plain values of a plan's inputs.
 
     Raises:
         InputError: a key is unknown, or a value wrong; the message names the key.
     """
-    return decode(InputsDocument, read_limit(document, "inputs"), "inputs")
+    return decode(PlanRequest, read_limit(document, "inputs"), "inputs")
 
 
 def read_limit(document: object, where: str) -> object:
@@ -171,6 +198,15 @@ def plan_for(inputs: PlanInputs, profile: Profile) -> Plan:
     return replace(plan, predicted=predicted, profile_quality=quality_of(profile))
 
 
+def request_of(inputs: PlanInputs) -> PlanRequest:
+    """Return the request whose inputs these are, for the profile as it is now."""
+    return PlanRequest(
+        model=inputs.model, layer=inputs.layer if inputs.model is None else None,
+        world_size=inputs.world_size, tokens_per_rank=inputs.tokens_per_rank, dtype=inputs.dtype,
+        memory_limit_bytes=inputs.memory_limit_bytes, constraints=encode_constraints(inputs.pinned),
+    )  # fmt: skip
+
+
 def changed_request(
     inputs: PlanInputs,
     constraints: Mapping[str, str | None],
@@ -185,11 +221,16 @@ def changed_request(
     Raises:
         InputError: a flag is unknown, or no request has these values.
     """
-    given = {flag: text for flag, text in constraints.items() if text is not None}
-    check_sizes(decode_constraints(given))
-    texts = {**inputs.constraints, **constraints}
-    remaining = {flag: text for flag, text in texts.items() if text is not None}
-    return replace(inputs.request, constraints=recorded_constraints(remaining), **sizes)
+    request = request_of(inputs)
+    texts = {**request.constraints, **constraints}
+    given, remaining = (
+        {flag: text for flag, text in some.items() if text is not None}
+        for some in (constraints, texts)
+    )
+    PlanRequest(constraints=given, **sizes).check_numbers()
+    changed = replace(request, constraints=remaining, **sizes)
+    check_pins(changed.pinned)
+    return changed
 
 
 def plan_again(request: PlanRequest, profile: Profile) -> Plan:
@@ -201,9 +242,9 @@ def plan_again(request: PlanRequest, profile: Profile) -> Plan:
     try:
         return make_plan(request, profile=profile)
     except ProfileError as error:
-        if request.constraints.allow_modelled:
+        if request.pinned.allow_modelled:
             raise
-        constraints = replace(request.constraints, allow_modelled=True)
+        constraints = {**request.constraints, "allow-modelled": "true"}
         try:
             return make_plan(replace(request, constraints=constraints), profile=profile)
         except ProfileError:

@@ -6,16 +6,16 @@ and returns values that `app.views` turns into sections.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from moetune.app import wiring
 from moetune.app.plan import plan_for, read_inputs, sound_numbers
 from moetune.app.profiles import FoundProfile, is_path
-from moetune.app.requests import is_of_model, layer_request, training_request
+from moetune.app.requests import is_of_model, layer_request, ranks_of, training_request
 from moetune.app.sensitivity import Sensitivity, sensitivity_of
-from moetune.app.solvers import SingleFlight, Solver, ThreadSolver
+from moetune.app.solvers import SingleFlight, SolverPool
 from moetune.app.sources import LocalSources, PlanSources, StoredSources
 from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.trace import Trace, predicted_trace
@@ -27,7 +27,7 @@ from moetune.domain.errors import AbandonedError, InputError, MoetuneError, Prof
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.question import Question
-from moetune.domain.request import PlanInputs, PlanRequest, check_sizes
+from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import AS_KEYS, spelled
 from moetune.domain.training_document import TrainingDocument
 
@@ -62,7 +62,7 @@ class Planner:
     Args:
         sources: profiles and plans, and the store of new plans.
         settings: of questions and inputs that leave something open; None for the defaults.
-        solver: runs what solves or computes.
+        solver: processes that solve and compute; None to do so in the calling threads.
     """
 
     reads_files: ClassVar[bool] = True
@@ -70,7 +70,7 @@ class Planner:
 
     sources: PlanSources
     settings: Settings | None = None
-    solver: Solver = field(default_factory=ThreadSolver)
+    solver: SolverPool | None = None
     _solving: SingleFlight[Plan] = field(default_factory=SingleFlight, init=False)
 
     def resolve(self, inputs: Mapping[str, object]) -> Plan:
@@ -125,7 +125,11 @@ class Planner:
             ProfileError: there is no such profile, or it lacks an operation.
         """
         if not is_of_model(question):
-            complete = self._complete(layer_request(question, self.settings), profile)
+            request = layer_request(question, self.settings)
+            request.check()
+            machine = self.sources.profile(profile)
+            request = replace(request, world_size=ranks_of(question, machine.profile))
+            complete = _Complete(request.inputs_for(machine.profile), machine)
             return NewPlan(plan=self._solve(complete), machine=complete.machine)
         machine = self.sources.profile(profile, for_models=True)
         plan = self.run(machine.profile.name, _plan_model, question, machine.profile)
@@ -141,15 +145,15 @@ class Planner:
             ProfileError: `--profile` names another profile.
         """
         try:
-            current = self.sources.profile_of(plan)
+            current = self.sources.profile_of(plan).profile
         except ProfileError:
             if self.sources.must_match:
                 raise
             missing = f"profile {plan.inputs.profile!r} was not found, name it with --profile"
             return subject_of(plan, missing=missing, model=model)
         if current.digest == plan.inputs.profile_fingerprint:
-            return subject_of(plan, profile=current.profile, model=model)
-        name = f"profile {current.profile.name!r}"
+            return subject_of(plan, profile=current, model=model)
+        name = f"profile {current.name!r}"
         missing = f"{name} is not the one that the plan was made with, or has changed since"
         subject = subject_of(plan, missing=missing, model=model)
         if self.sources.must_match:
@@ -176,7 +180,13 @@ class Planner:
         Raises:
             MoetuneError: of the function, of the solver's limits, or of the profile's numbers.
         """
-        return self.solver.run(_soundly, profile, partial(function, *args, **kwargs))
+        return self.compute(_soundly, profile, partial(function, *args, **kwargs))
+
+    def compute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of a function; MoetuneError also for the solver's limits."""
+        if self.solver is None:
+            return function(*args, **kwargs)
+        return self.solver.run(function, *args, **kwargs)
 
     def _ask(
         self, plan: AnyPlan, model: str | None,
@@ -186,17 +196,13 @@ class Planner:
         return self.run(plan.inputs.profile, question, subject, *args, **kwargs)
 
     def _read(self, inputs: Mapping[str, object]) -> _Complete:
-        dtype = None if self.settings is None else self.settings.dtype
         with spelled(AS_KEYS):
-            document = read_inputs(inputs)
-            complete = self._complete(document.request(default_dtype=dtype), document.profile)
-        document.check(complete.inputs)
-        return complete
-
-    def _complete(self, request: PlanRequest, profile: str | None) -> _Complete:
-        check_sizes(request)
-        machine = self.sources.profile(profile)
-        return _Complete(request.inputs_for(machine.profile), machine)
+            request = read_inputs(inputs)
+            if request.dtype is None and self.settings is not None:
+                request = replace(request, dtype=self.settings.dtype)
+            request.check()
+            machine = self.sources.profile(request.profile)
+            return _Complete(request.inputs_for(machine.profile), machine)
 
     def _make(self, complete: _Complete) -> Plan:
         plan = self._draft(complete)
@@ -246,7 +252,9 @@ class ServicePlanner(Planner):
 
 
 @contextmanager
-def open_planner(settings: Settings, *, solver: Solver | None = None) -> Iterator[ServicePlanner]:
+def open_planner(
+    settings: Settings, *, solver: SolverPool | None = None
+) -> Iterator[ServicePlanner]:
     """Open the service's planner; a database is made where there is none.
 
     Args:
@@ -269,8 +277,7 @@ def open_planner(settings: Settings, *, solver: Solver | None = None) -> Iterato
     ):
         sources = StoredSources(store=store, reading=reading, default_profile=settings.profile)
         yield ServicePlanner(
-            sources=sources, settings=settings, solver=solver or ThreadSolver(), store=store,
-            reading=reading,
+            sources=sources, settings=settings, solver=solver, store=store, reading=reading,
         )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from moetune.app.profile_quality import summarize
 from moetune.app.profile_request import (
-    MeasurementSetting,
     ProfileOutcome,
     ProfileRequest,
     detect_cluster,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def estimate_profile(
-    request: ProfileRequest, setting: MeasurementSetting, *, store: "SqlStore | None" = None
+    request: ProfileRequest, *, store: "SqlStore | None" = None
 ) -> Mapping[Point, float]:
     """Return the seconds that each point would take, estimated with a short probe.
 
@@ -47,7 +46,7 @@ def estimate_profile(
     """
     from moetune.measure.session import Estimates
 
-    cluster = detect_cluster(request, setting)
+    cluster = detect_cluster(request)
     begun = resume_state(store, profile_name(request, cluster), cluster) if store else ResumeState()
     seconds: dict[Point, float] = {}
 
@@ -55,11 +54,11 @@ def estimate_profile(
         if isinstance(news, Estimates):
             seconds.update(news.seconds)
 
-    _measure(request, setting, cluster, begun.done, receive, plan_only=True)
+    _measure(request, cluster, begun.done, receive, plan_only=True)
     return seconds
 
 
-def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
+def take_part(request: ProfileRequest) -> None:
     """Measure as a rank above 0 of a launch; rank 0 chooses the points and stores the samples.
 
     Raises:
@@ -67,13 +66,11 @@ def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
     """
     from moetune.measure.session import Assignment
 
-    assignment = Assignment(needed=(), preset=request.preset)
-    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks)
+    measure_on_ranks(Assignment(needed=(), preset=request.preset), request)
 
 
 def profile_machine(
     request: ProfileRequest,
-    setting: MeasurementSetting,
     *,
     store: "SqlStore",
     progress: Progress,
@@ -95,7 +92,7 @@ def profile_machine(
         ProfileError: nothing could be measured.
         KeyboardInterrupt: Ctrl-C.
     """
-    cluster = detect_cluster(request, setting)
+    cluster = detect_cluster(request)
     name = profile_name(request, cluster)
     begun = resume_state(store, name, cluster) if resume else ResumeState()
     base = request.base or begun.base
@@ -105,7 +102,7 @@ def profile_machine(
         store, name=name, cluster=cluster, preset=request.preset, progress=progress, begun=begun
     )
     with run:
-        _measure(request, setting, cluster, begun.done, run.receive)
+        _measure(request, cluster, begun.done, run.receive)
         fitted = fit_profile(
             name=name, machine=run.cluster.machine, fingerprint=cluster.fingerprint,
             samples=run.samples(), seed=request.seed,
@@ -127,7 +124,6 @@ def profile_machine(
 
 def _measure(
     request: ProfileRequest,
-    setting: MeasurementSetting,
     cluster: Cluster,
     done: frozenset[Point],
     on_news: "Callable[[News], None]",
@@ -161,17 +157,15 @@ def _measure(
         plan_only=plan_only,
         seed=request.seed,
     )
-    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks, on_news=on_news)
+    measure_on_ranks(assignment, request, on_news)
 
 
 def measure_on_ranks(
     assignment: "Assignment",
-    setting: MeasurementSetting,
-    *,
-    num_ranks: int,
+    request: ProfileRequest,
     on_news: "Callable[[News], object]" = lambda _: None,
 ) -> None:
-    """Run the session on `num_ranks` ranks of this machine, or as one rank of a launch.
+    """Run the session on the ranks of this machine that are asked for, or as one of a launch.
 
     Raises:
         InputError: fewer CUDA devices or cores than ranks, or an assignment that the session
@@ -184,11 +178,11 @@ def measure_on_ranks(
         run_on_ranks(
             _run_session,
             assignment,
-            num_ranks=num_ranks,
-            launch=setting.launch,
-            environ=setting.environment,
+            num_ranks=request.num_ranks,
+            launch=request.launch,
+            environ=request.environment,
             on_message=on_news,
-            oversubscribe=setting.oversubscribe,
+            oversubscribe=request.oversubscribe,
         )
     except CollectiveError as error:
         raise CollectiveError(

@@ -1,11 +1,11 @@
-"""A request to measure this machine, the process that does it, and its outcome.
+"""A request to measure this machine, by the process that does it, and its outcome.
 
 `profile` runs a request; commands, checks and benchmarks make it.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moetune.app.profile_quality import GroupSummary
 from moetune.config import Launch
@@ -36,6 +36,9 @@ class ProfileRequest:
         max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
         budget_seconds: longest time to measure, without the fit.
         base: a profile of the same device, for what is not measured here.
+        environment: variables of this process; those that can change speed go into the fingerprint.
+        launch: the one that this process is a rank of; None to start the ranks from here.
+        oversubscribe: ranks started from here may share a core.
     """
 
     name: str | None = None
@@ -49,6 +52,9 @@ class ProfileRequest:
     budget_seconds: float | None = None
     base: Profile | None = None
     seed: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    launch: Launch | None = None
+    oversubscribe: bool = False
 
     def __post_init__(self) -> None:
         for dtype in self.dtypes:
@@ -56,21 +62,6 @@ class ProfileRequest:
         for name in ("num_ranks", "max_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementSetting:
-    """The process that measures.
-
-    Args:
-        environment: its variables; those that can change speed go into the fingerprint.
-        launch: the one that this process is a rank of; None to start the ranks from here.
-        oversubscribe: ranks started from here may share a core.
-    """
-
-    environment: Mapping[str, str]
-    launch: Launch | None = None
-    oversubscribe: bool = False
 
     @property
     def is_writer(self) -> bool:
@@ -119,23 +110,23 @@ class ProfileOutcome:
         }
 
 
-def detect_cluster(request: ProfileRequest, setting: MeasurementSetting) -> Cluster:
+def detect_cluster(request: ProfileRequest) -> Cluster:
     """Return the machine as the measuring ranks see it."""
     import torch
 
     from moetune.hardware import detect
 
-    if (launch := setting.launch) is not None:
+    if (launch := request.launch) is not None:
         return detect(
             num_ranks=launch.world_size,
             ranks_per_node=launch.local_world_size,
-            environment=setting.environment,
+            environment=request.environment,
             threads_per_rank=torch.get_num_threads(),
         )
     return detect(
         num_ranks=request.num_ranks,
         ranks_per_node=request.num_ranks,
-        environment=setting.environment,
+        environment=request.environment,
     )
 
 

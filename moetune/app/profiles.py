@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.files import bundled_profiles, load_profile_file, reference_profile
 from moetune.app.profile_quality import quality_of
 from moetune.app.wiring import StoreFinder
 from moetune.domain.document import encode
@@ -22,17 +21,11 @@ _Line = GemmLine | CollectiveLine | CopyLine | RowsLine
 Source = Literal["file", "store", "bundled", "program"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundProfile:
+class FoundProfile(NamedTuple):
     """A profile and where it was found."""
 
     profile: Profile
     source: Source
-
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the profile, computed once: with many samples it takes long."""
-        return self.profile.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +111,8 @@ def named_profile(name: str, *, store: "SqlStore | None") -> FoundProfile:
         return FoundProfile(profile=stored, source="store")
     bundled = bundled_profiles()
     if name in bundled:
-        return _bundled(bundled[name])
+        return FoundProfile(profile=reference_profile(name), source="bundled")
     raise _unknown(name, {run.name for run in store.runs()} if store else set(), bundled)
-
-
-@cache
-def _bundled(path: Path) -> FoundProfile:
-    """Return a reference profile, read once: it does not change, and reading takes long."""
-    return FoundProfile(profile=load_profile_file(path), source="bundled")
 
 
 def newest_measured(store: "SqlStore | None", *, for_models: bool = False) -> str:
@@ -164,7 +151,7 @@ def list_profiles(store: "SqlStore | None") -> tuple[ProfileInfo, ...]:
     runs: dict[str, list[RunInfo]] = {}
     for run in store.runs() if store else ():
         runs.setdefault(run.name, []).append(run)
-    return (*map(_of_runs, runs.values()), *map(_of_file, bundled_profiles().values()))
+    return (*map(_of_runs, runs.values()), *map(_of_reference, bundled_profiles()))
 
 
 def import_profile(path: Path, *, name: str | None, store: "SqlStore") -> Profile:
@@ -236,8 +223,8 @@ def _of_runs(runs: list[RunInfo]) -> ProfileInfo:
     )
 
 
-def _of_file(path: Path) -> ProfileInfo:
-    profile = _bundled(path).profile
+def _of_reference(name: str) -> ProfileInfo:
+    profile = reference_profile(name)
     return ProfileInfo(
         name=profile.name,
         source="bundled",

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from moetune.app.memory import MemoryQuestion
-from moetune.app.plan import LONGEST_NAME, profile_name
+from moetune.app.plan import LONGEST_NAME, PlanRequest, profile_name
 from moetune.app.routing_files import read_layer_routing, read_routing
 from moetune.app.training import check_names, usual_dtype
 from moetune.app.training_plan import TrainingRequest
@@ -22,11 +22,11 @@ from moetune.domain.model import MODELS, WHOLE_MODELS, find_model
 from moetune.domain.pipeline import read_stages
 from moetune.domain.profile import Profile
 from moetune.domain.question import MEMORY_DEFAULTS, Question, modules_of, read_question, read_texts
-from moetune.domain.request import PlanRequest
+from moetune.domain.request import encode_constraints
 from moetune.domain.spelling import about, flag_of
 from moetune.domain.targets import find_target
 from moetune.domain.training import LayoutRequest, TrainingJob
-from moetune.domain.units import dtype_bytes, full_dtype
+from moetune.domain.units import full_dtype
 from moetune.huggingface.pasted import configuration_of
 from moetune.huggingface.registry import (
     check_known,
@@ -90,10 +90,6 @@ def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
     allowed, top_k = question.allow_modelled, question.top_k or 1
     if question.model is not None:
         top_k = find_model(question.model).top_k
-    dtype = full_dtype(question.dtype) if question.dtype else None
-    if dtype is not None:
-        with about("dtype"):
-            dtype_bytes(dtype)
     with about("routing"):
         routing = read_layer_routing(question.routing, top_k=top_k)
     constraints = Constraints(
@@ -112,9 +108,8 @@ def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
     )  # fmt: skip
     return PlanRequest(
         model=question.model, layer=question.layer, world_size=question.world_size,
-        num_nodes=question.nodes, tokens_per_rank=question.tokens_per_rank,
-        dtype=dtype or settings.dtype,
-        memory_limit_bytes=question.memory_limit, constraints=constraints,
+        tokens_per_rank=question.tokens_per_rank, dtype=question.dtype or settings.dtype,
+        memory_limit_bytes=question.memory_limit, constraints=encode_constraints(constraints),
     )  # fmt: skip
 
 
@@ -124,7 +119,7 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
     Raises:
         InputError: a value is wrong, or one is missing.
     """
-    ranks = _ranks(question, profile)
+    ranks = ranks_of(question, profile)
     with about("target"):
         target = find_target(question.target or "moetune")
     batch, length = question.global_batch, question.seq
@@ -156,12 +151,10 @@ def training_request(question: Question, profile: Profile) -> TrainingRequest:
     )  # fmt: skip
 
 
-def _ranks(question: Question, profile: Profile) -> int:
-    if question.nodes is None:
-        return question.world_size or profile.machine.num_devices
-    if question.world_size is not None:
-        raise InputError("--nodes and --world-size exclude each other", "give one of them")
-    return question.nodes * profile.machine.devices_per_node
+def ranks_of(question: Question, profile: Profile) -> int:
+    """Return the ranks that a question is for; without any the profile's devices."""
+    on_nodes = profile.machine.devices_per_node * (question.nodes or 0)
+    return question.world_size or on_nodes or profile.machine.num_devices
 
 
 def _unsized(name: str, sizes: Mapping[str, int | None]) -> InputError:

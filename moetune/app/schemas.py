@@ -9,12 +9,11 @@ from typing import Any
 from moetune.app.doctor import Diagnosis
 from moetune.app.drift import OperationDrift
 from moetune.app.export import ExportDocument
-from moetune.app.json_schema import Keys, ListOf, schema_of
-from moetune.app.plan import InputsDocument
+from moetune.app.json_schema import Keys, list_of, schema_of
+from moetune.app.plan import PlanRequest
 from moetune.app.profile_quality import GroupSummary
 from moetune.app.profiles import Difference, ProfileInfo
 from moetune.app.sensitivity import Sensitivity
-from moetune.app.staleness import Check
 from moetune.app.subjects.values import StepDifference
 from moetune.app.trace import Overlap
 from moetune.app.verify import Verification
@@ -44,10 +43,10 @@ _TABLE = {"name": str, "header": _Texts, "units": _Texts, "rows": tuple[_Objects
           "notes": _Texts}  # fmt: skip
 _SECTION = {
     "name": str, "title": str, "scope": str, "paragraphs": _Texts, "notes": _Texts,
-    "highlights": ListOf(Keys({"name": str, "value": object, "unit": str, "note": str})),
-    "tables": ListOf(Keys(_TABLE)),
+    "highlights": list_of(Keys({"name": str, "value": object, "unit": str, "note": str})),
+    "tables": list_of(Keys(_TABLE)),
 }  # fmt: skip
-_SECTIONS = {"sections": ListOf(Keys(_SECTION))}
+_SECTIONS = {"sections": list_of(Keys(_SECTION))}
 """What the answer's words and tables say, beside the values of each command."""
 _OBSERVATION = Keys({"id": int, "created_at": str}, of=Observation)
 _OVERLAPS = {"predicted": Overlap | None, "measured": Overlap | None}
@@ -75,7 +74,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
             "optimizer": str, "target": str, "device_bytes": int,
         }),
         "limit_bytes": int, "fits": bool, "num_fitting": int,
-        "layouts": ListOf(Keys({
+        "layouts": list_of(Keys({
             "layout": Mapping[str, object], "peak_bytes": int, "host_bytes": int,
             "parts": Mapping[str, int], "activations": Mapping[str, int],
         })),
@@ -93,14 +92,14 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         "models": tuple[Model, ...], "whole": tuple[WholeModel, ...],
         "huggingface": tuple[RegisteredModel, ...], **_SECTIONS,
     }),
-    "drift/1": Keys({"items": ListOf(Keys({"words": str}, of=OperationDrift))}),
+    "drift/1": Keys({"items": list_of(Keys({"words": str}, of=OperationDrift))}),
     "explanation/1": Keys({
         "plan": Plan, "forward": PhaseTerms | None, "backward": PhaseTerms | None,
         "strategies": tuple[StrategyTerms, ...], "note": str,
     }),
-    "inputs/1": Keys(of=InputsDocument),
+    "inputs/1": Keys(of=PlanRequest),
     "observations/1": Keys({"observations": tuple[Observation, ...]}),
-    "observations.list/1": Keys({"observations": ListOf(_OBSERVATION), **_SECTIONS}),
+    "observations.list/1": Keys({"observations": list_of(_OBSERVATION), **_SECTIONS}),
     "plans.diff/1": Keys({"first": str, "second": str, **_SECTIONS}),
     "plans.list/1": Keys({"plans": tuple[PlanInfo, ...], **_SECTIONS}),
     "timeline/2": Keys({
@@ -115,21 +114,20 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
         "memory": Keys({
             "peak_bytes": int, "limit_bytes": int | None, "parts": Mapping[str, int],
         }),
-        "alternatives": ListOf(Keys({
+        "alternatives": list_of(Keys({
             "layout": FoldedLayout, "step_seconds": float, "differences": _Parts,
         })),
     }, optional={"placement": ModelPlacement}),
     "whatif/1": Keys({"before": AnyPlan, "after": AnyPlan, "words": _Texts}, optional=_SECTIONS),
-    "profile-check/1": Keys({"name": str}, of=Check),
     "profile-plan/1": Keys({
         "num_points": int, "seconds": float,
-        "points": ListOf(Keys({"point": Point, "seconds": float})),
+        "points": list_of(Keys({"point": Point, "seconds": float})),
     }),
     "profile-run/1": Keys(_RUN),
     "profiles/1": Keys({"profiles": tuple[ProfileInfo, ...], **_SECTIONS}),
     "profiles.diff/1": Keys({
         "first": str, "second": str,
-        "differences": ListOf(Keys({"ratio": float | None}, of=Difference)), **_SECTIONS,
+        "differences": list_of(Keys({"ratio": float | None}, of=Difference)), **_SECTIONS,
     }),
     "config/1": Keys({"settings": Mapping[str, object]}, optional={"origins": Mapping[str, str]}),
     "problem/1": Keys({
@@ -141,7 +139,7 @@ _DOCUMENTS: Mapping[str, Keys | tuple[Keys, ...]] = {
     "fits/1": _page(tuple[FitInfo, ...]),
     "machines/1": _page(tuple[MachineInfo, ...]),
     "model-routing": Keys(of=ModelRoutingRecord),
-    "observations.page/1": _page(ListOf(_OBSERVATION)),
+    "observations.page/1": _page(list_of(_OBSERVATION)),
     "plan": Keys(of=Plan),
     "plans/1": _page(tuple[PlanInfo, ...]),
     "profile": Keys(of=Profile),

@@ -35,25 +35,6 @@ _NUM_PROCESSES = 4
 _LOOK_SECONDS = 0.1
 
 
-class Solver(Protocol):
-    """Runs the functions that solve."""
-
-    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the function's result.
-
-        Raises:
-            MoetuneError: of the function, or of the limits that the solver has.
-        """
-
-
-class ThreadSolver:
-    """Solves in the calling thread, without limits."""
-
-    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the function's result."""
-        return function(*args, **kwargs)
-
-
 class Caller(Protocol):
     """Who waits for an answer."""
 

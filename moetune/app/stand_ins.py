@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,16 +20,14 @@ _ENDS = (0.05, 0.95)
 _NUM_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandIns:
-    """Operations of a layout that a profile does not have.
+class StandIns(NamedTuple):
+    """A sentence for each kind of operations that a profile does not have, and what they may cost.
 
-    Args:
-        words: a sentence for each kind.
-        ratios: 5 % and 95 % quantiles of the step over its prediction, as far as they stand in.
+    `ratios` are the 5 % and 95 % quantiles of the step over its prediction, as far as they stand
+    in.
     """
 
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...]
     ratios: tuple[float, float] = (1.0, 1.0)
 
 
@@ -53,11 +51,11 @@ def stand_ins_of(
         *_network_words(prices.job, profile), *_stand_in_words(prices.device.trusts.doubts),
     )  # fmt: skip
     if profile.network is not None and profile.provenance == "published":
-        return StandIns(words=words)
+        return StandIns(words)
     drawn = resample_costs(profile, num=_NUM_DRAWS, seed=RESAMPLING_SEED, allow_modelled=True)
     seconds = [price(variant).step(chosen.layout).seconds for variant in drawn]
     low, high = np.quantile(np.array(seconds) / chosen.step.seconds, _ENDS)
-    return StandIns(words=words, ratios=(float(low), float(high)))
+    return StandIns(words, (float(low), float(high)))
 
 
 def _unpublished_words(layout: FoldedLayout, target: Target) -> Iterator[str]:

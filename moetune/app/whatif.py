@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from moetune.app.compare import changed_inputs, compare
-from moetune.app.plan import changed_request, plan_again, read_limit
+from moetune.app.plan import PlanRequest, changed_request, plan_again, read_limit
 from moetune.app.planner import Planner
 from moetune.app.requests import ask, check_served, training_request
 from moetune.app.subjects import refuse_model
@@ -15,10 +15,9 @@ from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.pipeline import stage_words
 from moetune.domain.profile import Profile
 from moetune.domain.question import ASKS
-from moetune.domain.request import PlanInputs, PlanRequest, check_sizes
-from moetune.domain.spelling import Spelling, about, nearest_or, spelled
+from moetune.domain.request import PlanInputs
+from moetune.domain.spelling import Spelling, nearest_or, spelled
 from moetune.domain.training_document import TrainingInputs
-from moetune.domain.units import dtype_bytes, full_dtype
 from moetune.fit.speeds import Speeds, scale_profile
 from moetune.report.section import sentence
 
@@ -90,7 +89,7 @@ def whatif(
         with spelled(question.spelling):
             check_served(dict(_arguments(question)))
     machine = planner.sources.profile_of(before)
-    is_moved = machine.digest != before.inputs.profile_fingerprint
+    is_moved = machine.profile.digest != before.inputs.profile_fingerprint
     if is_moved and not planner.sources.must_match:
         _ = planner.explain(before).machine  # which says that it has changed
     planned_with = machine.profile if not is_moved else _profile_of(planner, before)
@@ -159,21 +158,16 @@ def _layer_request(inputs: PlanInputs, question: WhatIf) -> PlanRequest:
             what = f"{question.spelling(flag)} is for whole models, and this plan is of a layer"
             raise InputError(what, "change a flag of layers, such as --constraint strategy=S4")
     with spelled(question.spelling):
-        if changes.dtype is not None:
-            sizes["dtype"] = full_dtype(changes.dtype)
-            with about("dtype"):
-                dtype_bytes(full_dtype(changes.dtype))  # which refuses an unknown one
-        check_sizes(changes)
         return changed_request(inputs, changes.constraints, **sizes)
 
 
 def _profile_of(planner: Planner, plan: AnyPlan) -> Profile | None:
     """Return the profile that a plan was made with; None where it is not there or has changed."""
     try:
-        current = planner.sources.profile(plan.inputs.profile)
+        current = planner.sources.profile(plan.inputs.profile).profile
     except ProfileError:
         return None
-    return current.profile if current.digest == plan.inputs.profile_fingerprint else None
+    return current if current.digest == plan.inputs.profile_fingerprint else None
 
 
 def arguments_of(inputs: TrainingInputs, profile: Profile | None) -> dict[str, object]:

@@ -58,7 +58,7 @@ def plan(
         write_text(output, made.text)
     if note := stale_note(used.profile):
         screen.note(f"Note: {note}.")
-    screen.detail(f"profile {used.profile.name} ({used.digest[:8]}, {used.source})")
+    screen.detail(f"profile {used.profile.name} ({used.profile.digest[:8]}, {used.source})")
     if session.as_json:
         screen.raw(made.text)
     else:

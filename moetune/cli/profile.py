@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moetune import config
@@ -20,7 +21,7 @@ from moetune.measure.grid import Preset
 from moetune.report.section import Cell, Table
 
 if TYPE_CHECKING:
-    from moetune.app.profile_request import MeasurementSetting, ProfileOutcome, ProfileRequest
+    from moetune.app.profile_request import ProfileOutcome, ProfileRequest
 
 _TOKENS = 4096
 _INTERRUPTED = 130
@@ -90,19 +91,18 @@ def profile(
     """
     from moetune.app.profile import take_part
 
-    setting = _setting(nproc, oversubscribe=oversubscribe)
-    num_ranks = setting.launch.world_size if setting.launch else nproc or 1
-    request = _request(session, num_ranks, is_writer=setting.is_writer, **asked)
-    if not setting.is_writer:
-        take_part(request, setting)
+    request = _request(session, nproc, oversubscribe=oversubscribe, **asked)
+    if not request.is_writer:
+        take_part(request)
         return 0
     if plan_only:
-        return _plan(session, request, setting, resume=resume)
-    return _measure(session, request, setting, resume=resume)
+        return _plan(session, request, resume=resume)
+    return _measure(session, request, resume=resume)
 
 
 def _request(
-    session: Session, num_ranks: int, *, is_writer: bool, name: str | None, preset: Preset | None,
+    session: Session, nproc: int | None, *, oversubscribe: bool, name: str | None,
+    preset: Preset | None,
     budget: float | None, dtypes: tuple[str, ...] | None, group_sizes: tuple[int, ...] | None,
     tokens: int | None, base: str | None, **asked: str | None,
 ) -> "ProfileRequest":  # fmt: skip
@@ -111,7 +111,11 @@ def _request(
     from moetune.domain.question import read_texts
     from moetune.huggingface.registry import find_decoder_model
 
-    settings = session.settings
+    settings, environ = session.settings, config.environment()
+    launch = config.launch(environ)
+    if launch is not None and nproc is not None:
+        raise InputError("--nproc does not apply under a launcher, which sets the ranks", "omit it")
+    num_ranks = launch.world_size if launch else nproc or 1
     if budget is None and settings.budget is not None:
         budget = parse_seconds(settings.budget)
     if budget is None and preset is None:
@@ -122,9 +126,7 @@ def _request(
     models = measured_models(model, question.seq) if model else ()
     layer = model.layer if model and model.paper else question.layer
     usual_tokens = model.paper.tokens_per_rank if model and model.paper else _TOKENS
-    with about("base"):
-        based = session.profile(base).profile if base and is_writer else None
-    return ProfileRequest(
+    request = ProfileRequest(
         name=name,
         num_ranks=num_ranks,
         preset=preset or settings.preset,
@@ -134,31 +136,24 @@ def _request(
         models=models,
         max_tokens=tokens or usual_tokens,
         budget_seconds=budget,
-        base=based,
+        environment=environ,
+        launch=launch,
+        oversubscribe=oversubscribe,
     )
+    if base is None or not request.is_writer:
+        return request
+    with about("base"):
+        return replace(request, base=session.profile(base).profile)
 
 
-def _setting(nproc: int | None, *, oversubscribe: bool) -> "MeasurementSetting":
-    """Return this process's environment, and its launch where torchrun started it."""
-    from moetune.app.profile_request import MeasurementSetting
-
-    environ = config.environment()
-    launch = config.launch(environ)
-    if launch is not None and nproc is not None:
-        raise InputError("--nproc does not apply under a launcher, which sets the ranks", "omit it")
-    return MeasurementSetting(environment=environ, launch=launch, oversubscribe=oversubscribe)
-
-
-def _plan(
-    session: Session, request: "ProfileRequest", setting: "MeasurementSetting", *, resume: bool
-) -> int:
+def _plan(session: Session, request: "ProfileRequest", *, resume: bool) -> int:
     from moetune.app.profile import estimate_profile
     from moetune.app.profile_quality import group_of
     from moetune.app.profile_request import detect_cluster
 
-    machine = detect_cluster(request, setting).machine
+    machine = detect_cluster(request).machine
     with session.find_store() as store:
-        seconds = estimate_profile(request, setting, store=store if resume else None)
+        seconds = estimate_profile(request, store=store if resume else None)
     if session.as_json:
         session.screen.document(_plan_document(seconds))
         return 0
@@ -184,14 +179,12 @@ def _plan_document(seconds: Mapping[Point, float]) -> dict[str, object]:
     }
 
 
-def _measure(
-    session: Session, request: "ProfileRequest", setting: "MeasurementSetting", *, resume: bool
-) -> int:
+def _measure(session: Session, request: "ProfileRequest", *, resume: bool) -> int:
     from moetune.app.profile import profile_machine
     from moetune.app.profile_request import detect_cluster
 
     screen = session.screen
-    cluster = detect_cluster(request, setting)
+    cluster = detect_cluster(request)
     machine, backend = cluster.machine, cluster.fingerprint.software["backend"]
     ranks = "1 rank" if machine.num_devices == 1 else f"{backend}, {machine.num_devices} ranks"
     cores = cluster.fingerprint.hardware["cores"]
@@ -208,9 +201,7 @@ def _measure(
     )
     with session.open_store() as store:
         try:
-            outcome = profile_machine(
-                request, setting, store=store, progress=progress, resume=resume
-            )
+            outcome = profile_machine(request, store=store, progress=progress, resume=resume)
         except KeyboardInterrupt:
             progress.finish(())
             screen.note(

@@ -4,7 +4,6 @@ import shlex
 from contextlib import nullcontext
 from pathlib import Path
 
-from moetune import config
 from moetune.app.describe import DESCRIBED, check_new, describe, description_of
 from moetune.cli.commands import ALL, Parameter, argument, command, group, option
 from moetune.cli.completion import profile_names, stored_profiles
@@ -70,29 +69,6 @@ def show(session: Session, name: str) -> None:
 
     profile = session.profile(name)
     session.screen.show(profile.profile, lambda: profile_sections(profile))
-
-
-@command(
-    "moetune profiles check lab", argument("name", "A profile in the store.", names=stored_profiles)
-)
-def check(session: Session, name: str) -> int:
-    """Measure a few points again, for ten seconds, and say whether the profile still holds.
-
-    Use it after an update of torch or a driver. Under torchrun every rank runs this command.
-    """
-    from moetune.app.profile_request import MeasurementSetting
-    from moetune.app.staleness import check_profile
-
-    environ = config.environment()
-    setting = MeasurementSetting(environment=environ, launch=config.launch(environ))
-    profile = session.profile(name).profile
-    with session.open_store() if setting.is_writer else nullcontext() as store:
-        checked = check_profile(profile, setting, store=store)
-    if checked is None:  # rank 0 says it
-        return 0
-    document = {"schema": "moetune.profile-check/1", "name": profile.name, **encode(checked)}
-    session.screen.said(document, checked.words(profile))
-    return 1 if checked.verdict == "measure" else 0
 
 
 @command(
@@ -168,7 +144,7 @@ def remove(session: Session, name: str) -> None:
 
 profiles = group(
     "Profiles: measured speeds of machines.",
-    new, list_, show, check, export, import_, diff, remove,
+    new, list_, show, export, import_, diff, remove,
 )  # fmt: skip
 
 

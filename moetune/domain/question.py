@@ -212,6 +212,10 @@ class Question:
     def __post_init__(self) -> None:
         if self.model is not None and self.config is not None:
             raise InputError("--model and config exclude each other", "give one of them")
+        if self.nodes is not None and self.world_size is not None:
+            raise InputError(
+                "--nodes and --world-size both say how many ranks there are", "give one of them"
+            )
         for name, ask in ASKS.items():
             if (value := getattr(self, name)) is not None:
                 ask.check(value)

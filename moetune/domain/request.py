@@ -1,7 +1,7 @@
-"""A request for a plan, checked once for every caller, and the inputs that a plan records of it."""
+"""The inputs that a layer's plan records of its request, and how its constraints are written."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,6 @@ from moetune.domain.document import digest, encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
-from moetune.domain.model import find_model
 from moetune.domain.profile import Profile
 from moetune.domain.question import ASKS
 from moetune.domain.routing import LayerRouting
@@ -20,7 +19,7 @@ from moetune.domain.units import DTYPE_BYTES
 from moetune.domain.withdrawn import withdrawn
 
 _OTHERWISE = {
-    "num_nodes": "nodes", "tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit",
+    "tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit",
     "memory_taken_bytes": "memory_taken",
 }  # fmt: skip
 """Fields of a `Question` by the names of a request that differ."""
@@ -41,68 +40,6 @@ CONSTRAINTS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Fields of constraints and their bounds, by the flags that a plan's inputs record as texts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """A named model or a layer, and what is pinned; None for the default.
-
-    Args:
-        model: a name of `moetune models list`.
-        layer: where there is no `model`.
-        world_size: default, the profile's number of devices.
-        num_nodes: instead of it, so many nodes of the profile's size.
-        tokens_per_rank: default, the model's; a layer needs it.
-        dtype: default, what the profile is for: see `default_dtype`.
-        memory_limit_bytes: default, the device's memory.
-
-    Raises:
-        InputError: it is incomplete, contradicts itself, or names no known model.
-    """
-
-    model: str | None = None
-    layer: LayerShape | None = None
-    world_size: int | None = None
-    num_nodes: int | None = None
-    tokens_per_rank: int | None = None
-    dtype: str | None = None
-    memory_limit_bytes: int | None = None
-    constraints: Constraints = field(default_factory=Constraints)
-
-    def __post_init__(self) -> None:
-        _check_subject(self)
-        if self.world_size is not None and self.num_nodes is not None:
-            raise InputError(
-                "--nodes and --world-size both say how many ranks there are", "give one of them"
-            )
-        for ask, value in _numbers(self):
-            ask.check_least(value)
-        _check_pins(self.constraints)
-
-    def inputs_for(self, profile: Profile, *, fingerprint: str | None = None) -> "PlanInputs":
-        """Return the request with every default filled in.
-
-        Args:
-            fingerprint: the profile's digest, where it is known already; hashing takes long.
-        """
-        machine = profile.machine
-        on_nodes = machine.devices_per_node * (self.num_nodes or 0)
-        world_size = self.world_size or on_nodes or machine.num_devices
-        layer, tokens = self.layer, self.tokens_per_rank
-        if layer is None or tokens is None:
-            model = find_model(self.model or "")
-            layer, tokens = model.layer(world_size), tokens or model.tokens_per_rank
-        return PlanInputs(
-            model=self.model,
-            layer=layer,
-            world_size=world_size,
-            tokens_per_rank=tokens,
-            dtype=self.dtype or default_dtype(profile),
-            memory_limit_bytes=self.memory_limit_bytes,
-            profile=profile.name,
-            profile_fingerprint=fingerprint or profile.digest,
-            constraints=encode_constraints(self.constraints),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,23 +93,6 @@ class PlanInputs:
         return recorded_constraints(self.constraints)
 
     @property
-    def request(self) -> PlanRequest:
-        """The request whose inputs these are.
-
-        Raises:
-            InputError: this moetune knows no such model or value.
-        """
-        return PlanRequest(
-            model=self.model,
-            layer=self.layer if self.model is None else None,
-            world_size=self.world_size,
-            tokens_per_rank=self.tokens_per_rank,
-            dtype=self.dtype,
-            memory_limit_bytes=self.memory_limit_bytes,
-            constraints=self.pinned,
-        )
-
-    @property
     def expert_parallel(self) -> ExpertParallel:
         """Parallelism of a single layer's experts: as pinned, else all_to_all."""
         return self.pinned.expert_parallel
@@ -195,8 +115,8 @@ class PlanInputs:
         )
 
 
-def check_sizes(request: object) -> None:
-    """Raise InputError where a number of a request, or of its parts, is too large to be meant.
+def check_numbers(request: object) -> None:
+    """Raise InputError where a number of a request, or of its parts, is out of its range.
 
     For new requests: a recorded one may hold what an older moetune allowed.
     """
@@ -284,21 +204,7 @@ def default_dtype(profile: Profile) -> str:
     return next((dtype for dtype in (*wanted, *dtypes) if dtype in dtypes), "float32")
 
 
-def _check_subject(request: PlanRequest) -> None:
-    if (request.model is None) == (request.layer is None):
-        is_nothing = request.model is None
-        raise InputError(
-            "there is nothing to plan for" if is_nothing else "a model and a layer are given",
-            "name a model with --model (see `moetune models list`), "
-            "or give a layer with --d-model, --d-hidden and --num-experts",
-        )
-    if request.model is not None:
-        find_model(request.model)
-    elif request.tokens_per_rank is None:
-        raise InputError("the number of tokens is missing", "give --tokens")
-
-
-def _check_pins(constraints: Constraints) -> None:
+def check_pins(constraints: Constraints) -> None:
     """Raise InputError where no plan has what is pinned."""
     is_tensor = constraints.expert_parallel == "tensor"
     if constraints.sequence_parallel and not is_tensor:

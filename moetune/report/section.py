@@ -295,22 +295,6 @@ def chance(share: float) -> str:
     return "over 99 %" if rounded >= 100 else f"{rounded} %"  # noqa: PLR2004 - percent
 
 
-def percents(*shares: float, sign: bool = False) -> tuple[str, ...]:
-    """Return shares with digits for all of them, so that none but 0 itself reads as 0.
-
-    Whole percents where that is so, else one digit more, at most three: "+0.3 %" beside "-0.1 %".
-    """
-    digits = next(
-        (
-            some
-            for some in range(3)
-            if all(not share or round(100 * share, some) for share in shares)
-        ),
-        3,
-    )
-    return tuple(percent(share, digits=digits, sign=sign) for share in shares)
-
-
 def seconds_span(seconds: float, low: float, high: float) -> str:
     """Return "21.4 ms (20.6–22.5)": the range in the unit and with the digits of the value."""
     number, _, unit = format_seconds(seconds).partition(" ")

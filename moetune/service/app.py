@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from moetune.app.plan import InputsDocument
+from moetune.app.plan import PlanRequest
 from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
@@ -66,7 +66,7 @@ _ADDRESSES = (
     Address("GET", "/v1/plans/{plan_id}", plans.stored_plan, "A stored plan", Plan),
     Address(
         "POST", "/v1/plans:resolve", plans.resolve, "The plan for these inputs", Plan,
-        InputsDocument,
+        PlanRequest,
     ),
     Address(
         "GET", "/v1/plans/{plan_id}/explain", plans.explain,

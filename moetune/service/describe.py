@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from moetune.app.plan import InputsDocument
+from moetune.app.plan import PlanRequest
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.service.bodies import JSON, TOML
@@ -64,7 +64,7 @@ class ProblemDocument:
     hint: str
 
 
-_BODIES: tuple[type, ...] = (InputsDocument, ChangeDocument, Observations, Profile, ProblemDocument)
+_BODIES: tuple[type, ...] = (PlanRequest, ChangeDocument, Observations, Profile, ProblemDocument)
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     int(status): {
         "description": status.phrase,

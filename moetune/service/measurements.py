@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moetune.app.drift import DRIFT_SCHEMA, observed_drifts
-from moetune.app.files import bundled_profiles, profile_to_toml
-from moetune.app.profile_toml import parse_toml, profile_in_toml
+from moetune.app.files import parse_toml, profile_in_toml, profile_to_toml
 from moetune.app.profiles import ProfileInfo, is_path, list_profiles, named_profile
 from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
@@ -124,7 +123,7 @@ def profile_in(kind: str, content: bytes) -> Profile:
         except UnicodeDecodeError:
             raise UnreadableBodyError("the body is not UTF-8 text") from None
         check_values(plain)
-        sent = profile_in_toml(plain, references=bundled_profiles())
+        sent = profile_in_toml(plain)
     check_name(sent.name)
     return sent
 

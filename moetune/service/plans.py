@@ -70,7 +70,7 @@ def _model_question(planner: ServicePlanner, inputs: Mapping[str, object]) -> Se
     if "pins" not in inputs:
         return served_question(inputs)
     sent = decode(TrainingInputs, inputs, "inputs")
-    digest = planner.sources.profile(sent.profile).digest
+    digest = planner.sources.profile(sent.profile).profile.digest
     if sent.profile_fingerprint not in {"", digest}:
         raise InputError(
             f"profile {sent.profile!r} has the fingerprint {digest[:12]}, not "

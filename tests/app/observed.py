@@ -2,14 +2,13 @@
 
 import numpy as np
 
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.verify import watched_seconds
 from moetune.domain.layer import LayerShape
 from moetune.domain.operations import Operation, OperationTimes, operations_of
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
-from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.costs import layer_costs
 from tests.fit.measured import FINGERPRINT, measured_profile

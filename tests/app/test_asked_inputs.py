@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import read_inputs
-from moetune.domain.constraints import Bounds, Constraints
+from moetune.app.plan import PlanRequest, read_inputs, request_of
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS
 from moetune.domain.profile import Profile
-from moetune.domain.request import PlanInputs, PlanRequest, check_sizes
+from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import AS_KEYS, spelled
 
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
@@ -24,36 +23,31 @@ LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=64, top_k=2, activation
 
 def inputs_of(document: Any, profile: Profile = PROFILE) -> PlanInputs:
     with spelled(AS_KEYS):
-        sent = read_inputs(document)
-        request = sent.request(default_dtype=None)
-        check_sizes(request)
-    inputs = request.inputs_for(profile)
-    sent.check(inputs)
-    return inputs
+        request = read_inputs(document)
+        request.check()
+        return request.inputs_for(profile)
 
 
 REQUESTS = [
     *(PlanRequest(model=name) for name in MODELS),
     PlanRequest(
         layer=LAYER, tokens_per_rank=3000, world_size=32,
-        constraints=Constraints(allow_modelled=True),
+        constraints={"allow-modelled": "true"},
     ),
     PlanRequest(
         model="gpt-s", dtype="float16", memory_limit_bytes=2**33,
-        constraints=Constraints(memory_taken_bytes=2**30),
+        constraints={"memory-taken": str(2**30)},
     ),
     PlanRequest(
         model="gpt-xl",
-        constraints=Constraints(
-            bounds=Bounds(
-                forward_degree=4, max_degree=16, min_chunk_tokens=128,
-                order="interleaved", strategy="S4",
-            )
-        ),
+        constraints={
+            "forward-degree": "4", "max-degree": "16", "min-chunk-tokens": "128",
+            "order": "interleaved", "strategy": "S4",
+        },
     ),
     PlanRequest(
         layer=LAYER, tokens_per_rank=512,
-        constraints=Constraints(expert_parallel="tensor", sequence_parallel=True),
+        constraints={"expert-parallel": "tensor", "sequence-parallel": "true"},
     ),
 ]  # fmt: skip
 
@@ -63,12 +57,12 @@ def test_the_inputs_of_any_plan_are_a_request_for_the_same_plan(number: int) -> 
     request = REQUESTS[number]
     inputs = request.inputs_for(PROFILE)
     assert inputs_of(encode(inputs)) == inputs
-    assert inputs.request.inputs_for(PROFILE) == inputs
-    assert inputs.pinned == request.constraints
+    assert request_of(inputs).inputs_for(PROFILE) == inputs
+    assert inputs.pinned == request.pinned
 
 
 def test_a_plan_records_what_differs_from_the_defaults() -> None:
-    request = PlanRequest(model="gpt-s", constraints=Constraints(expert_parallel="all_to_all"))
+    request = PlanRequest(model="gpt-s", constraints={"expert-parallel": "all_to_all"})
     assert request.inputs_for(PROFILE).constraints == {}
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.planner import Planner
 from moetune.app.profile import estimate_profile
-from moetune.app.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
+from moetune.app.profile_request import ProfileRequest, detect_cluster
 from moetune.app.recording import Progress, RecordedRun
 from moetune.app.sources import LocalSources
 from moetune.domain.cluster import HOST_MEMORY, Cluster, Fingerprint, Machine
@@ -21,7 +21,6 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import GemmLine, Profile
-from moetune.domain.request import PlanRequest
 from moetune.domain.samples import CopyPoint, Point, Sample
 from moetune.domain.site import site_of
 from moetune.measure.session import Estimates
@@ -80,17 +79,16 @@ def test_the_profile_behind_a_plan_is_the_one_it_was_made_from_or_none(
 
 REQUEST = ProfileRequest(
     name="lab", dtypes=("float32",), max_tokens=64,
-    layers=(LayerShape(d_model=16, d_hidden=32, num_experts=2),),
+    layers=(LayerShape(d_model=16, d_hidden=32, num_experts=2),), environment=dict(os.environ),
 )  # fmt: skip
 
 
 def points_left(store: SqlStore) -> set[Point]:
-    setting = MeasurementSetting(environment=dict(os.environ))
-    return set(estimate_profile(REQUEST, setting, store=store))
+    return set(estimate_profile(REQUEST, store=store))
 
 
 def test_resumed_measuring_omits_what_has_times_and_nothing_that_failed(database: str) -> None:
-    cluster = detect_cluster(REQUEST, MeasurementSetting(environment=dict(os.environ)))
+    cluster = detect_cluster(REQUEST)
     with open_store(database) as store:
         everything = sorted(points_left(store), key=repr)
         timed, failed = everything[:5], everything[5:8]
@@ -105,7 +103,7 @@ def test_resumed_measuring_omits_what_has_times_and_nothing_that_failed(database
 def test_resumed_measuring_takes_samples_of_this_very_machine_alone(
     database: str, *, is_other: bool
 ) -> None:
-    cluster = detect_cluster(REQUEST, MeasurementSetting(environment=dict(os.environ)))
+    cluster = detect_cluster(REQUEST)
     fingerprint = cluster.fingerprint
     if is_other:
         software = {**fingerprint.software, "torch": "1.0"}

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.subjects import LayerSubject
 from moetune.domain.cluster import DeviceKind
-from moetune.domain.constraints import Bounds, Constraints, Order
+from moetune.domain.constraints import Order
 from moetune.domain.errors import ProfileError
 from moetune.domain.interference import CommSpeed, CompSpeed, Interference
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS
 from moetune.domain.profile import GemmLine, Profile
-from moetune.domain.request import PlanRequest, default_dtype
+from moetune.domain.request import default_dtype
 from moetune.domain.samples import CollectivePoint, Sample
 from tests.report.lab import LAYER as LAB_LAYER
 from tests.report.lab import lab_profile
@@ -45,7 +45,7 @@ def test_the_terms_of_a_plan_are_those_it_was_made_from(
 
 def _check_terms(profile: Profile, model: str, order: Order) -> None:
     plan = make_plan(
-        PlanRequest(model=model, constraints=Constraints(bounds=Bounds(order=order))),
+        PlanRequest(model=model, constraints={"order": order}),
         profile=profile,
     )
     found = LayerSubject(plan=plan, profile=profile)
@@ -67,7 +67,7 @@ def test_what_is_missing_is_measured_on_the_nodes_of_the_plans_ranks() -> None:
         (8, f"torchrun --nnodes 2 --nproc-per-node 4 {meet} -m moetune profile"),
         (4, "moetune profile --nproc 4"),
     ):
-        asked = replace(request, world_size=ranks, constraints=Constraints(allow_modelled=True))
+        asked = replace(request, world_size=ranks, constraints={"allow-modelled": "true"})
         *_, last = make_plan(asked, profile=lab_profile()).warnings
         assert f"measure what is missing:  {launch} --name lab --resume --d-model 512" in last
 
@@ -110,7 +110,7 @@ def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profil
         layer=LAYER,
         tokens_per_rank=512,
         world_size=32,
-        constraints=Constraints(allow_modelled=True),
+        constraints={"allow-modelled": "true"},
     )
     plan = make_plan(request, profile=profile)
     named = "not measured: all_to_all of 32 ranks; all_to_all of 64 ranks stands in"
@@ -122,4 +122,4 @@ def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profil
     sampled = make_plan(request, profile=replace(profile, samples=samples))
     assert not any("stands in" in text for text in sampled.warnings)
     with pytest.raises(ProfileError, match="for 32 ranks"):
-        make_plan(replace(request, constraints=Constraints()), profile=profile)
+        make_plan(replace(request, constraints={}), profile=profile)

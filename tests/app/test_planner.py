@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moetune.app import planner as planner_module
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import make_plan, plan_for
+from moetune.app.plan import PlanRequest, make_plan, plan_for
 from moetune.app.planner import ServicePlanner, open_planner
 from moetune.app.whatif import WhatIf, whatif
 from moetune.config import Settings
@@ -28,7 +28,7 @@ from moetune.domain.errors import (
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
-from moetune.domain.request import PlanInputs, PlanRequest
+from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import AS_FIELDS
 from moetune.store import measurements
 from tests.fit.measured import measured_profile

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import pytest
 
-from moetune.app.solvers import CALLER, SingleFlight, SolverLimits, SolverPool, ThreadSolver
+from moetune.app.solvers import CALLER, SingleFlight, SolverLimits, SolverPool
 from moetune.domain.errors import (
     AbandonedError,
     BusyError,
@@ -65,7 +65,6 @@ def test_answers_and_errors_are_those_of_the_function(pool: SolverPool) -> None:
     frozen = MappingProxyType({"a": (1, 2)})
     assert pool.run(echo, frozen) == frozen
     assert pool.run(process_id) == pool.run(process_id) != os.getpid()
-    assert ThreadSolver().run(process_id) == os.getpid()
 
 
 def test_what_needs_too_much_memory_is_refused_and_the_next_question_answered(

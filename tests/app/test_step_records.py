@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.profile import with_steps
-from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.request import PlanRequest
 from moetune.domain.samples import Sample, StepPoint
 from moetune.fit.speeds import Speeds, scale_profile
 from tests.report.lab import lab_profile
@@ -28,10 +26,10 @@ def load_of(profile: Profile) -> Workload:
 
 
 def planned(profile: Profile, degree: int = 1) -> Plan:
-    bounds = Bounds(forward_degree=degree, strategy="none")
+    pins = {"forward-degree": str(degree), "strategy": "none", "allow-modelled": "true"}
     request = PlanRequest(
         layer=LAYER, world_size=profile.machine.num_devices, tokens_per_rank=TOKENS,
-        dtype="float32", constraints=Constraints(bounds=bounds, allow_modelled=True),
+        dtype="float32", constraints=pins,
     )  # fmt: skip
     return make_plan(request, profile=profile)
 

@@ -9,10 +9,8 @@ import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.schemas import SCHEMAS
-from moetune.app.staleness import Check, CheckedPoint
 from moetune.domain.document import encode
 from moetune.domain.routing_record import ModelRoutingRecord, record_of
-from moetune.domain.samples import CopyPoint
 from tests.app.test_observed_views import ALONE, PLANNED, verification
 from tests.cli.running import OLMOE, Cli
 
@@ -82,10 +80,6 @@ def test_other_documents(cli: Cli) -> None:
     check("profile", load_profile_file(bundled_profiles()["h100-x8"]))
     check("verification", verification(ALONE, PLANNED).document)
     assert cli("completion", "bash", "--json").document["shell"] == "bash"
-    point = CopyPoint(direction="h2d", pinned=True, num_bytes=1024)
-    one = CheckedPoint(point=point, profiled_seconds=1e-3, seconds=1.1e-3)
-    held = Check(verdict="keep", points=(one,))
-    check("profile-check", {"schema": "moetune.profile-check/1", "name": "lab", **encode(held)})
 
 
 def test_an_unknown_document_is_refused_by_name(cli: Cli) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.domain.any_plan import plan_from_document
 from moetune.domain.chips import peak_flops
-from moetune.domain.constraints import Constraints
 from moetune.domain.document import encode
 from moetune.domain.experts import RoutedExperts, Router
 from moetune.domain.layer import (
@@ -21,7 +20,6 @@ from moetune.domain.layer import (
 )
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Plan
-from moetune.domain.request import PlanRequest
 from moetune.fit.speeds import Speeds, scale_profile
 
 GPT_XL = MODELS["gpt-xl"].layer(8)
@@ -68,9 +66,7 @@ def test_a_layers_plan_has_its_rate_and_its_share_of_the_peak() -> None:
             "v100-x256",
             {
                 "model": "gpt-xl", "world_size": 8, "dtype": "float16",
-                "constraints": Constraints(
-                    expert_parallel="tensor", allow_modelled=True
-                ),
+                "constraints": {"expert-parallel": "tensor", "allow-modelled": "true"},
             },
         ),
     ],

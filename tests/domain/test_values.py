@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
+from moetune.app.plan import PlanRequest
 from moetune.app.profile_keys import in_si
 from moetune.domain.cluster import Machine, process_bytes
 from moetune.domain.errors import InputError
@@ -15,9 +16,9 @@ from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.model import Transformer, read_shape
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
+from moetune.domain.question import Question
 from moetune.domain.records import Observation, prediction_error
 from moetune.domain.reference import CollectiveTable, DispatcherTable, Network, Rows
-from moetune.domain.request import PlanRequest, check_sizes, decode_constraints
 from moetune.domain.routing import ExpertLoads, LayerRouting
 from moetune.domain.routing_record import routing_record
 from moetune.domain.samples import AttentionPoint, CopyPoint, Sample, StepRecord
@@ -139,10 +140,9 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
         (lambda: in_si({"network": {"nics": 4}}, devices_per_node=8), "profile.network lacks the"),
         (lambda: in_si({"network": {"nics": 0, "nic_rate": "1GB/s"}}, devices_per_node=8),
          "profile.network.nics must be a whole number of at least 1, got 0"),
-        (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=64, num_nodes=2, world_size=16),
+        (lambda: Question(model="gpt-s", nodes=2, world_size=16),
          "--nodes and --world-size both say how many ranks"),
-        (lambda: check_sizes(PlanRequest(layer=SHAPE, num_nodes=10**9, tokens_per_rank=64)),
-         "--nodes must be from 1 to"),
+        (lambda: Question(model="gpt-s", nodes=10**9), "--nodes must be from 1 to"),
     ],
 )  # fmt: skip
 def test_values_that_mean_nothing_are_refused_by_name(
@@ -218,7 +218,7 @@ def test_quality_follows_the_spread_of_four_blocks_and_any_mark_spoils_it() -> N
 
 
 def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
-    return PlanRequest(model=model, constraints=decode_constraints(constraints))
+    return PlanRequest(model=model, constraints=constraints)
 
 
 @pytest.mark.parametrize(
@@ -228,17 +228,16 @@ def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
          "--tokens must be from 1 to 2147483648, got 0"),
         (lambda: PlanRequest(layer=SHAPE), "the number of tokens is missing"),
         (PlanRequest, "there is nothing to plan for"),
-        (lambda: PlanRequest(model="gpt-s", layer=SHAPE), "a model and a layer are given"),
         (lambda: PlanRequest(model="ppmoe-6.7b"), "ppmoe-6.7b is a whole model, and no layer"),
         (lambda: pinned({"order": "interleaved", "expert-parallel": "tensor"}, model="gpt-s"),
          "--order interleaved excludes --expert-parallel tensor, where a chunk has one transfer"),
     ],
 )  # fmt: skip
-def test_a_request_that_cannot_be_planned_is_refused_when_it_is_made(
+def test_a_request_that_cannot_be_planned_is_refused(
     request_of: Callable[[], PlanRequest], what: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        request_of()
+        request_of().check()
     assert caught.value.what == what
 
 

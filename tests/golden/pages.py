@@ -15,7 +15,7 @@ from typing import Any
 
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.library import StoredPlan
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.profiles import FoundProfile
 from moetune.app.subjects import LayerSubject, subject_of
 from moetune.app.verify import Verification, VerifiedStep
@@ -32,7 +32,6 @@ from moetune.domain.model import MODELS
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Plan
 from moetune.domain.records import PlanInfo, Stored
-from moetune.domain.request import PlanRequest, decode_constraints
 from moetune.report.section import Section, all_figures, values_of
 from moetune.report.text import text_of
 from tests.golden.answers import FOLDER
@@ -55,7 +54,7 @@ def explained(**constraints: str) -> LayerSubject:
     profile = cluster_profile(num_devices=8)
     request = PlanRequest(
         layer=LAYER, world_size=8, tokens_per_rank=8192, dtype="float16",
-        constraints=decode_constraints(constraints),
+        constraints=constraints,
     )  # fmt: skip
     return LayerSubject(plan=make_plan(request, profile=profile), profile=profile)
 
@@ -70,9 +69,9 @@ def placed() -> tuple[Plan, Plan]:
     profile = load_profile_file(Path(bundled_profiles()["rtx2080ti-x64"]))
 
     def plan(order: str) -> Plan:
-        constraints = decode_constraints(
-            {"allow-modelled": "true", "routing": f"{STEEP} / 1", "expert-placement": order}
-        )
+        constraints = {
+            "allow-modelled": "true", "routing": f"{STEEP} / 1", "expert-placement": order
+        }  # fmt: skip
         request = PlanRequest(model="gpt-s", world_size=8, constraints=constraints)
         return make_plan(request, profile=profile)
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.recording import Progress, RecordedRun
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
-from moetune.domain.request import PlanRequest
 from moetune.domain.samples import GemmPoint, Sample
 from moetune.measure.device import open_device
 from moetune.measure.ranks import MeasuringRanks

@@ -12,7 +12,7 @@ import pytest
 from moetune.app import launch
 from moetune.app.launch import cores_of
 from moetune.app.profile import measure_on_ranks
-from moetune.app.profile_request import MeasurementSetting
+from moetune.app.profile_request import ProfileRequest
 from moetune.domain.errors import CollectiveError
 from moetune.domain.samples import (
     AttentionPoint,
@@ -77,8 +77,8 @@ class Ear:
 
 def measure_here(assignment: Assignment, ear: Ear, *, num_ranks: int) -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    setting = MeasurementSetting(environment=environ, oversubscribe=True)
-    measure_on_ranks(assignment, setting, num_ranks=num_ranks, on_news=ear.hear)
+    request = ProfileRequest(num_ranks=num_ranks, environment=environ, oversubscribe=True)
+    measure_on_ranks(assignment, request, ear.hear)
 
 
 def started_ranks() -> list[int]:

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.domain.cluster import Fingerprint, Machine
-from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
-from moetune.domain.request import PlanRequest
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
@@ -54,7 +52,7 @@ def lab_plan(tokens: int = 4096, *, memory_limit_bytes: int | None = None) -> Pl
     """Return a plan for the lab."""
     request = PlanRequest(
         layer=LAYER, tokens_per_rank=tokens, dtype="float32",
-        memory_limit_bytes=memory_limit_bytes, constraints=Constraints(bounds=Bounds(max_degree=8)),
+        memory_limit_bytes=memory_limit_bytes, constraints={"max-degree": "8"},
     )  # fmt: skip
     return make_plan(request, profile=lab_profile())
 

@@ -8,7 +8,7 @@ import pytest
 
 from moetune.cli.render import Screen
 from moetune.report.html import environment
-from moetune.report.section import Cell, Highlight, Section, Table, percents, values_of
+from moetune.report.section import Cell, Highlight, Section, Table, values_of
 from moetune.report.text import WIDTH, text_of
 
 TABLE = Table(
@@ -110,22 +110,6 @@ def test_an_empty_table_says_so_everywhere(capsys: pytest.CaptureFixture[str]) -
     )
     assert on_screen(capsys, section).strip() == "No."
     assert on_page(section) == "No."
-
-
-@pytest.mark.parametrize(
-    ("shares", "expected"),
-    [
-        ((-0.17, 0.25), ("-17 %", "+25 %")),
-        ((-0.002, 0.003), ("-0.2 %", "+0.3 %")),
-        ((-0.0004, 0.25), ("-0.04 %", "+25.00 %")),
-        ((0.0, 0.1), ("+0 %", "+10 %")),
-        ((1e-9, 0.1), ("+0.000 %", "+10.000 %")),
-    ],
-)
-def test_shares_that_stand_together_have_digits_for_each(
-    shares: tuple[float, ...], expected: tuple[str, ...]
-) -> None:
-    assert percents(*shares, sign=True) == expected
 
 
 def test_a_command_that_is_cut_goes_on_as_a_shell_reads_it() -> None:

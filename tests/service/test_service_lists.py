@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from moetune.app.files import bundled_profiles, load_profile_file, profile_to_toml
-from moetune.app.profile_toml import parse_toml
+from moetune.app.files import bundled_profiles, load_profile_file, parse_toml, profile_to_toml
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.records import MAX_OBSERVATIONS

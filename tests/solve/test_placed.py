@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import make_plan
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.app.subjects import LayerSubject
 from moetune.domain.any_plan import plan_from_json
 from moetune.domain.constraints import Bounds, Constraints
@@ -16,7 +16,7 @@ from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.placement import PlacementChoice, places_of
 from moetune.domain.plan import Plan
-from moetune.domain.request import PlanRequest
+from moetune.domain.request import encode_constraints
 from moetune.fit.costs import costs_of
 from moetune.solve.trace import plan_step
 
@@ -34,11 +34,14 @@ def planned(loads: list[int] | None = None, *, layer: LayerShape = LAYER, **opti
         routing = f"{' '.join(map(str, loads))} / {spread}"
     request = PlanRequest(
         layer=layer, dtype="float16",
-        constraints=Constraints(
-            routing=routing, allow_modelled=True, expert_placement=rule, bounds=bounds
+        constraints=encode_constraints(
+            Constraints(
+                routing=routing, allow_modelled=True, expert_placement=rule, bounds=bounds
+            )
         ),
         **{"world_size": 8, "tokens_per_rank": 4096, **options},
     )  # fmt: skip
+    request.check()
     return make_plan(request, profile=PROFILE)
 
 

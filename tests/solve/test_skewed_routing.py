@@ -7,12 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.app.files import bundled_profiles, load_profile_file
-from moetune.app.plan import make_plan
-from moetune.domain.constraints import Constraints
+from moetune.app.plan import PlanRequest, make_plan
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
-from moetune.domain.request import PlanRequest
 from moetune.domain.routing import LayerRouting
 from moetune.solve.layer.peak import peak_bytes
 
@@ -25,7 +23,7 @@ DOUBLE = " ".join(["2"] + ["1"] * 62 + ["0"])
 def planned(routing: str = "", tokens: int = 4096, **options: object) -> Plan:
     request = PlanRequest(
         layer=LAYER, world_size=64, tokens_per_rank=tokens, dtype="float16",
-        constraints=Constraints(routing=routing),
+        constraints={"routing": routing} if routing else {},
         **options,  # type: ignore[arg-type] # inputs of any kind
     )  # fmt: skip
     return make_plan(request, profile=PROFILE)
@@ -38,7 +36,7 @@ def test_phases_take_as_long_as_with_the_fullest_ranks_rows() -> None:
     assert skewed.pipeline.forward_degree == full.pipeline.forward_degree
     assert skewed.pipeline.backward_degree == full.pipeline.backward_degree
     assert skewed.id != planned().id
-    assert skewed.inputs.request.constraints.routing == f"{DOUBLE} / 1"
+    assert skewed.inputs.pinned.routing == f"{DOUBLE} / 1"
 
 
 def test_a_law_makes_the_step_longer_and_balanced_is_no_routing() -> None:
@@ -84,6 +82,6 @@ def test_the_skew_is_the_fullest_block_of_neighbours(
 
 
 def test_routing_is_of_layers_with_all_to_alls() -> None:
-    tensor = Constraints(routing="natural", expert_parallel="tensor")
+    tensor = {"routing": "natural", "expert-parallel": "tensor"}
     with pytest.raises(InputError, match="excludes --expert-parallel tensor"):
-        PlanRequest(layer=LAYER, tokens_per_rank=8, constraints=tensor)
+        PlanRequest(layer=LAYER, tokens_per_rank=8, constraints=tensor).check()

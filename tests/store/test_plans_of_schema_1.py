@@ -15,7 +15,7 @@ import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.app.library import read_plans
-from moetune.app.plan import make_plan
+from moetune.app.plan import make_plan, request_of
 from moetune.app.planner import ServicePlanner, open_planner
 from moetune.app.subjects import LayerSubject
 from moetune.app.whatif import WhatIf, whatif
@@ -70,7 +70,7 @@ def test_they_are_listed_and_read_with_their_ids_and_schema(old: ServicePlanner)
     assert {one.schema for one in found.values()} == {1}
     assert all(one.terms is None for one in found.values())
     assert all(
-        one.inputs.request.inputs_for(_profile(old, one)) == one.inputs for one in plans(old)
+        request_of(one.inputs).inputs_for(_profile(old, one)) == one.inputs for one in plans(old)
     )
 
 
@@ -85,7 +85,7 @@ def test_an_explanation_has_no_terms_and_says_to_plan_again(
     assert "make the plan again" in found.note
     if plan_id in UNEQUAL:
         return
-    again = make_plan(plan.inputs.request, profile=_profile(old, plan))
+    again = make_plan(request_of(plan.inputs), profile=_profile(old, plan))
     assert again.terms is not None
     assert again.layout == plan.layout
     assert again.memory.strategy == plan.memory.strategy

@@ -142,7 +142,7 @@ def _head(found: FoundProfile) -> Section:
         title=profile.name,
         scope=machine_scope(profile),
         paragraphs=(
-            f"{origin} {samples}, digest {found.digest[:8]}.",
+            f"{origin} {samples}, digest {profile.digest[:8]}.",
             host_words(profile),
             *quality_words(profile),
         ),

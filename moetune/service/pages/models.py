@@ -67,7 +67,7 @@ def model_page(library: Library, request: Request, name: str) -> Page:
     values = filled_fields(request, (field.name for field in _FIELDS))
     answer, problem = None, None
     try:
-        answer = library.planner.solver.run(fit_memory, _question(key, values))
+        answer = library.planner.compute(fit_memory, _question(key, values))
     except MoetuneError as error:
         problem = problem_of(error)
     length = answer.job.length if answer else parse_count(_USUAL["seq"])
