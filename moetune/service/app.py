@@ -28,11 +28,10 @@ from moetune.service.describe import (
     PageDocument,
     openapi_of,
 )
-from moetune.service.metrics import CONTENT_TYPE
+from moetune.service.metrics import CONTENT_TYPE, Metrics
 from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in, wants_page
 from moetune.service.pages.routes import add_pages
 from moetune.service.problems import RETRY_AFTER_SECONDS, Problem, problem_of, problem_response
-from moetune.service.quotas import QuotaLimits
 from moetune.service.workers import WorkerPools
 
 _PATIENCE_SECONDS = 3.0
@@ -98,14 +97,8 @@ _ADDRESSES = (
 )  # fmt: skip
 
 
-def create_app(
-    planner: ServicePlanner, access: Access, limits: QuotaLimits | None = None
-) -> FastAPI:
-    """Return the application over a planner, for requests that `access` lets in.
-
-    Args:
-        limits: of what clients add; None for those of `QuotaLimits`.
-    """
+def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
+    """Return the application over a planner, for requests that `access` lets in."""
     # FastAPI's documentation pages load scripts of other hosts; its telemetry is not wanted.
     app = FastAPI(
         title="moetune",
@@ -117,7 +110,7 @@ def create_app(
         responses=PROBLEMS,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    pools = WorkerPools.of(planner, limits)
+    pools = WorkerPools(planner=planner, metrics=Metrics(planner))
     for address in _ADDRESSES:
         address.add(app, pools)
     renderer = add_pages(app, pools, access)

@@ -87,7 +87,6 @@ async def add_profile(pools: WorkerPools, request: Request) -> Response:
     """
     kind, content = await read_body(request, kinds=(TOML, JSON))
     sent = await pools.read(profile_in, kind, content)
-    await pools.may_add(request, "profiles")
     is_new = await pools.write(store_profile, pools.planner.store, sent)
     return document(
         {"schema": "moetune.profiles.import/1", "name": sent.name, "digest": sent.digest},
@@ -142,7 +141,6 @@ async def add_observations(pools: WorkerPools, request: Request) -> Response:
     """Store 1 to 1,000 observations of stored plans, all or none."""
     body = await read_document(request, pools, schema=OBSERVATIONS_SCHEMA)
     sent = await pools.read(observations_in, body)
-    await pools.may_add(request, "observations", len(sent))
     await pools.write(pools.planner.store.add_observations, sent)
     pools.metrics.observed(sent)
     answer = {"schema": "moetune.observations.kept/1", "num_observations": len(sent)}

@@ -50,11 +50,10 @@ async def resolve(pools: WorkerPools, request: Request) -> Response:
     if asks_for_model(inputs):
         with spelled(AS_ARGUMENTS):
             question = await pools.read(_model_question, pools.planner, inputs)
-            plan = await answer_and_store(request, pools, question)
+            plan = await answer_and_store(pools, question)
     else:
         plan = await pools.read(pools.planner.stored, inputs)
         if plan is None:
-            await pools.may_add(request, "plans")
             plan = await pools.solve(pools.planner.resolve, inputs)
     answer = with_etag(canonical_json(plan) + "\n", None)
     answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"
@@ -80,20 +79,14 @@ def _model_question(planner: ServicePlanner, inputs: Mapping[str, object]) -> Se
     return served_question({**arguments_of(sent, None), "profile": sent.profile})
 
 
-async def answer_and_store(
-    request: Request, pools: WorkerPools, question: ServedQuestion
-) -> AnyPlan:
-    """Return the answer of a question, which is stored and counted if it is new.
+async def answer_and_store(pools: WorkerPools, question: ServedQuestion) -> AnyPlan:
+    """Return the answer of a question, which is stored.
 
     Raises:
-        QuotaError, StoreFullError: the client may not add it.
         MoetuneError: as of `Planner.ask`.
     """
-    planner = pools.planner
-    plan = (await pools.solve(planner.ask, *question)).plan
-    if await pools.read(planner.reading.plan_document, plan.id) is None:
-        await pools.may_add(request, "plans")
-    await pools.write(planner.sources.save, plan)
+    plan = (await pools.solve(pools.planner.ask, *question)).plan
+    await pools.write(pools.planner.sources.save, plan)
     return plan
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -31,7 +31,6 @@ from moetune.service.access import (
 from moetune.service.app import create_app
 from moetune.service.connections import LimitedProtocol
 from moetune.service.logs import LogFormat, start_logging
-from moetune.service.quotas import QuotaLimits
 
 _GRACE_SECONDS = 12
 """After SIGTERM open requests are answered for so long; then nothing is solved any more."""
@@ -53,7 +52,6 @@ class ServerOptions:
         tls_cert, tls_key: PEM files; both or none.
         level: of the log, as in `logging`.
         deadline_seconds: that one question may be solved for.
-        quotas: limits of what clients add.
 
     Raises:
         InputError: `max_body_bytes` is below 1, or the deadline out of its range.
@@ -70,7 +68,6 @@ class ServerOptions:
     level: int = logging.INFO
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     deadline_seconds: float = 20.0
-    quotas: QuotaLimits = field(default_factory=QuotaLimits)
 
     def __post_init__(self) -> None:
         if not 0 < self.deadline_seconds <= _LONGEST_DEADLINE_SECONDS:
@@ -102,7 +99,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
         open_planner(settings, solver=solver) as planner,
     ):
         url, location = _url(options, listener), planner.store.location
-        app = create_app(planner, access, options.quotas)
+        app = create_app(planner, access)
         start_logging(options.log_format, level=options.level)
         sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
         # Exempts what exists now from garbage collection: a full one stopped all answers for 80 ms.

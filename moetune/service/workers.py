@@ -6,13 +6,10 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
-from starlette.requests import Request
 
 from moetune.app.planner import ServicePlanner
 from moetune.service.known_plans import KnownPlans
 from moetune.service.metrics import Metrics
-from moetune.service.problems import QuotaError, StoreFullError
-from moetune.service.quotas import Kind, QuotaLimits, Quotas
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,18 +30,11 @@ class WorkerPools:
 
     planner: ServicePlanner
     metrics: Metrics
-    quotas: Quotas
     readers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_READERS))
     solvers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_SOLVERS))
     writers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_WRITERS))
     checkers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_CHECKERS))
     known_plans: KnownPlans = field(default_factory=KnownPlans)
-
-    @classmethod
-    def of(cls, planner: ServicePlanner, limits: QuotaLimits | None = None) -> "WorkerPools":
-        """Return the threads over a planner, with limits of what clients add."""
-        quotas = Quotas(limits=limits or QuotaLimits(), store_bytes=planner.reading.size_bytes)
-        return cls(planner=planner, metrics=Metrics(planner, quotas), quotas=quotas)
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a look-up, or the parsing of a body."""
@@ -65,19 +55,6 @@ class WorkerPools:
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run work that stores rows."""
         return await _run(self.writers, work, *args, **kwargs)
-
-    async def may_add(self, request: Request, kind: Kind, count: int = 1) -> None:
-        """Count what a request is about to add.
-
-        Raises:
-            QuotaError, StoreFullError: it may not.
-        """
-        client = request.client.host if request.client else ""
-        try:
-            await _run(self.readers, self.quotas.take, client, kind, count)
-        except (QuotaError, StoreFullError):
-            self.metrics.refused(kind, count)
-            raise
 
     async def check(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a check of the store; when the wait is cancelled, the thread goes on to its end."""

@@ -35,7 +35,6 @@ from moetune.store.storable import check_observation, check_plan, check_settled
 
 K = TypeVar("K")
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
-_DOCUMENT = select(cast(plans.c.document, Text)).where(plans.c.id == bindparam("plan_id"))
 _DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
     plans.c.id.in_(bindparam("plan_ids", expanding=True))
 )
@@ -88,13 +87,8 @@ class PlanStore(Database):
         return str(row["id"]) if row else None
 
     @reads
-    def plan_document(self, connection: Connection, plan_id: str) -> str | None:
-        """Return the canonical JSON of the plan with exactly this id, as it is stored."""
-        return connection.scalar(_DOCUMENT, {"plan_id": plan_id})
-
-    @reads
     def plan_documents(self, connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
-        """Return the canonical JSON of the plans with exactly these ids, those that are stored."""
+        """Return the canonical JSON of the stored plans among those with exactly these ids."""
         rows = connection.execute(_DOCUMENTS, {"plan_ids": list(plan_ids)})
         return {row[0]: row[1] for row in rows}
 

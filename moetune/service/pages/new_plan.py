@@ -184,7 +184,7 @@ def add_new_plan(
             )
         form = _Form.of(fields)
         try:
-            plan = await answer_and_store(request, pools, await pools.read(form.question))
+            plan = await answer_and_store(pools, await pools.read(form.question))
         except MoetuneError as error:
             return await pages.render(request, form, error=error)
         return RedirectResponse(address("plans", plan.id), HTTPStatus.SEE_OTHER)
