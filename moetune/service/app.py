@@ -23,8 +23,6 @@ from moetune.service.bodies import document
 from moetune.service.describe import (
     PROBLEMS,
     Address,
-    ChangeDocument,
-    Observations,
     PageDocument,
     openapi_of,
 )
@@ -74,7 +72,7 @@ _ADDRESSES = (
     Address("GET", "/v1/plans/{plan_id}/trace", plans.trace, "A plan's predicted timeline"),
     Address(
         "POST", "/v1/whatif", plans.changed, "A plan for changed inputs or speeds", None,
-        ChangeDocument,
+        plans.ChangeDocument,
     ),
     Address("GET", "/v1/plans", plans.stored_plans, "Stored plans", PageDocument),
     Address("GET", "/v1/machines", measurements.machines, "Machines", PageDocument),
@@ -87,7 +85,7 @@ _ADDRESSES = (
     ),
     Address(
         "POST", "/v1/observations", measurements.add_observations, "Store measured steps", None,
-        Observations, HTTPStatus.CREATED,
+        measurements.Observations, HTTPStatus.CREATED,
     ),
     Address("GET", "/v1/observations", measurements.observations, "Measured steps", PageDocument),
     Address("GET", "/v1/drift", measurements.drift, "Operations whose time changed"),
@@ -130,7 +128,7 @@ def _add_openapi(app: FastAPI) -> None:
     async def openapi() -> Response:
         # Built by the first request for it, so that the start is quick.
         if app.openapi_schema is None:
-            app.openapi_schema = openapi_of(app)
+            app.openapi_schema = openapi_of(app, _ADDRESSES)
         return JSONResponse(app.openapi_schema)
 
 

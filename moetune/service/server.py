@@ -156,7 +156,7 @@ def _uvicorn(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
         config.load()
     except (AssertionError, OSError) as error:
         raise InputError(
-            f"TLS cannot be served: {error or 'there is no certificate'}",
+            f"TLS cannot be served: {str(error) or 'there is no certificate'}",
             "give PEM files of one certificate and its key with --tls-cert and --tls-key",
         ) from None
     return config
