@@ -18,7 +18,7 @@ from moetune.service.pages.compare import compare_page, whatif_page
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
 from moetune.service.pages.models import model_page, models_page
-from moetune.service.pages.new_plan import add_new_plan
+from moetune.service.pages.new_plan import add_new_plan, new_plan_page
 from moetune.service.pages.page import Page, PageRenderer, Text, address, static_files
 from moetune.service.pages.plans import plan_page, plans_page
 from moetune.service.problems import Problem, problem_of
@@ -35,6 +35,7 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
         "/models/{name:path}": model_page,
         "/compare": compare_page,
         "/whatif": whatif_page,
+        "/new": new_plan_page,
     }
 )
 """Pages by address, whose parts and fields are their arguments behind the library."""
