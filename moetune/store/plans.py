@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -24,8 +25,8 @@ from sqlalchemy import (
     update,
 )
 
-from moetune.domain.any_plan import AnyPlan
-from moetune.domain.document import canonical_json
+from moetune.domain.any_plan import AnyPlan, plan_from_document
+from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.records import Observation, PlanInfo, Removed, Settled, Stored
 from moetune.store import rows
@@ -59,7 +60,9 @@ class PlanStore(Database):
             InputError: it predicts a time that no step takes (`moetune.store.storable`).
         """
         check_plan(plan)
-        values = rows.plan_values(plan)
+        names = ("model", "profile", "world_size", "tokens_per_rank")
+        inputs = {name: getattr(plan.inputs, name) for name in names}
+        values = rows.columns({"id": plan.id, **inputs, "document": encode(plan)})
         insert_missing(connection, plans, values)
         mine = plans.c.id == plan.id
         stored = connection.scalar(select(plans.c.document).where(mine))
@@ -74,7 +77,10 @@ class PlanStore(Database):
             InputError: several plans' ids start so.
         """
         row = _beginning_with(connection, plan_id, *plans.c)
-        return rows.plan_from_row(row, self.location) if row else None
+        if row is None:
+            return None
+        where = f"{self.location}: plan {row['id'][:12]}"
+        return rows.read_row(partial(plan_from_document, row["document"]), where)
 
     @reads
     def plan_id(self, connection: Connection, plan_id: str) -> str | None:
@@ -136,8 +142,9 @@ class PlanStore(Database):
         for value in values:
             check_observation(value)
         _require_plans(connection, [value.plan_id for value in values], self.location)
-        if values:
-            connection.execute(insert(observations), list(map(rows.observation_values, values)))
+        # The strategy also where it is None, which documents leave out.
+        if added := [rows.columns(value, strategy=value.strategy) for value in values]:
+            connection.execute(insert(observations), added)
 
     @reads
     def observation_page(
