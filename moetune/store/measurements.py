@@ -13,10 +13,9 @@ from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.records import FitInfo, MachineInfo, RunInfo, RunStatus
 from moetune.domain.samples import Sample
-from moetune.store import rows
+from moetune.store import rows, storable
 from moetune.store.database import Database, insert_missing, page, reads, writes
 from moetune.store.schema import fits, machines, runs, samples
-from moetune.store.storable import check_profile, check_samples
 
 
 class MeasurementStore(Database):
@@ -60,7 +59,8 @@ class MeasurementStore(Database):
         Raises:
             InputError: a time that no operation takes (`moetune.store.storable`).
         """
-        check_samples(samples)
+        for sample in samples:
+            storable.check(sample)
         _require_run(connection, run_id)
         _add_samples(connection, run_id, samples)
 
@@ -87,7 +87,7 @@ class MeasurementStore(Database):
             InputError: it has times or rates of no machine (`moetune.store.storable`), or was
                 fitted to other samples than the run has.
         """
-        check_profile(profile)
+        storable.check(profile)
         fitted_to = _import_run(connection, profile) if run_id is None else run_id
         if run_id is not None and profile.samples not in ((), self._samples(connection, run_id)):
             raise InputError(

@@ -29,10 +29,9 @@ from moetune.domain.any_plan import AnyPlan, plan_from_document
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.records import Observation, PlanInfo, Removed, Settled, Stored
-from moetune.store import rows
+from moetune.store import rows, storable
 from moetune.store.database import Database, insert_missing, page, reads, writes
 from moetune.store.schema import metadata, observations, plans, settled_sizes
-from moetune.store.storable import check_observation, check_plan, check_settled
 
 K = TypeVar("K")
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
@@ -59,7 +58,7 @@ class PlanStore(Database):
         Raises:
             InputError: it predicts a time that no step takes (`moetune.store.storable`).
         """
-        check_plan(plan)
+        storable.check(plan)
         names = ("model", "profile", "world_size", "tokens_per_rank")
         inputs = {name: getattr(plan.inputs, name) for name in names}
         values = rows.columns({"id": plan.id, **inputs, "document": encode(plan)})
@@ -140,7 +139,7 @@ class PlanStore(Database):
     def add_observations(self, connection: Connection, values: Sequence[Observation]) -> None:
         """Append observations, all or none; InputError names the first that cannot be stored."""
         for value in values:
-            check_observation(value)
+            storable.check(value)
         _require_plans(connection, [value.plan_id for value in values], self.location)
         # The strategy also where it is None, which documents leave out.
         if added := [rows.columns(value, strategy=value.strategy) for value in values]:
@@ -160,7 +159,7 @@ class PlanStore(Database):
     @writes
     def add_settled(self, connection: Connection, settled: Settled) -> None:
         """Append a search's decision; earlier decisions for the same size are not replaced."""
-        check_settled(settled)
+        storable.check(settled)
         _require_plans(connection, [settled.plan_id], self.location)
         connection.execute(insert(settled_sizes).values(rows.settled_values(settled)))
 

@@ -30,7 +30,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.spelling import AS_FIELDS
-from moetune.store import measurements
+from moetune.store import storable
 from tests.fit.measured import measured_profile
 
 PUBLISHED = "rtx2080ti-x64"
@@ -203,7 +203,7 @@ def test_a_profile_with_absurd_numbers_is_to_blame_for_what_cannot_be_computed(
     (line,) = published.collective
     endless = replace(line, alpha_seconds=1.7e308)
     # Stores of versions that did not look have such rows.
-    monkeypatch.setattr(measurements, "check_profile", lambda _: None)
+    monkeypatch.setattr(storable, "check", lambda _: None)
     planner.store.save_profile(replace(published, name="absurd", collective=(endless,)))
     with pytest.raises(ProfileError, match="'absurd'"):
         planner.resolve({**ASKED, "profile": "absurd"})
