@@ -1,6 +1,7 @@
 """The FastAPI application: addresses of programs, pages, middleware, and error handlers."""
 
 from collections.abc import Callable
+from functools import cache, partial
 from http import HTTPStatus
 from importlib.metadata import version
 
@@ -9,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Scope
 
 from moetune.app.plan import InputsDocument
@@ -101,7 +102,6 @@ def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
     app = FastAPI(
         title="moetune",
         version=version("moetune"),
-        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -118,18 +118,9 @@ def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
 
     app.add_middleware(AuthMiddleware, access=access, refused=refused)
     app.add_middleware(RequestMiddleware, metrics=pools.metrics)
-    _add_openapi(app)
+    app.openapi = cache(partial(openapi_of, app, _ADDRESSES))  # type: ignore[method-assign]
     _add_problems(app, refused)
     return app
-
-
-def _add_openapi(app: FastAPI) -> None:
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        # Built by the first request for it, so that the start is quick.
-        if app.openapi_schema is None:
-            app.openapi_schema = openapi_of(app, _ADDRESSES)
-        return JSONResponse(app.openapi_schema)
 
 
 def _add_problems(app: FastAPI, refused: Callable[[Scope, Problem], Response]) -> None:

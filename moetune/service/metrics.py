@@ -1,12 +1,11 @@
 """Prometheus metrics: requests, errors of predictions, readiness and size of the store."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+import math
+from collections.abc import Sequence
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.registry import Collector
 
 from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import MoetuneError
@@ -45,7 +44,10 @@ class Metrics:
             registry=self._registry,
         )
         ProcessCollector(registry=self._registry)
-        self._registry.register(_StoreState(planner))
+        ready = Gauge("moetune_ready", "Whether the database can be used.", registry=self._registry)
+        ready.set_function(lambda: not planner.problems())
+        size = Gauge("moetune_store_bytes", "Size of the rows.", registry=self._registry)
+        size.set_function(partial(_size_bytes, planner))
 
     def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request.
@@ -70,21 +72,9 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _StoreState(Collector):
-    """Gauges that are read at each scrape: readiness, and the size of the rows."""
-
-    def __init__(self, planner: ServicePlanner) -> None:
-        self._planner = planner
-
-    def describe(self) -> Iterable[Metric]:
-        """Return no names: registering must not read the store."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """Return the gauges."""
-        is_ready = not self._planner.problems()
-        yield GaugeMetricFamily("moetune_ready", "Whether the database can be used.", is_ready)
-        if is_ready:
-            with suppress(MoetuneError):
-                size = self._planner.reading.size_bytes()
-                yield GaugeMetricFamily("moetune_store_bytes", "Size of the rows.", size)
+def _size_bytes(planner: ServicePlanner) -> float:
+    """Return the size of the rows; NaN while the database cannot be read."""
+    try:
+        return planner.reading.size_bytes()
+    except MoetuneError:
+        return math.nan
