@@ -189,7 +189,7 @@ def _defect(error: Exception) -> MoetuneError:
     return defect
 
 
-def _begin(context: typer.Context, values: dict[str, Any]) -> None:
+def _begin(context: typer.Context, **values: Any) -> None:  # noqa: ANN401 - of any kind
     session: Session = context.ensure_object(Session)
     session.db, session.config_file = values["db"], values["config"]
     session.no_config, session.verbosity = values["no_config"], values["verbose"]

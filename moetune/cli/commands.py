@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -39,51 +38,6 @@ class Between(NamedTuple):
 AT_LEAST_1 = Between(1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """An option or an argument of a command.
-
-    Args:
-        name: of the function's parameter.
-        flag: its first flag without dashes, for errors.
-        kind: type of the value that typer makes of the words.
-        info: typer's description.
-        default: `inspect.Parameter.empty` of an argument that must be given.
-        read: makes the value of a text; its errors are about the flag.
-        use: takes the value, which the function then does not get.
-    """
-
-    name: str
-    flag: str
-    kind: Any
-    info: Any
-    default: Any
-    read: Callable[[str], object] | None = None
-    use: Callable[[typer.Context, Any], None] | None = None
-
-    @property
-    def words(self) -> str:
-        """Its help."""
-        return str(self.info.help)
-
-    @property
-    def in_signature(self) -> inspect.Parameter:
-        """The parameter from which typer builds its own."""
-        return inspect.Parameter(
-            self.name, inspect.Parameter.KEYWORD_ONLY, default=self.default,
-            annotation=Annotated[self.kind, self.info],
-        )  # fmt: skip
-
-    def value(self, given: Any) -> object:  # noqa: ANN401 - of any kind
-        """Return the function's value of what typer made of the words."""
-        if self.read is None or given is None:
-            return given
-        with about(self.flag):
-            if isinstance(given, list):
-                return [self.read(text) for text in given]
-            return self.read(given)
-
-
 def option(
     flags: str,
     words: str,
@@ -96,8 +50,7 @@ def option(
     required: bool = False,
     multiple: bool = False,
     count: bool = False,
-    use: Callable[[typer.Context, Any], None] | None = None,
-) -> Parameter:
+) -> inspect.Parameter:
     """Return an option.
 
     Args:
@@ -110,7 +63,6 @@ def option(
         title: under which it stands in help.
         multiple: whether it may be given several times; its value is then a list.
         count: whether its value is how often it is given.
-        use: as of `Parameter`.
     """
     *given, last = flags.split()
     if last.startswith("-"):
@@ -121,13 +73,12 @@ def option(
         usual = "N" if isinstance(kind, Between) else _FORMS.get(kind)
         form = given[0].rsplit("-", 1)[-1].upper() if kind is str else usual
     info = typer.Option(
-        *given, help=words, metavar=form, rich_help_panel=title, autocompletion=_completer(names),
-        show_default=bool(form) and default is not None, count=count, **_bounds(kind),
+        *given, help=words, metavar=form, rich_help_panel=title,
+        show_default=bool(form) and default is not None, count=count,
+        **_reading(kind, given[0].partition("/")[0].removeprefix("--"), names),
     )  # fmt: skip
-    if required:
-        default = inspect.Parameter.empty
-    flag = given[0].partition("/")[0].removeprefix("--")
-    return _parameter(last, flag, kind, info, default=default, multiple=multiple, use=use)
+    default = inspect.Parameter.empty if required else default
+    return _parameter(last, kind, info, default=default, multiple=multiple)
 
 
 def argument(
@@ -139,16 +90,14 @@ def argument(
     names: Names | None = None,
     required: bool = True,
     multiple: bool = False,
-) -> Parameter:
+) -> inspect.Parameter:
     """Return an argument; see `option`."""
     if form is None and not isinstance(kind, tuple):
         form = name.upper()
-    info = typer.Argument(
-        help=words, metavar=form, autocompletion=_completer(names), show_default=False,
-        **_bounds(kind),
-    )  # fmt: skip
+    reading = _reading(kind, name, names)
+    info = typer.Argument(help=words, metavar=form, show_default=False, **reading)
     default = inspect.Parameter.empty if required else None
-    return _parameter(name, name, kind, info, default=default, multiple=multiple)
+    return _parameter(name, kind, info, default=default, multiple=multiple)
 
 
 class Command(NamedTuple):
@@ -187,7 +136,9 @@ def new_program(**attributes: Any) -> typer.Typer:  # noqa: ANN401 - typer's
     )  # fmt: skip
 
 
-def command(example: str, *parameters: Parameter) -> Callable[[Callable[..., int | None]], Command]:
+def command(
+    example: str, *parameters: inspect.Parameter
+) -> Callable[[Callable[..., int | None]], Command]:
     """Return a decorator that makes a command of a function, with these parameters and `--json`.
 
     The function gets the session, and the parameters by their names. It may return an exit code.
@@ -195,36 +146,28 @@ def command(example: str, *parameters: Parameter) -> Callable[[Callable[..., int
     """
 
     def decorate(function: Callable[..., int | None]) -> Command:
-        name = function.__name__.strip("_")
-        run = with_parameters(
-            lambda context, values: function(context.obj, **values), *parameters, JSON
-        )
-        return Command(name, run, inspect.getdoc(function) or "", f"\b\nExample:\n  {example}")
+        def run(context: typer.Context, **values: Any) -> int | None:  # noqa: ANN401 - of any kind
+            del values["json"]  # `Session.as_json` reads it
+            if not values.pop("all", True):
+                context.obj.most_rows = MOST_ROWS
+            return function(context.obj, **values)
+
+        name, words = function.__name__.strip("_"), inspect.getdoc(function) or ""
+        made = with_parameters(run, *parameters, _JSON)
+        return Command(name, made, words, f"\b\nExample:\n  {example}")
 
     return decorate
 
 
 def with_parameters(
-    function: Callable[[typer.Context, dict[str, object]], int | None], *parameters: Parameter
+    run: Callable[..., int | None], *parameters: inspect.Parameter
 ) -> Callable[..., int | None]:
-    """Return a function with the signature that typer reads, for one of a context and values."""
-
-    def run(context: typer.Context, **given: Any) -> int | None:  # noqa: ANN401 - of any kind
-        values: dict[str, object] = {}
-        for parameter in parameters:
-            value = parameter.value(given[parameter.name])
-            if parameter.use is None:
-                values[parameter.name] = value
-            else:
-                parameter.use(context, value)
-        return function(context, values)
-
+    """Return the function of a context and any values with the signature that typer reads."""
     context = inspect.Parameter(
         "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
     )
-    made = [parameter.in_signature for parameter in parameters]
-    run.__signature__ = inspect.Signature([context, *made])  # type: ignore[attr-defined] # of functions
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (context, *made)}
+    run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined] # of functions
+    run.__annotations__ = {made.name: made.annotation for made in (context, *parameters)}
     return run
 
 
@@ -273,29 +216,33 @@ def summary_of(text: str) -> str:
 
 def _parameter(
     name: str,
-    flag: str,
     kind: Any,  # noqa: ANN401 - as of `option`
     info: Any,  # noqa: ANN401 - typer's
     *,
     default: Any,  # noqa: ANN401 - of any kind
     multiple: bool,
-    use: Callable[[typer.Context, Any], None] | None = None,
-) -> Parameter:
-    read = kind if inspect.isfunction(kind) else None
-    made: Any = str if read else kind
+) -> inspect.Parameter:
+    """Return the parameter of which typer builds its own."""
+    made: Any = str if inspect.isfunction(kind) else kind
     if isinstance(kind, tuple):
         made = int if isinstance(kind, Between) else Literal[kind]
     if multiple:
         made, default = list[made], [] if default is None else default
     elif default is None:
         made = made | None
-    return Parameter(
-        name=name, flag=flag, kind=made, info=info, default=default, read=read, use=use
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[made, info]
     )
 
 
-def _bounds(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `option`
-    return {"min": kind.low, "max": kind.high} if isinstance(kind, Between) else {}
+def _reading(kind: Any, flag: str, names: Names | None) -> dict[str, Any]:  # noqa: ANN401 - as of `option`
+    """Return what typer needs to complete and to read a value, whose errors name the flag."""
+    reading: dict[str, Any] = {"autocompletion": _completer(names)}
+    if isinstance(kind, Between):
+        reading |= {"min": kind.low, "max": kind.high}
+    elif inspect.isfunction(kind):
+        reading["parser"] = about(flag)(kind)
+    return reading
 
 
 def _completer(names: Names | None) -> Callable[[typer.Context, str], list[str]] | None:
@@ -309,11 +256,5 @@ def _completer(names: Names | None) -> Callable[[typer.Context, str], list[str]]
     return complete
 
 
-def _shorten(context: typer.Context, all_rows: bool) -> None:
-    if not all_rows:
-        context.obj.most_rows = MOST_ROWS
-
-
-JSON = option("--json", "Print one JSON document on stdout.", bool, use=lambda *_: None)
-"""An option of all commands: `Session.as_json` reads it."""
-ALL = option("--all", "Print every row of long tables.", bool, use=_shorten)
+_JSON = option("--json", "Print one JSON document on stdout.", bool)
+ALL = option("--all", "Print every row of long tables.", bool)

@@ -1,17 +1,23 @@
 """Options that commands share: of a plan that is there, and the fields of the question."""
 
+import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from moetune.cli.commands import Parameter, argument, option
+from moetune.cli.commands import argument, option
 from moetune.cli.completion import gpu_names, model_names, plan_ids, profile_names
 from moetune.domain.ask import Ask
 from moetune.domain.question import ASKS
 from moetune.domain.units import parse_bytes
 
-PLAN = argument(
-    "plan", "A plan's JSON file, or the beginning of an id in the store.", names=plan_ids
-)
+
+def plan_argument(name: str) -> inspect.Parameter:
+    """Return the argument of a plan that is there."""
+    words = "A plan's JSON file, or the beginning of an id in the store."
+    return argument(name, words, names=plan_ids)
+
+
+PLAN = plan_argument("plan")
 PROFILE = option(
     "--profile",
     "Profile: a .toml file, or a name in the store or of a reference machine. "
@@ -33,7 +39,7 @@ _NAMES = MappingProxyType({"model": model_names, "gpu": gpu_names})
 
 def fields(
     *names: str, table: Mapping[str, Ask] = ASKS, defaults: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Parameter, ...]:
+) -> tuple[inspect.Parameter, ...]:
     """Return the options of fields, whose values are texts: `texts_of` has those that were given.
 
     Args:
@@ -54,7 +60,7 @@ def texts_of(values: Mapping[str, str | bool | None]) -> dict[str, str]:
     }
 
 
-def _field(ask: Ask, usual: str | None) -> Parameter:
+def _field(ask: Ask, usual: str | None) -> inspect.Parameter:
     words = ask.words if usual is None else f"{ask.words} Default: {usual}."
     if ask.kind is bool:
         flags = ask.flag if ask.is_switch else f"{ask.flag}/--no{ask.flag[1:]}"

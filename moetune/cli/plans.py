@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from moetune.cli.commands import ALL, MOST_ROWS, Between, argument, command, group, option
 from moetune.cli.completion import model_names, plan_ids, profile_names
-from moetune.cli.options import PLAN, PROFILE
+from moetune.cli.options import PLAN, PROFILE, plan_argument
 from moetune.cli.session import Session
 from moetune.domain.document import encode
 from moetune.domain.units import parse_age
@@ -48,8 +48,8 @@ def show(session: Session, plan: str, profile: str | None) -> None:
 
 @command(
     "moetune plans diff 1a2b3c plan.json",
-    argument("first", PLAN.words, names=plan_ids),
-    argument("second", PLAN.words, names=plan_ids),
+    plan_argument("first"),
+    plan_argument("second"),
     ALL,
 )
 def diff(session: Session, first: str, second: str) -> None:

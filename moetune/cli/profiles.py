@@ -1,11 +1,12 @@
 """`moetune profiles`: describe, list, show, export, import, compare and remove profiles."""
 
+import inspect
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
 
 from moetune.app.describe import DESCRIBED, check_new, describe, description_of
-from moetune.cli.commands import ALL, Parameter, argument, command, group, option
+from moetune.cli.commands import ALL, argument, command, group, option
 from moetune.cli.completion import profile_names, stored_profiles
 from moetune.cli.options import fields, texts_of
 from moetune.cli.session import Session
@@ -14,7 +15,7 @@ from moetune.domain.model import find_model
 from moetune.report.section import plural
 
 
-def _profile(name: str) -> Parameter:
+def _profile(name: str) -> inspect.Parameter:
     words = "A .toml file, or the name of a profile."
     return argument(name, words, form="FILE|NAME", names=profile_names)
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moetune.cli.commands import AT_LEAST_1, Between, command, option
+from moetune.cli.commands import Between, command, option
 from moetune.cli.session import Session
 from moetune.domain.units import parse_bytes, parse_seconds
 
@@ -32,39 +32,14 @@ from moetune.domain.units import parse_bytes, parse_seconds
         parse_seconds,
         default="20s",
     ),
-    option(
-        "--plans-per-hour",
-        "New plans that one client may add in an hour.",
-        AT_LEAST_1,
-        default=1_000,
-    ),
-    option(
-        "--observations-per-hour",
-        "Observed steps that one client may add in an hour.",
-        AT_LEAST_1,
-        default=200_000,
-    ),
-    option(
-        "--max-store",
-        "Size of the store from which nothing is added.",
-        parse_bytes,
-        default="10GiB",
-    ),
 )
 def serve(
     session: Session,
-    plans_per_hour: int,
-    observations_per_hour: int,
-    max_store: int,
     **options: Any,  # noqa: ANN401 - of `ServerOptions`, which have several types
 ) -> None:
     """Serve the store to a team: API and pages."""
     from moetune.service import server
-    from moetune.service.quotas import QuotaLimits
 
-    quotas = QuotaLimits(
-        plans=plans_per_hour, observations=observations_per_hour, store_bytes=max_store
-    )
     level = logging.WARNING if session.quiet else logging.INFO
 
     def ready(url: str, location: str) -> None:
@@ -72,6 +47,4 @@ def serve(
         sys.stdout.flush()
         session.screen.note(f"moetune serves {url} (database {location})")
 
-    server.serve(
-        session.settings, server.ServerOptions(level=level, quotas=quotas, **options), ready=ready
-    )
+    server.serve(session.settings, server.ServerOptions(level=level, **options), ready=ready)

@@ -203,7 +203,7 @@ def _decode_scalar(kind: type, plain: object, where: str) -> object:
         return float(cast("float", plain))
     if kind is int and type(plain) is int and abs(plain) > LARGEST:
         raise InputError(f"{where} is too large: at most {LARGEST}")
-    if kind in (int, str, bool) and type(plain) is kind:
+    if kind is object or (kind in (int, str, bool) and type(plain) is kind):
         return plain
     name = {float: "a finite number", int: "a whole number", str: "a text", bool: "true or false"}
     raise InputError(f"{where} must be {name.get(kind, kind.__name__)}, got {shown(plain)}")

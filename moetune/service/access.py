@@ -67,20 +67,6 @@ def _quote(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def check_secret_file(path: Path, what: str) -> None:
-    """Check that a secret's file can be read, and not by everybody.
-
-    Raises:
-        InputError: it is missing, or everybody can read it.
-    """
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise InputError(f"{what} {path} cannot be read: {error.strerror}") from None
-    if mode & stat.S_IROTH:
-        raise InputError(f"{what} {path} can be read by everybody", f"chmod o-r {_quote(path)}")
-
-
 _LONGEST_SECONDS = 7 * 24 * 3600.0
 _MOST = 1000
 

@@ -1,6 +1,7 @@
 """The FastAPI application: addresses of programs, pages, middleware, and error handlers."""
 
 from collections.abc import Callable
+from functools import cache, partial
 from http import HTTPStatus
 from importlib.metadata import version
 
@@ -9,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Scope
 
 from moetune.app.plan import PlanRequest
@@ -23,16 +24,13 @@ from moetune.service.bodies import document
 from moetune.service.describe import (
     PROBLEMS,
     Address,
-    ChangeDocument,
-    Observations,
     PageDocument,
     openapi_of,
 )
-from moetune.service.metrics import CONTENT_TYPE
+from moetune.service.metrics import CONTENT_TYPE, Metrics
 from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in, wants_page
 from moetune.service.pages.routes import add_pages
 from moetune.service.problems import RETRY_AFTER_SECONDS, Problem, problem_of, problem_response
-from moetune.service.quotas import QuotaLimits
 from moetune.service.workers import WorkerPools
 
 _PATIENCE_SECONDS = 3.0
@@ -75,7 +73,7 @@ _ADDRESSES = (
     Address("GET", "/v1/plans/{plan_id}/trace", plans.trace, "A plan's predicted timeline"),
     Address(
         "POST", "/v1/whatif", plans.changed, "A plan for changed inputs or speeds", None,
-        ChangeDocument,
+        plans.ChangeDocument,
     ),
     Address("GET", "/v1/plans", plans.stored_plans, "Stored plans", PageDocument),
     Address("GET", "/v1/machines", measurements.machines, "Machines", PageDocument),
@@ -88,7 +86,7 @@ _ADDRESSES = (
     ),
     Address(
         "POST", "/v1/observations", measurements.add_observations, "Store measured steps", None,
-        Observations, HTTPStatus.CREATED,
+        measurements.Observations, HTTPStatus.CREATED,
     ),
     Address("GET", "/v1/observations", measurements.observations, "Measured steps", PageDocument),
     Address("GET", "/v1/drift", measurements.drift, "Operations whose time changed"),
@@ -98,26 +96,19 @@ _ADDRESSES = (
 )  # fmt: skip
 
 
-def create_app(
-    planner: ServicePlanner, access: Access, limits: QuotaLimits | None = None
-) -> FastAPI:
-    """Return the application over a planner, for requests that `access` lets in.
-
-    Args:
-        limits: of what clients add; None for those of `QuotaLimits`.
-    """
+def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
+    """Return the application over a planner, for requests that `access` lets in."""
     # FastAPI's documentation pages load scripts of other hosts; its telemetry is not wanted.
     app = FastAPI(
         title="moetune",
         version=version("moetune"),
-        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         responses=PROBLEMS,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    pools = WorkerPools.of(planner, limits)
+    pools = WorkerPools(planner=planner, metrics=Metrics(planner))
     for address in _ADDRESSES:
         address.add(app, pools)
     renderer = add_pages(app, pools, access)
@@ -127,18 +118,9 @@ def create_app(
 
     app.add_middleware(AuthMiddleware, access=access, refused=refused)
     app.add_middleware(RequestMiddleware, metrics=pools.metrics)
-    _add_openapi(app)
+    app.openapi = cache(partial(openapi_of, app, _ADDRESSES))  # type: ignore[method-assign]
     _add_problems(app, refused)
     return app
-
-
-def _add_openapi(app: FastAPI) -> None:
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        # Built by the first request for it, so that the start is quick.
-        if app.openapi_schema is None:
-            app.openapi_schema = openapi_of(app)
-        return JSONResponse(app.openapi_schema)
 
 
 def _add_problems(app: FastAPI, refused: Callable[[Scope, Problem], Response]) -> None:

@@ -6,21 +6,22 @@ Values in bodies are checked by the domain, whose errors help more than a schema
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Path, Query
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moetune.domain.document import canonical_json, encode, shown
+from moetune.domain.document import canonical_json, decode, encode
 from moetune.domain.errors import InputError
 from moetune.service.problems import MediaTypeError, UnreadableBodyError
 from moetune.service.workers import WorkerPools
 
+T = TypeVar("T")
 _NEXT = "`next` of the previous page."
 Limit = Annotated[int, Query(ge=1, le=500, description="Largest number of entries.")]
 PlanId = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
@@ -33,7 +34,6 @@ FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 100
 _MAX_DEPTH = 32
 _MAX_WHOLE_NUMBER = 2**63 - 1
-_REVALIDATE = "private, no-cache"
 
 
 def document(
@@ -65,7 +65,7 @@ def with_etag(text: str, if_none_match: str | None) -> Response:
     """Return a JSON text with its ETag, or 304 where the client has it already."""
     content = text.encode()
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = {"ETag": etag, "Cache-Control": _REVALIDATE}
+    headers = {"ETag": etag}
     # The comparison of tags is the weak one of RFC 9110, section 13.1.2.
     tags = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
     if tags & {etag, "*"}:
@@ -109,34 +109,14 @@ async def read_form(request: Request) -> dict[str, str]:
         raise UnreadableBodyError(f"the form cannot be read: {error.detail}") from None
 
 
-async def read_document(request: Request, pools: WorkerPools, *, schema: str) -> dict[str, object]:
-    """Return the keys and values of a JSON object, without its `schema`.
-
-    Args:
-        schema: the only one that is accepted; a body may omit it.
+async def read_document(request: Request, pools: WorkerPools, kind: type[T]) -> T:
+    """Return the document in a body of JSON.
 
     Raises:
-        InputError: the body is not JSON, not an object, or in another schema.
+        InputError: the body is not JSON, or no such document; the message names the key.
     """
     _, content = await read_body(request, kinds=(JSON,))
-    sent = await pools.read(parse_json, content)
-    if not isinstance(sent, dict):
-        raise InputError("the body must be a JSON object")
-    if (name := sent.pop("schema", schema)) != schema:
-        raise InputError(
-            f"the body has schema {shown(name)}, this address accepts {schema!r}",
-            "GET /openapi.json describes it",
-        )
-    return sent
-
-
-def check_keys(given: Iterable[str], known: Collection[str], where: str, kind: str) -> None:
-    """Raise InputError for an unknown key: the answer would be to another question."""
-    for key in given:
-        if key not in known:
-            raise InputError(
-                f"{where} has the unknown {kind} {shown(key)}", f"known: {', '.join(known)}"
-            )
+    return await pools.read(lambda: decode(kind, parse_json(content), "the body"))
 
 
 def parse_json(content: bytes) -> object:

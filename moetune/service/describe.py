@@ -1,7 +1,7 @@
 """The OpenAPI document of the addresses that programs use."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
@@ -11,35 +11,12 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from moetune.app.plan import PlanRequest
 from moetune.domain.profile import Profile
-from moetune.domain.records import Observation
 from moetune.service.bodies import JSON, TOML
 from moetune.service.problems import MEDIA_TYPE, STATUSES
 from moetune.service.workers import WorkerPools
 
 _REF = "#/components/schemas/{model}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeDocument:
-    """A stored plan or inputs, and the changes: other inputs, or other speeds of the machine."""
-
-    schema: Literal["moetune.whatif/1"] = "moetune.whatif/1"
-    plan_id: str | None = None
-    inputs: Mapping[str, object] = field(default_factory=dict)
-    changes: Mapping[str, object] = field(default_factory=dict)
-    speeds: Mapping[Literal["computation", "communication", "copies"], float] = field(
-        default_factory=dict
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observations:
-    """1 to 1,000 measured steps, all stored or none."""
-
-    schema: Literal["moetune.observations/1"]
-    observations: tuple[Observation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +41,6 @@ class ProblemDocument:
     hint: str
 
 
-_BODIES: tuple[type, ...] = (PlanRequest, ChangeDocument, Observations, Profile, ProblemDocument)
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     int(status): {
         "description": status.phrase,
@@ -83,7 +59,7 @@ class Address:
         answer: called with the threads, and with the parameters that it names.
         summary: its title; the docstring of `answer` is its description.
         returns: the document of its answer, for documentation only.
-        takes: the document of its body, for documentation only.
+        takes: the document of its body.
     """
 
     method: Literal["GET", "POST"]
@@ -117,8 +93,8 @@ def _body_of(kind: type) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def openapi_of(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of the application."""
+def openapi_of(app: FastAPI, addresses: Iterable[Address]) -> dict[str, Any]:
+    """Return the OpenAPI document of the application and of what its addresses take."""
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -127,7 +103,8 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
     )
     parts = document.setdefault("components", {})
     schemas = parts.setdefault("schemas", {})
-    for kind in _BODIES:
+    bodies = (address.takes for address in addresses if address.takes is not None)
+    for kind in (*bodies, ProblemDocument):
         schema = TypeAdapter(kind).json_schema(ref_template=_REF)
         for name, part in schema.pop("$defs", {}).items():
             schemas.setdefault(name, part)

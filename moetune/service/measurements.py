@@ -1,7 +1,8 @@
 """Answers of the addresses of measurements: machines, fits, profiles, and observed steps."""
 
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -10,10 +11,10 @@ from starlette.responses import Response
 from moetune.app.drift import DRIFT_SCHEMA, observed_drifts
 from moetune.app.files import parse_toml, profile_in_toml, profile_to_toml
 from moetune.app.profiles import ProfileInfo, is_path, list_profiles, named_profile
-from moetune.domain.document import decode, encode, shown
+from moetune.domain.document import encode
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.profile import Profile, profile_from_document
-from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation
+from moetune.domain.records import MAX_OBSERVATIONS, Observation
 from moetune.service.bodies import (
     JSON,
     TOML,
@@ -39,6 +40,30 @@ _MOST_OBSERVATIONS = 2000
 _MAX_NAME_CHARACTERS = 200
 _MAX_SECONDS = 10_000
 _MAX_SOURCE_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observations:
+    """1 to 1,000 measured steps, all stored or none.
+
+    Raises:
+        InputError: none or too many of them, or of one too many times or a strange source.
+    """
+
+    schema: Literal["moetune.observations/1"] = "moetune.observations/1"
+    observations: tuple[Observation, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.observations) <= MAX_OBSERVATIONS:
+            raise InputError(f"observations must be a list of 1 to {MAX_OBSERVATIONS:,} entries")
+        for index, row in enumerate(self.observations):
+            where, source = f"observations[{index}]", row.source
+            if len(row.seconds) > _MAX_SECONDS:
+                raise InputError(f"{where}.seconds has more than {_MAX_SECONDS:,} entries")
+            if not 0 < len(source) <= _MAX_SOURCE_CHARACTERS or not source.isprintable():
+                raise InputError(
+                    f"{where}.source must have 1 to {_MAX_SOURCE_CHARACTERS} printable characters"
+                )
 
 
 async def machines(pools: WorkerPools, after: RowCursor = 0, limit: Limit = 50) -> Response:
@@ -86,7 +111,6 @@ async def add_profile(pools: WorkerPools, request: Request) -> Response:
     """
     kind, content = await read_body(request, kinds=(TOML, JSON))
     sent = await pools.read(profile_in, kind, content)
-    await pools.may_add(request, "profiles")
     is_new = await pools.write(store_profile, pools.planner.store, sent)
     return document(
         {"schema": "moetune.profiles.import/1", "name": sent.name, "digest": sent.digest},
@@ -139,9 +163,7 @@ def store_profile(store: "SqlStore", profile: Profile) -> bool:
 
 async def add_observations(pools: WorkerPools, request: Request) -> Response:
     """Store 1 to 1,000 observations of stored plans, all or none."""
-    body = await read_document(request, pools, schema=OBSERVATIONS_SCHEMA)
-    sent = await pools.read(observations_in, body)
-    await pools.may_add(request, "observations", len(sent))
+    sent = (await read_document(request, pools, Observations)).observations
     await pools.write(pools.planner.store.add_observations, sent)
     pools.metrics.observed(sent)
     answer = {"schema": "moetune.observations.kept/1", "num_observations": len(sent)}
@@ -165,30 +187,3 @@ async def drift(pools: WorkerPools, plan: PlanCursor = "") -> Response:
     drifts = await pools.read(observed_drifts, rows)
     items = [{**encode(change), "words": change.words} for change in drifts]
     return document({"schema": DRIFT_SCHEMA, "items": items})
-
-
-def observations_in(body: dict[str, object]) -> tuple[Observation, ...]:
-    """Return the observations in a body.
-
-    Raises:
-        InputError: none or too many of them, an unknown or missing key, or a value of the wrong
-            type or out of range; the message names its place.
-    """
-    rows = body.pop("observations", None)
-    if body:
-        raise InputError(f"the body has the unknown key {shown(next(iter(body)))}")
-    if not isinstance(rows, list) or not 0 < len(rows) <= MAX_OBSERVATIONS:
-        raise InputError(f"observations must be a list of 1 to {MAX_OBSERVATIONS:,} entries")
-    return tuple(_observation(row, f"observations[{index}]") for index, row in enumerate(rows))
-
-
-def _observation(plain: object, where: str) -> Observation:
-    observation = decode(Observation, plain, where)
-    if len(observation.seconds) > _MAX_SECONDS:
-        raise InputError(f"{where}.seconds has more than {_MAX_SECONDS:,} entries")
-    source = observation.source
-    if not 0 < len(source) <= _MAX_SOURCE_CHARACTERS or not source.isprintable():
-        raise InputError(
-            f"{where}.source must have 1 to {_MAX_SOURCE_CHARACTERS} printable characters"
-        )
-    return observation

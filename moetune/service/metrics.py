@@ -1,17 +1,15 @@
 """Prometheus metrics: requests, errors of predictions, readiness and size of the store."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+import math
+from collections.abc import Sequence
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.registry import Collector
 
 from moetune.app.planner import ServicePlanner
 from moetune.domain.errors import MoetuneError
 from moetune.domain.records import Observation
-from moetune.service.quotas import Kind, Quotas
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -23,7 +21,7 @@ _SOURCES = frozenset({"training", "verify", "quickstart", "search"})
 class Metrics:
     """Metrics of one application, in a registry of their own."""
 
-    def __init__(self, planner: ServicePlanner, quotas: Quotas) -> None:
+    def __init__(self, planner: ServicePlanner) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "moetune_requests",
@@ -45,14 +43,11 @@ class Metrics:
             buckets=_RELATIVE_ERRORS,
             registry=self._registry,
         )
-        self._refused = Counter(
-            "moetune_quota_refused",
-            "Rows that were refused, as a client had added its hour's, or the store was full.",
-            ("kind",),
-            registry=self._registry,
-        )
         ProcessCollector(registry=self._registry)
-        self._registry.register(_StoreState(planner, quotas))
+        ready = Gauge("moetune_ready", "Whether the database can be used.", registry=self._registry)
+        ready.set_function(lambda: not planner.problems())
+        size = Gauge("moetune_store_bytes", "Size of the rows.", registry=self._registry)
+        size.set_function(partial(_size_bytes, planner))
 
     def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request.
@@ -72,33 +67,14 @@ class Metrics:
                 source = step.source if step.source in _SOURCES else "other"
                 self._errors.labels(source).observe(abs(step.error))
 
-    def refused(self, kind: Kind, count: int) -> None:
-        """Count rows that a client may not add."""
-        self._refused.labels(kind).inc(count)
-
     def text(self) -> bytes:
         """Return the exposition; it reads the store."""
         return generate_latest(self._registry)
 
 
-class _StoreState(Collector):
-    """Gauges that are read at each scrape: readiness, and the size of the rows."""
-
-    def __init__(self, planner: ServicePlanner, quotas: Quotas) -> None:
-        self._planner, self._quotas = planner, quotas
-
-    def describe(self) -> Iterable[Metric]:
-        """Return no names: registering must not read the store."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """Return the gauges."""
-        is_ready = not self._planner.problems()
-        yield GaugeMetricFamily("moetune_ready", "Whether the database can be used.", is_ready)
-        if is_ready:
-            with suppress(MoetuneError):
-                size = self._quotas.size_bytes()
-                yield GaugeMetricFamily("moetune_store_bytes", "Size of the rows.", size)
-        yield GaugeMetricFamily(
-            "moetune_store_limit_bytes", "Size that they may have.", self._quotas.limits.store_bytes
-        )
+def _size_bytes(planner: ServicePlanner) -> float:
+    """Return the size of the rows; NaN while the database cannot be read."""
+    try:
+        return planner.reading.size_bytes()
+    except MoetuneError:
+        return math.nan

@@ -192,6 +192,8 @@ SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"content-security-policy", _CONTENT_SECURITY_POLICY),
 )
+_REVALIDATED = (b"cache-control", b"private, no-cache")
+"""Static files and plans have tags, by which a browser asks whether they have changed."""
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _GONE = 499
 _FAILED = 500
@@ -259,7 +261,8 @@ class _Answer:
     def __init__(self, send: Send, request_id: str) -> None:
         self.status = 0
         self._send = send
-        self._headers = ((REQUEST_ID_HEADER, request_id.encode()), *SECURITY_HEADERS)
+        mark = (REQUEST_ID_HEADER, request_id.encode())
+        self._headers = (mark, _REVALIDATED, *SECURITY_HEADERS)
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":

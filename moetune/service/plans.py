@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, cast
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from fastapi import Depends
 from starlette.requests import Request
@@ -11,19 +12,21 @@ from starlette.responses import Response
 from moetune.app.planner import ServicePlanner
 from moetune.app.requests import ServedQuestion, asks_for_model, served_question
 from moetune.app.subjects import WhyNot
-from moetune.app.whatif import WHATIF_SCHEMA, WhatIf, arguments_of, whatif
+from moetune.app.whatif import WhatIf, arguments_of, whatif
 from moetune.domain.any_plan import AnyPlan
 from moetune.domain.document import canonical_json, decode, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.spelling import AS_ARGUMENTS, spelled
 from moetune.domain.training_document import TrainingInputs
 from moetune.service.bodies import (
+    JSON,
     Limit,
     PlanCursor,
     PlanId,
-    check_keys,
     document,
     page,
+    parse_json,
+    read_body,
     read_document,
     with_etag,
 )
@@ -31,6 +34,17 @@ from moetune.service.workers import WorkerPools
 
 INPUTS_SCHEMA = "moetune.inputs/1"
 _ID = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeDocument:
+    """A stored plan or inputs, and the changes: other inputs, or other speeds of the machine."""
+
+    schema: Literal["moetune.whatif/1"] = "moetune.whatif/1"
+    plan_id: str | None = None
+    inputs: Mapping[str, object] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
 
 async def stored_plan(pools: WorkerPools, request: Request, plan_id: PlanId) -> Response:
@@ -45,16 +59,20 @@ async def resolve(pools: WorkerPools, request: Request) -> Response:
     keys are those of its plan's `inputs`, or the arguments of `moetune.plan`; `config` has the
     values of a `config.json` in the place of a name.
     """
-    inputs = await read_document(request, pools, schema=INPUTS_SCHEMA)
+    _, content = await read_body(request, kinds=(JSON,))
+    inputs = await pools.read(parse_json, content)
+    if not isinstance(inputs, dict):
+        raise InputError("the body must be a JSON object")
+    if (schema := inputs.pop("schema", INPUTS_SCHEMA)) != INPUTS_SCHEMA:
+        raise InputError(f"the body has schema {shown(schema)}, not {INPUTS_SCHEMA!r}")
     plan: AnyPlan | None
     if asks_for_model(inputs):
         with spelled(AS_ARGUMENTS):
             question = await pools.read(_model_question, pools.planner, inputs)
-            plan = await answer_and_store(request, pools, question)
+            plan = await answer_and_store(pools, question)
     else:
         plan = await pools.read(pools.planner.stored, inputs)
         if plan is None:
-            await pools.may_add(request, "plans")
             plan = await pools.solve(pools.planner.resolve, inputs)
     answer = with_etag(canonical_json(plan) + "\n", None)
     answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"
@@ -80,20 +98,14 @@ def _model_question(planner: ServicePlanner, inputs: Mapping[str, object]) -> Se
     return served_question({**arguments_of(sent, None), "profile": sent.profile})
 
 
-async def answer_and_store(
-    request: Request, pools: WorkerPools, question: ServedQuestion
-) -> AnyPlan:
-    """Return the answer of a question, which is stored and counted if it is new.
+async def answer_and_store(pools: WorkerPools, question: ServedQuestion) -> AnyPlan:
+    """Return the answer of a question, which is stored.
 
     Raises:
-        QuotaError, StoreFullError: the client may not add it.
         MoetuneError: as of `Planner.ask`.
     """
-    planner = pools.planner
-    plan = (await pools.solve(planner.ask, *question)).plan
-    if await pools.read(planner.reading.plan_document, plan.id) is None:
-        await pools.may_add(request, "plans")
-    await pools.write(planner.sources.save, plan)
+    plan = (await pools.solve(pools.planner.ask, *question)).plan
+    await pools.write(pools.planner.sources.save, plan)
     return plan
 
 
@@ -107,7 +119,11 @@ async def explain(
 
     With another choice it is `moetune.why-not/1`: that one next to the plan's own.
     """
-    check_keys(request.query_params, WhyNot.__dataclass_fields__, "the query", "parameter")
+    for name in request.query_params:
+        if name not in (known := WhyNot.__dataclass_fields__):
+            raise InputError(
+                f"the query has the unknown parameter {shown(name)}", f"known: {', '.join(known)}"
+            )
     planner = pools.planner
     with spelled(AS_ARGUMENTS):
         plan = await _stored(pools, plan_id)
@@ -125,16 +141,15 @@ async def trace(pools: WorkerPools, plan_id: PlanId) -> Response:
 
 async def changed(pools: WorkerPools, request: Request) -> Response:
     """Plan again with other inputs or speeds; nothing is stored."""
-    body = await read_document(request, pools, schema=WHATIF_SCHEMA)
-    question, before = question_in(body), await _before(pools, body)
+    asked = await read_document(request, pools, ChangeDocument)
+    before = await _before(pools, asked.plan_id, asked.inputs)
+    question = WhatIf(changes=asked.changes, speeds=asked.speeds)
     return document((await pools.solve(whatif, pools.planner, before, question)).document)
 
 
-async def _before(pools: WorkerPools, body: Mapping[str, object]) -> AnyPlan:
+async def _before(pools: WorkerPools, plan_id: str | None, inputs: Mapping[str, object]) -> AnyPlan:
     """Return the plan to change: a stored one, else that of inputs, which is not stored."""
-    planner, plan_id, inputs = pools.planner, body.get("plan_id"), _table(body, "inputs")
-    if plan_id is not None and not isinstance(plan_id, str):
-        raise InputError(f"plan_id must be a string, got {shown(plan_id)}")
+    planner = pools.planner
     if (plan_id is None) == (not inputs):
         raise InputError(
             "the plan to change is not named", "give either the plan's id or its inputs"
@@ -152,24 +167,6 @@ async def stored_plans(pools: WorkerPools, after: PlanCursor = "", limit: Limit 
     """List the plans, newest first."""
     rows = await pools.read(pools.planner.reading.plans, after=after, limit=limit + 1)
     return page("moetune.plans/1", rows, limit=limit)
-
-
-def question_in(body: Mapping[str, object]) -> WhatIf:
-    """Return the what-if question in a body.
-
-    Raises:
-        InputError: an unknown key, or a value of the wrong type.
-    """
-    check_keys(body, ("plan_id", "inputs", "changes", "speeds"), "the body", "key")
-    speeds = cast("Mapping[str, float]", _table(body, "speeds"))  # the planner checks them
-    return WhatIf(changes=_table(body, "changes"), speeds=speeds)
-
-
-def _table(body: Mapping[str, object], name: str) -> Mapping[str, object]:
-    value = body.get(name, {})
-    if not isinstance(value, dict):
-        raise InputError(f"{name} must be an object, got {shown(value)}")
-    return value
 
 
 async def _stored(pools: WorkerPools, plan_id: str) -> AnyPlan:

@@ -53,18 +53,6 @@ class TooLargeError(InputError):
         )
 
 
-class QuotaError(BusyError):
-    """A client has added as much as it may for now."""
-
-    def __init__(self, what: str, hint: str = "", *, retry_after_seconds: int = 0) -> None:
-        super().__init__(what, hint)
-        self.retry_after_seconds = retry_after_seconds
-
-
-class StoreFullError(StoreUnavailableError):
-    """The store has reached the size that it may have."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """An error as status line, headers and body.
@@ -92,8 +80,6 @@ _TABLE: Mapping[type[MoetuneError], tuple[HTTPStatus, str]] = MappingProxyType(
         MediaTypeError: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unknown kind of body"),
         UnknownHostError: (HTTPStatus.MISDIRECTED_REQUEST, "unknown host"),
         InputError: (HTTPStatus.UNPROCESSABLE_ENTITY, "bad input"),
-        QuotaError: (HTTPStatus.TOO_MANY_REQUESTS, "quota used up"),
-        StoreFullError: (HTTPStatus.INSUFFICIENT_STORAGE, "store is full"),
         BusyError: (HTTPStatus.TOO_MANY_REQUESTS, "too many questions"),
         SolveLimitError: (HTTPStatus.GATEWAY_TIMEOUT, "answer takes too long"),
         ProfileError: (HTTPStatus.FAILED_DEPENDENCY, "profile missing or stale"),
@@ -118,7 +104,7 @@ def problem_of(error: MoetuneError) -> Problem:
         detail=error.what,
         code=error.exit_code,
         hint=error.hint,
-        headers=_headers(status, getattr(error, "retry_after_seconds", 0)),
+        headers=_headers(status),
     )
 
 
@@ -149,13 +135,13 @@ def problem_response(problem: Problem) -> Response:
     )
 
 
-def _headers(status: HTTPStatus, retry_after_seconds: int) -> Mapping[str, str]:
+def _headers(status: HTTPStatus) -> Mapping[str, str]:
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return {"Connection": "close"}
     if status == HTTPStatus.UNAUTHORIZED:
         return {"WWW-Authenticate": 'Bearer realm="moetune"'}
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
-        return {"Retry-After": str(retry_after_seconds or RETRY_AFTER_SECONDS)}
+        return {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return {}
 
 

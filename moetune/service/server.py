@@ -6,15 +6,15 @@ import gc
 import logging
 import signal
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from moetune.app.planner import open_planner
 from moetune.app.solvers import SolverLimits, SolverPool
@@ -24,14 +24,12 @@ from moetune.service.access import (
     DEFAULT_MAX_BODY_BYTES,
     Access,
     check_exposure,
-    check_secret_file,
     names_of,
     read_token_file,
 )
 from moetune.service.app import create_app
 from moetune.service.connections import LimitedProtocol
 from moetune.service.logs import LogFormat, start_logging
-from moetune.service.quotas import QuotaLimits
 
 _GRACE_SECONDS = 12
 """After SIGTERM open requests are answered for so long; then nothing is solved any more."""
@@ -53,7 +51,6 @@ class ServerOptions:
         tls_cert, tls_key: PEM files; both or none.
         level: of the log, as in `logging`.
         deadline_seconds: that one question may be solved for.
-        quotas: limits of what clients add.
 
     Raises:
         InputError: `max_body_bytes` is below 1, or the deadline out of its range.
@@ -70,7 +67,6 @@ class ServerOptions:
     level: int = logging.INFO
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     deadline_seconds: float = 20.0
-    quotas: QuotaLimits = field(default_factory=QuotaLimits)
 
     def __post_init__(self) -> None:
         if not 0 < self.deadline_seconds <= _LONGEST_DEADLINE_SECONDS:
@@ -95,35 +91,18 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
         KeyboardInterrupt: SIGINT, after the graceful stop.
     """
     access = access_of(options)
-    check_tls(options)
     with (
         closing(_listen(options)) as listener,
         closing(SolverPool(SolverLimits(seconds=options.deadline_seconds))) as solver,
         open_planner(settings, solver=solver) as planner,
     ):
         url, location = _url(options, listener), planner.store.location
-        app = create_app(planner, access, options.quotas)
+        config = _uvicorn(create_app(planner, access), options)
         start_logging(options.log_format, level=options.level)
         sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
         # Exempts what exists now from garbage collection: a full one stopped all answers for 80 ms.
         gc.freeze()
-        server = _Server(
-            uvicorn.Config(
-                app,
-                http=LimitedProtocol,
-                ssl_certfile=options.tls_cert,
-                ssl_keyfile=options.tls_key,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=_GRACE_SECONDS + _LAST_SECONDS,
-            ),
-            lambda: ready(url, location),
-            solver,
-        )
+        server = _Server(config, lambda: ready(url, location), solver)
         with _quiet_end():
             server.run(sockets=[listener])
 
@@ -154,29 +133,33 @@ def access_of(options: ServerOptions) -> Access:
     return access
 
 
-def check_tls(options: ServerOptions) -> None:
-    """Load certificate and key as uvicorn will, before anything is opened.
+def _uvicorn(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
+    """Return uvicorn's configuration, which has read the TLS files.
 
     Raises:
-        InputError: one of them is missing, unreadable or does not match the other.
+        InputError: uvicorn cannot use them.
     """
-    cert, key = options.tls_cert, options.tls_key
-    if cert is None and key is None:
-        return
-    if cert is None or key is None:
-        raise InputError("TLS needs a certificate and its key", "give --tls-cert and --tls-key")
-    check_secret_file(key, "TLS key")
+    config = uvicorn.Config(
+        app,
+        http=LimitedProtocol,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS + _LAST_SECONDS,
+    )
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, _no_password)
-    except (OSError, ValueError) as error:
+        config.load()
+    except (AssertionError, OSError) as error:
         raise InputError(
-            f"TLS certificate {cert} and key {key} cannot be used: {error}",
-            "give PEM files of one certificate and its key, without a password",
+            f"TLS cannot be served: {str(error) or 'there is no certificate'}",
+            "give PEM files of one certificate and its key with --tls-cert and --tls-key",
         ) from None
-
-
-def _no_password() -> str:
-    raise ValueError("the key has a password")
+    return config
 
 
 class _Server(uvicorn.Server):

@@ -6,21 +6,33 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
-from starlette.requests import Request
 
 from moetune.app.planner import ServicePlanner
 from moetune.service.known_plans import KnownPlans
 from moetune.service.metrics import Metrics
-from moetune.service.problems import QuotaError, StoreFullError
-from moetune.service.quotas import Kind, QuotaLimits, Quotas
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_NUM_READERS = 8
-_NUM_SOLVERS = 40
-"""They wait for the processes that solve, and for plans that another request solves."""
-_NUM_WRITERS = 4
-_NUM_CHECKERS = 2
+
+
+class Threads:
+    """Threads for one kind of blocking calls.
+
+    Args:
+        number: of calls that run at once.
+        abandons: whether a thread goes on to its end when the wait for it is cancelled.
+    """
+
+    def __init__(self, number: int, *, abandons: bool = False) -> None:
+        self._limiter = CapacityLimiter(number)
+        self._abandons = abandons
+
+    async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run work in a thread and return its result."""
+        call = partial(work, *args, **kwargs)
+        return await to_thread.run_sync(
+            call, limiter=self._limiter, abandon_on_cancel=self._abandons
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,26 +41,22 @@ class WorkerPools:
 
     Each kind of call has its own threads, so that requests that wait for new plans do not delay
     those for stored plans, or the health check.
+
+    Args:
+        read: look-ups, and the parsing of bodies.
+        solve: what may solve for a plan; they wait for the processes that solve, and for plans
+            that another request solves.
+        write: what stores rows.
+        check: checks of the store.
     """
 
     planner: ServicePlanner
     metrics: Metrics
-    quotas: Quotas
-    readers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_READERS))
-    solvers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_SOLVERS))
-    writers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_WRITERS))
-    checkers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_CHECKERS))
+    read: Threads = field(default_factory=partial(Threads, 8))
+    solve: Threads = field(default_factory=partial(Threads, 40))
+    write: Threads = field(default_factory=partial(Threads, 4))
+    check: Threads = field(default_factory=partial(Threads, 2, abandons=True))
     known_plans: KnownPlans = field(default_factory=KnownPlans)
-
-    @classmethod
-    def of(cls, planner: ServicePlanner, limits: QuotaLimits | None = None) -> "WorkerPools":
-        """Return the threads over a planner, with limits of what clients add."""
-        quotas = Quotas(limits=limits or QuotaLimits(), store_bytes=planner.reading.size_bytes)
-        return cls(planner=planner, metrics=Metrics(planner, quotas), quotas=quotas)
-
-    async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a look-up, or the parsing of a body."""
-        return await _run(self.readers, work, *args, **kwargs)
 
     async def plan_document(self, plan_id: str) -> str | None:
         """Return the JSON of the plan with exactly this id; None where there is none."""
@@ -57,36 +65,3 @@ class WorkerPools:
             return await self.read(self.planner.reading.plan_documents, plan_ids)
 
         return await self.known_plans.document(plan_id, read)
-
-    async def solve(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run work that may solve for a plan."""
-        return await _run(self.solvers, work, *args, **kwargs)
-
-    async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run work that stores rows."""
-        return await _run(self.writers, work, *args, **kwargs)
-
-    async def may_add(self, request: Request, kind: Kind, count: int = 1) -> None:
-        """Count what a request is about to add.
-
-        Raises:
-            QuotaError, StoreFullError: it may not.
-        """
-        client = request.client.host if request.client else ""
-        try:
-            await _run(self.readers, self.quotas.take, client, kind, count)
-        except (QuotaError, StoreFullError):
-            self.metrics.refused(kind, count)
-            raise
-
-    async def check(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a check of the store; when the wait is cancelled, the thread goes on to its end."""
-        return await to_thread.run_sync(
-            partial(work, *args, **kwargs), limiter=self.checkers, abandon_on_cancel=True
-        )
-
-
-async def _run(
-    limiter: CapacityLimiter, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> T:
-    return await to_thread.run_sync(partial(work, *args, **kwargs), limiter=limiter)

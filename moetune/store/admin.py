@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection
 
 from moetune.domain.errors import BadStoreError, InputError, MoetuneError, StoreUnavailableError
 from moetune.domain.records import Observation, Stored
+from moetune.store import storable
 from moetune.store.address import Address, parse_address
 from moetune.store.database import Database
 from moetune.store.engine import Opening, journal_mode
@@ -27,7 +29,6 @@ from moetune.store.migrate import (
     upgrade_to_head,
 )
 from moetune.store.plans import PlanStore
-from moetune.store.storable import check_observation, check_plan, check_profile, check_settled
 
 _PAGE_SIZE = 1000
 _LEAST_FREE_BYTES = 2**20
@@ -293,20 +294,21 @@ def _document_problems(store: SqlStore) -> Iterator[str]:
     """Yield what is wrong with documents and rows; each line names the row."""
     runs = store.runs()
     for run in runs:
-        yield from _problems(partial(store.samples, run.id))
+        of_run = f"a sample of run {run.id}", f"profiles remove {run.name}"
+        yield from _problems(partial(store.samples, run.id), *of_run)
     for name in sorted({run.name for run in runs}):
         of_name = f"profile {name!r}", f"profiles remove {name}"
-        yield from _problems(partial(store.profile, name), check_profile, *of_name)
+        yield from _problems(partial(store.profile, name), *of_name)
     for plan in store.plans():
         short = plan.id[:12]
         remove = f"plans remove {short}"
-        yield from _problems(partial(store.plan, plan.id), check_plan, f"plan {short}", remove)
+        yield from _problems(partial(store.plan, plan.id), f"plan {short}", remove)
         sizes = f"a settled size of plan {short}"
-        yield from _problems(partial(store.settled, plan.id), check_settled, sizes, remove)
+        yield from _problems(partial(store.settled, plan.id), sizes, remove)
     try:
         for row in _observations(store):
             of_row = f"observation {row.id}", f"observations remove {row.id}"
-            yield from _problems(partial(attrgetter("value"), row), check_observation, *of_row)
+            yield from _problems(partial(attrgetter("value"), row), *of_row)
     except InputError as error:
         yield error.what
 
@@ -319,12 +321,7 @@ def _observations(store: SqlStore) -> Iterator[Stored[Observation]]:
         page = store.observation_page(None, after=page[-1].id, limit=_PAGE_SIZE)
 
 
-def _problems(
-    read: Callable[[], object],
-    check_value: Callable[..., None] = lambda _: None,
-    what: str = "",
-    remove: str = "",
-) -> Iterator[str]:
+def _problems(read: Callable[[], Any], what: str, remove: str) -> Iterator[str]:
     """Yield why a row cannot be read, or which of its values no page can show.
 
     Args:
@@ -338,6 +335,6 @@ def _problems(
     for value in values if isinstance(values, tuple) else (values,):
         try:
             if value is not None:
-                check_value(value)
+                storable.check(value)
         except InputError as error:
             yield f"{what}: {error.what}: `moetune {remove}` removes it"

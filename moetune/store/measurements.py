@@ -1,19 +1,21 @@
 """Measuring runs, their samples, and the profiles fitted to them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from moetune.domain.cluster import Cluster, Fingerprint
+from moetune.domain.document import digest, encode
 from moetune.domain.errors import InputError
-from moetune.domain.profile import Profile
+from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.records import FitInfo, MachineInfo, RunInfo, RunStatus
 from moetune.domain.samples import Sample
-from moetune.store import rows
+from moetune.store import rows, storable
 from moetune.store.database import Database, insert_missing, page, reads, writes
 from moetune.store.schema import fits, machines, runs, samples
-from moetune.store.storable import check_profile, check_samples
 
 
 class MeasurementStore(Database):
@@ -57,7 +59,8 @@ class MeasurementStore(Database):
         Raises:
             InputError: a time that no operation takes (`moetune.store.storable`).
         """
-        check_samples(samples)
+        for sample in samples:
+            storable.check(sample)
         _require_run(connection, run_id)
         _add_samples(connection, run_id, samples)
 
@@ -84,7 +87,7 @@ class MeasurementStore(Database):
             InputError: it has times or rates of no machine (`moetune.store.storable`), or was
                 fitted to other samples than the run has.
         """
-        check_profile(profile)
+        storable.check(profile)
         fitted_to = _import_run(connection, profile) if run_id is None else run_id
         if run_id is not None and profile.samples not in ((), self._samples(connection, run_id)):
             raise InputError(
@@ -95,11 +98,11 @@ class MeasurementStore(Database):
         values = {
             "run_id": fitted_to,
             "name": profile.name,
-            "document": rows.profile_document(profile),
+            "document": encode(replace(profile, samples=())),
             "last_sample_id": connection.scalar(last) or 0,
-            "created_at": rows.utc_now(),
         }
-        connection.execute(insert(fits).values(values))
+        del values["document"]["samples"]
+        connection.execute(insert(fits).values(rows.columns(values)))
 
     @reads
     def profile(self, connection: Connection, name: str) -> Profile | None:
@@ -110,7 +113,8 @@ class MeasurementStore(Database):
             return None
         measured = self._samples(connection, fit.run_id, last_id=fit.last_sample_id)
         where = f"{self.location}: profile {name!r}"
-        return rows.profile_from_parts(fit.document, measured, where)
+        profile = rows.read_row(partial(profile_from_document, fit.document), where)
+        return replace(profile, samples=measured)
 
     @reads
     def current_fit(self, connection: Connection, name: str) -> int | None:
@@ -182,15 +186,16 @@ class MeasurementStore(Database):
 
 def _add_run(connection: Connection, measured: Cluster | Profile, **values: str) -> int:
     """Append a run, and its machine if that is new; return the run's id."""
-    described = rows.machine_values(measured.machine, measured.fingerprint)
+    machine, fingerprint = measured.machine, measured.fingerprint
+    facts = encode(fingerprint.hardware)
+    key = digest({"machine": encode(machine), "facts": facts})
+    described = rows.columns(
+        machine, fingerprint=key, hardware_id=fingerprint.hardware_id, facts=facts
+    )
     insert_missing(connection, machines, described)
-    query = select(machines.c.id).where(machines.c.fingerprint == described["fingerprint"])
-    row = {
-        **values,
-        "machine_id": connection.execute(query).scalar_one(),
-        "software": dict(measured.fingerprint.software),
-        "created_at": rows.utc_now(),
-    }
+    query = select(machines.c.id).where(machines.c.fingerprint == key)
+    machine_id = connection.execute(query).scalar_one()
+    row = rows.columns(values, machine_id=machine_id, software=dict(fingerprint.software))
     return int(connection.execute(insert(runs).values(row).returning(runs.c.id)).scalar_one())
 
 
@@ -206,7 +211,9 @@ def _import_run(connection: Connection, profile: Profile) -> int:
 
 def _add_samples(connection: Connection, run_id: int, measured: Sequence[Sample]) -> None:
     if measured:
-        values = [rows.sample_values(sample, run_id) for sample in measured]
+        values = [
+            {**encode(sample), "kind": sample.point.kind, "run_id": run_id} for sample in measured
+        ]
         connection.execute(insert(samples), values)
 
 

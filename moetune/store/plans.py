@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -24,18 +25,16 @@ from sqlalchemy import (
     update,
 )
 
-from moetune.domain.any_plan import AnyPlan
-from moetune.domain.document import canonical_json
+from moetune.domain.any_plan import AnyPlan, plan_from_document
+from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.records import Observation, PlanInfo, Removed, Settled, Stored
-from moetune.store import rows
+from moetune.store import rows, storable
 from moetune.store.database import Database, insert_missing, page, reads, writes
 from moetune.store.schema import metadata, observations, plans, settled_sizes
-from moetune.store.storable import check_observation, check_plan, check_settled
 
 K = TypeVar("K")
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
-_DOCUMENT = select(cast(plans.c.document, Text)).where(plans.c.id == bindparam("plan_id"))
 _DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
     plans.c.id.in_(bindparam("plan_ids", expanding=True))
 )
@@ -59,8 +58,10 @@ class PlanStore(Database):
         Raises:
             InputError: it predicts a time that no step takes (`moetune.store.storable`).
         """
-        check_plan(plan)
-        values = rows.plan_values(plan)
+        storable.check(plan)
+        names = ("model", "profile", "world_size", "tokens_per_rank")
+        inputs = {name: getattr(plan.inputs, name) for name in names}
+        values = rows.columns({"id": plan.id, **inputs, "document": encode(plan)})
         insert_missing(connection, plans, values)
         mine = plans.c.id == plan.id
         stored = connection.scalar(select(plans.c.document).where(mine))
@@ -75,7 +76,10 @@ class PlanStore(Database):
             InputError: several plans' ids start so.
         """
         row = _beginning_with(connection, plan_id, *plans.c)
-        return rows.plan_from_row(row, self.location) if row else None
+        if row is None:
+            return None
+        where = f"{self.location}: plan {row['id'][:12]}"
+        return rows.read_row(partial(plan_from_document, row["document"]), where)
 
     @reads
     def plan_id(self, connection: Connection, plan_id: str) -> str | None:
@@ -88,13 +92,8 @@ class PlanStore(Database):
         return str(row["id"]) if row else None
 
     @reads
-    def plan_document(self, connection: Connection, plan_id: str) -> str | None:
-        """Return the canonical JSON of the plan with exactly this id, as it is stored."""
-        return connection.scalar(_DOCUMENT, {"plan_id": plan_id})
-
-    @reads
     def plan_documents(self, connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
-        """Return the canonical JSON of the plans with exactly these ids, those that are stored."""
+        """Return the canonical JSON of the stored plans among those with exactly these ids."""
         rows = connection.execute(_DOCUMENTS, {"plan_ids": list(plan_ids)})
         return {row[0]: row[1] for row in rows}
 
@@ -140,10 +139,11 @@ class PlanStore(Database):
     def add_observations(self, connection: Connection, values: Sequence[Observation]) -> None:
         """Append observations, all or none; InputError names the first that cannot be stored."""
         for value in values:
-            check_observation(value)
+            storable.check(value)
         _require_plans(connection, [value.plan_id for value in values], self.location)
-        if values:
-            connection.execute(insert(observations), list(map(rows.observation_values, values)))
+        # The strategy also where it is None, which documents leave out.
+        if added := [rows.columns(value, strategy=value.strategy) for value in values]:
+            connection.execute(insert(observations), added)
 
     @reads
     def observation_page(
@@ -159,7 +159,7 @@ class PlanStore(Database):
     @writes
     def add_settled(self, connection: Connection, settled: Settled) -> None:
         """Append a search's decision; earlier decisions for the same size are not replaced."""
-        check_settled(settled)
+        storable.check(settled)
         _require_plans(connection, [settled.plan_id], self.location)
         connection.execute(insert(settled_sizes).values(rows.settled_values(settled)))
 

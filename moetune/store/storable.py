@@ -19,40 +19,52 @@ FASTEST_SECONDS = 1e-15
 """Of a million bytes, elements or multiply-accumulates: a rate of 1e21 a second."""
 LARGEST_SIZE = 1e21
 _SIZE = 1e6
+_Times = Iterator[tuple[str, str, Iterable[float]]]
 
 
-def check_observation(observation: Observation) -> None:
-    """Raise InputError for a time that no step takes."""
-    operations = ((times.operation.name, times.seconds) for times in observation.operations)
-    predicted = ("predicted_seconds", (observation.predicted_seconds,))
-    for name, times in (predicted, ("seconds", observation.seconds), *operations):
-        _check("step", name, times)
-
-
-def check_settled(settled: Settled) -> None:
-    """Raise InputError for a time that no step takes."""
-    _check("step", "planned_seconds", (settled.planned_seconds,))
-    _check("step", "seconds", settled.seconds)
-
-
-def check_plan(plan: AnyPlan) -> None:
-    """Raise InputError for a prediction that no step takes."""
-    for name, seconds in plan.step_times:
-        _check("step", name, (seconds,))
-
-
-def check_samples(samples: Iterable[Sample]) -> None:
-    """Raise InputError for a time that no operation takes."""
-    for sample in samples:
-        _check("operation", f"{sample.point.kind} sample", sample.seconds)
-
-
-def check_profile(profile: Profile) -> None:
-    """Raise InputError for rates and times that no operation has.
+def check(value: AnyPlan | Observation | Profile | Sample | Settled) -> None:
+    """Raise InputError for a time that no step or operation takes, or a rate that none has.
 
     Lines are looked at where a million bytes or multiply-accumulates are; tables row by row.
     """
-    check_samples(profile.samples)
+    for what, name, times in _times(value):
+        for seconds in times:
+            if not _SHORTEST[what] <= seconds <= LONGEST_SECONDS:
+                raise InputError(
+                    f"{name} has {seconds:g} s, which no {what} takes",
+                    f"times from {_SHORTEST[what]:g} to {LONGEST_SECONDS:g} s can be stored",
+                )
+    if isinstance(value, Profile):
+        _check_rates(value)
+
+
+def _times(value: AnyPlan | Observation | Profile | Sample | Settled) -> _Times:
+    """Yield whether times are of steps or operations, their name, and the times."""
+    match value:
+        case Observation():
+            yield "step", "predicted_seconds", (value.predicted_seconds,)
+            yield "step", "seconds", value.seconds
+            for of_operation in value.operations:
+                yield "step", of_operation.operation.name, of_operation.seconds
+        case Settled():
+            yield "step", "planned_seconds", (value.planned_seconds,)
+            yield "step", "seconds", value.seconds
+        case Sample():
+            yield "operation", f"{value.point.kind} sample", value.seconds
+        case Profile():
+            for sample in value.samples:
+                yield from _times(sample)
+            for table in value.tables:
+                yield "operation", f"{table.kind} table", (row[-1] for row in table.points)
+            for record in value.steps:
+                yield "step", "chunks_seconds", (record.chunks_seconds,)
+                yield "step", "measured_seconds", (record.measured_seconds,)
+        case _:
+            for name, seconds in value.step_times:
+                yield "step", name, (seconds,)
+
+
+def _check_rates(profile: Profile) -> None:
     for name, line in _lines(profile):
         seconds = line.seconds(_SIZE)
         if not FASTEST_SECONDS <= seconds <= LONGEST_SECONDS:
@@ -61,13 +73,9 @@ def check_profile(profile: Profile) -> None:
                 f"times from {FASTEST_SECONDS:g} to {LONGEST_SECONDS:g} s can be stored",
             )
     for table in profile.tables:
-        _check("operation", f"{table.kind} table", (row[-1] for row in table.points))
         largest = max(size for row in table.points for size in row[:-1])
         if largest > LARGEST_SIZE:
             raise InputError(f"{table.kind} table has the size {largest:g}, which is too large")
-    for record in profile.steps:
-        _check("step", "chunks_seconds", (record.chunks_seconds,))
-        _check("step", "measured_seconds", (record.measured_seconds,))
 
 
 def _lines(profile: Profile) -> Iterator[tuple[str, LinearCost]]:
@@ -81,13 +89,3 @@ def _lines(profile: Profile) -> Iterator[tuple[str, LinearCost]]:
         startup = network.startup(network.most_nodes) + network.posted_chunk_seconds
         rate = network.bytes_per_second(network.most_nodes)
         yield "network", LinearCost(alpha_seconds=startup, beta_seconds=1 / rate)
-
-
-def _check(what: str, name: str, times: Iterable[float]) -> None:
-    shortest = _SHORTEST[what]
-    for seconds in times:
-        if not shortest <= seconds <= LONGEST_SECONDS:
-            raise InputError(
-                f"{name} has {seconds:g} s, which no {what} takes",
-                f"times from {shortest:g} to {LONGEST_SECONDS:g} s can be stored",
-            )

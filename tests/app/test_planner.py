@@ -30,7 +30,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.domain.request import PlanInputs
 from moetune.domain.spelling import AS_FIELDS
-from moetune.store import measurements
+from moetune.store import storable
 from tests.fit.measured import measured_profile
 
 PUBLISHED = "rtx2080ti-x64"
@@ -67,7 +67,7 @@ def test_a_question_is_answered_with_the_plan_of_the_command_line_and_kept(
     plan = planner.resolve(ASKED)
     profile = load_profile_file(bundled_profiles()[PUBLISHED])
     assert plan == make_plan(PlanRequest(model="gpt-s"), profile=profile)
-    assert planner.reading.plan_document(plan.id) == canonical_json(plan)
+    assert planner.reading.plan_documents([plan.id]) == {plan.id: canonical_json(plan)}
 
 
 def test_a_known_question_is_not_solved_again_however_it_is_asked(
@@ -203,7 +203,7 @@ def test_a_profile_with_absurd_numbers_is_to_blame_for_what_cannot_be_computed(
     (line,) = published.collective
     endless = replace(line, alpha_seconds=1.7e308)
     # Stores of versions that did not look have such rows.
-    monkeypatch.setattr(measurements, "check_profile", lambda _: None)
+    monkeypatch.setattr(storable, "check", lambda _: None)
     planner.store.save_profile(replace(published, name="absurd", collective=(endless,)))
     with pytest.raises(ProfileError, match="'absurd'"):
         planner.resolve({**ASKED, "profile": "absurd"})

@@ -84,7 +84,6 @@ SIZES = (
     ("memory", "olmoe", "--device-memory"),
     ("whatif", "plan.json", "--profile", "h100-x8", "--memory-limit"),
     ("serve", "--max-body"),
-    ("serve", "--max-store"),
 )
 
 

@@ -32,8 +32,7 @@ WRONG = [
     (("verify", "PLAN.json"), "--profile", "zz9"),
     (("export", "PLAN.json"), "--target", "zz9"),
     *((("serve",), flag, "zz9") for flag in (
-        "--port", "--max-body", "--deadline", "--max-store", "--plans-per-hour", "--log-format",
-        "--observations-per-hour",
+        "--port", "--max-body", "--deadline", "--log-format",
     )),
 ]  # fmt: skip
 

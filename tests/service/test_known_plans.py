@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from moetune.app.planner import ServicePlanner
+from moetune.domain.document import canonical_json
 from moetune.domain.errors import StoreUnavailableError
+from moetune.service.metrics import Metrics
 from moetune.service.workers import WorkerPools
 from moetune.store import SqlStore
 
@@ -18,6 +20,11 @@ from moetune.store import SqlStore
 def plan_ids(planner: ServicePlanner, inputs: dict[str, Any]) -> list[str]:
     made = (planner.resolve({**inputs, "tokens_per_rank": tokens}) for tokens in (1024, 2048))
     return [plan.id for plan in made]
+
+
+def stored(planner: ServicePlanner, plan_id: str) -> str | None:
+    row = planner.reading.plan(plan_id)
+    return None if row is None else canonical_json(row)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ def test_who_comes_during_a_look_up_shares_the_next_one(
     unknown = "ab" * 32
 
     async def ask() -> list[str | None]:
-        pools = WorkerPools.of(planner)
+        pools = WorkerPools(planner=planner, metrics=Metrics(planner))
         begun = asyncio.create_task(pools.plan_document(first))
         await asyncio.to_thread(look_ups.begun.wait, 30)
         more = [
@@ -61,8 +68,8 @@ def test_who_comes_during_a_look_up_shares_the_next_one(
         return [await one for one in (begun, *more)]
 
     found = asyncio.run(ask())
-    wanted = [planner.reading.plan_document(one) for one in (second, unknown, first)]
-    assert found == [planner.reading.plan_document(first), *wanted * 50]
+    wanted = [stored(planner, one) for one in (second, unknown, first)]
+    assert found == [stored(planner, first), *wanted * 50]
     assert [sorted(ids) for ids in look_ups.ids] == [[first], sorted((second, unknown, first))]
 
 
@@ -71,7 +78,7 @@ def test_who_goes_away_takes_no_other_answer_along(
 ) -> None:
 
     async def ask() -> str | None:
-        pools = WorkerPools.of(planner)
+        pools = WorkerPools(planner=planner, metrics=Metrics(planner))
         leaves, stays = (asyncio.create_task(pools.plan_document(plan_ids[0])) for _ in range(2))
         await asyncio.to_thread(look_ups.begun.wait, 30)
         leaves.cancel()
@@ -79,7 +86,7 @@ def test_who_goes_away_takes_no_other_answer_along(
         look_ups.gate.set()
         return await stays
 
-    assert asyncio.run(ask()) == planner.reading.plan_document(plan_ids[0])
+    assert asyncio.run(ask()) == stored(planner, plan_ids[0])
 
 
 def test_an_error_reaches_everybody_and_the_next_look_up_works(
@@ -89,7 +96,7 @@ def test_an_error_reaches_everybody_and_the_next_look_up_works(
         raise StoreUnavailableError("the database is away", "wait")
 
     async def ask() -> tuple[list[Any], str | None]:
-        pools = WorkerPools.of(planner)
+        pools = WorkerPools(planner=planner, metrics=Metrics(planner))
         with monkeypatch.context() as patched:
             patched.setattr(SqlStore, "plan_documents", fail)
             errors = await asyncio.gather(
@@ -100,4 +107,4 @@ def test_an_error_reaches_everybody_and_the_next_look_up_works(
     errors, found = asyncio.run(ask())
     assert [type(one) for one in errors] == [StoreUnavailableError] * 6
     assert len({id(one) for one in errors}) == 6
-    assert found == planner.reading.plan_document(plan_ids[0])
+    assert found == stored(planner, plan_ids[0])

@@ -218,6 +218,16 @@ def _write_until_gone(service: Served, plan_id: str, first: int, kept: list[int]
             kept += [number, number + 1]
 
 
+@pytest.mark.parametrize("flags", [("--tls-key",), ("--tls-cert", "--tls-key")])
+def test_tls_files_that_uvicorn_cannot_read_are_bad_input(
+    tmp_path: Path, flags: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for flag in flags for word in (flag, str(_token_file(tmp_path)))]
+    db = str(tmp_path / "moetune.db")
+    assert program.main(("--no-config", "--db", db, "serve", "--port", "0", *words)) == 2
+    assert "TLS cannot be served" in capfd.readouterr().err
+
+
 def test_tls_by_flag(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(

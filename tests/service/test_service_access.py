@@ -20,7 +20,7 @@ from moetune.service.access import (
 )  # fmt: skip
 from moetune.service.app import create_app
 from moetune.service.middleware import SECURITY_HEADERS
-from moetune.service.server import ServerOptions, access_of, check_tls
+from moetune.service.server import ServerOptions, access_of
 from tests.service.asking import READ, WRITE, Client, client_of
 
 READS = ("/v1/plans", "/v1/profiles", "/v1/machines", "/v1/fits", "/v1/observations", "/metrics",
@@ -306,19 +306,6 @@ def test_one_token_for_both_rights_is_refused(tmp_path: Path) -> None:
     path = _token_file(tmp_path, READ)
     with pytest.raises(InputError, match="are the same"):
         access_of(ServerOptions(read_token_file=path, write_token_file=path))
-
-
-def test_half_of_tls_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="certificate and its key"):
-        check_tls(ServerOptions(tls_cert=tmp_path / "cert.pem"))
-    bad = tmp_path / "key.pem"
-    bad.write_text("no key")
-    bad.chmod(0o644)
-    with pytest.raises(InputError, match="read by everybody"):
-        check_tls(ServerOptions(tls_cert=bad, tls_key=bad))
-    bad.chmod(0o600)
-    with pytest.raises(InputError, match="cannot be used"):
-        check_tls(ServerOptions(tls_cert=bad, tls_key=bad))
 
 
 def test_tokens_are_in_no_text_about_the_access() -> None:

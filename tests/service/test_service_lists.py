@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from moetune.app.files import bundled_profiles, load_profile_file, parse_toml, profile_to_toml
-from moetune.domain.document import encode
+from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError
 from moetune.domain.records import MAX_OBSERVATIONS
-from moetune.service.measurements import observations_in
+from moetune.service.measurements import Observations
 from tests.service.asking import SMALL, Client, batch
 
 TOML = {"Content-Type": "application/toml"}
@@ -163,6 +163,5 @@ def test_one_wrong_observation_keeps_all_of_them_out(
 
 def test_more_observations_than_a_batch_takes_are_refused() -> None:
     body = _observations("ab" * 32, MAX_OBSERVATIONS + 1)
-    del body["schema"]
     with pytest.raises(InputError, match="1 to 1,000"):
-        observations_in(body)
+        decode(Observations, body, "the body")

@@ -150,7 +150,7 @@ def test_the_service_answers_with_the_stored_documents(old: ServicePlanner) -> N
     with client_of(create_app(old, Access())) as client:
         for plan in plans(old):
             read = client.get(f"/v1/plans/{plan.id}")
-            assert read.text == f"{old.reading.plan_document(plan.id)}\n"
+            assert read.text == old.reading.plan_documents([plan.id])[plan.id] + "\n"
             explained = client.get(f"/v1/plans/{plan.id}/explain").json()
             assert "make the plan again" in explained["note"]
             assert client.get(f"/plans/{plan.id}").status_code == 200

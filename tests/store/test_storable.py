@@ -23,13 +23,7 @@ from moetune.domain.profile import (
 from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Observation, Settled
 from moetune.domain.reference import CollectiveTable, GemmTable, Network
 from moetune.domain.samples import GemmPoint, Sample, StepRecord
-from moetune.store.storable import (
-    check_observation,
-    check_plan,
-    check_profile,
-    check_samples,
-    check_settled,
-)
+from moetune.store import storable
 from tests.runtime.plans import small_plan
 
 MACHINE = Machine(
@@ -59,7 +53,7 @@ def test_an_observation_that_no_step_takes_is_not_sound(changes: dict[str, Any])
     strange = observation(**changes)
     assert not strange.is_sound
     with pytest.raises(InputError, match="which no step takes"):
-        check_observation(strange)
+        storable.check(strange)
 
 
 def test_times_at_the_bounds_are_sound() -> None:
@@ -70,7 +64,7 @@ def test_the_times_of_operations_are_looked_at_too() -> None:
     operation = Operation(name="all_to_all", phase="forward", size=8, degree=1)
     strange = OperationTimes(operation=operation, predicted_seconds=None, seconds=(1e300,))
     with pytest.raises(InputError, match=r"all_to_all has 1e\+300 s"):
-        check_observation(replace(observation(), operations=(strange,)))
+        storable.check(replace(observation(), operations=(strange,)))
 
 
 def test_settled_sizes_plans_and_samples_have_bounds() -> None:
@@ -79,17 +73,17 @@ def test_settled_sizes_plans_and_samples_have_bounds() -> None:
         decision=Decision(forward_degree=1, backward_degree=1), seconds=(1.0,),
         planned_seconds=1.0, num_steps=1,
     )  # fmt: skip
-    check_settled(settled)
+    storable.check(settled)
     with pytest.raises(InputError, match="planned_seconds"):
-        check_settled(replace(settled, planned_seconds=1e-300))
+        storable.check(replace(settled, planned_seconds=1e-300))
     plan = small_plan(layer=LAYER, world_size=2)
-    check_plan(plan)
+    storable.check(plan)
     with pytest.raises(InputError, match=r"predicted\.step_seconds"):
-        check_plan(replace(plan, predicted=replace(plan.predicted, step_seconds=1e-320)))
+        storable.check(replace(plan, predicted=replace(plan.predicted, step_seconds=1e-320)))
     point = GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1)
-    check_samples([Sample(point=point, seconds=(1e-9, 1.0))])
+    storable.check(Sample(point=point, seconds=(1e-9, 1.0)))
     with pytest.raises(InputError, match="gemm sample"):
-        check_samples([Sample(point=point, seconds=(1.0, 1e300))])
+        storable.check(Sample(point=point, seconds=(1.0, 1e300)))
 
 
 def rates(beta: float) -> Iterator[Profile]:
@@ -132,14 +126,14 @@ def times(seconds: float, size: float = 8.0) -> Iterator[Profile]:
 )
 def test_what_no_machine_has_is_refused(profile: Profile, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        check_profile(profile)
+        storable.check(profile)
 
 
 def test_times_of_a_machine_are_accepted() -> None:
     for profile in times(1e-3):
-        check_profile(profile)
+        storable.check(profile)
 
 
 @pytest.mark.parametrize("name", bundled_profiles())
 def test_every_reference_machine_is_accepted(name: str) -> None:
-    check_profile(load_profile_file(bundled_profiles()[name]))
+    storable.check(load_profile_file(bundled_profiles()[name]))

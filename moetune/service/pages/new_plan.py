@@ -152,16 +152,25 @@ def _flag(name: str, text: str) -> tuple[str, ...]:
     return (f"--no-{name}",) if text == "no" else (f"--{name}", text)
 
 
+def new_plan_page(library: Library, request: Request) -> Page:
+    """Return the form with the answer of an address, or with what is wrong.
+
+    An address without fields has a question filled in, which nobody has asked yet.
+    """
+    form = _Form.of(request.query_params)
+    if not form.is_empty:
+        return _answered(library, request, form)
+    try:
+        profile = library.planner.sources.profile(None).profile.name
+    except ProfileError:
+        profile = _REFERENCE
+    return _page(library, request, _Form(texts={**_EXAMPLE, "profile": profile}))
+
+
 def add_new_plan(
     router: APIRouter, library: Library, renderer: PageRenderer, pools: WorkerPools, access: Access
 ) -> None:
-    """Add the routes of the page."""
-    pages = _Pages(library=library, renderer=renderer, pools=pools)
-
-    @router.get("/new")
-    async def page(request: Request) -> Response:
-        form = _Form.of(dict(request.query_params))
-        return await (pages.example(request) if form.is_empty else pages.answer(request, form))
+    """Add the routes that take the form: one leads to the address, one keeps the plan."""
 
     @router.post("/new")
     async def asked(request: Request) -> Response:
@@ -171,7 +180,7 @@ def add_new_plan(
         except MoetuneError:
             there = None  # the page says what is wrong
         if there is None:
-            return await pages.answer(request, form)
+            return renderer.render(await pools.solve(_answered, library, request, form))
         return RedirectResponse(f"{there}#planned", HTTPStatus.SEE_OTHER)
 
     @router.post(KEEP_PATH)
@@ -184,70 +193,48 @@ def add_new_plan(
             )
         form = _Form.of(fields)
         try:
-            plan = await answer_and_store(request, pools, await pools.read(form.question))
+            plan = await answer_and_store(pools, await pools.read(form.question))
         except MoetuneError as error:
-            return await pages.render(request, form, error=error)
+            return renderer.render(await pools.read(_page, library, request, form, error=error))
         return RedirectResponse(address("plans", plan.id), HTTPStatus.SEE_OTHER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pages:
-    """The page with and without its answer."""
+def _answered(library: Library, request: Request, form: _Form) -> Page:
+    """Return the page with its answer, or with what is wrong."""
+    planner = library.planner
+    try:
+        plan = planner.ask(*form.question()).plan
+        sections = plan_sections(planner.explain(plan), is_page=True)
+    except MoetuneError as error:
+        return _page(library, request, form, error=error)
+    return _page(library, request, form, plan=plan, sections=sections)
 
-    library: Library
-    renderer: PageRenderer
-    pools: WorkerPools
 
-    async def example(self, request: Request) -> Response:
-        """Return the page with a question filled in, which nobody has asked yet."""
-        profile = await self.pools.read(self._default_profile) or _REFERENCE
-        return await self.render(request, _Form(texts={**_EXAMPLE, "profile": profile}))
-
-    async def answer(self, request: Request, form: _Form) -> Response:
-        """Return the page with its answer, or with what is wrong."""
-        try:
-            question = await self.pools.read(form.question)
-            plan = (await self.pools.solve(self.pools.planner.ask, *question)).plan
-            subject = await self.pools.read(self.pools.planner.explain, plan)
-            sections = await self.pools.solve(plan_sections, subject, is_page=True)
-        except MoetuneError as error:
-            return await self.render(request, form, error=error)
-        return await self.render(request, form, plan=plan, sections=sections)
-
-    async def render(
-        self, request: Request, form: _Form, *, plan: AnyPlan | None = None,
-        sections: tuple[Section, ...] = (), error: MoetuneError | None = None,
-    ) -> Response:  # fmt: skip
-        """Return the page of a form and its answer."""
-        profiles = await self.pools.read(self.library.profile_names)
-        machine = Field(
-            name="profile", label="Machine", hint="measured or reference", flag="--profile",
-            choices=profiles,
-        )  # fmt: skip
-        page = Page(
-            template="new_plan.html",
-            title="New plan",
-            here="new",
-            problem=None if error is None else problem_of(error),
-            sections=sections,
-            context={
-                "values": {"profile": "", **form.texts}, "config_text": form.config_text,
-                "first": (*(_field(ASKS[name]) for name in _FIRST), machine),
-                "groups": _GROUPS, "plan": plan,
-                "where": "" if error is None else _field_of(error, form),
-                "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,
-                "model": plan and self.library.model_name(plan),
-                "may_write": right_in(request.scope) == "write",
-            },
-        )  # fmt: skip
-        return self.renderer.render(page)
-
-    def _default_profile(self) -> str:
-        """Return the profile that plans are made with where none is named; "" where none is."""
-        try:
-            return self.pools.planner.sources.profile(None).profile.name
-        except ProfileError:
-            return ""
+def _page(
+    library: Library, request: Request, form: _Form, *, plan: AnyPlan | None = None,
+    sections: tuple[Section, ...] = (), error: MoetuneError | None = None,
+) -> Page:  # fmt: skip
+    """Return the page of a form and its answer."""
+    machine = Field(
+        name="profile", label="Machine", hint="measured or reference", flag="--profile",
+        choices=library.profile_names(),
+    )  # fmt: skip
+    return Page(
+        template="new_plan.html",
+        title="New plan",
+        here="new",
+        problem=None if error is None else problem_of(error),
+        sections=sections,
+        context={
+            "values": {"profile": "", **form.texts}, "config_text": form.config_text,
+            "first": (*(_field(ASKS[name]) for name in _FIRST), machine),
+            "groups": _GROUPS, "plan": plan,
+            "where": "" if error is None else _field_of(error, form),
+            "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,
+            "model": plan and library.model_name(plan),
+            "may_write": right_in(request.scope) == "write",
+        },
+    )  # fmt: skip
 
 
 def _field_of(error: MoetuneError, form: _Form) -> str:

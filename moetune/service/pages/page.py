@@ -1,11 +1,8 @@
-"""A page and its rendering, and the static files it needs: style, script, icon.
+"""A page and its rendering.
 
-Routes make a `Page` of sections and forms; `PageRenderer` puts it into its template. Addresses of
-static files change with the files, so that browsers may cache them for ever.
+Routes make a `Page` of sections and forms; `PageRenderer` puts it into its template.
 """
 
-import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -16,19 +13,16 @@ from urllib.parse import quote, urlencode
 from fastapi import Query, Request
 from pydantic import AfterValidator
 from starlette.responses import HTMLResponse, Response
-from starlette.staticfiles import PathLike, StaticFiles
-from starlette.types import Scope
 
 from moetune.domain.errors import NotFoundError
-from moetune.report.html import STATIC, environment
+from moetune.report.html import environment
 from moetune.report.section import Figure, Section, all_figures
 from moetune.service.problems import Problem
 
 _LONGEST = 200
 Text = Annotated[str, Query(max_length=_LONGEST), AfterValidator(str.strip)]
 """A text in a page's address, without the spaces around it."""
-_FOR_EVER = "public, max-age=31536000, immutable"
-_HEADERS = {"Cache-Control": "no-cache", "Referrer-Policy": "same-origin"}
+_HEADERS = {"Referrer-Policy": "same-origin"}
 """A form's browser says where it comes from; other sites are told nothing."""
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 NAVIGATION = (
@@ -40,28 +34,6 @@ NAVIGATION = (
     ("whatif", "/whatif", "What if"),
     ("compare", "/compare", "Compare"),
 )
-
-
-class _StaticFiles(StaticFiles):
-    """Files that browsers may cache for ever, at the address that has their mark."""
-
-    def file_response(
-        self, full_path: PathLike, stat_result: os.stat_result, scope: Scope, status_code: int = 200
-    ) -> Response:
-        """Return the file."""
-        answer = super().file_response(full_path, stat_result, scope, status_code)
-        answer.headers["Cache-Control"] = _FOR_EVER if scope["query_string"] else "no-cache"
-        return answer
-
-
-def static_files() -> tuple[StaticFiles, Mapping[str, str]]:
-    """Return the application of the files, and their addresses by the names of templates."""
-    names = {"style": "moetune.css", "script": "moetune.js", "icon": "moetune.svg"}
-    addresses = {
-        key: f"/static/{name}?v={hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]}"
-        for key, name in names.items()
-    }
-    return _StaticFiles(directory=STATIC), addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +134,7 @@ class Page:
         return Response(
             figures[name].csv,
             media_type="text/csv; charset=utf-8",
-            headers={
-                "Content-Disposition": f'attachment; filename="{name}.csv"',
-                "Cache-Control": "no-cache",
-            },
+            headers={"Content-Disposition": f'attachment; filename="{name}.csv"'},
         )
 
 
@@ -179,8 +148,7 @@ class PageRenderer:
         MoetuneError: Jinja2 is not installed.
     """
 
-    def __init__(self, *, addresses: Mapping[str, str], location: str) -> None:
-        self._addresses = addresses
+    def __init__(self, *, location: str) -> None:
         self._location = location
         self._templates = environment(_TEMPLATES)
 
@@ -192,7 +160,6 @@ class PageRenderer:
         """
         text = self._templates.get_template(page.template).render(
             navigation=NAVIGATION,
-            addresses=self._addresses,
             location=self._location,
             version=version("moetune"),
             page=page,

@@ -9,8 +9,10 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.responses import RedirectResponse
+from starlette.staticfiles import StaticFiles
 
 from moetune.domain.errors import NotAuthorisedError
+from moetune.report.html import STATIC
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
@@ -18,8 +20,8 @@ from moetune.service.pages.compare import compare_page, whatif_page
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
 from moetune.service.pages.models import model_page, models_page
-from moetune.service.pages.new_plan import add_new_plan
-from moetune.service.pages.page import Page, PageRenderer, Text, address, static_files
+from moetune.service.pages.new_plan import add_new_plan, new_plan_page
+from moetune.service.pages.page import Page, PageRenderer, Text, address
 from moetune.service.pages.plans import plan_page, plans_page
 from moetune.service.problems import Problem, problem_of
 from moetune.service.workers import WorkerPools
@@ -35,6 +37,7 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
         "/models/{name:path}": model_page,
         "/compare": compare_page,
         "/whatif": whatif_page,
+        "/new": new_plan_page,
     }
 )
 """Pages by address, whose parts and fields are their arguments behind the library."""
@@ -46,11 +49,10 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
     Raises:
         MoetuneError: Jinja2 is not installed.
     """
-    static, addresses = static_files()
     planner = pools.planner
-    renderer = PageRenderer(addresses=addresses, location=planner.reading.location)
+    renderer = PageRenderer(location=planner.reading.location)
     library = Library(planner)
-    app.mount("/static", static)
+    app.mount("/static", StaticFiles(directory=STATIC))
     router = APIRouter(include_in_schema=False)
     for path, page in _PAGES.items():
         _add_page(router, renderer, path, partial(page, library))
