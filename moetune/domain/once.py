@@ -9,6 +9,7 @@ _Owner = TypeVar("_Owner", bound="Tables")
 _Asked = ParamSpec("_Asked")
 _Answer = TypeVar("_Answer")
 _Made = TypeVar("_Made")
+_MISSING: Any = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +44,10 @@ def once(
     ) -> Callable[Concatenate[_Owner, _Asked], _Answer]:
         @wraps(method)
         def remembering(self: _Owner, /, *args: _Asked.args, **kwargs: _Asked.kwargs) -> _Answer:
-            table, of_method = self._tables, (method, key(*args, **kwargs))
-            if of_method not in table:
-                table[of_method] = method(self, *args, **kwargs)
-            answer: _Answer = table[of_method]
+            of_method = method, key(*args, **kwargs)  # looked up once: hashing it takes longest
+            answer: _Answer = self._tables.get(of_method, _MISSING)
+            if answer is _MISSING:
+                answer = self._tables[of_method] = method(self, *args, **kwargs)
             return answer
 
         return remembering

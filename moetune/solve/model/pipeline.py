@@ -4,7 +4,7 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -234,7 +234,7 @@ _ROUNDS = 4
 """Rounds of p micro-batches that are played; more repeat the last one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StagePipeline:
     """The stages, and the schedule on p ranks, that are played.
 
@@ -262,13 +262,13 @@ class StagePipeline:
         """The rank of each stage."""
         return _ranks_of_stages(self.schedule, self.pp, len(self.stages))
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[float, ...]:
         """Seconds of each kind of pass, as `PASS_WORDS` has them, of each stage."""
         kinds = ("forward", "backward", "grad_input", "grad_weight")
         return tuple(getattr(stage, kind) for kind in kinds for stage in self.stages)
 
-    @property
+    @cached_property
     def busy(self) -> tuple[float, ...]:
         """Seconds of each rank's passes, all micro-batches."""
         busy = [0.0] * self.pp

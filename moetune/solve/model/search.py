@@ -14,7 +14,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from moetune.domain.megatron_rules import RECOMPUTED
@@ -195,33 +195,30 @@ class Node(NamedTuple):
     parts: Callable[[], Iterable["Node"]] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LayoutTable(Tables):
     """Layouts of a job that obey some pins.
 
     Args:
         numbers: of nodes, which tables that are looked at together share.
-        groups: of rows with the same sizes of the ranks.
-        seconds: of each group's fastest layout at least.
     """
 
     search: FoldedSearch
     pins: LayoutRequest
     numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
-    groups: tuple[Group, ...] = field(init=False)
-    seconds: tuple[float, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        space, job = self.search.space, self.search.job
-        groups = tuple(
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Groups of rows with the same sizes of the ranks."""
+        space = self.search.space
+        return tuple(
             tuple(space.with_overlaps(sizes, self.pins)) for sizes in space.sizes(self.pins)
         )
-        object.__setattr__(self, "groups", groups)
-        seconds = (
-            min(map(self._at_least, group)) * job.micro_batches(group[0]) / group[0].pp
-            for group in groups
-        )
-        object.__setattr__(self, "seconds", tuple(seconds))
+
+    def group_at_least(self, group: Group) -> float:
+        """Return the seconds of a group's fastest layout at least."""
+        rounds = self.search.job.micro_batches(group[0]) / group[0].pp
+        return min(map(self._at_least, group)) * rounds
 
     def rows(self, group: Group) -> Iterator[Row]:
         """Yield the rows of a group."""
@@ -262,10 +259,11 @@ class LayoutTable(Tables):
                     yield self.node(order(seconds, peak), layout, partial(parts, layout))
 
         nodes = []
-        for group, seconds in zip(self.groups, self.seconds, strict=True):
+        for group in self.groups:
             peak = self.search.fitting.least_of_states(group[0], self.pins)
             if peak <= most_bytes:
-                nodes.append(self.node(order(seconds, peak), group[0], partial(rows, group)))
+                bounds = order(self.group_at_least(group), peak)
+                nodes.append(self.node(bounds, group[0], partial(rows, group)))
         heapq.heapify(nodes)
         return nodes
 

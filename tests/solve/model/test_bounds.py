@@ -34,7 +34,7 @@ def test_no_layout_is_faster_or_smaller_than_its_row(target: str) -> None:
     job = TrainingJob(decoder=decoder, world_size=4, global_batch=8, length=1024)
     search, pins = search_of(job, target=target), LayoutRequest(micro_batch=1)
     table = LayoutTable(search=search, pins=pins)
-    groups = dict(zip(map(_sizes, (one[0] for one in table.groups)), table.seconds, strict=True))
+    groups = {_sizes(one[0]): table.group_at_least(one) for one in table.groups}
     rows = {_row(one.layout): one for group in table.groups for one in table.rows(group)}
     sizes = {_sizes(one[0]): search.fitting.least_of_states(one[0], pins) for one in table.groups}
     for layout in every_layout(search, pins):
