@@ -121,12 +121,9 @@ def adapt_over(
         "the adapted model",
     )
     layers = [
-        routed_layer(
-            each.experts, each.family.names, each.family.form(each.experts), each.shape, plan,
-            communicator, mesh=mesh,
-        )
+        routed_layer(each.experts, each.family, each.shape, plan, communicator, mesh=mesh)
         for each in found
-    ]  # fmt: skip
+    ]
     for layer, _ in layers:
         layer.agree_on_plans()
     for each, (layer, experts) in zip(found, layers, strict=True):
