@@ -128,5 +128,5 @@ def titan_family_of(experts: nn.Module) -> ExpertsFamily:
 
 def is_experts(module: nn.Module) -> bool:
     """Return whether a module looks like one of experts, of any class."""
-    is_stack = any(each.dim() == _STACK_DIMS for each in module.parameters(recurse=False))
+    is_stack = any(parameter.dim() == _STACK_DIMS for parameter in module.parameters(recurse=False))
     return is_stack and "Expert" in type(module).__name__

@@ -62,11 +62,11 @@ def check_dtype(plan: AnyPlan, dtype: torch.dtype) -> None:
         return
     plans, name = plans_of(plan), dtype_name(dtype)
     fitting = {name, *(_AUTOCAST if dtype == torch.float32 else ())}
-    if any(one.workload.dtype in fitting for one in plans):
+    if any(planned.workload.dtype in fitting for planned in plans):
         return
-    found = ", ".join(sorted({one.workload.dtype for one in plans}))
+    dtypes = ", ".join(sorted({planned.workload.dtype for planned in plans}))
     raise InputError(
-        f"plan {plans[0].id[:6]} is for {found}, the experts are {name}",
+        f"plan {plans[0].id[:6]} is for {dtypes}, the experts are {name}",
         f"make one with `moetune plan --dtype {name}`",
     )
 

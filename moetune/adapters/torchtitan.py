@@ -100,7 +100,7 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
             self.moetune = self._layer()
         top_k = topk_scores_BLK.shape[-1]
         chosen, scores = (
-            each.reshape(-1, top_k) for each in (topk_expert_ids_BLK, topk_scores_BLK)
+            values.reshape(-1, top_k) for values in (topk_expert_ids_BLK, topk_scores_BLK)
         )
         y_BLD: torch.Tensor = self.moetune(x_BLD, chosen, scores, self.shared)
         return y_BLD
