@@ -11,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.adapters.families import family_of
-from moetune.adapters.layers import AnyPlan, check_dtype, dtype_of, routed_layer, shape_of
+from moetune.adapters.layers import AnyPlan, shape_of, wrapped_layer
 from moetune.comm.gloo import communicator_of
 from moetune.domain.errors import InputError
 
@@ -75,13 +75,9 @@ class _RoutedExperts:
                 f"{type(experts).__name__} get no routing from transformers' expert parallelism",
                 "use moetune.adapt",
             )
-        check_dtype(plan, dtype_of(experts, family))
         shape = shape_of(experts, family, top_k=experts.config.num_experts_per_tok)
-        self._layer, _ = routed_layer(
-            experts, family.names, family.form(experts), shape, plan,
-            communicator_of(ep_mesh.get_group()), are_wrapped=True,
-        )  # fmt: skip
-        self._layer.agree_on_plans()
+        ranks = communicator_of(ep_mesh.get_group())
+        self._layer = wrapped_layer(experts, family, shape, plan, ranks)
 
     def __call__(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor

@@ -1,11 +1,14 @@
-"""The modules of transformers that hold experts: their parameters, form and router.
+"""The modules of transformers and torchtitan that hold experts: parameters, form and router.
 
 The names are those of transformers 5.20 and newer, where experts are one module with fused
-parameters, and a block calls them with the choices and weights of its router.
+parameters, and a block calls them with the choices and weights of its router. Nothing of torchtitan
+is imported: the parameters' names and layouts say which experts they are.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from torch import nn
 
@@ -25,33 +28,30 @@ class ExpertsFamily:
     """One class of experts.
 
     Args:
+        names: of the experts' parameters; with a `factor` they are swiglu.
         router: name of the router in the block of the experts.
         is_transposed: parameters are (E, out, in).
-        is_clamped: the gate is gpt-oss's, interleaved.
+        clamp: gives the clamped gate of gpt-oss, interleaved; None of others.
         weighs_inputs: the router's weights multiply the experts' inputs, not their results.
     """
 
+    names: ExpertNames = field(default_factory=ExpertNames)
     router: str = "gate"
     is_transposed: bool = True
-    is_clamped: bool = False
+    clamp: Callable[[Any], ClampedGate] | None = None
     weighs_inputs: bool = False
 
-    @property
-    def names(self) -> ExpertNames:
-        """Names of the experts' parameters."""
-        if not self.is_clamped:
-            return ExpertNames()
-        return ExpertNames(up_bias="gate_up_proj_bias", down_bias="down_proj_bias")
-
-    def form(self, experts: nn.Module) -> FusedForm:
-        """Return the experts' form.
+    def form(self, experts: Any) -> FusedForm | None:  # noqa: ANN401 - a module of either library
+        """Return the experts' form; None of three matrices.
 
         Raises:
             InputError: the runtime has not their activation.
         """
-        if self.is_clamped:
-            clamped = ClampedGate(alpha=float(experts.alpha), limit=float(experts.limit))  # type: ignore[arg-type]
-            return FusedForm(is_interleaved=True, clamped=clamped)
+        if self.names.factor:
+            return None
+        if self.clamp is not None:
+            clamped = self.clamp(experts)
+            return FusedForm(is_interleaved=True, is_transposed=self.is_transposed, clamped=clamped)
         name = type(experts.act_fn).__name__
         if name not in _FUNCTIONS:
             raise InputError(
@@ -65,7 +65,13 @@ FAMILIES: MappingProxyType[str, ExpertsFamily] = MappingProxyType({
     "DeepseekV2Experts": ExpertsFamily(),
     "DeepseekV3Experts": ExpertsFamily(),
     "Glm4MoeExperts": ExpertsFamily(),
-    "GptOssExperts": ExpertsFamily(router="router", is_transposed=False, is_clamped=True),
+    "GptOssExperts": ExpertsFamily(
+        names=ExpertNames(up_bias="gate_up_proj_bias", down_bias="down_proj_bias"),
+        router="router", is_transposed=False,
+        clamp=lambda experts: ClampedGate(
+            alpha=float(experts.alpha), limit=float(experts.limit)
+        ),
+    ),
     "Llama4TextExperts": ExpertsFamily(router="router", is_transposed=False, weighs_inputs=True),
     "MixtralExperts": ExpertsFamily(),
     "OlmoeExperts": ExpertsFamily(),
@@ -74,6 +80,16 @@ FAMILIES: MappingProxyType[str, ExpertsFamily] = MappingProxyType({
     "Qwen3NextExperts": ExpertsFamily(),
 })  # fmt: skip
 """By the class of the experts."""
+_OF_TORCHTITAN = (
+    ExpertsFamily(names=ExpertNames(up="w1_EFD", down="w2_EDF", factor="w3_EFD")),
+    ExpertsFamily(
+        names=ExpertNames(
+            up="mlp1_weight_EGD", down="mlp2_weight_EDF", up_bias="mlp1_bias_EG",
+            down_bias="mlp2_bias_ED",
+        ),
+        clamp=lambda experts: ClampedGate(alpha=1.702, limit=float(experts.swiglu_limit)),
+    ),
+)  # fmt: skip
 _LIBRARY = "transformers."
 _STACK_DIMS = 3
 """Dimensions of parameters with a matrix for each expert."""
@@ -94,7 +110,23 @@ def family_of(experts: nn.Module) -> ExpertsFamily:
     )
 
 
+def titan_family_of(experts: nn.Module) -> ExpertsFamily:
+    """Return the family of torchtitan's `GroupedExperts` or `GptOssGroupedExperts`.
+
+    Raises:
+        InputError: the parameters are of no known class.
+    """
+    names = {name for name, _ in experts.named_parameters(recurse=False)}
+    for family in _OF_TORCHTITAN:
+        if names == set(family.names.all):
+            return family
+    raise InputError(
+        f"{type(experts).__name__} has parameters {', '.join(sorted(names))}",
+        "moetune runs torchtitan's GroupedExperts and GptOssGroupedExperts",
+    )
+
+
 def is_experts(module: nn.Module) -> bool:
     """Return whether a module looks like one of experts, of any class."""
-    is_stack = any(each.dim() == _STACK_DIMS for each in module.parameters(recurse=False))
+    is_stack = any(parameter.dim() == _STACK_DIMS for parameter in module.parameters(recurse=False))
     return is_stack and "Expert" in type(module).__name__

@@ -114,24 +114,21 @@ def adapt_over(
     Raises:
         InputError, RankMismatchError, CollectiveError: as in `adapt`.
     """
-    found = agree(
+    modules = agree(
         communicator,
         lambda: _usable(model, plan, checkpoint, communicator.num_ranks),
         _described,
         "the adapted model",
     )
     layers = [
-        routed_layer(
-            each.experts, each.family.names, each.family.form(each.experts), each.shape, plan,
-            communicator, mesh=mesh,
-        )
-        for each in found
-    ]  # fmt: skip
+        routed_layer(module.experts, module.family, module.shape, plan, communicator, mesh=mesh)
+        for module in modules
+    ]
     for layer, _ in layers:
         layer.agree_on_plans()
-    for each, (layer, experts) in zip(found, layers, strict=True):
+    for module, (layer, experts) in zip(modules, layers, strict=True):
         experts.keep_own()
-        _install(each, layer)
+        _install(module, layer)
     if checkpoint is not None:
         agree(
             communicator, lambda: load_checkpoint(model, checkpoint), lambda _: (), "the checkpoint"
@@ -143,14 +140,14 @@ def adapt_over(
     return model
 
 
-def _install(found: _Found, layer: RoutedLayer) -> None:
+def _install(module: _Found, layer: RoutedLayer) -> None:
     """Let a layer compute what a module of experts computes in its block."""
-    found.experts.add_module(_LAYER, layer)
-    found.experts.forward = partial(_forward, layer)
-    if found.family.weighs_inputs:
-        found.block.forward = partial(weigh_inputs, found.block)
+    module.experts.add_module(_LAYER, layer)
+    module.experts.forward = partial(_forward, layer)
+    if module.family.weighs_inputs:
+        module.block.forward = partial(weigh_inputs, module.block)
     else:
-        run_shared_beside(found.block, rank=layer.communicator.rank)
+        run_shared_beside(module.block, rank=layer.communicator.rank)
 
 
 def _forward(
@@ -180,22 +177,22 @@ def _usable(
             f"{type(model).__name__} is no model",
             "give the model itself, such as AutoModelForCausalLM.from_pretrained(…)",
         )
-    found = list(_found(model))
-    if not found:
+    modules = list(_found(model))
+    if not modules:
         raise InputError(
             f"{type(model).__name__} has no experts", "moetune.MoELayer is for models of your own"
         )
-    for each in found:
-        _check_plain(each.experts)
-        check_divisible(each.shape.num_experts, num_ranks)
-        check_dtype(plan, dtype_of(each.experts, each.family))
-    with_memory = [name for name, each in model.named_parameters() if not each.is_meta]
+    for module in modules:
+        _check_plain(module.experts)
+        check_divisible(module.shape.num_experts, num_ranks)
+        check_dtype(plan, dtype_of(module.experts, module.family))
+    with_memory = [name for name, parameter in model.named_parameters() if not parameter.is_meta]
     if checkpoint is not None and with_memory:
         raise InputError(
             f"{with_memory[0]} has memory, which a checkpoint would replace",
             'build the model under torch.device("meta")',
         )
-    return found
+    return modules
 
 
 def _check_plain(experts: nn.Module) -> None:
@@ -209,9 +206,9 @@ def _check_plain(experts: nn.Module) -> None:
             )
 
 
-def _described(found: Sequence[_Found]) -> list[str]:
-    layers = {f"{each.shape} in {dtype_of(each.experts, each.family)}" for each in found}
-    return [f"{len(found)} layers, {'; '.join(sorted(layers))}"]
+def _described(modules: Sequence[_Found]) -> list[str]:
+    layers = {f"{module.shape} in {dtype_of(module.experts, module.family)}" for module in modules}
+    return [f"{len(modules)} layers, {'; '.join(sorted(layers))}"]
 
 
 def _found(model: nn.Module) -> Iterator[_Found]:

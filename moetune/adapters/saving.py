@@ -107,11 +107,11 @@ def save_whole(model: nn.Module, write: Callable[..., None], arguments: Mapping[
             write(model, **{**arguments, "state_dict": state})
         except Exception as error:  # noqa: BLE001 - raised again when the others know
             problem = error
-    told = world.broadcast_object("" if problem is None else str(problem), "the end of saving")
+    failure = world.broadcast_object("" if problem is None else str(problem), "the end of saving")
     if problem is not None:
         raise problem
-    if told:
-        raise CollectiveError(f"the first rank could not save the model: {told}")
+    if failure:
+        raise CollectiveError(f"the first rank could not save the model: {failure}")
 
 
 _PATTERN = "*.safetensors"
@@ -136,7 +136,7 @@ def load_checkpoint(model: Any, folder: str | os.PathLike[str]) -> None:  # noqa
     )  # fmt: skip
     info, _ = model._load_pretrained_model(model, None, files, config)  # noqa: SLF001 - as from_pretrained
     missing = set(info.missing_keys) - set(model.all_tied_weights_keys)
-    mismatched = {name: f"{found}, not {wanted}" for name, found, wanted in info.mismatched_keys}
+    mismatched = {name: f"{shape}, not {wanted}" for name, shape, wanted in info.mismatched_keys}
     if missing or mismatched or info.conversion_errors:
         wrong = [*sorted(missing), *(f"{name} {text}" for name, text in sorted(mismatched.items()))]
         wrong += sorted(info.conversion_errors)

@@ -20,7 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moetune.adapters.layers import titan_layer
+from moetune.adapters.families import titan_family_of
+from moetune.adapters.layers import shape_of, wrapped_layer
+from moetune.comm.gloo import communicator_of
+from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
 from moetune.runtime.moe.function import SharedWork
 from moetune.runtime.moe.placement import is_dtensor
@@ -64,8 +67,8 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
 
         Raises:
             InputError: the experts would be tensor-parallel, nothing is exchanged, or as in
-                `titan_layer`.
-            RankMismatchError, CollectiveError: as in `titan_layer`.
+                `wrapped_layer`.
+            RankMismatchError, CollectiveError: as in `wrapped_layer`.
         """
         if parallel_dims.tp > 1 and parallel_dims.ep == 1:
             raise InputError(
@@ -97,7 +100,7 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
             self.moetune = self._layer()
         top_k = topk_scores_BLK.shape[-1]
         chosen, scores = (
-            each.reshape(-1, top_k) for each in (topk_expert_ids_BLK, topk_scores_BLK)
+            values.reshape(-1, top_k) for values in (topk_expert_ids_BLK, topk_scores_BLK)
         )
         y_BLD: torch.Tensor = self.moetune(x_BLD, chosen, scores, self.shared)
         return y_BLD
@@ -110,7 +113,11 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
                 "comm.mode fake_backend and local_tensor exchange nothing",
                 "leave this override out of dry runs",
             )
-        return titan_layer(self.inner_experts, self._plan, group, top_k=self.token_dispatcher.top_k)
+        experts, top_k = self.inner_experts, self.token_dispatcher.top_k
+        family = titan_family_of(experts)
+        shape = shape_of(experts, family, top_k=top_k, num_experts=int(experts.num_experts))
+        ranks = OneRank() if group is None else communicator_of(group)
+        return wrapped_layer(experts, family, shape, self._plan, ranks)
 
 
 class MoEWithSharedExperts(moe.MoE):  # type: ignore[misc] # torchtitan is no dependency

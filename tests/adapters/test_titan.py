@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import moetune
+from moetune.adapters.families import titan_family_of
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from tests.adapters import titan_interface, titan_workers, workers
 from tests.ranks import run_ranks
@@ -24,7 +25,6 @@ titan_interface.provide()  # stand-ins where torchtitan is not installed
 from torchtitan.models.common import moe, token_dispatcher  # noqa: E402 - behind `provide`
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts  # noqa: E402 - behind `provide`
 
-from moetune.adapters import layers  # noqa: E402 - behind `provide`
 from moetune.adapters import torchtitan as adapter  # noqa: E402 - behind `provide`
 
 
@@ -138,7 +138,7 @@ def test_plans_of_other_layers_and_unknown_experts_are_refused(tmp_path: Path) -
         titan_workers.build(plan=plan).parallelize(titan_interface.dims())
     linear: Any = nn.Linear(2, 2)
     with pytest.raises(moetune.InputError, match="Linear has parameters bias, weight"):
-        layers.titan_layer(linear, None, None, top_k=1)
+        titan_family_of(linear)
 
 
 def test_an_older_torchtitan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

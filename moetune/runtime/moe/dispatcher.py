@@ -11,14 +11,13 @@ P ranks, C chunks, L local experts of a rank.
 import itertools
 from collections.abc import Sequence
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 
 from moetune.comm.agree import OPENING_VALUES, Opening, few_values
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layer import LayerShape
 from moetune.domain.placement import places_of
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.dispatch import Dispatch, RowCounts, TokenPermutation
@@ -46,8 +45,6 @@ class AllToAll:
     Attributes:
         has_met: the ranks have compared their layers, whose shape is the size of an exchange.
     """
-
-    expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
 
     def __init__(
         self, communicator: Communicator, placement: ExpertPlacement, host_tracker: MemoryTracker
@@ -179,8 +176,6 @@ class AllGather(AllToAll):
             must agree before they route: the gate sums over them, and choices are gathered by the
             shards' sizes.
     """
-
-    expert_parallel: ClassVar[ExpertParallel] = "tensor"
 
     def __init__(
         self,

@@ -56,11 +56,11 @@ class ParallelModel(Stages):
         of experts that the plan has placed: give them to `load_state_dict` after
         `torch.distributed.checkpoint.load`. All ranks call this together.
         """
-        found: dict[str, torch.Tensor] = {}
+        state: dict[str, torch.Tensor] = {}
         for part in self.parts:
             assert isinstance(part, ModelStage)  # noqa: S101 - `parallel_model` makes them
-            found |= part.model.state_dict()
-        return found
+            state |= part.model.state_dict()
+        return state
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -134,24 +134,24 @@ def parallel_model(
     inputs = torch.empty((layout.micro_batch, length), dtype=torch.int64, device="meta")
     check_layers(model, blocks)
     chain = trace_chain(model, blocks, inputs)
-    every = stage_ranges(layout, len(blocks))
-    if len(every) > 1 and chain.uncuttable:
+    stages = stage_ranges(layout, len(blocks))
+    if len(stages) > 1 and chain.uncuttable:
         raise InputError(
-            f"{type(model).__name__} cannot be cut into {len(every)} stages: {chain.uncuttable}",
+            f"{type(model).__name__} cannot be cut into {len(stages)} stages: {chain.uncuttable}",
             "pass hidden states alone from block to block, or plan with --pp 1",
         )
-    mine = [every[number] for number in ranks.stages()]
-    kept = [blocks[number] for one in mine for number in one.blocks]
-    from_meta = any(one.is_meta for one in model.parameters())
+    mine = [stages[number] for number in ranks.stages()]
+    here = [blocks[number] for stage in mine for number in stage.blocks]
+    from_meta = any(parameter.is_meta for parameter in model.parameters())
     if from_meta:
         check_can_draw(model)
     equal_values(model, ranks, communicator_of(None))
-    spread_experts(model, ranks, kept, placements)
+    spread_experts(model, ranks, here, placements)
     num_micro_batches = num_sequences // layout.micro_batch
     if balance:
         losses = max(1, len(named_layers(model))) * num_micro_batches * layout.dp
-        add_balance([blocks[number] for one in mine for number in one.blocks], balance / losses)
-    parts = [_stage(model, chain, one, layout, ranks) for one in mine]
+        add_balance([blocks[number] for stage in mine for number in stage.blocks], balance / losses)
+    parts = [_stage(model, chain, stage, layout, ranks) for stage in mine]
     if from_meta:
         for part in parts:
             draw_values(part.model, seed)
@@ -209,9 +209,9 @@ def _stage(
     if part.is_last:
         owned |= chain.last
     elsewhere: dict[int, Any] = {
-        id(one): torch.empty_like(one, device="meta", requires_grad=False)
-        for one in model.parameters()
-        if id(one) in chain.first | chain.last and id(one) not in owned
+        id(parameter): torch.empty_like(parameter, device="meta", requires_grad=False)
+        for parameter in model.parameters()
+        if id(parameter) in chain.first | chain.last and id(parameter) not in owned
     }
     stage = ModelStage(model, chain.blocks, part, elsewhere, recompute="full" in layout.recompute)
     give_memory(stage, ranks.mesh.device_type)
@@ -244,9 +244,9 @@ def routing_record(model: nn.Module | ParallelModel) -> ModelRoutingRecord:
         mine |= {number: _of_layers(block) for number, block in part.blocks.items()}
     pipeline = communicator_of(model.ranks.mesh.get_group("pp"))
     stages = pipeline.all_gather_object(mine, "the records of all stages' routing")
-    every = {number: records for stage in stages for number, records in stage.items()}
+    by_block = {number: records for stage in stages for number, records in stage.items()}
     return ModelRoutingRecord(
-        layers=tuple(one for number in sorted(every) for one in every[number])
+        layers=tuple(record for number in sorted(by_block) for record in by_block[number])
     )
 
 
