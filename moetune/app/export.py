@@ -56,7 +56,7 @@ def export_plan(
     """
     inputs, name = plan.inputs, f"plan {plan.id[:6]}"
     target = inputs.facts if to == inputs.target else find_target(to)
-    found, job = planned_job(plan, given=model)
+    registered, job = planned_job(plan, given=model)
     if job.decoder.name != inputs.model:
         raise InputError(
             f"{name} is a plan of {inputs.model}, not of {job.decoder.name}",
@@ -67,13 +67,13 @@ def export_plan(
         job=job,
         layout=plan.layout,
         target=target,
-        hub_name=_hub_name(found.source),
+        hub_name=_hub_name(registered.source),
         site=_site(inputs.profile, stores),
         predicted=(
             f"{format_seconds(plan.step_seconds)} a step, "
             f"{format_bytes(plan.memory.peak_bytes)} a device"
         ),
-        config=language_model(found.config)[0],
+        config=language_model(registered.config)[0],
         warnings=tuple(_warnings(plan, target)),
     )
     made = export_layout(planned)

@@ -109,16 +109,16 @@ def profile_in_toml(document: Mapping[str, object]) -> Profile:
     return profile
 
 
-def _on_base(own: Mapping[str, object], base: Profile, scaled: object) -> Profile:
-    per_node = _per_node(own) or base.machine.devices_per_node
-    values = in_si(own, devices_per_node=per_node)
+def _on_base(stated: Mapping[str, object], base: Profile, scaled: object) -> Profile:
+    per_node = _per_node(stated) or base.machine.devices_per_node
+    values = in_si(stated, devices_per_node=per_node)
     if scaled is not None:
         base = scaled_base(base, decode(BaseScaling, scaled, "profile.scaled"))
     whole: dict[str, object] = encode(base)
     for key, value in values.items():
-        known = whole.get(key)
-        is_table = isinstance(value, dict) and isinstance(known, dict)
-        whole[key] = {**known, **value} if is_table else value  # type: ignore[dict-item]
+        inherited = whole.get(key)
+        is_table = isinstance(value, dict) and isinstance(inherited, dict)
+        whole[key] = {**inherited, **value} if is_table else value  # type: ignore[dict-item]
     for key in {"schema", "name"} - values.keys():
         del whole[key]  # the file's own, never the base's
     profile = profile_from_document(whole)
@@ -156,18 +156,18 @@ def _check_unique(profile: Profile) -> None:
     for table, names in _UNIQUE.items():
         rows = getattr(profile, table)
         _check_rows((tuple(getattr(row, name) for name in names) for row in rows), table, names)
-    for at, one in enumerate(profile.tables):
-        sizes = (point[:-1] for point in one.points)
-        _check_rows(sizes, f"tables[{at}].points", ("size",))
+    for number, table_of in enumerate(profile.tables):
+        sizes = (point[:-1] for point in table_of.points)
+        _check_rows(sizes, f"tables[{number}].points", ("size",))
 
 
 def _check_rows(keys: Iterable[tuple[object, ...]], table: str, names: tuple[str, ...]) -> None:
-    known: dict[tuple[object, ...], int] = {}
-    for at, key in enumerate(keys):
-        if (first := known.setdefault(key, at)) != at:
+    places: dict[tuple[object, ...], int] = {}
+    for number, key in enumerate(keys):
+        if (first := places.setdefault(key, number)) != number:
             values = ", ".join(map(str, key))
             raise InputError(
-                f"profile.{table}[{at}] repeats profile.{table}[{first}]: "
+                f"profile.{table}[{number}] repeats profile.{table}[{first}]: "
                 f"{' and '.join(names)} {values}",
                 "keep one of them",
             )

@@ -57,9 +57,9 @@ def schema_of(*forms: Keys, tag: str | None = None) -> dict[str, object]:
     title = forms[0].of.__name__ if tag is None and forms[0].of else tag
     definitions: dict[str, object] = {}
     objects = [_put_together(form, definitions) for form in forms]
-    for one in objects:
-        one["properties"] = {**first, **one["properties"]}
-        one["required"] = [*first, *one["required"]]
+    for written in objects:
+        written["properties"] = {**first, **written["properties"]}
+        written["required"] = [*first, *written["required"]]
     whole: dict[str, object] = objects[0] if len(objects) == 1 else {"anyOf": objects}
     return {"$schema": DIALECT, "title": title, **whole, "$defs": definitions}
 
@@ -93,7 +93,7 @@ def _object(kind: type, definitions: dict[str, object]) -> dict[str, Any]:
 def _schema(kind: Any, definitions: dict[str, object]) -> dict[str, object]:  # noqa: ANN401 - any annotation
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return {"anyOf": [_schema(one, definitions) for one in inner]}
+        return {"anyOf": [_schema(choice, definitions) for choice in inner]}
     if origin is Literal:
         return {"enum": [*inner]}
     if origin is tuple:
@@ -111,7 +111,7 @@ def _schema(kind: Any, definitions: dict[str, object]) -> dict[str, object]:  # 
 def _array(kinds: tuple[Any, ...], definitions: dict[str, object]) -> dict[str, object]:
     if kinds[-1] is Ellipsis:
         return {"type": "array", "items": _schema(kinds[0], definitions)}
-    items = [_schema(one, definitions) for one in kinds]
+    items = [_schema(item, definitions) for item in kinds]
     return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 

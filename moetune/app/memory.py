@@ -29,7 +29,6 @@ class MemoryQuestion:
         global_batch: sequences of a step; None for a micro-batch on each GPU.
         length: tokens of a sequence.
         device_bytes: memory of one GPU that a process has, as of `process_bytes`.
-        host_bytes: host memory of one GPU's rank.
     """
 
     decoder: Decoder
@@ -41,7 +40,6 @@ class MemoryQuestion:
     pins: LayoutRequest
     target: Target
     device_bytes: int
-    host_bytes: int = HOST_BYTES
 
     @property
     def limit_bytes(self) -> int:
@@ -127,7 +125,7 @@ class _Fit:
         self._space = LayoutSpace(job=self._job, target=question.target)
         self._fitting = Fitting(
             space=self._space, memory=memory, limit_bytes=question.limit_bytes,
-            host_bytes=question.host_bytes,
+            host_bytes=HOST_BYTES,
         )  # fmt: skip
         self.has_shapes = False
 

@@ -22,8 +22,8 @@ from moetune.app.export import ExportDocument, export_plan
 from moetune.app.files import find_plan, is_plan_path, write_text
 from moetune.app.memory import fit_memory
 from moetune.app.planner import Planner, local_planner, plan_question
+from moetune.app.profile_quality import stale_note
 from moetune.app.requests import ask, memory_question
-from moetune.app.staleness import stale_note
 from moetune.app.subjects import Subject, WhyNot, subject_of
 from moetune.app.views.comparison import whatif_sections
 from moetune.app.views.memory import memory_document, memory_sections

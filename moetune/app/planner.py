@@ -40,18 +40,10 @@ PATIENCE_SECONDS = 5.0
 """Longest wait of the service for a lock on the database."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewPlan:
+class NewPlan(NamedTuple):
     """A new plan and the profile it was made with."""
 
     plan: AnyPlan
-    machine: FoundProfile
-
-
-class _Complete(NamedTuple):
-    """A layer's request with every default filled in, and the profile to plan with."""
-
-    inputs: PlanInputs
     machine: FoundProfile
 
 
@@ -85,13 +77,10 @@ class Planner:
             ProfileError: there is no such profile, or it lacks an operation.
             StoreUnavailableError: the database is locked, full or unreachable.
         """
-        complete = self._read(inputs)
-        stored = self.sources.stored(complete.inputs.plan_id)
-        if stored is not None:
-            return stored
+        complete, profile = self._read(inputs)
         while True:
             try:
-                return self._solving.run(complete.inputs.plan_id, partial(self._make, complete))
+                return self._solving.run(complete.plan_id, partial(self._make, complete, profile))
             except AbandonedError as error:
                 # Raised again in all that waited for it: who still waits asks anew.
                 if error.__cause__ is None:
@@ -103,7 +92,8 @@ class Planner:
         Raises:
             InputError, ProfileError, StoreUnavailableError: as of `resolve`.
         """
-        return self.sources.stored(self._read(inputs).inputs.plan_id)
+        complete, _ = self._read(inputs)
+        return self.sources.stored(complete.plan_id)
 
     def draft(self, inputs: Mapping[str, object]) -> Plan:
         """Return the stored plan for a plan's `inputs`, else solve for it and store nothing.
@@ -111,7 +101,8 @@ class Planner:
         Raises:
             MoetuneError: as of `resolve`.
         """
-        return self._draft(self._read(inputs))
+        complete, profile = self._read(inputs)
+        return self.sources.stored(complete.plan_id) or self._solve(complete, profile)
 
     def ask(self, question: Question, profile: str | None = None) -> NewPlan:
         """Solve for the plan of a layer or of a whole model's training; nothing is stored.
@@ -124,16 +115,15 @@ class Planner:
             InfeasiblePlanError: nothing satisfies the pins or the memory limit.
             ProfileError: there is no such profile, or it lacks an operation.
         """
-        if not is_of_model(question):
-            request = layer_request(question, self.settings)
-            request.check()
-            machine = self.sources.profile(profile)
-            request = replace(request, world_size=ranks_of(question, machine.profile))
-            complete = _Complete(request.inputs_for(machine.profile), machine)
-            return NewPlan(plan=self._solve(complete), machine=complete.machine)
-        machine = self.sources.profile(profile, for_models=True)
-        plan = self.run(machine.profile.name, _plan_model, question, machine.profile)
-        return NewPlan(plan=plan, machine=machine)
+        if is_of_model(question):
+            machine = self.sources.profile(profile, for_models=True)
+            plan = self.run(machine.profile.name, _plan_model, question, machine.profile)
+            return NewPlan(plan, machine)
+        request = layer_request(question, self.settings)
+        request.check()
+        machine = self.sources.profile(profile)
+        request = replace(request, world_size=ranks_of(question, machine.profile))
+        return NewPlan(self._solve(request.inputs_for(machine.profile), machine.profile), machine)
 
     def explain(self, plan: AnyPlan, *, model: str | None = None) -> Subject:
         """Return a plan with its profile; where that is missing or has changed, with the reason.
@@ -195,26 +185,25 @@ class Planner:
         subject = self.explain(plan, model=model)
         return self.run(plan.inputs.profile, question, subject, *args, **kwargs)
 
-    def _read(self, inputs: Mapping[str, object]) -> _Complete:
+    def _read(self, inputs: Mapping[str, object]) -> tuple[PlanInputs, Profile]:
+        """Return the inputs with every default filled in, and the profile to plan with."""
         with spelled(AS_KEYS):
             request = read_inputs(inputs)
             if request.dtype is None and self.settings is not None:
                 request = replace(request, dtype=self.settings.dtype)
             request.check()
-            machine = self.sources.profile(request.profile)
-            return _Complete(request.inputs_for(machine.profile), machine)
+            profile = self.sources.profile(request.profile).profile
+            return request.inputs_for(profile), profile
 
-    def _make(self, complete: _Complete) -> Plan:
-        plan = self._draft(complete)
-        self.sources.save(plan)
+    def _make(self, inputs: PlanInputs, profile: Profile) -> Plan:
+        plan = self.sources.stored(inputs.plan_id)
+        if plan is None:
+            plan = self._solve(inputs, profile)
+            self.sources.save(plan)
         return plan
 
-    def _draft(self, complete: _Complete) -> Plan:
-        return self.sources.stored(complete.inputs.plan_id) or self._solve(complete)
-
-    def _solve(self, complete: _Complete) -> Plan:
-        profile = complete.machine.profile
-        return self.run(profile.name, plan_for, complete.inputs, profile)
+    def _solve(self, inputs: PlanInputs, profile: Profile) -> Plan:
+        return self.run(profile.name, plan_for, inputs, profile)
 
 
 def _plan_model(question: Question, profile: Profile) -> TrainingDocument:

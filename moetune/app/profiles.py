@@ -192,13 +192,13 @@ def compare_profiles(first: Profile, second: Profile) -> tuple[Difference, ...]:
     )
 
 
-def _unknown(name: str, known: set[str], bundled: Mapping[str, Path]) -> MoetuneError:
-    if name in known:
+def _unknown(name: str, stored: set[str], bundled: Mapping[str, Path]) -> MoetuneError:
+    if name in stored:
         return ProfileError(
             f"profile {name!r} is not finished: its measurement was ended before its fit",
             f"go on with it:  moetune profile --name {name} --resume",
         )
-    names = sorted({*known, *bundled})
+    names = sorted({*stored, *bundled})
     there = f"known: {', '.join(names)}" if names else "there are no profiles yet"
     return ProfileError(
         f"profile {name!r} is unknown",
@@ -249,8 +249,8 @@ def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
             if "_seconds" in item.name:
                 yield f"{_label(line)} {item.name}", getattr(line, item.name)
     for victim, speeds in encode(profile.interference).items():
-        for other, speed in speeds.items():
-            yield f"{victim} beside {other}", speed
+        for neighbour, speed in speeds.items():
+            yield f"{victim} beside {neighbour}", speed
     for kind, facts in encode(profile.fingerprint).items():
         for key, value in facts.items():
             yield f"{kind} {key}", value

@@ -118,12 +118,12 @@ def _plan_chapter(plan: AnyPlan, stores: StoreFinder) -> Chapter:
     )
 
 
-def _profile_chapter(found: FoundProfile) -> Chapter:
-    name = found.profile.name
+def _profile_chapter(machine: FoundProfile) -> Chapter:
+    name = machine.profile.name
     return Chapter(
         name="profile",
         short=name,
         title=f"Profile {name}",
-        scope=machine_scope(found.profile),
-        sections=(*profile_sections(found), fits_section(operations_of(found.profile))),
+        scope=machine_scope(machine.profile),
+        sections=(*profile_sections(machine), fits_section(operations_of(machine.profile))),
     )

@@ -80,9 +80,9 @@ class StoredSources:
             return self._cached(name, self.reading.current_fit(name))
 
     def _read(self, name: str, _fit: int | None) -> FoundProfile:
-        found = named_profile(name, store=self.reading)
-        _ = found.profile.digest  # computed here, so that no second thread computes it
-        return found
+        machine = named_profile(name, store=self.reading)
+        _ = machine.profile.digest  # computed here, so that no second thread computes it
+        return machine
 
     def stored(self, plan_id: str) -> Plan | None:
         """Return the stored plan of a layer with this id."""

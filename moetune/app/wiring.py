@@ -76,8 +76,8 @@ def find_store(settings: Settings) -> Iterator["SqlStore | None"]:
     if settings.db == config.NO_STORE or store.current(settings.db).revision is None:
         yield None
         return
-    with store.open_store(settings.db, read_only=True) as found:
-        yield found
+    with store.open_store(settings.db, read_only=True) as opened:
+        yield opened
 
 
 def service_client(url: str) -> "ServiceClient":

@@ -95,7 +95,9 @@ class Ask:
         if self.is_choice:
             if value not in self.choices:
                 self._refuse(value)
-        elif self.kind in (int, float) and not self._has(value):
+        elif self.kind in (int, float) and not (
+            value >= self.smallest and (self.largest is None or value <= self.largest)
+        ):
             least = f"at least {self.smallest}"
             if self.largest is not None:
                 least = f"from {self.smallest} to {self.largest}"
@@ -105,9 +107,6 @@ class Ask:
         """Raise InputError where a number is below the smallest; it may be above the largest."""
         if value < self.smallest:
             self.check(value)
-
-    def _has(self, value: float) -> bool:
-        return value >= self.smallest and (self.largest is None or value <= self.largest)
 
     def _refuse(self, value: object) -> NoReturn:
         what = f"{self.flag} must be one of {', '.join(map(str, self.choices))}"

@@ -40,7 +40,7 @@ _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes wi
 
 
 def profile_sections(
-    found: FoundProfile, *, operation: str | None = None, here: str = ""
+    machine: FoundProfile, *, operation: str | None = None, here: str = ""
 ) -> tuple[Section, ...]:
     """Return the profile: what it is, its operations, their interference, sources and machine.
 
@@ -49,12 +49,12 @@ def profile_sections(
             all-to-all of the most ranks, else the first operation. None draws none.
         here: address to which an operation's key is appended; "" for no links.
     """
-    profile = found.profile
+    profile = machine.profile
     operations = operations_of(profile)
     shown = None if operation is None else operation_to_draw(operations, operation)
     drawn = () if operation is None else (fit_section(shown, asked=operation),)
     return (
-        _head(found), *drawn,
+        _head(machine), *drawn,
         operations_section(operations, profile, shown=shown, here=here), _interference(profile),
         *_tables(profile), *measured_steps(profile), *_fingerprint(profile),
     )  # fmt: skip
@@ -127,10 +127,10 @@ def host_words(profile: Profile) -> str:
     return f"{words}."
 
 
-def _head(found: FoundProfile) -> Section:
-    profile = found.profile
+def _head(machine: FoundProfile) -> Section:
+    profile = machine.profile
     source = f" ({profile.citation})" if profile.citation else ""
-    origin = f"{profile.provenance.capitalize()}{source}; it {_PLACES[found.source]}."
+    origin = f"{profile.provenance.capitalize()}{source}; it {_PLACES[machine.source]}."
     samples = plural(len(profile.samples), "sample")
     suspects = sum(sample.quality == "suspect" for sample in profile.samples)
     doubt = (
