@@ -14,7 +14,7 @@ from typing import Any, cast
 import typer
 
 from moetune.cli import completion
-from moetune.cli.commands import new_program, option, with_parameters
+from moetune.cli.commands import Command, new_program, option, with_parameters
 from moetune.cli.session import Session
 from moetune.config import environment
 from moetune.domain.errors import InputError, MoetuneError, needed_by
@@ -86,10 +86,13 @@ def program(names: Container[str] = COMMANDS) -> typer.Typer:
     app.callback(invoke_without_command=True)(with_parameters(_begin, *_BEFORE))
     for name, summary in COMMANDS.items():
         if name in names:
-            module = import_module(f"moetune.cli.{_MODULES.get(name, name)}")
-            getattr(module, name).add_to(app, name)
+            made = getattr(import_module(f"moetune.cli.{_MODULES.get(name, name)}"), name)
+            if isinstance(made, Command):
+                made.add_to(app, name)
+            else:
+                app.add_typer(made, name=name, short_help=summary)
         else:
-            app.command(name, help=summary)(_named)
+            app.command(name, help=summary, short_help=summary)(_named)
     return app
 
 

@@ -1,13 +1,13 @@
 """Commands, their groups, options and arguments as values, of which typer makes the program."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from moetune.domain.spelling import about
 from moetune.domain.units import parse_age, parse_bytes, parse_count, parse_seconds
@@ -110,28 +110,18 @@ class Command(NamedTuple):
 
     def add_to(self, app: typer.Typer, name: str) -> None:
         """Add it under a name."""
-        app.command(name, help=self.words, epilog=self.epilog, cls=_Command)(self.run)
-
-
-class Group(NamedTuple):
-    """Commands of one subject."""
-
-    words: str
-    commands: Mapping[str, Command]
-
-    def add_to(self, app: typer.Typer, name: str) -> None:
-        """Add it under a name."""
-        made = new_program(help=self.words, no_args_is_help=False)
-        for key, command in self.commands.items():
-            command.add_to(made, key)
-        app.add_typer(made, name=name, cls=Commands)
+        # A short help that is given is wrapped; one that typer makes is cut.
+        short = summary_of(self.words)
+        app.command(name, help=self.words, short_help=short, epilog=self.epilog, cls=_Command)(
+            self.run
+        )
 
 
 def new_program(**attributes: Any) -> typer.Typer:  # noqa: ANN401 - typer's
     """Return a program, or a group of it, without commands."""
     # No rich markup: importing rich takes longer than the command line may take to start.
     return typer.Typer(
-        cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]}, **attributes,
     )  # fmt: skip
 
@@ -171,13 +161,16 @@ def with_parameters(
     return run
 
 
-def group(words: str, *commands: Command, **named: Command) -> Group:
+def group(words: str, *commands: Command, **named: Command) -> typer.Typer:
     """Return a group of commands.
 
     Args:
         named: commands under another name than their function's.
     """
-    return Group(words, {made.name: made for made in commands} | named)
+    made = new_program(help=words, no_args_is_help=False)
+    for name, command in ({command.name: command for command in commands} | named).items():
+        command.add_to(made, name)
+    return made
 
 
 class _Command(TyperCommand):
@@ -196,17 +189,6 @@ class _Command(TyperCommand):
         for title, records in (*sections.items(), (_USUAL, usual)):
             with formatter.section(title):
                 formatter.write_dl(records, col_max=_WIDEST)
-
-
-class Commands(TyperGroup):
-    """A group whose help wraps the summaries of its commands instead of cutting them."""
-
-    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Write every command with its whole summary."""
-        del ctx
-        rows = [(name, summary_of(str(made.help))) for name, made in self.commands.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
 
 
 def summary_of(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from fastapi import Request
 
+from moetune.app.planner import ServicePlanner
 from moetune.app.views.comparison import comparison_sections, whatif_sections
 from moetune.app.views.words import plan_scope
 from moetune.app.whatif import WhatIf, whatif
@@ -15,12 +16,12 @@ from moetune.domain.spelling import Spelling
 from moetune.domain.training import TRAINING_DTYPES
 from moetune.domain.units import DTYPE_BYTES, format_bytes, parse_bytes, parse_count
 from moetune.report.section import Section
-from moetune.service.pages.library import Library
+from moetune.service.pages.library import plan_field
 from moetune.service.pages.page import Field, Form, Link, Page, Text, address, filled_fields
 from moetune.service.problems import Problem, problem_of
 
 
-def compare_page(library: Library, *, first: Text = "", second: Text = "") -> Page:
+def compare_page(planner: ServicePlanner, *, first: Text = "", second: Text = "") -> Page:
     """Return the form, and with two plans how the second one differs.
 
     Args:
@@ -32,15 +33,15 @@ def compare_page(library: Library, *, first: Text = "", second: Text = "") -> Pa
     sections: tuple[Section, ...] = ()
     links: tuple[Link, ...] = ()
     if first and second:
-        plans = library.any_plan(first), library.any_plan(second)
+        plans = planner.sources.plan(first), planner.sources.plan(second)
         names = plans[0].id[:6], plans[1].id[:6]
         sections = comparison_sections(*plans, names=names, is_drawn=True)
         links = tuple(Link(name=plan.id[:6], href=address("plans", plan.id)) for plan in plans)
     form = Form(
         action="/compare",
         button="Compare",
-        fields=(
-            library.plan_field("first", "First plan"), library.plan_field("second", "Second plan"),
+        fields=tuple(
+            plan_field(planner, name, f"{name.capitalize()} plan") for name in ("first", "second")
         ),
         values={"first": first[:12], "second": second[:12]},
     )  # fmt: skip
@@ -139,7 +140,7 @@ def whatif_form(
     )  # fmt: skip
 
 
-def whatif_page(library: Library, request: Request, *, plan: Text = "") -> Page:
+def whatif_page(planner: ServicePlanner, request: Request, *, plan: Text = "") -> Page:
     """Return the form, and for a filled one the plan before and after the change.
 
     Errors in the fields are shown above the form, which stays filled in.
@@ -155,12 +156,12 @@ def whatif_page(library: Library, request: Request, *, plan: Text = "") -> Page:
             "Nothing is stored.",
             forms=(
                 Form(
-                    action="/whatif", button="Choose", fields=(library.plan_field("plan", "Plan"),)
+                    action="/whatif", button="Choose", fields=(plan_field(planner, "plan", "Plan"),)
                 ),
             ),
         )
-    before, fields = library.any_plan(plan), filled_fields(request, CHANGES)
-    sections, problem = _answer(library, before, fields)
+    before, fields = planner.sources.plan(plan), filled_fields(request, CHANGES)
+    sections, problem = _answer(planner, before, fields)
     title = "Change something else" if sections else ""
     return Page(
         title="What if",
@@ -174,13 +175,13 @@ def whatif_page(library: Library, request: Request, *, plan: Text = "") -> Page:
 
 
 def _answer(
-    library: Library, plan: AnyPlan, fields: Mapping[str, str]
+    planner: ServicePlanner, plan: AnyPlan, fields: Mapping[str, str]
 ) -> tuple[tuple[Section, ...], Problem | None]:
     """Return the answer's sections, or why there is none."""
     if not fields:
         return (), None
     try:
-        answer = whatif(library.planner, plan, question(fields))
+        answer = whatif(planner, plan, question(fields))
         return whatif_sections(answer, is_drawn=True), None
     except MoetuneError as error:
         return (), problem_of(error)

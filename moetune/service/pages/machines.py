@@ -8,6 +8,7 @@ from types import MappingProxyType
 from moetune.app.drift import observed_drifts
 from moetune.app.files import bundled_profiles
 from moetune.app.library import plans_by_id
+from moetune.app.planner import ServicePlanner
 from moetune.app.report import MOST_OBSERVATIONS
 from moetune.app.views.observed import observed_sections
 from moetune.app.views.profile import profile_sections
@@ -15,7 +16,13 @@ from moetune.domain.records import FitInfo, MachineInfo
 from moetune.report.html import age
 from moetune.report.section import Cell, Section, Table
 from moetune.service.bodies import RowCursor
-from moetune.service.pages.library import Library, Summary
+from moetune.service.pages.library import (
+    Summary,
+    newest_fits,
+    plan_field,
+    stored_profile,
+    summary_of,
+)
 from moetune.service.pages.page import Form, Link, Page, Text, address
 
 _MOST_MACHINES = 200
@@ -37,14 +44,14 @@ _COMMANDS = MappingProxyType(
 )
 
 
-def machines_page(library: Library) -> Page:
+def machines_page(planner: ServicePlanner) -> Page:
     """Return the page of machines, and of the profiles measured on them."""
-    machines = library.store.machines(limit=_MOST_MACHINES)
-    newest = {fit.profile: fit for fit in reversed(library.fits())}
+    machines = planner.reading.machines(limit=_MOST_MACHINES)
+    newest = {fit.profile: fit for fit in reversed(newest_fits(planner))}
     tables = (
         _machines(machines, newest.values()),
-        _profiles(library, newest.values()),
-        _references(library, [name for name in bundled_profiles() if name not in newest]),
+        _profiles(planner, newest.values()),
+        _references(planner, [name for name in bundled_profiles() if name not in newest]),
     )
     return Page(
         title="Machines",
@@ -60,7 +67,7 @@ def machines_page(library: Library) -> Page:
     )
 
 
-def profile_page(library: Library, name: str, *, operation: Text = "") -> Page:
+def profile_page(planner: ServicePlanner, name: str, *, operation: Text = "") -> Page:
     """Return the page of one profile.
 
     Args:
@@ -70,7 +77,7 @@ def profile_page(library: Library, name: str, *, operation: Text = "") -> Page:
         NotFoundError: there is no such profile.
     """
     here = f"{address('profiles', name)}?operation="
-    sections = profile_sections(library.profile(name), operation=operation, here=here)
+    sections = profile_sections(stored_profile(planner, name), operation=operation, here=here)
     file = address("v1", "profiles", name)
     return Page(
         title=name,
@@ -81,7 +88,7 @@ def profile_page(library: Library, name: str, *, operation: Text = "") -> Page:
     )
 
 
-def observed_page(library: Library, *, plan: Text = "", after: RowCursor = 0) -> Page:
+def observed_page(planner: ServicePlanner, *, plan: Text = "", after: RowCursor = 0) -> Page:
     """Return the page of observations.
 
     Args:
@@ -92,18 +99,18 @@ def observed_page(library: Library, *, plan: Text = "", after: RowCursor = 0) ->
         NotFoundError: there is no such plan.
     """
     plan = plan.lower()
-    plan_id = library.any_plan(plan).id if plan else ""
-    newest = library.store.observation_page(plan_id or None, limit=MOST_OBSERVATIONS)
+    plan_id = planner.sources.plan(plan).id if plan else ""
+    newest = planner.reading.observation_page(plan_id or None, limit=MOST_OBSERVATIONS)
     rows = newest[:PAGE_SIZE]
     if after:
-        rows = library.store.observation_page(plan_id or None, after=after, limit=PAGE_SIZE)
+        rows = planner.reading.observation_page(plan_id or None, after=after, limit=PAGE_SIZE)
     older = str(rows[-1].id) if len(rows) == PAGE_SIZE else ""
     sections = observed_sections(
         newest,
         rows,
         is_all=len(newest) < MOST_OBSERVATIONS,
         plans="/plans/",
-        known=plans_by_id(library.store, {row.value.plan_id for row in rows}),
+        known=plans_by_id(planner.reading, {row.value.plan_id for row in rows}),
         changes=observed_drifts(newest),
     )
     links = (
@@ -116,7 +123,7 @@ def observed_page(library: Library, *, plan: Text = "", after: RowCursor = 0) ->
             f" They come from `moetune verify {plan_id[:12] or 'PLAN'}`, and from training jobs "
             "that get their plans from this service."
         )
-    field = replace(library.plan_field("plan", "Only of plan"), is_required=False)
+    field = replace(plan_field(planner, "plan", "Only of plan"), is_required=False)
     form = Form(action="/observed", button="Show", fields=(field,), values={"plan": plan_id[:12]})
     return Page(
         title="Observed",
@@ -154,15 +161,15 @@ def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Table
     )
 
 
-def _profiles(library: Library, fits: Iterable[FitInfo]) -> Table:
+def _profiles(planner: ServicePlanner, fits: Iterable[FitInfo]) -> Table:
     return Table.of(
         "profiles",
         sorted(fits, key=lambda fit: fit.id, reverse=True),
         {
             "profile": lambda fit: _link(fit.profile),
             "provenance": lambda fit: fit.provenance,
-            "machine": lambda fit: library.summary(fit.profile).scope,
-            "quality": lambda fit: _quality(library.summary(fit.profile)),
+            "machine": lambda fit: summary_of(planner, fit.profile).scope,
+            "quality": lambda fit: _quality(summary_of(planner, fit.profile)),
             "samples": lambda fit: Cell.count(fit.num_samples),
             "fitted": lambda fit: _age(fit.created_at),
         },
@@ -171,16 +178,16 @@ def _profiles(library: Library, fits: Iterable[FitInfo]) -> Table:
     )
 
 
-def _references(library: Library, names: Iterable[str]) -> Table:
+def _references(planner: ServicePlanner, names: Iterable[str]) -> Table:
     return Table.of(
         "references",
         names,
         {
             "profile": _link,
-            "provenance": lambda name: library.summary(name).provenance,
-            "machine": lambda name: library.summary(name).scope,
-            "quality": lambda name: _quality(library.summary(name)),
-            "source": lambda name: library.summary(name).citation,
+            "provenance": lambda name: summary_of(planner, name).provenance,
+            "machine": lambda name: summary_of(planner, name).scope,
+            "quality": lambda name: _quality(summary_of(planner, name)),
+            "source": lambda name: summary_of(planner, name).citation,
         },
         title="Reference machines",
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fastapi import Request
 
 from moetune.app.memory import MemoryAnswer, MemoryQuestion, fit_memory
+from moetune.app.planner import ServicePlanner
 from moetune.app.requests import memory_question
 from moetune.app.views.memory import memory_sections
 from moetune.app.views.models import decoder_sections, model_section
@@ -20,7 +21,6 @@ from moetune.huggingface.registry import (
     registered_models,
 )
 from moetune.report.section import Cell, Section, Table
-from moetune.service.pages.library import Library
 from moetune.service.pages.page import Field, Form, Link, Page, address, filled_fields
 from moetune.service.problems import problem_of
 
@@ -36,7 +36,7 @@ _FIELDS = (
 )
 
 
-def models_page(_: Library) -> Page:
+def models_page(_: ServicePlanner) -> Page:
     """Return the list of named models: whole ones, then layers of papers."""
     whole = [(model.name, model.title, model.published) for model in registered_models()]
     papers = [(model.name, model.title, model.source) for model in WHOLE_MODELS.values()]
@@ -52,7 +52,7 @@ def models_page(_: Library) -> Page:
     )
 
 
-def model_page(library: Library, request: Request, name: str) -> Page:
+def model_page(planner: ServicePlanner, request: Request, name: str) -> Page:
     """Return a model's page: what fits where, then its sizes; of a layer its sizes.
 
     Raises:
@@ -67,7 +67,7 @@ def model_page(library: Library, request: Request, name: str) -> Page:
     values = filled_fields(request, (field.name for field in _FIELDS))
     answer, problem = None, None
     try:
-        answer = library.planner.compute(fit_memory, _question(key, values))
+        answer = planner.compute(fit_memory, _question(key, values))
     except MoetuneError as error:
         problem = problem_of(error)
     length = answer.job.length if answer else parse_count(_USUAL["seq"])

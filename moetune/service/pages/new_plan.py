@@ -13,6 +13,7 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
+from moetune.app.planner import ServicePlanner
 from moetune.app.requests import ServedQuestion, served_question
 from moetune.app.views.plan import plan_sections
 from moetune.domain.any_plan import AnyPlan
@@ -28,7 +29,7 @@ from moetune.report.section import Section
 from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import KEEP_PATH, may_write, right_in
-from moetune.service.pages.library import Library
+from moetune.service.pages.library import model_name, profile_names
 from moetune.service.pages.page import Field, Page, PageRenderer, address
 from moetune.service.plans import answer_and_store
 from moetune.service.problems import ForbiddenError, problem_of
@@ -152,23 +153,23 @@ def _flag(name: str, text: str) -> tuple[str, ...]:
     return (f"--no-{name}",) if text == "no" else (f"--{name}", text)
 
 
-def new_plan_page(library: Library, request: Request) -> Page:
+def new_plan_page(planner: ServicePlanner, request: Request) -> Page:
     """Return the form with the answer of an address, or with what is wrong.
 
     An address without fields has a question filled in, which nobody has asked yet.
     """
     form = _Form.of(request.query_params)
     if not form.is_empty:
-        return _answered(library, request, form)
+        return _answered(planner, request, form)
     try:
-        profile = library.planner.sources.profile(None).profile.name
+        profile = planner.sources.profile(None).profile.name
     except ProfileError:
         profile = _REFERENCE
-    return _page(library, request, _Form(texts={**_EXAMPLE, "profile": profile}))
+    return _page(planner, request, _Form(texts={**_EXAMPLE, "profile": profile}))
 
 
 def add_new_plan(
-    router: APIRouter, library: Library, renderer: PageRenderer, pools: WorkerPools, access: Access
+    router: APIRouter, renderer: PageRenderer, pools: WorkerPools, access: Access
 ) -> None:
     """Add the routes that take the form: one leads to the address, one keeps the plan."""
 
@@ -180,7 +181,7 @@ def add_new_plan(
         except MoetuneError:
             there = None  # the page says what is wrong
         if there is None:
-            return renderer.render(await pools.solve(_answered, library, request, form))
+            return renderer.render(await pools.solve(_answered, pools.planner, request, form))
         return RedirectResponse(f"{there}#planned", HTTPStatus.SEE_OTHER)
 
     @router.post(KEEP_PATH)
@@ -195,29 +196,29 @@ def add_new_plan(
         try:
             plan = await answer_and_store(pools, await pools.read(form.question))
         except MoetuneError as error:
-            return renderer.render(await pools.read(_page, library, request, form, error=error))
+            page = await pools.read(_page, pools.planner, request, form, error=error)
+            return renderer.render(page)
         return RedirectResponse(address("plans", plan.id), HTTPStatus.SEE_OTHER)
 
 
-def _answered(library: Library, request: Request, form: _Form) -> Page:
+def _answered(planner: ServicePlanner, request: Request, form: _Form) -> Page:
     """Return the page with its answer, or with what is wrong."""
-    planner = library.planner
     try:
         plan = planner.ask(*form.question()).plan
         sections = plan_sections(planner.explain(plan), is_page=True)
     except MoetuneError as error:
-        return _page(library, request, form, error=error)
-    return _page(library, request, form, plan=plan, sections=sections)
+        return _page(planner, request, form, error=error)
+    return _page(planner, request, form, plan=plan, sections=sections)
 
 
 def _page(
-    library: Library, request: Request, form: _Form, *, plan: AnyPlan | None = None,
+    planner: ServicePlanner, request: Request, form: _Form, *, plan: AnyPlan | None = None,
     sections: tuple[Section, ...] = (), error: MoetuneError | None = None,
 ) -> Page:  # fmt: skip
     """Return the page of a form and its answer."""
     machine = Field(
         name="profile", label="Machine", hint="measured or reference", flag="--profile",
-        choices=library.profile_names(),
+        choices=profile_names(planner),
     )  # fmt: skip
     return Page(
         template="new_plan.html",
@@ -231,7 +232,7 @@ def _page(
             "groups": _GROUPS, "plan": plan,
             "where": "" if error is None else _field_of(error, form),
             "command": f"moetune plan {form.command()}", "pasted": form.config or form.pasted,
-            "model": plan and library.model_name(plan),
+            "model": plan and model_name(plan),
             "may_write": right_in(request.scope) == "write",
         },
     )  # fmt: skip

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from moetune.app.library import read_plans
+from moetune.app.planner import ServicePlanner
 from moetune.app.subjects import Subject
 from moetune.app.views.observed import observed_steps
 from moetune.app.views.plan import plan_sections
@@ -17,14 +18,19 @@ from moetune.domain.training_document import TrainingDocument
 from moetune.huggingface.registry import whole_names
 from moetune.report.section import Section
 from moetune.service.pages.compare import whatif_form
-from moetune.service.pages.library import Library
+from moetune.service.pages.library import model_name, profile_names, stored_profile
 from moetune.service.pages.page import Field, Form, Link, Page, Text, address
 
 PAGE_SIZE = 50
 
 
 def plans_page(
-    library: Library, *, after: Text = "", model: Text = "", profile: Text = "", kind: Text = ""
+    planner: ServicePlanner,
+    *,
+    after: Text = "",
+    model: Text = "",
+    profile: Text = "",
+    kind: Text = "",
 ) -> Page:
     """Return a page of the plans that are wanted, newest first; of an empty store the first steps.
 
@@ -37,13 +43,14 @@ def plans_page(
     """
     if kind and kind not in KINDS:
         raise InputError(f"kind must be {', '.join(KINDS)} or empty, got {kind!r}")
-    if library.is_empty:
+    store = planner.reading
+    if not (store.plans(limit=1) or store.fits(limit=1) or store.machines(limit=1)):
         return Page(template="empty.html", title="Nothing measured yet", here="plans")
     query = {"model": model, "profile": profile, "kind": kind}
-    infos = library.store.plans(  # kinds stand in the documents, which are not looked at
+    infos = planner.reading.plans(  # kinds stand in the documents, which are not looked at
         model=model or None, profile=profile or None, after=after, limit=PAGE_SIZE
     )
-    stored = read_plans(library.store, infos)
+    stored = read_plans(planner.reading, infos)
     shown = [row for row in stored if kind in {"", row.plan and row.plan.kind}]
     older = infos[-1].id if len(infos) == PAGE_SIZE else ""
     more = " on this page matches: see older ones." if older else " matches."
@@ -61,7 +68,7 @@ def plans_page(
                     ),
                 ),
             ),
-            Form(action="/", button="Filter", fields=_filter_fields(library), values=query),
+            Form(action="/", button="Filter", fields=_filter_fields(planner), values=query),
         ),
         sections=(Section(name="plans", tables=(table,)),),
         newer=address("", **query) if after else "",
@@ -69,8 +76,8 @@ def plans_page(
     )  # fmt: skip
 
 
-def _filter_fields(library: Library) -> tuple[Field, ...]:
-    names = {"model": (*MODELS, *whole_names()), "profile": library.profile_names()}
+def _filter_fields(planner: ServicePlanner) -> tuple[Field, ...]:
+    names = {"model": (*MODELS, *whole_names()), "profile": profile_names(planner)}
     suggesting = (
         Field(
             name=name, label=name.capitalize(), placeholder="all",
@@ -81,17 +88,17 @@ def _filter_fields(library: Library) -> tuple[Field, ...]:
     return (*suggesting, Field(name="kind", label="Kind", placeholder="all", choices=KINDS))
 
 
-def plan_page(library: Library, plan_id: str) -> Page:
+def plan_page(planner: ServicePlanner, plan_id: str) -> Page:
     """Return the page of one plan.
 
     Raises:
         NotFoundError: there is none.
     """
-    plan = library.any_plan(plan_id)
-    subject = library.planner.explain(plan)
+    plan = planner.sources.plan(plan_id)
+    subject = planner.explain(plan)
     sections = plan_sections(subject, is_page=True)
-    observed = observed_steps(library.store.observation_page(plan.id, limit=500))
-    model = library.model_name(plan)
+    observed = observed_steps(planner.reading.observation_page(plan.id, limit=500))
+    model = model_name(plan)
     commands = {
         words: f"moetune {command} {plan.id[:12]}{more}"
         for words, (command, more) in _commands(plan, model).items()
@@ -100,14 +107,14 @@ def plan_page(library: Library, plan_id: str) -> Page:
         title=f"{sections[0].title}, plan {plan.id[:6]}",
         here="plans",
         scope=f"{sections[0].scope} · profile {plan.inputs.profile} · plan {plan.id[:12]}",
-        links=tuple(_plan_links(library, subject, model)),
+        links=tuple(_plan_links(planner, subject, model)),
         sections=(*sections, *observed),
         forms=(whatif_form(plan, title="What if"),),
         commands=commands,
     )
 
 
-def _plan_links(library: Library, subject: Subject, model: str | None) -> Iterator[Link]:
+def _plan_links(planner: ServicePlanner, subject: Subject, model: str | None) -> Iterator[Link]:
     """Yield the links under a plan's title.
 
     Args:
@@ -116,7 +123,7 @@ def _plan_links(library: Library, subject: Subject, model: str | None) -> Iterat
     plan = subject.plan
     yield Link(name="What if", href="#form")
     if plan.kind == "training" and model:
-        yield Link(name="New plan like this", href=_asked_anew(library, plan, model))
+        yield Link(name="New plan like this", href=_asked_anew(planner, plan, model))
     yield Link(name="Compare", href=address("compare", first=plan.id))
     yield Link(name="Observed", href=address("observed", plan=plan.id))
     yield Link(name="Profile", href=address("profiles", plan.inputs.profile))
@@ -144,12 +151,12 @@ def _commands(plan: AnyPlan, model: str | None) -> Mapping[str, tuple[str, str]]
     }
 
 
-def _asked_anew(library: Library, plan: TrainingDocument, model: str) -> str:
+def _asked_anew(planner: ServicePlanner, plan: TrainingDocument, model: str) -> str:
     """Return the address of New plan with the plan's question."""
     inputs = plan.inputs
     machine = None
     with suppress(NotFoundError):
-        machine = library.profile(inputs.profile).profile
+        machine = stored_profile(planner, inputs.profile).profile
     asked = arguments_of(inputs, machine) | {"model": model, "profile": inputs.profile}
     texts = {name: _text(value) for name, value in asked.items() if value is not None}
     if limit := asked["memory_limit"]:

@@ -17,7 +17,6 @@ from moetune.service.access import Access
 from moetune.service.bodies import read_form
 from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
 from moetune.service.pages.compare import compare_page, whatif_page
-from moetune.service.pages.library import Library
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
 from moetune.service.pages.models import model_page, models_page
 from moetune.service.pages.new_plan import add_new_plan, new_plan_page
@@ -40,7 +39,7 @@ _PAGES: Mapping[str, Callable[..., Page]] = MappingProxyType(
         "/new": new_plan_page,
     }
 )
-"""Pages by address, whose parts and fields are their arguments behind the library."""
+"""Pages by address, whose parts and fields are their arguments behind the planner."""
 
 
 def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
@@ -51,18 +50,17 @@ def add_pages(app: FastAPI, pools: WorkerPools, access: Access) -> PageRenderer:
     """
     planner = pools.planner
     renderer = PageRenderer(location=planner.reading.location)
-    library = Library(planner)
     app.mount("/static", StaticFiles(directory=STATIC))
     router = APIRouter(include_in_schema=False)
     for path, page in _PAGES.items():
-        _add_page(router, renderer, path, partial(page, library))
+        _add_page(router, renderer, path, partial(page, planner))
 
     @router.get("/plans")
     def find(plan: Text = "") -> Response:
-        place = address("plans", library.any_plan(plan.lower()).id) if plan else "/"
+        place = address("plans", planner.sources.plan(plan.lower()).id) if plan else "/"
         return RedirectResponse(place, HTTPStatus.SEE_OTHER)
 
-    add_new_plan(router, library, renderer, pools, access)
+    add_new_plan(router, renderer, pools, access)
     _add_login(router, access, renderer)
     app.include_router(router)
     return renderer
