@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from moetune.app import wiring
 from moetune.app.export import ExportDocument, export_plan
@@ -41,13 +41,6 @@ from moetune.report.text import text_of
 _LOGGER = logging.getLogger("moetune")
 
 
-class _Printer(Protocol):
-    """IPython's printer of text."""
-
-    def text(self, text: str) -> None:
-        """Print."""
-
-
 class Drawn:
     """Sections as text for `print`, and as HTML in a notebook."""
 
@@ -64,7 +57,7 @@ class Drawn:
     def __str__(self) -> str:
         return text_of(self._printed())
 
-    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:  # noqa: FBT001 - IPython's
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401, FBT001 - IPython's
         printer.text("…" if cycle else str(self))
 
     def _repr_html_(self) -> str | None:

@@ -6,23 +6,24 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from moetune.app.profile_quality import quality_of
 from moetune.app.profiles import is_path
 from moetune.domain.chips import peak_flops
 from moetune.domain.constraints import Constraints
 from moetune.domain.costs import Costs
-from moetune.domain.document import decode, shown
+from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape, layer_flops, rate
 from moetune.domain.model import find_model
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.question import Question
 from moetune.domain.request import (
     PlanInputs,
-    check_numbers,
     check_pins,
+    constraint_values,
     decode_constraints,
     default_dtype,
     encode_constraints,
@@ -94,9 +95,13 @@ class PlanRequest:
         check_pins(self.pinned)
 
     def check_numbers(self) -> None:
-        """Raise InputError where a number is out of its range; a recorded one may be."""
-        check_numbers(self)
-        check_numbers(self.pinned)
+        """Raise InputError where a number is out of its range, as those of older plans may be."""
+        pinned = {flag.replace("-", "_"): value for flag, value in constraint_values(self.pinned)}
+        sizes = encode(self.layer) if self.layer is not None else {}
+        Question(
+            world_size=self.world_size, tokens=self.tokens_per_rank,
+            memory_limit=self.memory_limit_bytes, **sizes, **cast("dict[str, Any]", pinned),
+        )  # fmt: skip
 
     def inputs_for(self, profile: Profile) -> PlanInputs:
         """Return the inputs with every default filled in; the request was checked.

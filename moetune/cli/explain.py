@@ -52,7 +52,7 @@ def sensitivity(session: Session, plan: str, model: str | None, profile: str | N
     Each part is made 1 % slower and faster with the plan's choice held fixed; each decision is
     moved to its neighbours. Nothing is stored.
     """
-    from moetune.app.views.sensitivity import sensitivity_sections
+    from moetune.app.views.plan import sensitivity_sections
 
     wanted = session.plan(plan)
     with session.planner(profile) as planner:

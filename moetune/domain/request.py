@@ -1,11 +1,10 @@
 """The inputs that a layer's plan records of its request, and how its constraints are written."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from moetune.domain.ask import Ask
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import digest, encode, shown
 from moetune.domain.errors import InputError
@@ -18,17 +17,7 @@ from moetune.domain.spelling import nearest_or
 from moetune.domain.units import DTYPE_BYTES
 from moetune.domain.withdrawn import withdrawn
 
-_OTHERWISE = {
-    "tokens_per_rank": "tokens", "memory_limit_bytes": "memory_limit",
-    "memory_taken_bytes": "memory_taken",
-}  # fmt: skip
-"""Fields of a `Question` by the names of a request that differ."""
 _MOST_DIGITS = 18
-
-
-def _ask(name: str) -> Ask | None:
-    """Return how a field of a request is asked for; None for one that no question has."""
-    return ASKS.get(_OTHERWISE.get(name, name))
 
 
 _BOUNDS = tuple(item.name for item in fields(Bounds))
@@ -36,7 +25,7 @@ CONSTRAINTS: Mapping[str, str] = MappingProxyType(
     {
         ask.flag.removeprefix("--"): name
         for name in (*_BOUNDS, *(item.name for item in fields(Constraints)))
-        if (ask := _ask(name)) is not None
+        if (ask := ASKS.get(name.removesuffix("_bytes"))) is not None
     }
 )
 """Fields of constraints and their bounds, by the flags that a plan's inputs record as texts."""
@@ -115,28 +104,14 @@ class PlanInputs:
         )
 
 
-def check_numbers(request: object) -> None:
-    """Raise InputError where a number of a request, or of its parts, is out of its range.
-
-    For new requests: a recorded one may hold what an older moetune allowed.
-    """
-    for ask, value in _numbers(request):
-        ask.check(value)
-
-
-def _numbers(request: Any) -> Iterator[tuple[Ask, int]]:  # noqa: ANN401 - a dataclass
-    for item in fields(request):
-        value, ask = getattr(request, item.name), _ask(item.name)
-        if is_dataclass(value):
-            yield from _numbers(value)
-        elif ask is not None and type(value) is int:
-            yield ask, value
-
-
 def encode_constraints(constraints: Constraints) -> dict[str, str]:
     """Return what differs from the defaults, as texts by flag name."""
-    default = dict(_values(Constraints()))
-    return {flag: _text(value) for flag, value in _values(constraints) if value != default[flag]}
+    default = dict(constraint_values(Constraints()))
+    return {
+        flag: _text(value)
+        for flag, value in constraint_values(constraints)
+        if value != default[flag]
+    }
 
 
 def decode_constraints(texts: Mapping[str, str]) -> Constraints:
@@ -159,7 +134,8 @@ def recorded_constraints(texts: Mapping[str, str]) -> Constraints:
     return decode_constraints({flag: text for flag, text in texts.items() if flag in CONSTRAINTS})
 
 
-def _values(constraints: Constraints) -> Iterator[tuple[str, object]]:
+def constraint_values(constraints: Constraints) -> Iterator[tuple[str, object]]:
+    """Yield the constraints and bounds by flag name."""
     for flag, name in CONSTRAINTS.items():
         yield flag, getattr(constraints.bounds if name in _BOUNDS else constraints, name)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from jsonschema_rs import validator_for
 
-from moetune.app.json_schema import Keys, list_of, schema_of
+from moetune.app.schemas import Keys, list_of, schema_of
 from moetune.domain.any_plan import plan_from_document, plan_from_json
 from moetune.domain.document import LARGEST, UNLESS_DEFAULT, decode, decode_schema, encode
 from moetune.domain.errors import InputError
