@@ -55,12 +55,6 @@ _SHOWN = 5
 _PERIOD_SECONDS = 10.0
 
 
-@dataclass(slots=True)
-class _Count:
-    since: float
-    number: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class RepeatFilter(logging.Filter):
     """Lets the first five warnings or errors of one place pass in ten seconds.
@@ -68,19 +62,19 @@ class RepeatFilter(logging.Filter):
     The next one behind the period says how many were left out. Requests are not counted.
     """
 
-    _counts: dict[tuple[str, str], _Count] = field(default_factory=dict)
+    _counts: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
+    """When a place's period began, and its records since."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is written."""
         if record.levelno < logging.WARNING:
             return True
         place, now = (record.name, str(record.msg)), time.monotonic()
-        count = self._counts.setdefault(place, _Count(since=now))
-        if now - count.since >= _PERIOD_SECONDS:
-            left_out = count.number - _SHOWN
-            count.since, count.number = now, 0
-            if left_out > 0:
-                record.msg = f"{record.getMessage()} (and {left_out:,} more like it)"
+        since, number = self._counts.get(place, (now, 0))
+        if now - since >= _PERIOD_SECONDS:
+            if number > _SHOWN:
+                record.msg = f"{record.getMessage()} (and {number - _SHOWN:,} more like it)"
                 record.args = None
-        count.number += 1
-        return count.number <= _SHOWN
+            since, number = now, 0
+        self._counts[place] = since, number + 1
+        return number < _SHOWN
