@@ -235,8 +235,7 @@ class Decoder:
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
         """Distinct numbers of heads of its mixers."""
-        parts = (part for kind in self.kinds for part in kind.parts)
-        counts = (getattr(part, "num_heads", None) for part in parts)
+        counts = (getattr(mixer, "num_heads", None) for mixer in self.mixers)
         return tuple(dict.fromkeys(count for count in counts if count))
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, get_args
 
 from moetune.domain.cost_keys import CostKey
 from moetune.domain.interference import Interference, OverlapSpeeds
@@ -139,8 +139,5 @@ def costs_of_all(refits: Sequence[Costs]) -> Costs:
     Raises:
         TypeError: the refits are not of one profile.
     """
-    together = getattr(refits[0], "together", None)
-    costs = None if together is None else together(refits)
-    if costs is None:
-        raise TypeError("refits of different profiles have no costs as one")
-    return cast("Costs", costs)
+    together: Costs = cast("Any", refits[0]).together(refits)
+    return together

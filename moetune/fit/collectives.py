@@ -107,7 +107,9 @@ def nearest_collective(
             return None
         cap = "modelled"
         group, stretch = nearest_group(wanted.op, group, groups, machine)
-        spread = _spread_of_group(wanted.group, group, machine)
+        wires = {nodes_of(either, machine) > 1 for either in (wanted.group, group)}
+        is_alike = len(wires) == 1
+        spread = spread_of_group(wanted.group_size, group[0]) if is_alike else SPREAD_OF_WIRE
     flight, flight_cap = _nearest_flight(wanted.in_flight, index.in_flight(wanted.op, group))
     near = CollectiveKey(wanted.op, *group, flight)
     basis = index.basis(near)
@@ -122,12 +124,6 @@ def nearest_collective(
         spread=spread,
         stand_in=near.words if spread else "",
     )
-
-
-def _spread_of_group(wanted: Group, near: Group, machine: Machine) -> float:
-    if (nodes_of(wanted, machine) > 1) != (nodes_of(near, machine) > 1):
-        return SPREAD_OF_WIRE
-    return spread_of_group(wanted[0], near[0])
 
 
 def _nearest_flight(wanted: int, numbers: Sequence[int]) -> tuple[int, Trust]:

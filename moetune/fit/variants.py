@@ -106,13 +106,13 @@ class DrawnCosts(ProfileCosts):
         super().__init__(index=index, curves=curves, allow_modelled=allow_modelled)
         self.noise, self.chosen, self._allow_modelled = noise, chosen, allow_modelled
 
-    def together(self, refits: Sequence[Costs]) -> Costs | None:
-        """Return the costs of some draws as one; None where they are not all of one profile's."""
+    def together(self, refits: Sequence[Costs]) -> Costs:
+        """Return the costs of some draws as one, as `costs_of_all` does."""
         drawn = [
             costs for costs in refits if isinstance(costs, DrawnCosts) and costs.noise is self.noise
         ]
         if len(drawn) < len(refits):
-            return None
+            raise TypeError("refits of different profiles have no costs as one")
         chosen = tuple(draw for costs in drawn for draw in costs.chosen)
         return self.noise.remembered(
             ("together", chosen),

@@ -10,7 +10,7 @@ from typing import Self
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InfeasiblePlanError
-from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.layer import Workload
 from moetune.domain.optimizers import layer_optimizer
 from moetune.domain.plan import Memory
 from moetune.domain.request import PlanInputs
@@ -60,7 +60,8 @@ def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none"
         activations += workload.rows * (2 * layer.d_model + middle) * element
         buffers = activations if degree > 1 else workload.rows * (layer.d_model + middle) * element
         if strategy != "none" and degree > 1:
-            saved = workload.tokens_per_rank * element * _saved_elements(layer, degree)
+            reused = 2 * layer.d_model * (degree - 2) + middle * (degree - 1)
+            saved = workload.tokens_per_rank * element * (layer.top_k * reused // degree)
     state_bytes = counts.parameters * layer_optimizer(workload.dtype).total_bytes
     return Memory(
         strategy="none" if is_tensor else strategy,
@@ -70,12 +71,6 @@ def layer_memory(*, workload: Workload, degree: int, strategy: Strategy = "none"
         saved_bytes=2 * saved,
         saving_ratio=2 * saved / (state_bytes + activations + buffers),
     )
-
-
-def _saved_elements(layer: LayerShape, degree: int) -> int:
-    """Return Δ of one token, rounded down (MPipeMoE Eq. 5)."""
-    travelling = 2 * layer.d_model * max(degree - 2, 0)
-    return layer.top_k * (travelling + middle_elements(layer) * (degree - 1)) // degree
 
 
 def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:

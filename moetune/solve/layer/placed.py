@@ -14,7 +14,7 @@ Source: Graham (1969) for the first, Babel, Kellerer and Kotov (1998) for equal 
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from moetune.solve.layer.strategies import RankedLayer
 WORTH_PLACING = 0.02
 """Share of the step that a placement must save: less is within the predictions' error."""
 _SAME = 1e-9
+Groups = tuple[tuple[int, ...], ...]
+"""Groups of experts."""
 _LOWER = 1e-12
 """Share of the fullest group's load that a swap must take off, beyond rounding."""
 
@@ -69,12 +71,12 @@ def place_experts(shares: Sequence[float], ranks: int, *, natural_skew: float) -
     )
     if natural_skew <= least * (1 + _SAME):
         return natural
-    grouped = group_experts(shares, ranks)
-    placed_skew = grouped.fullest * ranks
+    groups = group_experts(shares, ranks)
+    placed_skew = fullest_load(shares, groups) * ranks
     if placed_skew >= natural_skew * (1 - _SAME):
         return natural
     return replace(
-        natural, experts=tuple(expert for group in grouped.groups for expert in group),
+        natural, experts=tuple(expert for group in groups for expert in group),
         placed_skew=placed_skew, least_skew=min(placed_skew, least),
     )  # fmt: skip
 
@@ -129,32 +131,24 @@ def _reason(choice: PlacementChoice) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertGroups:
-    """Groups of experts, each ascending, in the order of their first experts.
-
-    Args:
-        fullest: load of the fullest group.
-    """
-
-    groups: tuple[tuple[int, ...], ...]
-    fullest: float
+def fullest_load(loads: Sequence[float], groups: Groups) -> float:
+    """Return the load of the fullest group."""
+    return max(sum(loads[expert] for expert in group) for group in groups)
 
 
-def group_experts(loads: Sequence[float], num_groups: int) -> ExpertGroups:
+def group_experts(loads: Sequence[float], num_groups: int) -> Groups:
     """Return equal groups whose fullest one has little load; deterministic.
 
     Args:
         loads: of each expert; their number divides by that of the groups.
+
+    Returns:
+        Each ascending, in the order of their first experts.
     """
     order = sorted(range(len(loads)), key=lambda expert: (-loads[expert], expert))
     sorted_loads = [loads[expert] for expert in order]
     places = _swapped(sorted_loads, _longest_first(sorted_loads, num_groups))
-    fullest = max(sum(sorted_loads[place] for place in group) for group in places)
-    return ExpertGroups(
-        groups=tuple(sorted(tuple(sorted(order[place] for place in group)) for group in places)),
-        fullest=fullest,
-    )  # fmt: skip
+    return tuple(sorted(tuple(sorted(order[place] for place in group)) for group in places))
 
 
 def least_fullest(loads: Sequence[float], num_groups: int) -> float:

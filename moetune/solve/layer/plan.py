@@ -1,6 +1,6 @@
 """Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -159,26 +159,19 @@ def _strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
     best = ranked.best
     if best.budget.workload.expert_parallel == "tensor":
         return ()
-    contenders = ranked.contenders
     costs, tokens = best.chooser.costs, best.table.tokens
-    paper = {
-        contender.strategy: paper_seconds(costs=costs, strategy=contender.strategy, tokens=tokens)
-        for contender in contenders
-    }
+    strategies = (contender.strategy for contender in ranked.contenders)
+    paper = {name: paper_seconds(costs=costs, strategy=name, tokens=tokens) for name in strategies}
+    return tuple(_row(ranked, contender, paper) for contender in ranked.contenders)
+
+
+def _row(ranked: RankedLayer, row: Ranking, paper: Mapping[Strategy, float]) -> StrategyTerms:
+    """Return the row of one strategy.
+
+    Args:
+        paper: seconds of MPipeMoE's Eq. 10 by strategy.
+    """
     reusing = [strategy for strategy in paper if strategy != "none"]
-    paper_choice = min(reusing, key=lambda strategy: paper[strategy], default=None)
-    return tuple(
-        _row(
-            ranked, contender, paper_seconds=paper[contender.strategy],
-            is_paper_choice=contender.strategy == paper_choice,
-        )
-        for contender in contenders
-    )  # fmt: skip
-
-
-def _row(
-    ranked: RankedLayer, row: Ranking, *, paper_seconds: float, is_paper_choice: bool
-) -> StrategyTerms:
     peak = row.budget.peak(strategy=row.strategy, degree=row.degree)
     pins_host = row.chooser.costs.costs.copy_mode == "pinned"
     is_chosen = row.strategy == ranked.best.strategy
@@ -193,8 +186,8 @@ def _row(
         saving_ratio=row.memory.saving_ratio,
         fits=row.fits,
         is_chosen=is_chosen,
-        paper_seconds=paper_seconds,
-        is_paper_choice=is_paper_choice,
+        paper_seconds=paper[row.strategy],
+        is_paper_choice=row.strategy == min(reusing, key=paper.__getitem__, default=None),
         lost_because="" if is_chosen else explain_strategy_loss(ranked, row),
     )
 

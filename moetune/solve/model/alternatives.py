@@ -183,10 +183,8 @@ def memory_front(
     Raises:
         InputError: the pins break a rule, or no layout obeys the rules.
     """
-    graphed = replace(pins, cuda_graphs=pins.cuda_graphs or graphs)
-    questions = (
-        (pins, graphed) if graphed.cuda_graphs not in (pins.cuda_graphs, "none") else (pins,)
-    )
+    has_graphs = pins.cuda_graphs is None and graphs != "none"
+    questions = [pins, replace(pins, cuda_graphs=graphs)] if has_graphs else [pins]
     numbers = itertools.count()
     tables = [LayoutTable(search=search, pins=asked, numbers=numbers) for asked in questions]
     front = [*_Sweep(tables).front()]
@@ -227,8 +225,7 @@ class _Sweep:
         return front.values()
 
     def _is_worth(self, node: Node) -> bool:
-        _, seconds = node.bounds
-        return seconds <= self._worth
+        return node.bounds[1] <= self._worth
 
     def _cuts(self, table: LayoutTable, row: FoldedLayout) -> Iterator[Node]:
         """Yield a row with each cut, ZeRO stage and dispatcher."""
