@@ -10,9 +10,10 @@ from moetune.cli.session import Session
 )
 def schema(session: Session, name: str | None) -> None:
     """Print the JSON schema of a document, or list their names."""
-    from moetune.app.schemas import SCHEMAS, schema_text
+    from moetune.app.schemas import schema_files, schema_text
 
     if name is None:
-        session.screen.said({"schema": "moetune.schemas/1", "names": [*SCHEMAS]}, *SCHEMAS)
+        names = [*schema_files()]
+        session.screen.said({"schema": "moetune.schemas/1", "names": names}, *names)
     else:
         session.screen.raw(schema_text(name))

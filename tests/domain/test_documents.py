@@ -8,13 +8,13 @@ from typing import Any, Literal
 import pytest
 from jsonschema_rs import validator_for
 
-from moetune.app.schemas import Keys, list_of, schema_of
 from moetune.domain.any_plan import plan_from_document, plan_from_json
 from moetune.domain.document import LARGEST, UNLESS_DEFAULT, decode, decode_schema, encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, Range
 from tests.runtime.plans import small_plan
+from tests.schemas import Keys, list_of, schema_of
 
 
 @dataclass(frozen=True, kw_only=True)
