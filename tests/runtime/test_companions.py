@@ -105,16 +105,19 @@ def fsdp_equals_one_process() -> None:
         check_equal(whole_state(net), wanted)
 
 
-def micro_batches_add_up() -> None:
-    wanted = _gradients_alone(2)
-    net = moetune.prepare_ddp(moetune.prepare_ddp(Net()))
-    wrapped = DistributedDataParallel(net, find_unused_parameters=True)
-    first, last = _mine(2)
-    with wrapped.no_sync():
-        (loss_of(wrapped, first) / 2).backward()
-    (loss_of(wrapped, last) / 2).backward()
-    _check_gradients(net, wanted)
-    fsdp = sharded(Net(), _world())
+def micro_batches_add_up(group: dist.ProcessGroup | None = None) -> None:
+    wanted, (first, last) = _gradients_alone(2), _mine(2)
+    for meanwhile in (DistributedDataParallel.no_sync, contextlib.nullcontext):
+        net: Any = moetune.prepare_ddp(moetune.prepare_ddp(Net(group=group)))
+        wrapped = DistributedDataParallel(net, find_unused_parameters=True)
+        with meanwhile(wrapped):
+            (loss_of(wrapped, first) / 2).backward()
+        sums = communicator_of(None).all_gather_values(net.moe.experts.w1.grad.sum(), "sums")
+        is_mean = group is not None and meanwhile is contextlib.nullcontext
+        assert len(sums.unique()) == (2 if is_mean else dist.get_world_size())
+        (loss_of(wrapped, last) / 2).backward()
+        _check_gradients(net, wanted)
+    fsdp = sharded(Net(group=group), _world())
     backward(fsdp, _mine(2))
     _check_gradients(fsdp, wanted)
 
@@ -353,17 +356,8 @@ def replicas_of_experts_stay_equal_under_ddp() -> None:
         check_equal(whole_state(net), wanted)
 
 
-def replicas_of_experts_are_averaged_behind_the_last_micro_batch() -> None:
-    wanted, (first, last) = _gradients_alone(2), _mine(2)
-    for accumulates in (True, False):
-        net: Any = moetune.prepare_ddp(Net(group=_pairs()))
-        wrapped = DistributedDataParallel(net)
-        with wrapped.no_sync() if accumulates else contextlib.nullcontext():
-            (loss_of(wrapped, first) / 2).backward()
-        sums = communicator_of(None).all_gather_values(net.moe.experts.w1.grad.sum(), "sums")
-        assert len(sums.unique()) == (4 if accumulates else 2)
-        (loss_of(wrapped, last) / 2).backward()
-        _check_gradients(net, wanted)
+def replicas_are_averaged_behind_the_last_micro_batch() -> None:
+    micro_batches_add_up(_pairs())
 
 
 def replicas_of_experts_are_shards_under_fsdp() -> None:
@@ -446,7 +440,7 @@ def a_layout_takes_the_groups_of_a_mesh() -> None:
 
 FOUR_RANKS: tuple[Callable[[], None], ...] = (
     replicas_of_experts_stay_equal_under_ddp,
-    replicas_of_experts_are_averaged_behind_the_last_micro_batch,
+    replicas_are_averaged_behind_the_last_micro_batch,
     replicas_of_experts_are_shards_under_fsdp,
     a_group_of_one_is_dense,
     groups_outside_of_the_wrapper_are_refused,

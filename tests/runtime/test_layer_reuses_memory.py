@@ -45,9 +45,6 @@ class LateCopies(DeviceCopies):
     def load(self, host: torch.Tensor, rows: torch.Tensor) -> Wait:
         return lambda: drop(rows.copy_(host))
 
-    def drain(self) -> None:
-        """Copy nothing more."""
-
 
 @pytest.mark.parametrize("num_experts", [1, 4])
 @pytest.mark.parametrize("strategy", ["S1", "S2", "S3"])
@@ -71,6 +68,7 @@ class RecordedCopies(LateCopies):
     """Notes each load in a list that notes the GEMMs too."""
 
     def __init__(self, events: list[str]) -> None:
+        super().__init__()
         self._events = events
 
     def load(self, host: torch.Tensor, rows: torch.Tensor) -> Wait:

@@ -37,7 +37,7 @@ def gradient_parts(parameters: Iterable[nn.Parameter], spread: Spread) -> Gradie
     """Return parameters' gradients by the groups over which they are cut, equal on all ranks.
 
     Parameters tell the groups: a rank without gradients of its experts takes part in the norm. Of
-    each group the first gradient is a zero, in at least float32.
+    each group the first gradient is a zero, in float64.
     """
     owners = {id(parameter): group for parameter, group in spread}
     communicator, groups_of = functools.cache(communicator_of), functools.cache(_groups_of)
@@ -51,8 +51,8 @@ def gradient_parts(parameters: Iterable[nn.Parameter], spread: Spread) -> Gradie
         elif id(parameter) in owners:
             groups = (communicator(owners[id(parameter)]),)
         if groups not in parts:
-            dtype = torch.promote_types(parameter.dtype, torch.float32)
-            parts[groups] = [torch.zeros((), dtype=dtype, device=parameter.device)]
+            zero = torch.zeros((), dtype=torch.float64, device=parameter.device)
+            parts[groups] = [zero]
         if grad is not None:
             parts[groups].append(grad)
     return parts
@@ -85,20 +85,24 @@ def _norm_over(
 ) -> torch.Tensor:
     """Return the norm of gradients over the groups' ranks, in float64."""
     zero, *given = grads
-    wide = [
-        torch.linalg.vector_norm(
-            grad, norm_type, dtype=torch.promote_types(grad.dtype, torch.float32)
-        )
-        for grad in given
-    ]
-    norm = _norm([each.to(zero.device, torch.float64) for each in (zero, *wide)], norm_type)
+    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for grad in given:
+        by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
+    norms = [zero]
+    for (_, dtype), some in by_kind.items():
+        wide = torch.promote_types(dtype, torch.float32)
+        norm = _norm(torch._foreach_norm(some, norm_type, wide), norm_type)  # noqa: SLF001 - as torch clips
+        norms.append(norm.to(zero))
+    norm = _norm(norms, norm_type)
     for group in groups:
         norm = norm_over_ranks(norm, group, norm_type)
     return norm
 
 
 def _norm(norms: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([*norms]), norm_type)
+    total: torch.Tensor = torch.linalg.vector_norm(
+        torch.stack([*norms]), norm_type, dtype=torch.float64
+    )
     return total
 
 
