@@ -1,7 +1,6 @@
 """The rank program on real ranks: what it times, in which order, and what it refuses."""
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from benchmarks.netlab.experiment import steps_command
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.peers import peer_env
-from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
 
 pytestmark = pytest.mark.dist
@@ -32,13 +30,6 @@ own = 0.05 if dist.get_rank() == 1 else 0.0
 times = time_steps({"a": step("a", own), "b": step("b", 0.02), "c": step("c", 0.0)}, rounds=4)
 print(json.dumps([times, calls]))
 dist.destroy_process_group()
-"""
-_DIFFERENT = """
-import torch
-from benchmarks.netlab.ranks import _check_same_outputs
-ones = lambda: torch.ones(3)
-_check_same_outputs({"ours:1": ones, "deepspeed": ones, "bare": lambda: torch.zeros(3)})
-_check_same_outputs({"ours:1": ones, "deepspeed": lambda: torch.tensor([1.0, 1.0, 1.001])})
 """
 
 
@@ -64,14 +55,6 @@ def test_deepspeed_with_our_weights_gives_our_outputs(top_k: int) -> None:
     assert [line["variant"] for line in lines] == ["ours:2", "deepspeed"]
 
 
-def test_layers_with_different_outputs_are_not_compared() -> None:
-    with (
-        Lab(num_ranks=1, rate_mbit=None) as lab,
-        pytest.raises(MoetuneError, match=re.escape("deepspeed is not ours:1")),
-    ):
-        lab.run([sys.executable, "-c", _DIFFERENT], timeout_seconds=60)
-
-
 def test_steps_take_turns_and_the_slowest_rank_counts() -> None:
     with Lab(num_ranks=2, rate_mbit=None) as lab:
         outputs = lab.run([sys.executable, "-c", _TIMES], timeout_seconds=60)
@@ -83,11 +66,6 @@ def test_steps_take_turns_and_the_slowest_rank_counts() -> None:
     assert len(set(rounds)) > 1
     assert all(seconds >= 0.05 for seconds in times["a"])
     assert all(seconds >= 0.02 for seconds in times["b"])
-
-
-def test_an_unknown_variant_ends_every_rank() -> None:
-    with pytest.raises(MoetuneError, match="KeyError: 'theirs'"):
-        _run(["theirs"], tokens=(16,))
 
 
 def _run(variants: list[str], *, tokens: tuple[int, ...], top_k: int = 1) -> list[dict[str, Any]]:

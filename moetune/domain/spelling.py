@@ -17,8 +17,8 @@ _COMMAND_OR_FLAG = re.compile(r"(`[^`]*`|\b(?:moetune|torchrun) \S.*)|--([a-z][a
 
 _KEYS: Mapping[str, str] = MappingProxyType(
     {
-        "model": "model", "world-size": "world_size", "nodes": "num_nodes",
-        "tokens": "tokens_per_rank", "memory-limit": "memory_limit_bytes", "dtype": "dtype",
+        "model": "model", "world-size": "world_size", "tokens": "tokens_per_rank",
+        "memory-limit": "memory_limit_bytes", "dtype": "dtype",
         "profile": "profile", "d-model": "layer.d_model", "d-hidden": "layer.d_hidden",
         "num-experts": "layer.num_experts", "top-k": "layer.top_k",
     }

@@ -230,11 +230,11 @@ class ModelSubject(PricedPlan):
     def _in_chunks(self, asked: Asked) -> Instead:
         """Return the chosen layout with its exchanges in so many chunks."""
         if self.plan.layout.overlap != "chunks":
-            target = "" if self.plan.target == "moetune" else "--target moetune "
+            target = "" if self.plan.target == "moetune" else " and --target moetune"
             raise InputError(
                 f"the plan's layout hides exchanges by overlap {self.plan.layout.overlap}, not in "
                 "chunks",
-                f"ask with --layout, or plan with {target}--overlap chunks",
+                f"ask with --layout, or plan with --overlap chunks{target}",
             )
         layout = replace(self.plan.layout, **asked.pins)
         degrees = asked.pins["degree"]
