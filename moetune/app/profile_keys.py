@@ -71,37 +71,37 @@ def in_si(document: Mapping[str, object], *, devices_per_node: object) -> dict[s
     Raises:
         InputError: a value without a unit, or with a foreign one, or a key in both forms.
     """
-    found = _with_facts(document)
+    values_in_si = _with_facts(document)
     for section in UNIT_KEYS:
-        where, values = f"profile.{section}", found.get(section)
+        where, values = f"profile.{section}", values_in_si.get(section)
         if isinstance(values, Mapping):
-            found[section] = _table_in_si(values, section, where)
+            values_in_si[section] = _table_in_si(values, section, where)
         elif isinstance(values, list):
-            found[section] = [
-                _table_in_si(row, section, f"{where}[{at}]") if isinstance(row, Mapping) else row
-                for at, row in enumerate(values)
+            values_in_si[section] = [
+                _table_in_si(row, section, f"{where}[{index}]") if isinstance(row, Mapping) else row
+                for index, row in enumerate(values)
             ]
-    if isinstance(network := found.get("network"), dict):
-        found["network"] = _network_in_si(network, devices_per_node)
-    return found
+    if isinstance(network := values_in_si.get("network"), dict):
+        values_in_si["network"] = _network_in_si(network, devices_per_node)
+    return values_in_si
 
 
 def _with_facts(document: Mapping[str, object]) -> dict[str, object]:
     """Return the document with the hardware facts that other tables have, in the fingerprint."""
-    found, facts = dict(document), {}
-    machine, network = found.get("machine"), found.get("network")
+    made, facts = dict(document), {}
+    machine, network = made.get("machine"), made.get("network")
     if isinstance(machine, Mapping) and "host_memory" in machine:
         size = _read(machine["host_memory"], parse_bytes, "2TiB", "profile.machine.host_memory")
         facts[HOST_MEMORY] = str(int(size))
-        found["machine"] = {key: machine[key] for key in machine if key != "host_memory"}
+        made["machine"] = {key: machine[key] for key in machine if key != "host_memory"}
     if isinstance(network, Mapping) and "nics" in network:
         facts[NUM_NICS] = str(network["nics"])
     if facts:
-        fingerprint = found.get("fingerprint", {})
+        fingerprint = made.get("fingerprint", {})
         hardware = fingerprint.get("hardware", {}) if isinstance(fingerprint, Mapping) else {}
         if isinstance(hardware, Mapping):
-            found["fingerprint"] = {**fingerprint, "hardware": {**hardware, **facts}}  # type: ignore[dict-item]
-    return found
+            made["fingerprint"] = {**fingerprint, "hardware": {**hardware, **facts}}  # type: ignore[dict-item]
+    return made
 
 
 _CARDS = ("nics", "nic_rate")
@@ -117,7 +117,7 @@ _OWNERS: Mapping[str, type] = MappingProxyType(
 
 
 def _table_in_si(table: Mapping[str, object], section: str, where: str) -> dict[str, object]:
-    found: dict[str, object] = {}
+    made: dict[str, object] = {}
     keys = UNIT_KEYS[section]
     _check_known(table, section, where)
     for key, value in table.items():
@@ -125,11 +125,11 @@ def _table_in_si(table: Mapping[str, object], section: str, where: str) -> dict[
         if unit is None:
             _check_number(table, key, keys, where)
             is_short = key == "dtype" and isinstance(value, str)
-            found[key] = full_dtype(str(value)) if is_short else value
+            made[key] = full_dtype(str(value)) if is_short else value
             continue
         _check_one_form(table, key, unit.si, where)
-        found[unit.si] = _read(value, unit.read, unit.example, f"{where}.{key}")
-    return found
+        made[unit.si] = _read(value, unit.read, unit.example, f"{where}.{key}")
+    return made
 
 
 def _check_known(table: Mapping[str, object], section: str, where: str) -> None:
@@ -137,11 +137,11 @@ def _check_known(table: Mapping[str, object], section: str, where: str) -> None:
     owner = _OWNERS.get(section)
     if owner is None:
         return
-    own = [item.name for item in fields(owner)]
-    known = [*own, *UNIT_KEYS[section], *_OUTSIDE.get(section, ())]
+    names = [item.name for item in fields(owner)]
+    readable = [*names, *UNIT_KEYS[section], *_OUTSIDE.get(section, ())]
     for key in table:
-        if key not in known:
-            hint = nearest_or(f"known keys: {', '.join(known)}", key, known)
+        if key not in readable:
+            hint = nearest_or(f"known keys: {', '.join(readable)}", key, readable)
             raise InputError(f"{where} has the unknown key {shown(key)}", hint)
 
 
@@ -149,17 +149,17 @@ def _network_in_si(network: dict[str, object], devices_per_node: object) -> dict
     if not any(key in network for key in _CARDS):
         return network
     where, si = "profile.network", "nic_bytes_per_second"
-    for key, other in (_CARDS, _CARDS[::-1]):
+    for key, partner in (_CARDS, _CARDS[::-1]):
         _check_one_form(network, key, si, where)
-        if other not in network:
+        if partner not in network:
             raise InputError(
-                f"{where} lacks the key {other!r}",
+                f"{where} lacks the key {partner!r}",
                 'nics = 8 with nic_rate = "400Gbit/s" are a node of eight cards',
             )
-    found = {key: value for key, value in network.items() if key not in _CARDS}
+    made = {key: value for key, value in network.items() if key not in _CARDS}
     rate = _read(network["nic_rate"], parse_rate, "400Gbit/s", f"{where}.nic_rate")
     nics = _whole(network["nics"], f"{where}.nics")
-    return {**found, si: nics * rate / _whole(devices_per_node, "profile.machine.devices_per_node")}
+    return {**made, si: nics * rate / _whole(devices_per_node, "profile.machine.devices_per_node")}
 
 
 def _whole(value: object, where: str) -> int:

@@ -86,10 +86,10 @@ def _network_words(job: TrainingJob, profile: Profile) -> Iterator[str]:
 def _stand_in_words(doubts: Iterable[Doubt]) -> Iterator[str]:
     """Yield a sentence for the collectives, and one for the GEMMs, that other ones stand in for."""
     names = {doubt.operation: doubt.stand_in for doubt in doubts if doubt.stand_in}
-    gemms = {name: other for name, other in names.items() if " GEMM of " in name}
-    others = {name: other for name, other in names.items() if name not in gemms}
+    gemms = {name: stand_in_name for name, stand_in_name in names.items() if " GEMM of " in name}
+    others = {name: stand_in_name for name, stand_in_name in names.items() if name not in gemms}
     for stand_in in dict.fromkeys(others.values()):
-        operations = [name for name, other in others.items() if other == stand_in]
+        operations = [name for name, stand_in_name in others.items() if stand_in_name == stand_in]
         yield f"not in the profile: {_list_words(operations)}; {stand_in} stands in"
     if gemms:
         yield (

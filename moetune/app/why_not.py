@@ -174,18 +174,18 @@ def _drift_notes(subject: Subject) -> tuple[str, ...]:
 
 
 def _words(answer: WhyNotAnswer) -> Iterator[str]:
-    chosen, other = answer.chosen, answer.other
-    if other is None:
+    chosen, rival = answer.chosen, answer.other
+    if rival is None:
         assert answer.refused is not None  # noqa: S101 - there is no other reason for None
         yield f"It cannot be had: {answer.refused.what}."
         if answer.refused.hint:
             yield f"{_capital(answer.refused.hint)}."
         yield f"The plan has {chosen.name}, in {format_seconds(chosen.step_seconds)} a step."
         return
-    yield from _step_words(answer, other)
-    yield from _part_words(answer, other)
-    yield from _memory_words(answer, other)
-    if answer.kept_because and (answer.verdict != "slower" or not other.parts):
+    yield from _step_words(answer, rival)
+    yield from _part_words(answer, rival)
+    yield from _memory_words(answer, rival)
+    if answer.kept_because and (answer.verdict != "slower" or not rival.parts):
         yield f"The plan says of it: {answer.kept_because}."
     if answer.probability_faster is not None and answer.verdict not in {"chosen", "too_large"}:
         yield (
@@ -194,9 +194,9 @@ def _words(answer: WhyNotAnswer) -> Iterator[str]:
         )
 
 
-def _step_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
+def _step_words(answer: WhyNotAnswer, rival: ComparedChoice) -> Iterator[str]:
     chosen, verdict = answer.chosen, answer.verdict
-    step, mine = format_seconds(other.step_seconds), format_seconds(chosen.step_seconds)
+    step, mine = format_seconds(rival.step_seconds), format_seconds(chosen.step_seconds)
     if verdict == "chosen":
         yield f"This is the plan's own choice: {chosen.name}, {mine} a step."
         return
@@ -211,30 +211,30 @@ def _step_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
         yield f"It does not fit: {what}."
         if answer.refused and answer.refused.hint:
             yield f"{_capital(answer.refused.hint)}."
-        yield f"With enough memory {other.name} would take {step} a step, {how} the plan's {mine}."
+        yield f"With enough memory {rival.name} would take {step} a step, {how} the plan's {mine}."
     else:
-        yield f"With {other.name} a step takes {step}, {how} the plan's {mine}."
+        yield f"With {rival.name} a step takes {step}, {how} the plan's {mine}."
     yield f"The plan has {chosen.name}."
-    yield from _way_words(chosen, other)
+    yield from _way_words(chosen, rival)
     if verdict == "faster" and answer.rule:
         yield f"{_capital(answer.rule)}."
 
 
-def _way_words(chosen: ComparedChoice, other: ComparedChoice) -> Iterator[str]:
+def _way_words(chosen: ComparedChoice, rival: ComparedChoice) -> Iterator[str]:
     """Yield the decisions in which both differ beside their names."""
     differing = [
-        f"{name} {other.decision[name]} instead of {chosen.decision[name]}"
+        f"{name} {rival.decision[name]} instead of {chosen.decision[name]}"
         for name in _WAYS
         if name in chosen.decision
-        and name in other.decision
-        and chosen.decision[name] != other.decision[name]
+        and name in rival.decision
+        and chosen.decision[name] != rival.decision[name]
         and name not in chosen.name
     ]
     if differing:
         yield f"Besides, {', '.join(differing)}."
 
 
-def _part_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
+def _part_words(answer: WhyNotAnswer, rival: ComparedChoice) -> Iterator[str]:
     difference, chosen = answer.difference, answer.chosen
     least = _SMALL * chosen.step_seconds
     parts = difference.parts.items() if difference else ()
@@ -242,7 +242,7 @@ def _part_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
     if large:
         said = [f"{_more(seconds)} of {name}" for name, seconds in large[:_NAMED]]
         yield f"The difference: {', '.join(said)}."
-    for name, seconds in other.work.items():
+    for name, seconds in rival.work.items():
         before = chosen.work.get(name)
         if before is not None and abs(seconds - before) > least:
             yield (
@@ -251,10 +251,10 @@ def _part_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
             )
 
 
-def _memory_words(answer: WhyNotAnswer, other: ComparedChoice) -> Iterator[str]:
-    if other.needed_bytes is None or answer.verdict == "chosen":
+def _memory_words(answer: WhyNotAnswer, rival: ComparedChoice) -> Iterator[str]:
+    if rival.needed_bytes is None or answer.verdict == "chosen":
         return
-    needed = f"A device needs {format_bytes(other.needed_bytes)}"
+    needed = f"A device needs {format_bytes(rival.needed_bytes)}"
     if answer.limit_bytes is not None:
         needed += f" of {format_bytes(answer.limit_bytes)}"
     if answer.chosen.needed_bytes is not None:

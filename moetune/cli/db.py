@@ -22,7 +22,7 @@ def upgrade(session: Session) -> None:
     elif before is None:
         words = f"made {location} with schema {after}"
     document = {"schema": "moetune.db.upgrade/1", "location": location, "from": before, "to": after}
-    session.screen.said(document, words)
+    session.screen.result(document, words)
 
 
 @command("moetune db current")
@@ -35,7 +35,7 @@ def current(session: Session) -> int:
     if state.revision is None:
         words = f"there is no database at {location} yet"
     document = {"schema": "moetune.db.current/1", "location": location}
-    session.screen.said({**document, "revision": state.revision, "wanted": state.head}, words)
+    session.screen.result({**document, "revision": state.revision, "wanted": state.head}, words)
     if state.revision is None or state.up_to_date:
         return 0
     session.screen.note("run `moetune db upgrade`")
@@ -50,7 +50,7 @@ def check(session: Session) -> int:
     problems = store.check(session.settings.db)
     document = {"schema": "moetune.db.check/1", "location": session.location}
     words = problems or ("no problems found",)
-    session.screen.said({**document, "problems": problems}, *words)
+    session.screen.result({**document, "problems": problems}, *words)
     if not store.current(session.settings.db).up_to_date:
         return SchemaMismatchError.exit_code
     return MoetuneError.exit_code if problems else 0
@@ -66,7 +66,7 @@ def backup(session: Session, target: Path) -> None:
 
     file, location = store.backup(session.settings.db, target), session.location
     document = {"schema": "moetune.db.backup/1", "location": location, "file": str(file)}
-    session.screen.said(document, f"copied {location} to {file}")
+    session.screen.result(document, f"copied {location} to {file}")
 
 
 @command(
@@ -85,7 +85,7 @@ def prune(session: Session, older_than: float, *, dry_run: bool) -> None:
         removed = library.prune(store, older_than_seconds=older_than, dry_run=dry_run)
         size_bytes = store.size_bytes()
     document = {"schema": "moetune.db.prune/1", "location": session.location, "dry_run": dry_run}
-    session.screen.said(
+    session.screen.result(
         {**document, "removed": removed, "size_bytes": size_bytes},
         f"{'would remove' if dry_run else 'removed'} {plural(removed.plans, 'plan')}, "
         f"{plural(removed.observations, 'observation')} and "

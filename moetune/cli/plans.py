@@ -72,7 +72,7 @@ def remove(session: Session, plans: Sequence[str]) -> None:
 
     with session.made_store() as store:
         removed = store.remove_plans(library.plan_ids(store, plans))
-    session.screen.said(
+    session.screen.result(
         {"schema": "moetune.plans.remove/1", "removed": removed},
         f"removed {plural(removed.plans, 'plan')}, with "
         f"{plural(removed.observations, 'observation')} and "
@@ -110,7 +110,7 @@ def remove_observations(session: Session, observations: Sequence[int]) -> None:
     with session.made_store() as store:
         count = store.remove_observations(observations)
     document = {"schema": "moetune.observations.remove/1", "removed": count}
-    session.screen.said(document, f"removed {plural(count, 'observation')}")
+    session.screen.result(document, f"removed {plural(count, 'observation')}")
 
 
 observations = group("Observed steps of plans.", list=list_observations, remove=remove_observations)

@@ -209,7 +209,7 @@ def _measure(session: Session, request: "ProfileRequest", *, resume: bool) -> in
                 f"  measure the rest:  {session.command_again('--resume')}"
             )
             return _INTERRUPTED
-    screen.said(outcome.document)
+    screen.result(outcome.document)
     if not session.as_json:
         _show(session, request, outcome)
     return 0

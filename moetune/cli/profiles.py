@@ -42,7 +42,7 @@ def new(
     write_text(file, described.text)
     profile, stand_ins = described.profile, described.stand_ins
     document = {"schema": "moetune.profiles.new/1", "name": profile.name, "file": str(file)}
-    session.screen.said(
+    session.screen.result(
         {**document, "base": described.base, "stand_ins": stand_ins},
         f"{file} is written: profile {profile.name}, not measured",
         f"{described.base} stands in for:",
@@ -85,7 +85,7 @@ def export(session: Session, name: str, output: Path | None) -> None:
     if output is not None:
         write_text(output, profile_to_toml(profile))
         document = {"schema": "moetune.profiles.export/1", "name": profile.name}
-        screen.said({**document, "file": str(output)})
+        screen.result({**document, "file": str(output)})
         screen.hint(f"profile {profile.name} is written to {output}")
     elif session.as_json:
         screen.document(profile)
@@ -107,7 +107,7 @@ def import_(session: Session, file: Path, name: str | None) -> None:
         location = store.location
     document = {"schema": "moetune.profiles.import/1", "name": profile.name, "file": str(file)}
     words = f"profile {profile.name} is stored in {location}"
-    session.screen.said({**document, "location": location}, words)
+    session.screen.result({**document, "location": location}, words)
     _hint_at_plan(session, "gpt-s", profile.name)
 
 
@@ -140,7 +140,7 @@ def remove(session: Session, name: str) -> None:
         count = remove_profile(name, store=store)
     document = {"schema": "moetune.profiles.remove/1", "name": name, "num_runs": count}
     words = f"profile {name} and its {plural(count, 'run')} are removed"
-    session.screen.said(document, words)
+    session.screen.result(document, words)
 
 
 profiles = group(

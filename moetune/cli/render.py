@@ -54,7 +54,7 @@ class Screen(SectionPrinter):
         else:
             self.sections(view())
 
-    def said(self, document: Mapping[str, object], *lines: str) -> None:
+    def result(self, document: Mapping[str, object], *lines: str) -> None:
         """Print what a command has done: its JSON document, or the lines that say it."""
         if self.as_json:
             self.document(document)

@@ -14,6 +14,6 @@ def schema(session: Session, name: str | None) -> None:
 
     if name is None:
         names = [*schema_files()]
-        session.screen.said({"schema": "moetune.schemas/1", "names": names}, *names)
+        session.screen.result({"schema": "moetune.schemas/1", "names": names}, *names)
     else:
         session.screen.raw(schema_text(name))

@@ -43,7 +43,7 @@ def serve(
     level = logging.WARNING if session.quiet else logging.INFO
 
     def ready(url: str, location: str) -> None:
-        session.screen.said({"schema": "moetune.serve/1", "url": url, "location": location})
+        session.screen.result({"schema": "moetune.serve/1", "url": url, "location": location})
         sys.stdout.flush()
         session.screen.note(f"moetune serves {url} (database {location})")
 

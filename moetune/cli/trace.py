@@ -59,7 +59,7 @@ def trace(
         return
     write_text(output, json.dumps(made.document))
     overlaps = (("Predicted", made.predicted), ("Measured", made.measured))
-    session.screen.said(
+    session.screen.result(
         made.summary(str(output)),
         *(f"{name}: {_words(overlap)}" for name, overlap in overlaps if overlap is not None),
         *made.notes,

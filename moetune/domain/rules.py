@@ -261,9 +261,9 @@ def _rules_of(rules: tuple[Rule, ...], target: str, core: MegatronCore) -> tuple
 def refused(rules: tuple[Rule, ...], asked: Asked) -> Iterator[BrokenRule]:
     """Yield the rules that are broken, in their order."""
     for rule in _rules_of(rules, asked.target.name, asked.core):
-        if found := rule.breaks(asked):
+        if broken := rule.breaks(asked):
             places = {
-                "layout": asked.layout, "job": asked.job, "site": asked.site, "found": found,
+                "layout": asked.layout, "job": asked.job, "site": asked.site, "found": broken,
                 "target": asked.target, "decoder": asked.job and asked.job.decoder,
             }  # fmt: skip
             texts = (text.format(**places) for text in (rule.what, rule.instead, rule.source))

@@ -94,9 +94,9 @@ def _written(layout: FoldedLayout) -> str:
     if layout.order == usual_schedule(layout.vpp):
         layout = replace(layout, schedule=None)  # plans' documents name it all the same
     values = (
-        (one.name, getattr(layout, one.name))
-        for one in fields(FoldedLayout)
-        if getattr(layout, one.name) != getattr(plain, one.name)
+        (item.name, getattr(layout, item.name))
+        for item in fields(FoldedLayout)
+        if getattr(layout, item.name) != getattr(plain, item.name)
     )
     lines = "".join(f"    {name}={value!r},\n" for name, value in values)
     return f"FoldedLayout(\n{lines})"

@@ -144,7 +144,7 @@ def megatron_model(
         elif isinstance(mixer, GroupedQueryAttention):
             _grouped(model, mixer)
         elif isinstance(mixer, GatedDeltaNet):
-            is_delta = (any(isinstance(one, GatedDeltaNet) for one in block.parts)
+            is_delta = (any(isinstance(part, GatedDeltaNet) for part in block.parts)
                         for block in decoder.blocks)  # fmt: skip
             model.fields["linear_attention_freq"] = tuple(map(int, is_delta))
     _feed_forward(model, decoder)
@@ -236,9 +236,9 @@ def _positions(
 
 def _rotary(model: MegatronModel, config: Mapping[str, object]) -> None:
     parameters = config.get("rope_parameters")
-    known = {**config, **(parameters if isinstance(parameters, Mapping) else {})}
+    values = {**config, **(parameters if isinstance(parameters, Mapping) else {})}
     for name, flag in _ROPE_FIELDS.items():
-        value = known.get(name)
+        value = values.get(name)
         if isinstance(value, int | float):
             model.flags[flag] = int(value) if name == "rope_theta" else value
     rotated, width = config.get("rotary_dim"), model.fields.get("kv_channels")
@@ -254,8 +254,8 @@ def _stretched(model: MegatronModel, config: Mapping[str, object]) -> None:
     YaRN has arguments with latent attention alone, whose original length is 4,096, and Llama 3's
     scaling has its factor alone.
     """
-    found = config.get("rope_scaling") or config.get("rope_parameters")
-    scaling: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    given = config.get("rope_scaling") or config.get("rope_parameters")
+    scaling: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     match scaling.get("rope_type", scaling.get("type", "default")):
         case "default":
             return

@@ -186,14 +186,14 @@ def _captured(planned: Planned) -> tuple[str, ...]:
     Dense FFNs are no graphs of their own beside overlap of exchanges (`transformer_config.py`).
     """
     parts = [part for kind in planned.decoder.kinds for part in kind.parts]
-    found = ["attn"]
+    modules = ["attn"]
     if any(isinstance(part, StateSpace) for part in parts):
-        found.append("mamba")
+        modules.append("mamba")
     if planned.layout.overlap != "batch" and any(isinstance(part, DenseFfn) for part in parts):
-        found.append("mlp")
+        modules.append("mlp")
     if planned.decoder.num_moe_layers:
-        found += ["moe_router", "moe_preprocess"]
-    return tuple(found)
+        modules += ["moe_router", "moe_preprocess"]
+    return tuple(modules)
 
 
 def _granularity(modules: tuple[Recompute, ...]) -> str | None:

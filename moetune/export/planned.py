@@ -69,10 +69,10 @@ class Planned:
         ranks = self.job.world_size
         width = None if self.site is None else self.site.devices_per_node
         if width is None or ranks % min(width, ranks):
-            nodes, each = '"$NNODES"', "gpu"
+            nodes, ranks_per_node = '"$NNODES"', "gpu"
         else:
-            nodes, each = str(ranks // min(width, ranks)), str(min(width, ranks))
-        return torchrun(nodes, each, host='"$MASTER_ADDR"')
+            nodes, ranks_per_node = str(ranks // min(width, ranks)), str(min(width, ranks))
+        return torchrun(nodes, ranks_per_node, host='"$MASTER_ADDR"')
 
     @property
     def where_to_start(self) -> str:
@@ -146,7 +146,7 @@ def comments(lines: tuple[str, ...]) -> str:
 
 def remarks(planned: Planned, not_expressed: tuple[str, ...], *more: str) -> str:
     """Return the comments at the head of a file."""
-    missing = tuple(f"Not expressed: {one}." for one in not_expressed)
+    missing = tuple(f"Not expressed: {remark}." for remark in not_expressed)
     return comments((*planned.head, *more, *missing))
 
 

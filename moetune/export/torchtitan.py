@@ -67,8 +67,8 @@ def torchtitan_export(planned: Planned) -> Export:
         remarks=remarks(planned, missing, *_notes(planned, recipe)),
         recipe=recipe,
         policy="".join(
-            f"from torchtitan.distributed.activation_checkpoint import {_POLICIES[one]}\n"
-            for one in planned.layout.recompute
+            f"from torchtitan.distributed.activation_checkpoint import {_POLICIES[module]}\n"
+            for module in planned.layout.recompute
         ),
         narrow=_NARROW if planned.job.dtype == "mxfp8" else "",
         body="".join(f"    {line}\n" for line in _statements(planned, recipe)),
@@ -117,7 +117,7 @@ def _statements(planned: Planned, recipe: Recipe) -> Iterator[str]:
     yield f"config.training.seq_len = {job.length}"
     yield "config.training.disable_cuda_graphs = True"
     yield from _parallelism(planned, recipe)
-    policy = next((_POLICIES[one] for one in layout.recompute), None)
+    policy = next((_POLICIES[module] for module in layout.recompute), None)
     yield f"config.activation_checkpoint = {f'{policy}.Config()' if policy else None}"
     yield "return config"
 

@@ -149,7 +149,7 @@ class Scale:
         if self.axis.kind == "category":
             return tuple(Tick(self.share(name), name) for name in self.categories)
         if self.axis.ticks:
-            ticks = [Tick(self.share(at), text) for at, text in self.axis.ticks]
+            ticks = [Tick(self.share(place), text) for place, text in self.axis.ticks]
             inside = [tick for tick in ticks if abs(tick.share - 0.5) <= 0.5 + _NEARLY]
             return tuple(inside[:: -(-len(inside) // (_MOST_TICKS + 1)) or 1])
         is_date, span = self.axis.kind == "date", self.high - self.low
@@ -166,7 +166,7 @@ class Scale:
                 if is_date
                 else _text(value, step, is_share=self.axis.is_share),
             )
-            for value in (at * step for at in range(first, last + 1))
+            for value in (place * step for place in range(first, last + 1))
         )
 
 

@@ -335,8 +335,8 @@ def _level(down: float, kind: str) -> str:
 
 
 def _vertical(share: float, place: _Place, look: str) -> str:
-    at = _percent(share)
-    return f'<line x1="{at}" x2="{at}" y1="{_px(place.top)}" y2="{_px(place.bottom)}" {look}/>'
+    left = _percent(share)
+    return f'<line x1="{left}" x2="{left}" y1="{_px(place.top)}" y2="{_px(place.bottom)}" {look}/>'
 
 
 def _stretch(inner: str, height: float) -> str:

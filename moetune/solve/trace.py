@@ -92,17 +92,17 @@ def layer_spans(
     for phase, degree, timeline in phases:
         for span in timeline.spans:
             operation, chunk = operation_and_chunk(span.name)
-            own = span._replace(
+            bar = span._replace(
                 name=operation,
                 start_seconds=start_seconds + span.start_seconds,
                 end_seconds=start_seconds + span.end_seconds,
             )
             spans.append(
                 chunk_span(
-                    own, phase=phase, chunk=chunk or 0, tokens=workload.tokens_per_rank,
+                    bar, phase=phase, chunk=chunk or 0, tokens=workload.tokens_per_rank,
                     degree=degree,
                     num_bytes=_moved_bytes(
-                        own, workload, rows=rows_of_all / degree, bytes_per_row=layer.bytes_per_row
+                        bar, workload, rows=rows_of_all / degree, bytes_per_row=layer.bytes_per_row
                     ),
                 )
             )  # fmt: skip
@@ -185,13 +185,13 @@ def plan_step(*, plan: Plan, costs: Costs, decision: Decision | None = None) -> 
         ProfileError: an operation was not measured.
     """
     workload = plan.workload
-    own = decision or plan.decide(workload.tokens_per_rank)
+    chosen = decision or plan.decide(workload.tokens_per_rank)
     return step_time(
         costs=layer_costs(workload=workload, costs=costs),
         tokens=workload.tokens_per_rank,
-        degree=own.degree,
-        order=own.order,
-        strategy=own.strategy,
+        degree=chosen.degree,
+        order=chosen.order,
+        strategy=chosen.strategy,
     )
 
 

@@ -151,8 +151,8 @@ class MeasurementStore(Database):
     ) -> tuple[MachineInfo, ...]:
         """Return a page of the machines, newest first."""
         query = select(*(machines.c[name] for name in MachineInfo.__dataclass_fields__))
-        found = connection.execute(page(query, machines.c.id, after=after, limit=limit))
-        return rows.infos(MachineInfo, found)
+        matches = connection.execute(page(query, machines.c.id, after=after, limit=limit))
+        return rows.infos(MachineInfo, matches)
 
     @reads
     def fits(

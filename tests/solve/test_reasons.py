@@ -76,7 +76,7 @@ def test_a_lost_choice_names_its_work_and_overlap_against_the_best(
     seconds: float, chunk_seconds: float, figures: list[str]
 ) -> None:
     other = step(degree=2, seconds=seconds, chunk_seconds=chunk_seconds)
-    assert times_in(explain_loss(other=other, best=BEST)) == figures
+    assert times_in(explain_loss(rival=other, best=BEST)) == figures
 
 
 @pytest.mark.parametrize(

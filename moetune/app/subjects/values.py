@@ -141,12 +141,12 @@ class StepDifference:
     parts: Mapping[str, float]
 
 
-def difference_of(chosen: ComparedChoice, other: ComparedChoice) -> StepDifference:
+def difference_of(chosen: ComparedChoice, rival: ComparedChoice) -> StepDifference:
     """Return another step less the chosen one; parts where both choices have them."""
-    left, right = chosen.parts, other.parts
+    left, right = chosen.parts, rival.parts
     names = dict.fromkeys((*left, *right)) if left and right else {}
     more = {name: right.get(name, 0.0) - left.get(name, 0.0) for name in names}
-    seconds = other.step_seconds - chosen.step_seconds
+    seconds = rival.step_seconds - chosen.step_seconds
     return StepDifference(
         seconds=seconds,
         share=seconds / chosen.step_seconds,

@@ -85,8 +85,8 @@ def makespan_beside(
         beside_seconds: t_s of what neither needs the experts' results nor they its own.
     """
     a, b = transfer_seconds / comm_speed, compute_seconds / comp_speed
-    beside = beside_seconds / comp_speed
-    overlap = shorter((2 * degree - 2) * a + shorter(a, beside), degree * b + beside)
+    hidden = beside_seconds / comp_speed
+    overlap = shorter((2 * degree - 2) * a + shorter(a, hidden), degree * b + hidden)
     overlap = shorter(overlap, degree * a + (degree - 1) * b)
     work = 2 * degree * transfer_seconds + degree * compute_seconds + beside_seconds
     return work + (1 - comm_speed - comp_speed) * overlap

@@ -95,8 +95,8 @@ def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
     named = list(sizes.items())
     if not command:  # rules say more about a machine than one form of a GEMM for another
         named.sort(key=lambda item: "modelled" not in item[0].stand_in)
-    for operation, found in named[:NUM_NAMED]:
-        yield _explain(operation, found)
+    for operation, wanted_sizes in named[:NUM_NAMED]:
+        yield _explain(operation, wanted_sizes)
     rest = len(named) - NUM_NAMED
     more = f"{rest} more operation{'' if rest == 1 else 's'}; " if rest > 0 else ""
     if not command:
@@ -130,12 +130,12 @@ def _explain(doubt: Doubt, sizes: Sequence[float]) -> str:
     if doubt.stand_in:
         return f"not measured: {doubt.operation}; {doubt.stand_in} stands in"
     wanted = _span(min(sizes), max(sizes), doubt.unit)
-    known = _span(doubt.low or 0.0, doubt.high or 0.0, doubt.unit)
-    return f"not measured: {doubt.operation} at {wanted}; extrapolated from {known}"
+    measured = _span(doubt.low or 0.0, doubt.high or 0.0, doubt.unit)
+    return f"not measured: {doubt.operation} at {wanted}; extrapolated from {measured}"
 
 
 def _span(low: float, high: float, unit: str) -> str:
-    first, last = (_size(one, unit) for one in (low, high))
+    first, last = (_size(size, unit) for size in (low, high))
     return first if first == last else f"{first} to {last}"
 
 

@@ -59,11 +59,11 @@ class AdaptiveRanges:
 
     def decide(self, tokens: int) -> Decision | None:
         """Return the decision settled for so many tokens; None in a gap."""
-        found = self._settled.get(tokens)
-        if found is not None or not self._sizes:
-            return found
-        at = bisect_left(self._sizes, tokens)
-        near = self._sizes[max(at - 1, 0) : at + 1]  # the settled sizes around it
+        settled = self._settled.get(tokens)
+        if settled is not None or not self._sizes:
+            return settled
+        place = bisect_left(self._sizes, tokens)
+        near = self._sizes[max(place - 1, 0) : place + 1]  # the settled sizes around it
         below, above = near[0], near[-1]
         if below < tokens < above and self._settled[below] == self._settled[above]:
             return self._settled[below]
@@ -72,10 +72,10 @@ class AdaptiveRanges:
 
     def around(self, tokens: int) -> tuple[Decision, ...]:
         """Return the decisions of the settled sizes below and above; () beyond the outermost."""
-        at = bisect_left(self._sizes, tokens)
-        if not 0 < at < len(self._sizes):
+        place = bisect_left(self._sizes, tokens)
+        if not 0 < place < len(self._sizes):
             return ()
-        return self._settled[self._sizes[at - 1]], self._settled[self._sizes[at]]
+        return self._settled[self._sizes[place - 1]], self._settled[self._sizes[place]]
 
     def settle(self, tokens: int, decision: Decision) -> "AdaptiveRanges":
         """Return the ranges with one size more; the newest decision for a size holds."""

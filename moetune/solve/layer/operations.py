@@ -42,12 +42,12 @@ def total(*parts: Estimate | None) -> Estimate:
     Args:
         parts: None for what was not measured, which counts as 0 s.
     """
-    known = [part for part in parts if part is not None]
-    trusts = set(map(_TRUST, known))
+    parts_had = [part for part in parts if part is not None]
+    trusts = set(map(_TRUST, parts_had))
     return Estimate(
-        seconds=sum(map(_SECONDS, known), 0.0),
+        seconds=sum(map(_SECONDS, parts_had), 0.0),
         trust=least_trust(trusts) if len(trusts) != 1 else trusts.pop(),
-        doubts=doubts_of(known),
+        doubts=doubts_of(parts_had),
     )
 
 
@@ -173,12 +173,12 @@ class LayerOperations(Tables):
         Returns:
             None where it was not measured: on a CPU it is part of the operations' own times.
         """
-        few, many = (self._launched(phase, chunks) for chunks in HOST_CHUNKS)
-        if few is None or many is None:
+        fewest, most = (self._launched(phase, chunks) for chunks in HOST_CHUNKS)
+        if fewest is None or most is None:
             return None
-        each = (many.seconds - few.seconds) / (HOST_CHUNKS[1] - HOST_CHUNKS[0])
-        once = longer(few.seconds - each * HOST_CHUNKS[0], 0.0)
-        return few._replace(seconds=once), few._replace(seconds=each)
+        chunk_seconds = (most.seconds - fewest.seconds) / (HOST_CHUNKS[1] - HOST_CHUNKS[0])
+        once = longer(fewest.seconds - chunk_seconds * HOST_CHUNKS[0], 0.0)
+        return fewest._replace(seconds=once), fewest._replace(seconds=chunk_seconds)
 
     def _launched(self, phase: Phase, chunks: int) -> Estimate | None:
         forward, step = (self.rows_op(op, chunks, 1) for op in LAUNCHES)
@@ -247,9 +247,9 @@ def _tiles(rows: float, shares: Sequence[float]) -> Floats:
 
 def _nearly_even_tiles(rows: float | Floats, num_experts: int) -> Floats:
     """Return the tiles of experts with even loads, which are never equal: see `expert_rows`."""
-    beside = np.zeros(num_experts)
-    beside[: num_experts - 1 : 4], beside[1::4] = 1, -1
-    return _whole(np.asarray(rows, float)[..., None] / num_experts + beside)
+    unevenness = np.zeros(num_experts)
+    unevenness[: num_experts - 1 : 4], unevenness[1::4] = 1, -1
+    return _whole(np.asarray(rows, float)[..., None] / num_experts + unevenness)
 
 
 def _whole(rows: Floats) -> Floats:

@@ -120,8 +120,8 @@ class BufferCounts:
     def _expert_parameters(self) -> int:
         layer = self._layer
         biases = (layer.d_hidden + layer.d_model) * self._bias
-        one = layer.num_gemms * layer.d_hidden * layer.d_model + biases
-        return one * self._local_experts
+        expert_parameters = layer.num_gemms * layer.d_hidden * layer.d_model + biases
+        return expert_parameters * self._local_experts
 
     @property
     def _tokens_bytes(self) -> int:

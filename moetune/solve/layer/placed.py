@@ -159,24 +159,24 @@ def least_fullest(loads: Sequence[float], num_groups: int) -> float:
     group, and they do with the smallest ones beside them.
     """
     loads = sorted(loads, reverse=True)
-    each = len(loads) // num_groups
+    size = len(loads) // num_groups
     mean = sum(loads) / num_groups
-    beside = loads[0] + sum(loads[len(loads) - each + 1 :])
-    if each == 1:
-        return max(mean, beside)
+    with_smallest = loads[0] + sum(loads[len(loads) - size + 1 :])
+    if size == 1:
+        return max(mean, with_smallest)
     two = loads[num_groups - 1] + loads[num_groups]
-    return max(mean, beside, two + sum(loads[len(loads) - each + 2 :]))
+    return max(mean, with_smallest, two + sum(loads[len(loads) - size + 2 :]))
 
 
 def _longest_first(loads: Sequence[float], num_groups: int) -> list[list[int]]:
     """Return groups filled from the largest load on, each into the emptiest that has room."""
-    each = len(loads) // num_groups
+    size = len(loads) // num_groups
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     open_groups = [(0.0, group) for group in range(num_groups)]
-    for at, load in enumerate(loads):
+    for expert, load in enumerate(loads):
         before, emptiest = heapq.heappop(open_groups)
-        groups[emptiest].append(at)
-        if len(groups[emptiest]) < each:
+        groups[emptiest].append(expert)
+        if len(groups[emptiest]) < size:
             heapq.heappush(open_groups, (before + load, emptiest))
     return groups
 
@@ -187,18 +187,18 @@ def _swapped(loads: Sequence[float], groups: list[list[int]]) -> list[list[int]]
     Every swap lowers the fullest group and leaves the other one below what that had.
     """
     all_loads = np.array(loads, float)
-    sums = [sum(loads[at] for at in group) for group in groups]
+    sums = [sum(loads[place] for place in group) for group in groups]
     while True:
         fullest = max(range(len(groups)), key=lambda group: (sums[group], -group))
         after = _after_swaps(all_loads[np.array(groups)], np.array(sums), fullest)
         best = after.argmin()
         if not after.flat[best] < sums[fullest] * (1 - _LOWER):
             return groups
-        other, mine, theirs = (int(at) for at in np.unravel_index(best, after.shape))
-        pair = groups[fullest][mine], groups[other][theirs]
-        groups[other][theirs], groups[fullest][mine] = pair
-        for group in (fullest, other):
-            sums[group] = sum(loads[at] for at in groups[group])
+        partner, mine, theirs = (int(place) for place in np.unravel_index(best, after.shape))
+        pair = groups[fullest][mine], groups[partner][theirs]
+        groups[partner][theirs], groups[fullest][mine] = pair
+        for group in (fullest, partner):
+            sums[group] = sum(loads[place] for place in groups[group])
 
 
 def _after_swaps(loads: Floats, sums: Floats, fullest: int) -> Floats:

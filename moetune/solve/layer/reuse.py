@@ -320,8 +320,8 @@ def _run(
         is_compared = chunks.ends_chunk[event.head[compute]] & event.is_ended[compute]
         if is_compared.any():
             head, chunk = event.head + event.is_ended, now - then
-            apart = np.abs(event.left - lefts).max(axis=0)
-            is_same = (head - heads == step).all(axis=0) & (apart <= SAME * chunk)
+            difference = np.abs(event.left - lefts).max(axis=0)
+            is_same = (head - heads == step).all(axis=0) & (difference <= SAME * chunk)
             settled = np.where(is_compared & is_same & np.isnan(settled), chunk, settled)
             then = np.where(is_compared, now, then)
             heads, lefts = (

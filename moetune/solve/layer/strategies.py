@@ -98,24 +98,24 @@ def choose_strategy(
     """
     budget = MemoryBudget.of(workload=workload, costs=costs, limit_bytes=limit_bytes)
     allowed = _allowed(budget, costs, bounds)
-    every = _allowed(budget, costs, replace(bounds, strategy=None))
+    allowed_names = _allowed(budget, costs, replace(bounds, strategy=None))
     rankings = {
         name: rank_degrees(costs=costs, bounds=bounds, budget=budget, strategy=name)
-        for name in dict.fromkeys((*every, *allowed))
+        for name in dict.fromkeys((*allowed_names, *allowed))
     }
     fitting = [ranking for name in allowed if (ranking := rankings[name]) is not None]
     if not fitting:
         raise _too_large(budget, allowed, DegreeChooser(costs=costs, bounds=bounds))
     best = _fastest(fitting)
     roomy = replace(budget, limit_bytes=UNLIMITED)
-    for name in every:
+    for name in allowed_names:
         if rankings[name] is None:
             ranking = rank_degrees(
                 costs=costs, bounds=replace(bounds, strategy=name), budget=roomy, strategy=name
             )
             assert ranking is not None  # noqa: S101 - everything fits without a limit
             rankings[name] = replace(ranking, budget=budget, fits=False)
-    contenders = (ranking for name in every if (ranking := rankings[name]) is not None)
+    contenders = (ranking for name in allowed_names if (ranking := rankings[name]) is not None)
     return RankedLayer(best=best, contenders=tuple(contenders))
 
 

@@ -181,16 +181,16 @@ def program_of(phases: Sequence[Sequence[Task]]) -> Program:
         rows = [[task for task in tasks if task.stream == stream] for stream in STREAMS]
         lengths = np.array([0, *(len(row) + 1 for row in rows[:-1])])
         firsts.append(len(names) + np.cumsum(lengths))
-        index = {task.name: (stream, int(start) + at)
+        index = {task.name: (stream, int(start) + position)
                  for stream, (start, row) in enumerate(zip(firsts[-1], rows, strict=True))
-                 for at, task in enumerate(row)}  # fmt: skip
+                 for position, task in enumerate(row)}  # fmt: skip
         for stream, row in enumerate(rows):
             for task in row:
                 duration.append(int(task.seconds))
                 place.append(_WEIGHTS[stream] * _CLASSES[stream].index(task.resource))
                 ends = [0] * len(STREAMS)
-                for at, before in map(index.__getitem__, task.after):
-                    ends[at] = max(ends[at], before + 1)
+                for before_stream, position in map(index.__getitem__, task.after):
+                    ends[before_stream] = max(ends[before_stream], position + 1)
                 needs.append(ends)
             names += [*(task.name for task in row), ""]
             duration, place, needs = [*duration, 0], [*place, 0], [*needs, [_NEVER] * len(STREAMS)]
@@ -207,11 +207,11 @@ def speeds_of(interference: Interference, num: int) -> Floats:
         interference: its speeds are numbers, or arrays of shape (num,).
     """
     speeds = np.ones((len(STREAMS), len(_SETS), num))
-    for at, classes in enumerate(_SETS):
+    for index, classes in enumerate(_SETS):
         among = frozenset(name for name in classes if name is not None)
         for stream, name in enumerate(classes):
             if name is not None:
-                speeds[stream, at] = interference.speed(name, among)
+                speeds[stream, index] = interference.speed(name, among)
     return speeds
 
 

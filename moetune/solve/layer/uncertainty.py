@@ -126,9 +126,9 @@ def error_factors(errors: StepErrors, strategy: Strategy, degree: int, *, num: i
     if num == 1:
         return np.ones(1)
     name = strategy if degree > 1 else "none"  # one chunk reuses no memory
-    deviates = np.array([_deviates(f"{name} {at}", num) for at in range(len(errors.roots))])
-    found: Floats = np.exp(at_degree(deviates.T @ errors.roots.T, degree))
-    return found
+    deviates = np.array([_deviates(f"{name} {octave}", num) for octave in range(len(errors.roots))])
+    factors: Floats = np.exp(at_degree(deviates.T @ errors.roots.T, degree))
+    return factors
 
 
 @lru_cache(maxsize=1024)
@@ -138,7 +138,7 @@ def _deviates(name: str, num: int) -> Floats:
     Few draws have the spread of the distribution, too.
     """
     normal = NormalDist()
-    quantiles = np.array([normal.inv_cdf((at + 0.5) / num) for at in range(num)])
+    quantiles = np.array([normal.inv_cdf((draw + 0.5) / num) for draw in range(num)])
     # Not hash(): it differs between processes.
     return np.random.default_rng([_SEED, zlib.crc32(name.encode())]).permutation(quantiles)
 
@@ -189,10 +189,10 @@ def _refits(nominal: LayerCosts, resamples: Sequence[Costs], tokens: int) -> Ref
     drawn = np.array([_residuals(record, resamples) for record in errors.records]).T
     largest = np.abs(drawn).max(axis=1)
     limit = max(IMPLAUSIBLE, np.sort(largest)[math.ceil(LEAST_SHARE * len(largest)) - 1])
-    kept = np.flatnonzero(largest <= limit)
-    costs = costs_of_all([resamples[at] for at in kept.tolist()])
-    stack = replace(nominal, costs=costs, errors=errors.given(drawn[kept]))
-    return Refits(num=len(kept), stack=stack)
+    feasible = np.flatnonzero(largest <= limit)
+    costs = costs_of_all([resamples[draw] for draw in feasible.tolist()])
+    stack = replace(nominal, costs=costs, errors=errors.given(drawn[feasible]))
+    return Refits(num=len(feasible), stack=stack)
 
 
 def _residuals(record: StepRecord, resamples: Sequence[Costs]) -> list[float]:

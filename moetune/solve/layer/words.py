@@ -33,8 +33,8 @@ def alternatives_of(ranked: RankedLayer, others: Sequence[StepTime]) -> Iterator
         others: steps of the chosen strategy at other degrees, the best first.
     """
     ranking = ranked.best
-    for other in others:
-        yield _alternative(ranking, other, explain_loss(other=other, best=ranking.step))
+    for rival in others:
+        yield _alternative(ranking, rival, explain_loss(rival=rival, best=ranking.step))
     for loser in ranked.losers:
         yield _alternative(ranking, loser.step, explain_strategy_loss(ranked, loser))
 
@@ -156,13 +156,13 @@ def explain_choice(
     return (
         f"Overlapping cannot pay here: {_chunks(runner_up)} would take "
         f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)} "
-        f"({explain_loss(other=runner_up, best=step)}).{speeds}"
+        f"({explain_loss(rival=runner_up, best=step)}).{speeds}"
     )
 
 
-def explain_loss(*, other: StepTime, best: StepTime) -> str:
+def explain_loss(*, rival: StepTime, best: StepTime) -> str:
     """Return by how much the other choice is slower, with its extra work and missing overlap."""
-    slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
+    slower = rival.seconds / best.seconds - 1 if best.seconds else 0.0
     if slower < -TIE:
         return f"{format_share(slower)}, within what predictions miss"
     if slower <= TIE:
@@ -170,8 +170,8 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
     work, hidden = (
         0.0 if abs(seconds) <= TIE * best.seconds else seconds
         for seconds in (
-            _work_seconds(other) - _work_seconds(best),
-            _hidden_seconds(other) - _hidden_seconds(best),
+            _work_seconds(rival) - _work_seconds(best),
+            _hidden_seconds(rival) - _hidden_seconds(best),
         )
     )
     if work <= 0:
@@ -186,14 +186,14 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
 
 def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
     """Return why another strategy lost: it does not fit, or its extra work."""
-    other, best = loser.step, ranked.step
+    rival, best = loser.step, ranked.step
     peak_bytes, limit_bytes = loser.memory.device_bytes, ranked.best.budget.limit_bytes
     if peak_bytes > limit_bytes:
         return (
             f"does not fit: it peaks at {format_bytes(peak_bytes)}, "
             f"{format_bytes(peak_bytes - limit_bytes)} more than the limit"
         )
-    slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
+    slower = rival.seconds / best.seconds - 1 if best.seconds else 0.0
     if slower < -TIE:
         is_pinned = ranked.best.chooser.bounds.strategy is not None
         lost = "but the strategy is pinned" if is_pinned else "within what predictions miss"
@@ -201,7 +201,7 @@ def explain_strategy_loss(ranked: RankedLayer, loser: Ranking) -> str:
     if slower <= TIE:
         return "as fast"
     names = ("sends", "computes", "copies")
-    more = zip(names, _all_seconds(other), _all_seconds(best), strict=True)
+    more = zip(names, _all_seconds(rival), _all_seconds(best), strict=True)
     more_work = [
         f"{name} {format_seconds(mine - its)} more"
         for name, mine, its in more
