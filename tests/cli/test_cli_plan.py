@@ -206,8 +206,8 @@ def test_what_was_not_measured_is_named_with_a_command_that_measures_it(cli: Cli
     wanted = commands(get_command(program()))["profile"].make_context("profile", arguments).params
     given = {
         "name": "lab", "resume": True, "nproc": 2, "d_model": "256", "d_hidden": "1024",
-        "num_experts": "4", "top_k": "1", "activation": "gelu", "tokens": "1024",
-        "dtypes": "float32",
+        "num_experts": "4", "top_k": "1", "activation": "gelu", "tokens": 1024,
+        "dtypes": ("float32",),
     }  # fmt: skip
     assert given.items() <= wanted.items()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.arrays import array_of
 from moetune.domain.cluster import Machine
 from moetune.domain.cost_keys import AttentionKey, CollectiveKey, CopyKey, GemmKey, RowsKey
@@ -413,3 +414,9 @@ def test_an_operation_that_was_not_measured_is_named() -> None:
     costs = costs_of(measured([attend(1, 1e-4)]))
     with pytest.raises(ProfileError, match=r"no .* measured"):
         costs.seconds(CopyKey("d2h", pinned=True), 1e6)
+
+
+def test_an_operation_that_nothing_stands_in_for_is_named() -> None:
+    costs = costs_of(load_profile_file(bundled_profiles()["rtx2080ti-x64"]), allow_modelled=False)
+    with pytest.raises(ProfileError, match="no gelu in float16 measured .* lacks it"):
+        costs.seconds(RowsKey("gelu", "float16"), 1024.0)

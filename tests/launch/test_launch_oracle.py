@@ -29,6 +29,7 @@ def _words(one: Drawn, found: dict[int, str]) -> str:
 
 
 @pytest.mark.unmeasured
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not PYTHON.is_file(), reason="no .venv-launch: run make launch")
 def test_no_drawn_plan_is_refused() -> None:
     wrong, num_judged = refused(NUM_PLANS, seed=510)
