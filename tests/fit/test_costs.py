@@ -418,5 +418,5 @@ def test_an_operation_that_was_not_measured_is_named() -> None:
 
 def test_an_operation_that_nothing_stands_in_for_is_named() -> None:
     costs = costs_of(load_profile_file(bundled_profiles()["rtx2080ti-x64"]), allow_modelled=False)
-    with pytest.raises(ProfileError, match="no gelu in float16 measured .* lacks it"):
+    with pytest.raises(ProfileError, match="no gelu in float16 measured"):
         costs.seconds(RowsKey("gelu", "float16"), 1024.0)
