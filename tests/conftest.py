@@ -42,8 +42,8 @@ THOROUGH = (
     "app/test_verify_on_ranks.py",
 )  # fmt: skip
 """Files and folders that only `make test-thorough` runs, by what they take."""
-THOROUGH_PAGES = frozenset({"train", "first-plan", "measure", "serve", "when-wrong"})
-"""Pages of the guide whose blocks measure, train or serve."""
+THOROUGH_PAGES = frozenset({"commands", "train", "first-plan", "measure", "serve", "when-wrong"})
+"""Pages of the guide whose blocks measure, train, serve, or plan many whole models."""
 THOROUGH_FIXTURES = frozenset({"browser", "server"})
 """A real browser, and a real PostgreSQL."""
 LONGEST = (

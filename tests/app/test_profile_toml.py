@@ -134,7 +134,9 @@ def test_a_device_without_an_end_is_refused() -> None:
 
 
 @pytest.mark.unmeasured
-@pytest.mark.parametrize("name", ["h100-x8", "rtx2080ti-x64"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("h100-x8", marks=pytest.mark.thorough), "rtx2080ti-x64"]
+)
 def test_no_number_of_a_profile_may_be_negative_endless_or_none(name: str, tmp_path: Path) -> None:
     text = Path(str(bundled_profiles()[name])).read_text(encoding="utf-8")
     firsts = {found[1]: found for found in reversed([*_NUMBER.finditer(text)])}

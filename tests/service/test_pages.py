@@ -340,6 +340,7 @@ def test_training_plans_are_listed_shown_explained_and_compared(
     assert "has changed since" in words(changed)
 
 
+@pytest.mark.thorough
 def test_every_named_model_has_a_page_that_begins_with_what_fits(client: Client) -> None:
     listed = re.findall(r'href="(/models/[^"]+)"', client.get("/models").text)
     assert {*map("/models/{}".format, (*MODELS, *WHOLE_MODELS, *model_names()))} == {*listed}

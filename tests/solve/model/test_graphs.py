@@ -112,6 +112,7 @@ def test_no_graphs_are_tried_where_they_are_pinned_or_nothing_fits() -> None:
     assert with_graphs(small, NO_PINS, best_of(small, NO_PINS)) is None
 
 
+@pytest.mark.thorough
 def test_a_front_has_layouts_with_graphs_and_without() -> None:
     search = search_of()
     graphed = best_of(search, replace(NO_PINS, cuda_graphs="partial"))

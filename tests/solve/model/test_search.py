@@ -200,7 +200,7 @@ JOB = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
 @pytest.mark.parametrize(
     ("target", "pins"),
     [
-        ("megatron", LayoutRequest(tp=1, micro_batch=2)),
+        pytest.param("megatron", LayoutRequest(tp=1, micro_batch=2), marks=pytest.mark.thorough),
         ("megatron", LayoutRequest(pp=1, tp=1, micro_batch=1)),
         ("torchtitan", LayoutRequest(tp=1, pp=4, micro_batch=1)),
         ("moetune", LayoutRequest(micro_batch=1)),
