@@ -27,13 +27,12 @@ from moetune.domain.site import site_of
 from moetune.domain.spelling import flag_of, nearest_then
 from moetune.domain.units import format_bytes, format_rate, parse_bytes, parse_flops, parse_rate
 from moetune.report.section import plural
+from moetune.solve.model.machine import ADAM_BYTES
 
 _NODES_OF = re.compile(r"(\w+)-(?:x4|x8|nvl72)")
 _SXM = re.compile(r"[ -]?sxm\d?$")
 _FASTEST_PCIE = 64e9
 """Bytes a second, one way, that no link of PCI Express 5 reaches."""
-_ADAM_BYTES = 30
-"""Bytes that Adam reads and writes for a parameter, as the reference machines have it."""
 _SIZES = "describe it by --tflops and --memory-bandwidth, with --memory and --link-rate"
 
 
@@ -344,7 +343,7 @@ def _scaled_lines(description: Description, base: Profile) -> Iterator[str]:
     yield _peaks("links", description.link_rate or rate, rate) + unknown
     betas = {row.op: row.beta_seconds_per_element for row in base.rows}
     if memory and "adam" in betas:
-        yield _peaks("memory", memory, f"{_ADAM_BYTES / betas['adam'] / 1e9:.4g}GB/s")
+        yield _peaks("memory", memory, f"{ADAM_BYTES / betas['adam'] / 1e9:.4g}GB/s")
 
 
 def _peaks(key: str, here: str, base: str) -> str:

@@ -18,6 +18,7 @@ from moetune.app.whatif import WhatIf, whatif
 from moetune.config import Settings
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import (
+    AbandonedError,
     InfeasiblePlanError,
     InputError,
     MoetuneError,
@@ -248,3 +249,19 @@ def test_any_question_of_the_right_form_is_answered_or_refused_with_a_reason(
     with suppress(InputError, InfeasiblePlanError, ProfileError):
         plan = planner.resolve(document)
     assert plan is None or planner.reading.plan(plan.id) == plan
+
+
+def test_a_question_whose_own_solver_ends_is_not_asked_again(
+    planner: ServicePlanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[PlanInputs]()
+
+    def end(inputs: PlanInputs, _: Profile) -> Plan:
+        asked.append(inputs)
+        if len(asked) > 1:
+            raise AssertionError("asked again")
+        raise AbandonedError("the service is ending", "ask again")
+
+    monkeypatch.setattr(planner_module, "plan_for", end)
+    with pytest.raises(AbandonedError, match="ending"):
+        planner.resolve(ASKED)

@@ -28,6 +28,7 @@ def test_what_changes_speed_makes_a_profile_stale_and_nothing_else_does() -> Non
     assert changes(PROFILE, SOFTWARE) == ()
     assert changes(PROFILE, {"torch": "2.12"}) == ()
     assert len(changes(PROFILE, {"torch": "2.13"})) == 1
+    assert len(changes(PROFILE, {"torch": "2.11"})) == 1
     assert changes(replace(PROFILE, fingerprint=Fingerprint()), now) == ()
 
 

@@ -140,3 +140,8 @@ def test_a_format_without_units_is_refused_by_name(device: str, dtype: str, word
         check_format(_profile(device), dtype)
     assert caught.value.what == f"{device} has no units that multiply {dtype}"
     assert words in caught.value.hint
+
+
+def test_a_capability_without_its_minor_number_is_none() -> None:
+    assert site_of(_profile("NVIDIA H77", compute_capability="9")).capability is None
+    assert site_of(_profile("NVIDIA H77", compute_capability=".0")).capability is None

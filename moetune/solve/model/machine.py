@@ -17,7 +17,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.once import Tables, once
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 
-_ADAM_BYTES = 30
+ADAM_BYTES = 30
 """Bytes that Adam moves for one parameter: gradient, master copy and two moments read, all but the
 first written, and the parameter itself; the reference profiles' rates of Adam are a data sheet's
 over these."""
@@ -213,7 +213,7 @@ class DevicePrices(Tables):
         """
         adam = seconds_if_known(self.costs, RowsKey("adam", self.element), 1e9)
         seconds = self.trusts.note(adam or self._adam_of_data_sheet())
-        return _MEMORY_EFFICIENCY * _ADAM_BYTES * 1e9 / seconds
+        return _MEMORY_EFFICIENCY * ADAM_BYTES * 1e9 / seconds
 
     def _adam_of_data_sheet(self) -> Estimate:
         rate = memory_bytes_per_second(self.machine.device)
@@ -229,7 +229,7 @@ class DevicePrices(Tables):
             operation="the rate of the memory", size=1.0, unit="bytes",
             stand_in="the data sheet's",
         )  # fmt: skip
-        return Estimate(seconds=_ADAM_BYTES * 1e9 / rate, trust="modelled", doubts=(doubt,))
+        return Estimate(seconds=ADAM_BYTES * 1e9 / rate, trust="modelled", doubts=(doubt,))
 
     def measured_attention(
         self, *, num_sequences: int, length: int, num_heads: int, head_dim: int, backward: bool
