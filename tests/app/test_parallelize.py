@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import moetune
+from moetune.app import parallelize
 from moetune.domain.errors import InputError
 from tests.app import parallelize_workers as own
 from tests.ranks import run_ranks
+from tests.training_plans import TRAINING, training_plan
 
 TWO: tuple[dict[str, Any], ...] = (
     {"dp": 2, "ep": 2, "zero": 0},
@@ -100,3 +102,20 @@ def test_without_a_process_group_it_says_what_to_call() -> None:
 @pytest.mark.dist
 def test_what_cannot_run_is_refused_by_name_on_all_ranks() -> None:
     assert run_ranks(own.refusals, 2) == ["", ""]
+
+
+def test_blocks_of_multi_token_prediction_are_refused_and_stages_without_them_are_not() -> None:
+    def usable(stages: str | None) -> object:
+        layout = {
+            "dp": 8, "tp": 1, "dispatcher": "all_to_all", "overlap": "none", "stages": stages,
+            "offload_activations": 0.0, "offload_optimizer": 0.0,
+        }  # fmt: skip
+        plan = training_plan(
+            inputs=TRAINING["inputs"] | {"target": "moetune"}, layout=TRAINING["layout"] | layout
+        )
+        return parallelize._usable_layout(plan)
+
+    assert usable(None)
+    assert usable("Et*8|t*8L")
+    with pytest.raises(InputError, match="multi-token prediction"):
+        usable("Et*8|t*8mL")

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 
 from moetune.app.subjects import LayerSubject
+from moetune.app.subjects.layer import placed_otherwise
 from moetune.app.views.layer import memory_words
 from moetune.app.views.words import device_word, plan_scope
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.report.section import chance
+from tests.golden.pages import placed
 from tests.report.lab import MACHINE, lab_plan, lab_profile
 
 
@@ -47,3 +49,10 @@ def test_a_rank_is_a_gpu_where_the_machine_has_them() -> None:
     plan = lab_plan()
     assert "8 GPUs" in plan_scope(plan, profile=lab_profile())
     assert "8 ranks" in plan_scope(plan)
+
+
+def test_another_choice_says_where_its_experts_are_placed_otherwise() -> None:
+    natural, planned = placed()
+    assert [*placed_otherwise(natural, natural)] == [*placed_otherwise(planned, planned)] == []
+    [words] = placed_otherwise(natural, planned)
+    assert words.startswith("with this choice experts are placed by their loads, and not as")

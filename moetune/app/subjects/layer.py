@@ -142,7 +142,7 @@ class LayerSubject(PricedPlan):
         warnings = [warning for warning in plan.warnings if warning not in self.plan.warnings]
         return Instead(
             choice=_choice_of(plan), probability_faster=self._chance(plan),
-            notes=(*_placed_otherwise(self.plan, plan), *warnings),
+            notes=(*placed_otherwise(self.plan, plan), *warnings),
         )  # fmt: skip
 
     @property
@@ -279,7 +279,8 @@ def _copy_seconds(phase: PhaseTerms) -> float:
     return max(0.0, work - phase.total_transfer_seconds - phase.total_compute_seconds)
 
 
-def _placed_otherwise(plan: Plan, changed: Plan) -> Iterator[str]:
+def placed_otherwise(plan: Plan, changed: Plan) -> Iterator[str]:
+    """Yield where another choice's plan has its experts, if not where the plan has them."""
     if changed.experts != plan.experts and changed.placement is not None:
         how = "are placed by their loads" if changed.experts else "keep their order"
         why = changed.placement.why
