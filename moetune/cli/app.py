@@ -24,6 +24,15 @@ _LONG = frozenset({"profile", "verify", "serve"})
 """Commands that run layers or answer for long, and collect their garbage as usual."""
 _ALLOCATIONS = 200_000
 """Allocations between collections of garbage elsewhere, where they took a fifth of the time."""
+_PROXY = "withdrawn: limit what clients send in a reverse proxy before the service"
+_WITHDRAWN = {
+    "moetune plans export": "withdrawn: `moetune plans show PLAN --json` prints the same",
+    "moetune profiles check": "withdrawn: measure again with `moetune profile --name NAME`",
+    "moetune serve --plans-per-hour": _PROXY,
+    "moetune serve --observations-per-hour": _PROXY,
+    "moetune serve --max-store": "withdrawn: `moetune db prune` deletes old rows",
+}
+"""What to do in place of a command or a flag that no longer is one."""
 _NOT_PLANNED = ("--lora", "--qlora", "--peft", "--adapter")
 """Beginnings of options of fine-tuning by adapters, to which no option here is near."""
 
@@ -171,7 +180,9 @@ def _usage_error(error: Exception, command: str) -> InputError:
     context, option = getattr(error, "ctx", None), str(getattr(error, "option_name", ""))
     what = str(getattr(error, "format_message", error.__str__)())
     what = what.replace(": Value error, ", ": ")  # typer's, of pydantic
-    hint = f"see `{context.command_path if context else command} --help`"
+    path = context.command_path if context else command
+    name = option or what.partition("'")[2].partition("'")[0]
+    hint = _WITHDRAWN.get(f"{path} {name}", f"see `{path} --help`")
     if option in _BEFORE_THE_COMMAND:
         hint = f"write it before the command; {hint}"
     if option.startswith(_NOT_PLANNED):

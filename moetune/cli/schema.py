@@ -1,7 +1,16 @@
-"""`moetune schema`: the JSON schemas of documents."""
+"""`moetune schema`: the JSON schemas of documents; answers of one line of facts have none.
+
+`python -m tests.schemas` writes the files from the classes of the documents.
+"""
+
+from pathlib import Path
 
 from moetune.cli.commands import argument, command
 from moetune.cli.session import Session
+from moetune.domain.errors import NotFoundError
+from moetune.domain.spelling import nearest_or
+
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @command(
@@ -10,10 +19,20 @@ from moetune.cli.session import Session
 )
 def schema(session: Session, name: str | None) -> None:
     """Print the JSON schema of a document, or list their names."""
-    from moetune.app.schemas import schema_files, schema_text
-
+    files = _files()
     if name is None:
-        names = [*schema_files()]
+        names = [*files]
         session.screen.result({"schema": "moetune.schemas/1", "names": names}, *names)
-    else:
-        session.screen.raw(schema_text(name))
+        return
+    if name not in files:
+        hint = nearest_or(f"use one of {', '.join(files)}", name, files)
+        raise NotFoundError(f"no schema is named {name!r}", hint)
+    session.screen.raw(files[name].read_text(encoding="utf-8"))
+
+
+def _files() -> dict[str, Path]:
+    """Return the files of the schemas by name, from the package or the checkout."""
+    for folder in (_PACKAGE / "_schemas", _PACKAGE.parent / "docs" / "schemas"):
+        if folder.is_dir():
+            return dict(sorted((file.stem, file) for file in folder.glob("*.json")))
+    return {}

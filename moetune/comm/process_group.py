@@ -263,7 +263,7 @@ def wait_for_workers() -> None:
 
 def _workers() -> dict[str, dict[str, str]]:
     """Return the state of each of gloo's threads, and how often it was scheduled."""
-    found = {}
+    states = {}
     for thread in _THREADS.iterdir():
         try:
             lines = (thread / "status").read_text().splitlines()
@@ -272,5 +272,5 @@ def _workers() -> dict[str, dict[str, str]]:
         status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
         if status["Name"] == _GLOO_THREAD:
             keys = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
-            found[thread.name] = {key: status[key] for key in keys}
-    return found
+            states[thread.name] = {key: status[key] for key in keys}
+    return states

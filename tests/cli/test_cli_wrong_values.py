@@ -59,3 +59,21 @@ def test_the_error_of_a_wrong_value_names_its_flag(
     assert result.code in {2, 5}
     assert result.err.startswith("error: ")
     assert flag in result.err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (("plans", "export", "3f9c21"), "moetune plans show PLAN --json"),
+        (("profiles", "check", "lab"), "moetune profile --name"),
+        (("serve", "--plans-per-hour", "9"), "reverse proxy"),
+        (("serve", "--max-store", "3GiB"), "moetune db prune"),
+    ],
+)
+def test_what_was_withdrawn_says_what_to_do_instead(
+    cli: Cli, arguments: tuple[str, ...], instead: str
+) -> None:
+    refused = cli(*arguments)
+    assert refused.code == 2
+    assert "withdrawn" in refused.err
+    assert instead in refused.err

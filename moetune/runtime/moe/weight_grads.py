@@ -264,7 +264,7 @@ class GradientMean:
 
     def _average_now(self) -> None:
         made, self._made = self._made, {}
-        grads = [each.grad for each in made.values() if each.grad is not None]
+        grads = [param.grad for param in made.values() if param.grad is not None]
         name = "the mean of experts' gradients over their replicas"
         transfers = [self.replicas.all_reduce(grad, name) for grad in grads]
         for grad, transfer in zip(grads, transfers, strict=True):

@@ -201,12 +201,12 @@ def plans_of(plan: Plan | str | os.PathLike[str]) -> tuple[Plan, ...]:
     """
     if isinstance(plan, (str, os.PathLike)):
         return read_plans([Path(plan)])
-    if not hasattr(found := getattr(plan, "plan", plan), "as_layer"):
+    if not hasattr(document := getattr(plan, "plan", plan), "as_layer"):
         raise InputError(
             f"{plan!r} is neither the plan of a layer or of a paper's model, nor a path",
             "make one with moetune.plan, or give the path of a plan file",
         )
-    return (found.as_layer(),)
+    return (document.as_layer(),)
 
 
 def share_plans(
