@@ -56,6 +56,14 @@ def test_a_change_back_is_a_second_alarm_and_a_time_that_stays_raises_no_more() 
     assert faster.factor == pytest.approx(0.5)
 
 
+def test_steps_that_warm_up_are_not_compared_with() -> None:
+    first = [SECONDS * (1 + number / 1000) for number in range(NUM_FIRST)]
+    times = [SECONDS / 2] * NUM_SKIPPED + first + [3 * SECONDS] * NUM_FIRST
+    drift, *_ = drifts(enumerate(times))
+    assert drift.before_seconds == pytest.approx(math.exp(np.median(np.log(first))), rel=1e-9)
+    assert drift.since_step == NUM_SKIPPED + NUM_FIRST
+
+
 def test_one_long_step_is_no_change_however_long() -> None:
     times = [SECONDS] * 3 * FIRST
     times[2 * FIRST] = 1e6

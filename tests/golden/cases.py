@@ -30,6 +30,58 @@ _SIZES = (
 _STEP = ("--global-batch", "128", "--seq", "4k")
 _QWEN = ("--model", "qwen3-30b-a3b", "--world-size", "16", "--profile", "h100-x8", *_STEP)
 _DEEP = ("--model", "deepseek-v2-lite", "--world-size", "8", "--profile", "h100-x8", *_STEP)
+_LOADS = ("--routing", str(Path(__file__).with_name("loads.json")))
+_UNEVEN = (*_TOP2, "--world-size", "8", "--allow-modelled", *_LOADS)
+_NATURAL = ("--routing", "natural")
+_MIX = ("--model", "mixtral-8x7b", "--world-size", "32", *_STEP)
+_SMALL_QWEN = ("--model", "qwen3-30b-a3b", "--world-size", "32", *_STEP)
+_PINNED = {
+    "graphs": (
+        *_MIX, "--profile", "h100-x8", "--target", "megatron", "--tp", "2", "--pp", "2", "--vpp",
+        "2", "--ep", "8", "--zero", "1", "--micro-batch", "1", "--recompute", "none",
+        "--cuda-graphs", "partial",
+    ),
+    "batch": (
+        *_MIX, "--profile", "h100-x8", "--target", "megatron", "--pp", "4", "--vpp", "2", "--ep",
+        "8", "--micro-batch", "1", "--overlap", "batch", "--recompute", "moe_act,norm",
+    ),
+    "repeated": (
+        *_MIX, "--profile", "h200-x8", "--target", "megatron", "--tp", "4", "--pp", "2", "--ep",
+        "4", "--micro-batch", "2", "--recompute", "full",
+    ),
+    "selective": (
+        *_MIX, "--profile", "h100-x8", "--target", "megatron", "--tp", "2", "--pp", "4", "--ep",
+        "8", "--micro-batch", "1", "--recompute", "core_attn,moe", *_NATURAL,
+    ),
+    "activations": (
+        *_SMALL_QWEN, "--profile", "h100-x8", "--target", "megatron", "--tp", "2", "--pp", "1",
+        "--ep", "8", "--micro-batch", "1", "--offload-activations", "0.5",
+    ),
+    "shared-experts": (
+        *_MIX, "--profile", "h200-x8", "--target", "megatron", "--tp", "2", "--pp", "2", "--etp",
+        "2", "--ep", "8", "--optimizer", "adam-bf16-grads",
+    ),
+    "two-halves": (
+        *_SMALL_QWEN, "--profile", "h100-x8", "--target", "torchtitan", "--pp", "4", "--ep", "8",
+        "--schedule", "zero_bubble_v", "--recompute", "full",
+    ),
+    "zero-bubble": (
+        *_SMALL_QWEN, "--profile", "b200-x8", "--target", "torchtitan", "--pp", "4", "--ep", "8",
+        "--schedule", "zero_bubble", "--micro-batch", "1", *_NATURAL,
+    ),
+    "sharded": (
+        *_SMALL_QWEN, "--profile", "h200-x8", "--target", "torchtitan", "--cp", "2", "--ep", "8",
+        "--zero", "3", "--tp", "2",
+    ),
+    "in-chunks": (
+        *_MIX, "--profile", "h100-x8", "--target", "moetune", "--pp", "2", "--ep", "8",
+        "--overlap", "chunks", "--micro-batch", "1", *_NATURAL,
+    ),
+    "deepspeed": (
+        *_MIX, "--profile", "a100-x8", "--target", "deepspeed", "--ep", "8", "--zero", "2",
+        "--micro-batch", "1",
+    ),
+}  # fmt: skip
 _DENSE = ("--model", "gpt-2.7b", "--world-size", "1", "--profile", "a100-x4")
 
 
@@ -173,6 +225,26 @@ CASES = {
         ),
         questions=EXPLAIN,
     ),
+    "uneven": Case(
+        plan=_UNEVEN,
+        questions={
+            **BOTH,
+            "ranks": ("whatif", "--world-size", "16"),
+            "sensitivity": ("sensitivity",),
+        },
+    ),
+    "uneven-natural": Case(plan=(*_UNEVEN, "--expert-placement", "natural"), questions=EXPLAIN),
+    "uneven-swiglu": Case(plan=(*_UNEVEN, "--activation", "swiglu"), questions=EXPLAIN),
+    **{
+        f"uneven-{strategy}": Case(
+            plan=(*_A100, *_LOADS, "--strategy", strategy), questions=EXPLAIN
+        )
+        for strategy in ("none", "S1", "S2", "S3", "S4")
+    },
+    **{
+        f"pinned-{name}": Case(plan=plan, questions=EXPLAIN if "natural" in plan else BOTH)
+        for name, plan in _PINNED.items()
+    },
     "llama": Case(
         plan=("--model", "llama-3.1-8b", "--world-size", "8", "--profile", "h200-x8", *_STEP),
         questions=EXPLAIN,

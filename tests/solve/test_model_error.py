@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from moetune.domain.constraints import Bounds, Strategy
+from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Confidence
 from moetune.domain.step_errors import StepErrors
 from moetune.fit.step_errors import DRIFT, MachineErrors
@@ -40,6 +41,27 @@ def test_errors_make_near_choices_uncertain_and_the_range_wide() -> None:
     widths = [math.log(one.p95_step_seconds / one.p05_step_seconds) for one in found]
     assert widths == sorted(widths)
     assert widths[0] == pytest.approx(2 * 1.645 * DRIFT, rel=0.3)
+
+
+class BySize(LinearCosts):
+    """Whose steps of more tokens, and of more chunks, are further from their operations."""
+
+    def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:  # noqa: ARG002 - of all
+        return StepErrors(mean=np.array([0.0, 0.1, 0.3]) * tokens / TOKENS)
+
+
+def test_factors_of_many_chunks_are_those_of_each() -> None:
+    costs = layer_costs(workload=WORKLOAD, costs=BySize())
+    degrees, tokens = np.array([1, 2, 3, 4, 4]), np.array([1.0, 1.0, 0.5, 2.0, 0.25]) * TOKENS
+    rows = tokens * costs.rows(1.0) / degrees
+    found = costs.step_factor(rows=rows, degree=degrees)  # type: ignore[arg-type]
+    three = 0.1 + 0.2 * (math.log2(3) - 1)  # between those of two chunks and of four
+    assert found == pytest.approx(np.exp([0.0, 0.1, 0.5 * three, 2 * 0.3, 0.25 * 0.3]))
+    each = [
+        costs.step_factor(rows=row, degree=degree)
+        for row, degree in zip(rows.tolist(), degrees.tolist(), strict=True)
+    ]
+    assert found == pytest.approx(each)
 
 
 def test_the_only_choice_is_sure_whatever_the_error() -> None:
