@@ -83,6 +83,17 @@ def all_reduce_adds_up_and_finds_the_largest(group: Communicator) -> None:
     assert float(mine) == 0.5 + group.rank
 
 
+def sums_are_rounded_once(group: Communicator) -> None:
+    for dtype in (torch.bfloat16, torch.float64):
+        mine = torch.full((16,), 0.5 if group.rank else 256.0, dtype=dtype)
+        sums, means = [mine.clone() for _ in range(20)], mine.clone()
+        group.sum_in_place(sums, "sums")
+        group.sum_in_place([means], "means", divisor=group.num_ranks)
+        total = torch.full((16,), 256.0 + 0.5 * (group.num_ranks - 1), dtype=torch.float64)
+        assert all(torch.equal(each, total.to(dtype)) for each in sums)
+        assert torch.equal(means, (total / group.num_ranks).to(dtype))
+
+
 def all_gather_moves_every_dtype(group: Communicator) -> None:
     for dtype in (torch.bfloat16, torch.float64, torch.bool, torch.int8):
         values = torch.tensor([group.rank % 2, 1], dtype=dtype)
@@ -258,6 +269,7 @@ ON_ANY_RANKS: tuple[Check, ...] = (
     an_all_to_all_brings_rows,
     equal_parts_need_no_splits,
     all_reduce_adds_up_and_finds_the_largest,
+    sums_are_rounded_once,
     all_gather_moves_every_dtype,
     all_gather_takes_uneven_rows,
     reduce_scatter_adds_up_shards,

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout, ZeroStage
@@ -127,6 +128,40 @@ def a_step_behind_a_failed_one_has_its_own_sums(zero: ZeroStage) -> None:
     handle.remove()
     _train(stages)
     _assert_equal(stages, alone())
+
+
+class Scaled(nn.Module):
+    """Rows times a vector in bfloat16, whose gradient is the sum of the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def sums_are_rounded_once(zero: ZeroStage) -> None:
+    """Gradients 256, 0.5, 0.5, 0.5: a sum in bfloat16 that begins with 256 stays there."""
+    num_ranks = dist.get_world_size()
+    rows = torch.empty(1, 64, dtype=torch.bfloat16, device="meta")
+    stages = Stages(
+        [Scaled()], join(FoldedLayout(dp=num_ranks, micro_batch=1, zero=zero)),
+        loss_of=lambda outputs, _: outputs.sum() * num_ranks,
+        shapes=Shapes(inputs=rows, between=rows, outputs=rows),
+    )  # fmt: skip
+    x = torch.full((1, 64), 0.5 if dist.get_rank() else 256.0, dtype=torch.bfloat16)
+    stages.backward(x, x)
+    (weight,) = stages.parts.parameters()
+    assert weight.grad is not None
+    grad = weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad
+    assert grad.unique().tolist() == [258.0], grad
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_sums_of_gradients_in_bfloat16_are_rounded_once(zero: ZeroStage) -> None:
+    assert run_ranks(sums_are_rounded_once, 4, zero) == [""] * 4
 
 
 @pytest.mark.dist

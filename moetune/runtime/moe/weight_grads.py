@@ -266,7 +266,4 @@ class GradientMean:
         made, self._made = self._made, {}
         grads = [param.grad for param in made.values() if param.grad is not None]
         name = "the mean of experts' gradients over their replicas"
-        transfers = [self.replicas.all_reduce(grad, name) for grad in grads]
-        for grad, transfer in zip(grads, transfers, strict=True):
-            transfer.wait()
-            grad.div_(self.replicas.num_ranks)
+        self.replicas.sum_in_place(grads, name, divisor=self.replicas.num_ranks)

@@ -99,10 +99,9 @@ class SummedGradients:
             for parameter in module.experts.parameters()
         }  # fmt: skip
         replicas, whole = communicator_of(ranks.replicas), communicator_of(ranks.whole)
-        self._summed = [
-            (parameter, replicas if id(parameter) in experts else whole)
-            for parameter in parameters
-        ]  # fmt: skip
+        self._summed: dict[Communicator, list[nn.Parameter]] = {replicas: [], whole: []}
+        for parameter in parameters:
+            self._summed[replicas if id(parameter) in experts else whole].append(parameter)
 
     def over_replicas(self) -> None:
         """Sum the gradients in place.
@@ -110,19 +109,15 @@ class SummedGradients:
         Raises:
             CollectiveError: a rank left.
         """
-        transfers = []
-        for parameter, ranks in self._summed:
-            if is_dtensor(parameter) and is_dtensor(parameter.grad):  # some are whole, or summands
-                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
-            if ranks.num_ranks == 1:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            grad = local_grad(parameter)
-            assert grad is not None  # noqa: S101 - it is there by now
-            transfers.append(ranks.all_reduce(grad, "the sum of the gradients"))
-        for transfer in transfers:
-            transfer.wait()
+        for ranks, parameters in self._summed.items():
+            for parameter in parameters:
+                if is_dtensor(parameter) and is_dtensor(parameter.grad):  # whole, or summands
+                    parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+                if parameter.grad is None and ranks.num_ranks > 1:
+                    parameter.grad = torch.zeros_like(parameter)
+            grads = [local_grad(parameter) for parameter in parameters]
+            summed = (grad for grad in grads if grad is not None)
+            ranks.sum_in_place(summed, "the sum of the gradients")
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
