@@ -132,6 +132,15 @@ def test_a_signal_asks_for_the_end_while_the_request_is_open() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_rank_of_several_waits_for_the_process_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for make in (moetune.StopRequest, lambda: moetune.Checkpoints(tmp_path)):
+        with pytest.raises(InputError, match=r"no process group yet"):
+            make()
+
+
 def test_another_thread_gets_no_signals() -> None:
     errors: list[str] = []
 
