@@ -11,7 +11,12 @@ from moetune.domain.errors import InputError
 from moetune.runtime.moe.optimizer_states import spread_parameters
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.moe.total_norm import gradient_parts, norm_of_parts, norm_over_ranks
+from moetune.runtime.moe.total_norm import (
+    gradient_parts,
+    norm_of_parts,
+    norm_over_ranks,
+    scale_parts,
+)
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.sharded.hooks import ChunkedParameter
 from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
@@ -154,10 +159,7 @@ def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> t
     parts = gradient_parts(model.parameters(), spread_parameters())
     norm = norm_of_parts(parts, device=stages.device)
     norm = norm_over_ranks(norm, stages, 2.0)
-    scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
-    for grads in parts.values():
-        for grad in grads:
-            grad.mul_(scale.to(grad.device))
+    scale_parts(parts, (max_norm / (norm + _EPSILON)).clamp(max=1))
     return norm
 
 
