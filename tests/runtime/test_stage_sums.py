@@ -142,20 +142,22 @@ class Scaled(nn.Module):
 
 
 def sums_are_rounded_once(zero: ZeroStage) -> None:
-    """Gradients 256, 0.5, 0.5, 0.5: a sum in bfloat16 that begins with 256 stays there."""
+    """Gradients 256 and, seven times, 0.5: a sum in bfloat16 that begins with 256 stays there."""
     num_ranks = dist.get_world_size()
-    rows = torch.empty(1, 64, dtype=torch.bfloat16, device="meta")
+    rows = torch.empty(2, 64, dtype=torch.bfloat16, device="meta")
     stages = Stages(
         [Scaled()], join(FoldedLayout(dp=num_ranks, micro_batch=1, zero=zero)),
-        loss_of=lambda outputs, _: outputs.sum() * num_ranks,
+        loss_of=lambda outputs, _: outputs.sum() * 2 * num_ranks,
         shapes=Shapes(inputs=rows, between=rows, outputs=rows),
     )  # fmt: skip
-    x = torch.full((1, 64), 0.5 if dist.get_rank() else 256.0, dtype=torch.bfloat16)
+    x = torch.full((2, 64), 0.5, dtype=torch.bfloat16)
+    if dist.get_rank() == 0:
+        x[0] = 256
     stages.backward(x, x)
     (weight,) = stages.parts.parameters()
     assert weight.grad is not None
     grad = weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad
-    assert grad.unique().tolist() == [258.0], grad
+    assert grad.bfloat16().unique().tolist() == [260.0], grad
 
 
 @pytest.mark.dist

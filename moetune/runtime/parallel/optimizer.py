@@ -89,7 +89,8 @@ class SummedGradients:
 
     Experts are summed over their replicas: those behind an all-to-all have the gradients of their
     whole group's tokens already. All else is summed over the ranks of a stage that have other
-    tokens. Parameters without a gradient on this rank count as zeros.
+    tokens. Parameters without a gradient on this rank count as zeros. Gradients are in float32 at
+    least, over micro-batches as over ranks.
 
     Args:
         parts: all stages of this rank.
@@ -106,6 +107,8 @@ class SummedGradients:
         replicas, whole = communicator_of(ranks.replicas), communicator_of(ranks.whole)
         self._summed: dict[Communicator, list[nn.Parameter]] = {replicas: [], whole: []}
         for parameter in parameters:
+            if not is_dtensor(parameter):
+                parameter.grad_dtype = torch.promote_types(parameter.dtype, torch.float32)
             self._summed[replicas if id(parameter) in experts else whole].append(parameter)
 
     def over_replicas(self) -> None:
@@ -119,7 +122,7 @@ class SummedGradients:
                 if is_dtensor(parameter) and is_dtensor(parameter.grad):  # whole, or summands
                     parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
                 if parameter.grad is None and ranks.num_ranks > 1:
-                    parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
             grads = [local_grad(parameter) for parameter in parameters]
             summed = (grad for grad in grads if grad is not None)
             ranks.sum_in_place(summed, "the sum of the gradients")
