@@ -10,7 +10,6 @@ from moetune.domain.cluster import DeviceKind, Group, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.samples import Point
-from moetune.measure.decoder_points import MeasuredModel, decoder_points
 from moetune.measure.grid import (
     GRIDS,
     IN_FLIGHT,
@@ -26,6 +25,8 @@ from moetune.measure.grid import (
     sustained,
 )
 from moetune.measure.layer_points import (
+    MeasuredModel,
+    decoder_points,
     gate_points,
     launch_points,
     layer_points,

@@ -16,8 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from moetune.comm.transfer import SideStream
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.runtime.sharded.model_chunks import ModelChunks
-from moetune.runtime.sharded.stored import StoredChunk
-from moetune.runtime.sharded.transfers import REDUCTION
+from moetune.runtime.sharded.stored import REDUCTION, StoredChunk
 
 _KINDS = (Adam, AdamW, SGD)
 
