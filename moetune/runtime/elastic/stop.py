@@ -1,7 +1,6 @@
 """`StopRequest`: a scheduler's signal, which all ranks heed after the same step."""
 
 import signal
-import threading
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Self
@@ -32,8 +31,8 @@ class StopRequest:
         signals: default SIGTERM, which Slurm, Kubernetes and torchrun send.
 
     Raises:
-        InputError: there is no process group yet, or another thread than the main one opens the
-            context.
+        InputError: there is no process group yet.
+        ValueError: another thread than the main one opens the context (`signal.signal`).
     """
 
     def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGTERM,)) -> None:
@@ -44,11 +43,6 @@ class StopRequest:
         self._communicator = shared_communicator()
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is not threading.main_thread():
-            raise InputError(
-                "signals reach the main thread alone, and another one waits for them here",
-                "open moetune.StopRequest in the main thread",
-            )
         for each in self._signals:
             self._before[each] = signal.signal(each, self._note)
         return self
