@@ -50,17 +50,19 @@ class GroupsByRows:
         self._by_rows.setdefault(key, found)
         self.named[name] = found
 
-    def connect(self) -> None:
+    def connect(self, device_type: str) -> None:
         """Let the ranks of each group meet, in one order on all of them.
 
         NCCL connects the ranks of a group in its first collective, which would be within a pass.
+
+        Args:
+            device_type: of what travels in the groups.
 
         Raises:
             CollectiveError: a rank did not come.
         """
         for name, group in self.named.items():
-            kind = "cuda" if "nccl" in dist.get_backend_config(group) else "cpu"
-            zero = torch.zeros((), device=kind)
+            zero = torch.zeros((), device=device_type)
             communicator_of(group).all_reduce(zero, f"the first exchange in {name}").wait()
 
 
@@ -182,7 +184,7 @@ def join(
     gradients.add("replicas of experts", replicas)
     gradients.add("ranks of a stage", ranks.movedim(1, -1).flatten(0, 1))
     for groups in (made, gradients):
-        groups.connect()
+        groups.connect(device_type if mesh is None else mesh.device_type)
     return ParallelGroups(
         layout=layout, experts=made.named["experts"],
         replicas=gradients.named["replicas of experts"],
