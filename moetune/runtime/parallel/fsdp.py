@@ -210,7 +210,7 @@ def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[nn.Module]:
     for module in sharded_modules(parts):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(enable=True)
-    return [Hidden(part, keeps_whole=not again) for part in parts]
+    return [_Hidden(part) if again else part for part in parts]
 
 
 def is_sharded(ranks: ParallelGroups) -> bool:
@@ -253,19 +253,15 @@ def _blocks_of(part: nn.Module) -> Iterator[nn.Module]:
             yield from _blocks_of(child)
 
 
-class Hidden(nn.Module):
-    """A part that torch's pipeline schedules do not take for one of FSDP2.
+class _Hidden(nn.Module):
+    """A part that torch's pipeline does not take for one of FSDP2.
 
-    They would shard the stages that are not next, and gather them again for each micro-batch.
-
-    Args:
-        keeps_whole: whether gathered parameters and whole gradients stay until the end of a step,
-            as `PipelineStage` has it for modules of FSDP2.
+    It would keep gathered parameters and whole gradients until the end of a step.
     """
 
-    def __init__(self, part: nn.Module, *, keeps_whole: bool) -> None:
+    def __init__(self, part: nn.Module) -> None:
         super().__init__()
-        self.part, self.keeps_whole = part, keeps_whole
+        self.part = part
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         """Return the part's output."""

@@ -1,9 +1,7 @@
 """Torch's schedule of a layout: the order of the stages' passes, and its micro-batches."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch.distributed.pipelining import (
@@ -20,7 +18,6 @@ from moetune.domain.errors import InputError
 from moetune.domain.pipeline import Schedule
 from moetune.domain.rules import micro_batch_rules
 from moetune.domain.training import FoldedLayout
-from moetune.runtime.parallel.fsdp import Hidden
 
 _OfSeveral = (
     ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble | ScheduleZBVZeroBubble
@@ -33,31 +30,6 @@ _OF_SEVERAL: Mapping[Schedule, type[_OfSeveral]] = MappingProxyType({
     "zero_bubble_v": ScheduleZBVZeroBubble,
     "dualpipe_v": ScheduleDualPipeV,
 })  # fmt: skip
-
-
-class HiddenStage(PipelineStage):
-    """A stage whose part of FSDP2 torch's schedules see in its backward passes alone."""
-
-    @contextmanager
-    def _shown(self) -> Iterator[None]:
-        """Let torch see a part of FSDP2 that keeps whole parameters until a step's end."""
-        hidden = self.submod
-        if isinstance(hidden, Hidden) and hidden.keeps_whole:
-            self.submod = hidden.part
-        try:
-            yield
-        finally:
-            self.submod = hidden
-
-    def backward_maybe_with_nosync(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
-        """Run a backward pass."""
-        with self._shown():
-            return super().backward_maybe_with_nosync(*args, **options)
-
-    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Reduce the gradients behind all micro-batches."""
-        with self._shown():
-            super().perform_reduce_grad(grad_scale_factor)
 
 
 def torch_schedule(

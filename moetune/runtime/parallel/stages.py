@@ -39,7 +39,6 @@ from moetune.runtime.parallel.optimizer import (
     clip_gradients,
 )
 from moetune.runtime.parallel.schedules import (
-    HiddenStage,
     TorchSchedule,
     forget_failed_step,
     micro_batches_of,
@@ -286,7 +285,7 @@ def _pipeline_stages(
     between = shapes.between[:micro_batch].requires_grad_()
     splits = ranks.layout.order in SPLITTING
     return [
-        HiddenStage(
+        PipelineStage(
             part,
             index,
             num_stages,
