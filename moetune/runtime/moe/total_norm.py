@@ -29,6 +29,8 @@ Spread: TypeAlias = list[tuple[nn.Parameter, dist.ProcessGroup]]
 GradientParts: TypeAlias = dict[tuple[Communicator, ...], list[torch.Tensor]]
 """This rank's gradients by the groups over which they are cut."""
 _CPU = torch.device("cpu")
+_EPSILON = 1e-6
+"""Added to the norm, as torch does."""
 _NORM = "the gradients' norms of all ranks"
 _CLIPS = inspect.unwrap(clip_grad.clip_grad_norm_).__code__
 
@@ -74,8 +76,9 @@ def norm_of_parts(
     return _norm([norm.to(norms[0].device) for norm in norms], norm_type)
 
 
-def scale_parts(parts: GradientParts, scale: torch.Tensor) -> None:
-    """Multiply gradients by a number on any device, all of a device and dtype at once."""
+def clip_parts(parts: GradientParts, norm: torch.Tensor, max_norm: float) -> None:
+    """Scale gradients of a norm to one of at most `max_norm`, all of a device and dtype at once."""
+    scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
     grads = (grad for each in parts.values() for grad in each)
     for (device, dtype), some in _by_kind(grads).items():
         wide = scale.to(device, torch.promote_types(dtype, torch.float32))

@@ -12,10 +12,10 @@ from moetune.runtime.moe.optimizer_states import spread_parameters
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.total_norm import (
+    clip_parts,
     gradient_parts,
     norm_of_parts,
     norm_over_ranks,
-    scale_parts,
 )
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.sharded.hooks import ChunkedParameter
@@ -26,8 +26,6 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 _MASTER_BYTES = 4
 """Parameters of fewer bytes are updated in copies of float32."""
 _BY_ELEMENT = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-_EPSILON = 1e-6
-"""Added to the norm, as torch does."""
 
 
 class MasterOptimizer:
@@ -162,7 +160,7 @@ def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> t
     parts = gradient_parts(model.parameters(), spread_parameters())
     norm = norm_of_parts(parts, device=stages.device)
     norm = norm_over_ranks(norm, stages, 2.0)
-    scale_parts(parts, (max_norm / (norm + _EPSILON)).clamp(max=1))
+    clip_parts(parts, norm, max_norm)
     return norm
 
 
