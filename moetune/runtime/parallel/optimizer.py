@@ -65,7 +65,7 @@ class MasterOptimizer:
                 _local(parameter).copy_(master)
 
 
-def local_grad(parameter: nn.Parameter) -> torch.Tensor | None:
+def local_grad(parameter: torch.Tensor) -> torch.Tensor | None:
     """Return what this rank has of a parameter's gradient."""
     return None if parameter.grad is None else _local(parameter.grad)
 
