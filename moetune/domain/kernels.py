@@ -7,6 +7,9 @@ ExpertKernel = Literal["grouped_mm", "liger", "loop"]
 """Kernels for the products of experts' rows: torch's for all experts at once, Liger's fused ones,
 and one product after another."""
 EXPERT_KERNELS: tuple[ExpertKernel, ...] = get_args(ExpertKernel)
+KernelName = Literal["", "grouped_mm", "liger", "loop"]
+"""The same, and "" for what a layer takes by itself: torch's where the GPU has it, else a loop."""
+
 _Pair = tuple[float, float]
 
 BIASED_ACTIVATION: _Pair = (27.0, 46.0)

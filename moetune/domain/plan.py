@@ -10,7 +10,7 @@ from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Trust
 from moetune.domain.document import UNLESS_DEFAULT, canonical_json, encode
 from moetune.domain.errors import InputError
-from moetune.domain.kernels import ExpertKernel
+from moetune.domain.kernels import ExpertKernel, KernelName
 from moetune.domain.layer import Throughput, Workload, layer_flops, rate
 from moetune.domain.layout import Layout
 from moetune.domain.model import MODELS
@@ -210,10 +210,12 @@ class KernelChoice:
     """The kernel of the experts that a plan runs with, and why.
 
     Args:
+        is_usual: a layer takes it by itself on the machine of the profile.
         others: the measured ones that lost, the fastest first.
     """
 
     name: ExpertKernel
+    is_usual: bool
     why: str
     others: tuple[KernelTime, ...] = ()
 
@@ -389,7 +391,9 @@ class Plan:
     @property
     def workload(self) -> Workload:
         """The MoE layer, on the ranks that share its experts."""
-        return self.inputs.workload(self.layout, self.experts)
+        kernel = self.kernel
+        name: KernelName = "" if kernel is None or kernel.is_usual else kernel.name
+        return self.inputs.workload(self.layout, self.experts, name)
 
     @property
     def tokens_per_rank(self) -> int:

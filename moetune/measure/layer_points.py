@@ -1,11 +1,12 @@
 """Points of layers: the GEMMs, exchanges and memory-bound operations of their chunks."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from moetune.domain.cluster import Group
+from moetune.domain.kernels import ExpertKernel
 from moetune.domain.layer import Workload
 from moetune.domain.samples import (
     ALONE_CHUNKS,
@@ -21,6 +22,7 @@ from moetune.domain.samples import (
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import IN_FLIGHT, STAGED, Grid, collective, gemm_points, rows_points
 
+KernelsOf = Callable[[Workload], Sequence[ExpertKernel]]
 _GROUPED_DTYPE = "bfloat16"
 """Of the kernels that multiply all experts at once."""
 _FEW_TOKENS = 16
@@ -61,6 +63,24 @@ def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
             for d_in, d_out in (shape, shape[::-1]):
                 for even in gemm_points(load.dtype, load.local_experts, rows, d_in, d_out):
                     yield replace(even, product=uneven_form(even.product))
+
+
+def kernel_points(
+    workloads: Sequence[Workload], grid: Grid, kernels_of: KernelsOf
+) -> Iterator[Point]:
+    """Yield the GEMMs of layers by other kernels than the usual one, in half of the chunks' sizes.
+
+    Args:
+        kernels_of: the kernels that can run a layer's experts, but for the usual one.
+    """
+    for load in workloads:
+        shape = (load.layer.d_model, load.layer.d_hidden)
+        for kernel in kernels_of(load):
+            for degree in grid.degrees[::2]:
+                rows = -(-load.rows // (degree * load.local_experts))
+                for d_in, d_out in (shape, shape[::-1]):
+                    for point in gemm_points(load.dtype, load.local_experts, rows, d_in, d_out):
+                        yield replace(point, kernel=kernel)
 
 
 def launch_points(workloads: Sequence[Workload]) -> Iterator[Point]:
