@@ -178,7 +178,7 @@ class Decision:
     backward_degree: int
     order: Order = "dispatch_first"
     strategy: Strategy = "none"
-    kernel: ExpertKernel | None = None
+    kernel: ExpertKernel | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def degree(self) -> int:

@@ -11,7 +11,6 @@ from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.group import Communicator
-from moetune.domain.kernels import ExpertKernel
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
@@ -33,7 +32,6 @@ class RoutedLayer(PlannedLayer):
         experts: of this rank.
         pipeline: as in `MoELayer`; by default one chunk without a plan.
         plan: as in `MoELayer`, or a book of plans.
-        expert_kernel: as in `MoELayer`.
 
     Raises:
         InputError: an argument is out of range.
@@ -48,7 +46,6 @@ class RoutedLayer(PlannedLayer):
         mesh: DeviceMesh | None = None,
         pipeline: bool | int | None = None,
         plan: Plan | PlanBook | str | os.PathLike[str] | None = None,
-        expert_kernel: ExpertKernel | None = None,
     ) -> None:
         key = LayerKey(
             layer=shape, num_ranks=communicator.num_ranks, dtype=dtype_name(experts.up.dtype),
@@ -58,7 +55,6 @@ class RoutedLayer(PlannedLayer):
             key, rank=communicator.rank,
             pipeline=plan is not None if pipeline is None else pipeline, memory_reuse=True,
             plan=None if isinstance(plan, PlanBook) else plan, planbook=book, can_place=False,
-            expert_kernel=expert_kernel,
         )  # fmt: skip
         super().__init__(
             shape, experts, communicator, decisions=decisions, tracker=MemoryTracker("device"),
