@@ -5,7 +5,7 @@ which there are. A kernel that is missing or too old is refused by name, with it
 """
 
 from functools import cache
-from importlib import metadata, util
+from importlib import metadata
 
 import torch
 
@@ -20,6 +20,8 @@ LIGER_VERSION = (0, 8, 5)
 which B300 computes wrong (liger_kernel/ops/fused_moe_kernels.py, `_moe_bwd_dX_expanded_kernel`)."""
 _LIGER_DTYPES = frozenset({torch.bfloat16, torch.float16})
 """On a GPU: float32 would be multiplied in TF32."""
+_INTERPRETED_DTYPES = frozenset({torch.float32, torch.float16})
+"""Triton's interpreter multiplies the bits of bfloat16 as whole numbers (3.7.1, `tl.dot`)."""
 _OMIT = "omit expert_kernel, or plan with --expert-kernel"
 
 
@@ -82,13 +84,12 @@ def _liger_problem(device: torch.device, dtype: torch.dtype) -> str:
     problem = liger_package()
     if problem:
         return problem
-    if device.type == "cpu":
-        if liger_experts().is_interpreted:
-            return ""
-        return "liger-kernel's Triton kernels run on GPUs; a CPU has them under TRITON_INTERPRET=1"
-    if dtype not in _LIGER_DTYPES:
-        return f"Liger multiplies {str(dtype).removeprefix('torch.')} in TF32; it takes bfloat16"
-    return ""
+    name = str(dtype).removeprefix("torch.")
+    if device.type != "cpu":
+        return "" if dtype in _LIGER_DTYPES else f"Liger takes bfloat16 on GPUs, not {name}"
+    if not liger_experts().is_interpreted:
+        return "Liger's Triton kernels run on GPUs; a CPU interprets them under TRITON_INTERPRET=1"
+    return "" if dtype in _INTERPRETED_DTYPES else f"Triton's interpreter multiplies no {name}"
 
 
 @cache
@@ -102,6 +103,8 @@ def liger_package() -> str:
     numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if numbers < LIGER_VERSION:
         return f"liger-kernel {version} is installed, {needed} or newer is needed"
-    if util.find_spec("triton") is None:
-        return f"liger-kernel {version} needs triton, which is not installed"
+    try:
+        liger_experts().load()
+    except (AttributeError, ImportError, OSError, RuntimeError) as error:
+        return f"liger-kernel {version} cannot be loaded: {error}"
     return ""

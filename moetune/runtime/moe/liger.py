@@ -23,6 +23,10 @@ from moetune.runtime.moe.products import GroupedKernel, RowPart
 TILE_ROWS = 64
 """Liger's `BLOCK_M_TOKEN`: rows of one expert that a program of its kernels takes."""
 _MODULE = "liger_kernel.ops.fused_moe_kernels"
+_PIECES = (
+    "_fused_down_proj_kernel", "_fused_up_proj_swiglu_kernel", "_moe_bwd_down_proj_kernel",
+    "_moe_bwd_dW2_kernel",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +144,15 @@ class LigerExperts(GroupedKernel):
         )  # fmt: skip
         return out
 
+    def load(self) -> None:
+        """Import the kernels.
+
+        Raises:
+            ImportError, AttributeError: a package lacks, or Liger has other kernels.
+        """
+        for name in _PIECES:
+            getattr(self._kernels, name)
+
     @cached_property
     def _kernels(self) -> Any:  # noqa: ANN401 - a module without types, of a package that may lack
         return importlib.import_module(_MODULE)
@@ -147,8 +160,8 @@ class LigerExperts(GroupedKernel):
     @property
     def is_interpreted(self) -> bool:
         """Whether Triton's interpreter runs the kernels, which then take a CPU's tensors."""
-        kernel = self._kernels._fused_down_proj_kernel  # noqa: SLF001 - Liger's pieces
-        return type(kernel.fn).__name__ == "InterpretedFunction"
+        kernel = getattr(self._kernels, _PIECES[0]).fn
+        return type(kernel).__name__ == "InterpretedFunction"
 
 
 def _tiles(part: RowPart) -> _Tiles:
