@@ -78,7 +78,7 @@ class Verification:
         tolerance: largest deviation at which results in this dtype count as equal.
         imbalance: rows of the busiest rank over the mean.
         planned_imbalance: what the plan assumes, by its routing and placement.
-        kernel: of the experts, as the plan says; "" for the one that the layer takes by itself.
+        kernel: of the experts, as the plan says; "" for what the layer takes by itself.
         device_id: of this machine, see `Fingerprint`.
         range_seconds: of the plan's step, 5th and 95th percentile; None where it has none.
     """

@@ -84,7 +84,7 @@ class Workload:
             around the layer.
         routing: text of a `LayerRouting`; "" for balanced.
         placement: expert of each place in the order of the ranks; empty for the natural order.
-        kernel: of the experts; "" for the one that a layer takes by itself.
+        kernel: of the experts; "" for what a layer takes by itself.
 
     Raises:
         InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,

@@ -171,7 +171,7 @@ class Decision:
     """The degree, order, memory strategy and kernel of a layer for one number of tokens.
 
     Args:
-        kernel: of the experts; None for torch's grouped one where the GPU has it.
+        kernel: of the experts; None for torch's `grouped_mm` where the GPU has it.
     """
 
     forward_degree: int
@@ -199,7 +199,7 @@ SAFE_DECISION = Decision(forward_degree=1, backward_degree=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
-    """A step with one kernel of the experts."""
+    """A step with a kernel of the experts."""
 
     name: ExpertKernel
     step_seconds: float
@@ -229,8 +229,8 @@ class Plan:
         profile_quality: None where the profile says nothing of its errors, and in older plans.
         placement: of the experts; None where the routing has no load for each of them, and in
             older plans.
-        kernel: of the experts; None where the profile has measured no second one, and in older
-            plans: the layer then takes torch's grouped one where the GPU has it.
+        kernel: of the experts; None where the profile has measured no second kernel, and in older
+            plans: the layer then takes torch's `grouped_mm` where the GPU has it.
     """
 
     schema: int = PLAN_SCHEMA

@@ -206,7 +206,7 @@ class Question:
     )  # fmt: skip
     expert_kernel: ExpertKernel | None = described(
         LAYER, "Kernel of the experts",
-        "grouped_mm (torch), liger or loop. Default: the fastest measured.", form="NAME",
+        "grouped_mm, liger or loop. Default: the fastest.", form="NAME",
     )  # fmt: skip
     sequence_parallel: bool = described(
         LAYER, "Shards of tokens", "With tensor: each rank has a shard of the tokens.",

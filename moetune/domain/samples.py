@@ -87,7 +87,7 @@ class GemmPoint:
     about as many rows; in the "uneven_…" forms `hottest_share` of all are one expert's.
 
     Args:
-        kernel: "" for the one that a layer takes by itself.
+        kernel: "" for what a layer takes by itself.
     """
 
     kind: Literal["gemm"] = "gemm"

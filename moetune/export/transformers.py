@@ -9,7 +9,7 @@ from moetune.export.planned import Export, Planned, remarks
 _IN_FOUR_BITS = frozenset({"gpt_oss"})
 """Families whose published weights are MXFP4, which only a dequantized copy trains."""
 OWN_EXPERTS = frozenset({"dbrx", "llama4_text", "longcat_flash"})
-"""Families whose experts are modules of their own, without `use_experts_implementation`
+"""Families whose experts have modules without `use_experts_implementation`
 (`transformers/integrations/moe.py`): they refuse a kernel by name, and run none without it."""
 _DIVIDES_BY_GROUPS = frozenset({"beam", "deepseek_v3", "dots1"})
 """Families whose configuration may leave `n_group` null, by which their router divides
@@ -157,7 +157,7 @@ def _not_expressed(planned: Planned) -> Iterator[str]:
     if planned.layout.tp > 1:
         yield "sequence parallelism beside tp, which transformers reserves and does not run yet"
     if planned.decoder.num_moe_layers and planned.decoder.family in OWN_EXPERTS:
-        yield f"the kernel grouped_mm: the experts of {planned.decoder.family} have their own code"
+        yield f"the kernel grouped_mm, which the experts of {planned.decoder.family} do not call"
     if planned.decoder.predictions:
         yield "multi-token prediction, which transformers does not train"
     yield f"sequences of {planned.job.length} tokens: the data's collator makes them"

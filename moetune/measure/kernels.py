@@ -89,7 +89,7 @@ def _part(point: GemmPoint, x: torch.Tensor, weights: torch.Tensor, device: Devi
 
 
 def other_kernels(load: Workload, *, device: torch.device) -> tuple[ExpertKernel, ...]:
-    """Return the kernels that can run a layer's experts on the device, but for the usual one."""
+    """Return the kernels that can run a layer's experts on the device, but for the usual kernel."""
     dtype, widths = torch_dtype(load.dtype), (load.layer.d_model, load.layer.d_hidden)
     able = [
         name

@@ -68,10 +68,10 @@ def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
 def kernel_points(
     workloads: Sequence[Workload], grid: Grid, kernels_of: KernelsOf
 ) -> Iterator[Point]:
-    """Yield the GEMMs of layers by other kernels than the usual one, in half of the chunks' sizes.
+    """Yield the GEMMs of layers by other kernels than the usual, in half of the chunks' sizes.
 
     Args:
-        kernels_of: the kernels that can run a layer's experts, but for the usual one.
+        kernels_of: the kernels that can run a layer's experts, but for the usual kernel.
     """
     for load in workloads:
         shape = (load.layer.d_model, load.layer.d_hidden)

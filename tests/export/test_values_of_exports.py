@@ -350,7 +350,7 @@ ROWS: tuple[tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...], tuple[st
       "import AutoModelForCausalLM, Mxfp4Config, Trainer"), ()),
     ("transformers", {**LAYOUT, "ep": 1}, named("dbrx", 256),
      ('"transformer.blocks.*": "free_full_weight",\n',
-      "Not expressed: the kernel grouped_mm: the experts of dbrx have their own code"),
+      "Not expressed: the kernel grouped_mm, which the experts of dbrx do not call"),
      ("experts_implementation",)),
     # planned for another target
     ("megatron", LAYOUT, {"target": "torchtitan"}, ("Planned for torchtitan",), ()),

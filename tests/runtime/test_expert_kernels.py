@@ -118,11 +118,11 @@ def test_a_kernel_that_cannot_run_is_refused_by_name_and_version(
     assert "multiples of 16 bytes, not (6, 8) of float32" in refused("grouped_mm", width=6)
     assert "no float64 on cpu" in refused("grouped_mm", dtype=torch.float64)
     if not find_spec("liger_kernel"):
-        assert "liger-kernel is not installed: pip install 'liger-kernel>=0.8.5'" in refused(
+        assert "liger-kernel is not installed: pip install 'liger-kernel>=0.8.3'" in refused(
             "liger"
         )
     elif find_spec("triton"):
         assert "interpreter multiplies no bfloat16" in refused("liger", dtype=torch.bfloat16)
     monkeypatch.syspath_prepend(str(tmp_path))
     _install(tmp_path, "0.8.2")
-    assert "liger-kernel 0.8.2 is installed, 0.8.5 or newer is needed" in refused("liger")
+    assert "liger-kernel 0.8.2 is installed, 0.8.3 or newer is needed" in refused("liger")

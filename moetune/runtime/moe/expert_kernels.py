@@ -15,9 +15,8 @@ from moetune.domain.spelling import nearest_or
 from moetune.runtime.moe.liger import LigerExperts
 from moetune.runtime.moe.products import GROUPED_MM, GroupedKernel, grouped_problem, has_grouped
 
-LIGER_VERSION = (0, 8, 5)
-"""The oldest that is taken: one before adds two products into one sum in the gradient of inputs,
-which B300 computes wrong (liger_kernel/ops/fused_moe_kernels.py, `_moe_bwd_dX_expanded_kernel`)."""
+LIGER_VERSION = (0, 8, 3)
+"""The oldest whose kernels are those that `liger` was written for: 0.8.3 to 0.8.5 have the same."""
 _LIGER_DTYPES = frozenset({torch.bfloat16, torch.float16})
 """On a GPU: float32 would be multiplied in TF32."""
 _INTERPRETED_DTYPES = frozenset({torch.float32, torch.float16})

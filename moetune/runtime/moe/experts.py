@@ -145,7 +145,7 @@ class ExpertWeights:
     def project_up_and_activate(
         self, rows: torch.Tensor, part: RowPart
     ) -> tuple[SavedActivations, torch.Tensor]:
-        """Return `project_up` and `activate` of the rows (R, D), by one kernel if there is one."""
+        """Return `project_up` and `activate` of the rows (R, D), by a kernel for both if any."""
         if self.form is not None and self.is_fused(part):
             pre, hidden = part.kernel.swiglu_up(rows, self.w1, part)
             return SavedActivations(pre_RH=pre, gate_RH=None), hidden

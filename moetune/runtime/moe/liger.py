@@ -6,7 +6,7 @@ them in their own order. The numbers are Liger's: float32 sums, of two-byte rows
 each product. The combine weights' gradients are added up atomically, in no order beyond two tiles
 of hidden values: bits may then differ between runs.
 
-Source: liger_kernel/ops/fused_moe.py and fused_moe_kernels.py, 0.8.5.
+Source: liger_kernel/ops/fused_moe.py and fused_moe_kernels.py, 0.8.3 to 0.8.5.
 
 R rows, E local experts, D model width, H hidden width, F = 2·H, M tiles.
 """
@@ -66,7 +66,7 @@ class _Tiles:
 
 
 class LigerExperts(GroupedKernel):
-    """Liger's kernels; its own choice of block sizes is measured at the first rows of a shape."""
+    """Liger's kernels; Triton measures their block sizes at the first rows of a shape."""
 
     name = "liger"
     fuses_swiglu = True

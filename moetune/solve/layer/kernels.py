@@ -1,4 +1,4 @@
-"""Choice of the experts' kernel: the layer is solved with each one that was measured for it."""
+"""Choice of the experts' kernel: the layer is solved with each kernel that was measured for it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -49,9 +49,10 @@ class MeasuredKernels:
         if pinned is not None:
             name: KernelName = "" if pinned == self.usual else pinned
             if name not in self.names:
+                layer, num_local = workload.layer, workload.local_experts
                 raise ProfileError(
-                    f"the kernel {pinned} was not measured for {workload.layer} in "
-                    f"{workload.dtype} on {workload.world_size} ranks",
+                    f"the kernel {pinned} was not measured for {num_local} experts of "
+                    f"{layer.d_model} × {layer.d_hidden} in {workload.dtype}",
                     "measure it with `moetune profile` where it is installed, or omit "
                     "--expert-kernel",
                 )

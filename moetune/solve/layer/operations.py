@@ -86,7 +86,7 @@ class LayerOperations(Tables):
     Args:
         key: the layer, the P ranks that share its experts, and how they do.
         expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
-        kernel: of the experts; "" for the one that the layer takes by itself.
+        kernel: of the experts; "" for what the layer takes by itself.
     """
 
     key: LayerKey

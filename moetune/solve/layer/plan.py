@@ -46,7 +46,7 @@ class LayerProblem:
         provenance: of the profile.
         launch: begins the command that measures the inputs' ranks.
         kernels: of the experts, that the profile has measured for the layer; None for the usual
-            one.
+            kernel.
     """
 
     inputs: PlanInputs
