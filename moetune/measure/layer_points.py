@@ -76,7 +76,8 @@ def kernel_points(
     for load in workloads:
         shape = (load.layer.d_model, load.layer.d_hidden)
         for kernel in kernels_of(load):
-            for degree in grid.degrees[::2]:
+            # A loop is another kernel on GPUs alone, where only one chunk of it may be worth it.
+            for degree in grid.degrees[: 1 if kernel == "loop" else None : 2]:
                 rows = -(-load.rows // (degree * load.local_experts))
                 for d_in, d_out in (shape, shape[::-1]):
                     for point in gemm_points(load.dtype, load.local_experts, rows, d_in, d_out):
