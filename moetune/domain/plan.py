@@ -340,6 +340,7 @@ class Plan:
         return {
             **{part: plain[part] for part in parts},
             "placement": "by loads" if self.is_placed else None,
+            "kernel": self.kernel.name if self.kernel else None,
             "decision": {name: plain["decision"][name] for name in verdict},
         }
 

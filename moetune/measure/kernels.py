@@ -57,7 +57,7 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     total_rows = point.rows * point.num_experts
     weights = [make(point.num_experts, point.d_in, point.d_out) for _ in range(num_weights)]
     rows = [(make(total_rows, point.d_in), make(total_rows, point.d_out)) for _ in range(num_rows)]
-    product, part = even_form(point.product), _part(point, rows[0][0], weights[0], device)
+    product, part = even_form(point.product), _part(point, rows[0][0], device)
     is_grouped, tracker = part.ends_E is not None, MemoryTracker("device")
     sums = [
         GradientSum(weight, _PARTS, tracker, dtype=weight.dtype, is_whole=is_grouped)
@@ -78,9 +78,10 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     return run
 
 
-def _part(point: GemmPoint, x: torch.Tensor, weights: torch.Tensor, device: Device) -> RowPart:
+def _part(point: GemmPoint, x: torch.Tensor, device: Device) -> RowPart:
     """Return the experts' rows as the layer has them, with offsets for a grouped kernel."""
-    rows, kernel = slice(0, len(x)), grouped_kernel(point.kernel or None, x, weights)
+    rows, widths = slice(0, len(x)), (point.d_in, point.d_out)
+    kernel = grouped_kernel(point.kernel or None, x, widths)
     if kernel is None:
         return RowPart(rows=rows, rows_E=point.expert_rows)
     ends = torch.tensor(list(accumulate(point.expert_rows)), dtype=torch.int32)

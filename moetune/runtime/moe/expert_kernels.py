@@ -57,21 +57,21 @@ def kernel_problem(
 
 
 def grouped_kernel(
-    name: ExpertKernel | None, x: torch.Tensor, w: torch.Tensor
+    name: ExpertKernel | None, x: torch.Tensor, widths: tuple[int, ...]
 ) -> GroupedKernel | None:
     """Return the kernel for all experts at once; None for a product for each.
 
     Args:
         name: None takes torch's where the GPU has it.
-        x: (R, in).
-        w: (E, in, out).
+        x: rows.
+        widths: as of `kernel_problem`.
 
     Raises:
         InputError: the kernel cannot take them here.
     """
     if name is None:
-        return GROUPED_MM if has_grouped(x, w) else None
-    problem = kernel_problem(name, device=x.device, dtype=x.dtype, widths=tuple(w.shape[1:]))
+        return GROUPED_MM if has_grouped(x, widths) else None
+    problem = kernel_problem(name, device=x.device, dtype=x.dtype, widths=widths)
     if problem:
         raise InputError(f"the expert kernel {name} cannot run: {problem}", f"{_OMIT} loop")
     if name == "loop":

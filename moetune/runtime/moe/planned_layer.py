@@ -273,7 +273,8 @@ class PlannedLayer(nn.Module):
         context: PipelineContext,
     ) -> MemoryPolicy:
         """Return the memory policy of a step, now that the rows' numbers are known."""
-        grouped, kernel = None, grouped_kernel(self.decision.kernel, x_TD, self.experts.up)
+        grouped, widths = None, (self.shape.d_model, self.shape.d_hidden)
+        kernel = grouped_kernel(self.decision.kernel, x_TD, widths)
         if kernel is not None:
             bias = bool(self.experts.names.up_bias)
             grouped = GroupedRows.of(counts, like=x_TD, bias=bias, kernel=kernel)

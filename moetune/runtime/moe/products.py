@@ -138,15 +138,15 @@ class RowPart:
         return blocks
 
 
-def has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:
+def has_grouped(x: torch.Tensor, widths: tuple[int, ...]) -> bool:
     """Return whether torch's kernel is taken for the rows of several experts, unless it is named.
 
     A CPU's loops over the experts, and has no buffers for its results.
 
     Args:
-        w: (E, in, out).
+        widths: as of `grouped_problem`.
     """
-    return x.is_cuda and not grouped_problem(x.device, x.dtype, tuple(w.shape[1:]))
+    return x.is_cuda and not grouped_problem(x.device, x.dtype, widths)
 
 
 def grouped_problem(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...]) -> str:
