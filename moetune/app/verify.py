@@ -10,6 +10,7 @@ from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.document import UNLESS_DEFAULT, encode
 from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.kernels import KernelName
 from moetune.domain.layer import Workload
 from moetune.domain.operations import (
     Operation,
@@ -77,6 +78,7 @@ class Verification:
         tolerance: largest deviation at which results in this dtype count as equal.
         imbalance: rows of the busiest rank over the mean.
         planned_imbalance: what the plan assumes, by its routing and placement.
+        kernel: of the experts, as the plan says; "" for what the layer takes by itself.
         device_id: of this machine, see `Fingerprint`.
         range_seconds: of the plan's step, 5th and 95th percentile; None where it has none.
     """
@@ -88,6 +90,7 @@ class Verification:
     device_id: str = ""
     range_seconds: tuple[float, float] | None = None
     planned_imbalance: float = field(default=1.0, metadata=UNLESS_DEFAULT)
+    kernel: KernelName = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def planned(self) -> VerifiedStep:
@@ -190,6 +193,7 @@ def verify_plan(
         device_id=device_id,
         range_seconds=_range(plan),
         planned_imbalance=workload.skew.mean,
+        kernel=plan.kernel.name if plan.kernel else "",
     )
 
 
@@ -229,7 +233,7 @@ def _decisions(plan: Plan) -> tuple[Decision, ...]:
         for degree in (*DEGREES, planned.degree)
         if degree == planned.degree or 1 < degree <= plan.inputs.tokens_per_rank
     )
-    one_chunk = replace(SAFE_DECISION, order=planned.order)
+    one_chunk = replace(SAFE_DECISION, order=planned.order, kernel=planned.kernel)
     without_reuse = replace(planned, strategy="none")
     return tuple(dict.fromkeys((one_chunk, without_reuse, *others)))
 

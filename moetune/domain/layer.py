@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
+from moetune.domain.kernels import KernelName
 from moetune.domain.placement import check_order
 from moetune.domain.routing import EVEN, LayerRouting, RankSkew
 from moetune.domain.units import dtype_bytes
@@ -83,6 +84,7 @@ class Workload:
             around the layer.
         routing: text of a `LayerRouting`; "" for balanced.
         placement: expert of each place in the order of the ranks; empty for the natural order.
+        kernel: of the experts; "" for what a layer takes by itself.
 
     Raises:
         InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,
@@ -97,6 +99,7 @@ class Workload:
     sequence_parallel: bool = False
     routing: str = field(default="", metadata=UNLESS_DEFAULT)
     placement: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    kernel: KernelName = field(default="", metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "tokens_per_rank")

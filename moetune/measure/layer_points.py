@@ -5,7 +5,7 @@ projections, dense FFNs, head and optimizer, at every tensor-parallel width that
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.kernels import ExpertKernel
 from moetune.domain.layer import Workload
 from moetune.domain.samples import (
     ALONE_CHUNKS,
@@ -39,6 +40,7 @@ from moetune.measure.grid import (
 )
 from moetune.solve.model.passes import projections_of
 
+KernelsOf = Callable[[Workload], Sequence[ExpertKernel]]
 _GROUPED_DTYPE = "bfloat16"
 """Of the kernels that multiply all experts at once."""
 _FEW_TOKENS = 16
@@ -79,6 +81,25 @@ def uneven_points(workloads: Sequence[Workload], grid: Grid) -> Iterator[Point]:
             for d_in, d_out in (shape, shape[::-1]):
                 for even in gemm_points(load.dtype, load.local_experts, rows, d_in, d_out):
                     yield replace(even, product=uneven_form(even.product))
+
+
+def kernel_points(
+    workloads: Sequence[Workload], grid: Grid, kernels_of: KernelsOf
+) -> Iterator[Point]:
+    """Yield the GEMMs of layers by other kernels than the usual, in half of the chunks' sizes.
+
+    Args:
+        kernels_of: the kernels that can run a layer's experts, but for the usual kernel.
+    """
+    for load in workloads:
+        shape = (load.layer.d_model, load.layer.d_hidden)
+        for kernel in kernels_of(load):
+            # A loop is another kernel on GPUs alone, where only one chunk of it may be worth it.
+            for degree in grid.degrees[: 1 if kernel == "loop" else None : 2]:
+                rows = -(-load.rows // (degree * load.local_experts))
+                for d_in, d_out in (shape, shape[::-1]):
+                    for point in gemm_points(load.dtype, load.local_experts, rows, d_in, d_out):
+                        yield replace(point, kernel=kernel)
 
 
 def launch_points(workloads: Sequence[Workload]) -> Iterator[Point]:

@@ -49,6 +49,8 @@ def verification_sections(plan: Plan, verification: Verification) -> tuple[Secti
         f"had {verification.imbalance:.2f} × the mean rows, the plan assumes "
         f"{verification.planned_imbalance:.2f}."
     )
+    if verification.kernel:
+        equal += f" The experts ran by the kernel {verification.kernel}, as planned."
     table = Table.of(
         "steps",
         verification.steps,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from moetune.runtime.moe.gate import counts_of
-from moetune.runtime.moe.products import RowPart
+from moetune.runtime.moe.products import GROUPED_MM, GroupedKernel, RowPart
 
 
 def slices_of(sizes: Iterable[int]) -> list[slice]:
@@ -90,7 +90,7 @@ class TokenPermutation:
         """Return the step's dispatch, now that the ranks' numbers are known.
 
         Args:
-            grouped: bounds for grouped kernels; None where products are computed one by one.
+            grouped: bounds for a grouped kernel; None where products are computed one by one.
         """
         sent = slices_of(map(sum, counts.send_CP))
         pairs_N, top_k = self._pairs[: sent[-1].stop], self._rows_TK.shape[1]
@@ -115,18 +115,22 @@ def _chunks(shards: Sequence[int], degree: int, device: torch.device) -> torch.T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRows:
-    """Bounds of all rows that this rank's experts compute, for grouped kernels.
+    """Bounds of all rows that this rank's experts compute, for a grouped kernel.
 
     Args:
         ends_CL: (C, L) int32, one past the last row of each expert in each chunk.
         one_hot_RL: (R, L), each row's expert; None without biases.
+        kernel: that takes them.
     """
 
     ends_CL: torch.Tensor
     one_hot_RL: torch.Tensor | None
+    kernel: GroupedKernel = GROUPED_MM
 
     @classmethod
-    def of(cls, counts: RowCounts, *, like: torch.Tensor, bias: bool) -> "GroupedRows":
+    def of(
+        cls, counts: RowCounts, *, like: torch.Tensor, bias: bool, kernel: GroupedKernel
+    ) -> "GroupedRows":
         """Return that of rows ordered by (chunk, local expert).
 
         Args:
@@ -136,13 +140,13 @@ class GroupedRows:
         counts_CL = counts.receive_PCL.sum(0)
         ends_CL = counts_CL.cumsum(1, dtype=torch.int32)
         if not bias:
-            return cls(ends_CL=ends_CL, one_hot_RL=None)
+            return cls(ends_CL=ends_CL, one_hot_RL=None, kernel=kernel)
         experts_L = torch.arange(counts_CL.shape[1], device=counts_CL.device)
         expert_R = experts_L.repeat(len(counts_CL)).repeat_interleave(
             counts_CL.reshape(-1), output_size=sum(map(sum, counts.rows_CL))
         )
         one_hot_RL = (expert_R.unsqueeze(1) == experts_L).to(like.dtype)
-        return cls(ends_CL=ends_CL, one_hot_RL=one_hot_RL)
+        return cls(ends_CL=ends_CL, one_hot_RL=one_hot_RL, kernel=kernel)
 
 
 def _parts(rows_CL: Sequence[Sequence[int]], grouped: GroupedRows | None) -> list[RowPart]:
@@ -155,7 +159,7 @@ def _parts(rows_CL: Sequence[Sequence[int]], grouped: GroupedRows | None) -> lis
     hot_RL = grouped.one_hot_RL
     return [
         RowPart(
-            rows=mine, rows_E=rows_E, ends_E=ends_E,
+            rows=mine, rows_E=rows_E, ends_E=ends_E, kernel=grouped.kernel,
             experts_RE=None if hot_RL is None else hot_RL[mine],
         )
         for mine, rows_E, ends_E in zip(rows, rows_CL, grouped.ends_CL, strict=True)
@@ -173,7 +177,7 @@ class Dispatch:
         counts: rows that this rank sends and receives.
         sent: every chunk's rows among those that this rank sends.
         parts: every chunk's rows among those that its experts compute.
-        grouped: bounds for grouped kernels; None where products are computed one by one.
+        grouped: bounds for a grouped kernel; None where products are computed one by one.
         shards: numbers of tokens that are cut into chunks for themselves; none for all at once.
     """
 
@@ -281,6 +285,7 @@ class Dispatch:
         return RowPart(
             rows=rows, rows_E=rows_E, experts_RE=None if hot_RL is None else in_order(hot_RL),
             ends_E=self.counts.receive_PCL.sum((0, 1)).cumsum(0, dtype=torch.int32),
+            kernel=self.grouped.kernel,
         )  # fmt: skip
 
 

@@ -156,17 +156,17 @@ class _KeepForward(_KeepPhase):
         return y_TD
 
     def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        experts, hidden, results = self._experts, None, None
+        experts, results = self._experts, None
         if self._is_grouped:
-            saved = experts.project_up(rows, None, part)
+            saved, hidden = experts.project_up_and_activate(rows, part)
             self._tracker.add(saved.pre_RH)
             if saved.gate_RH is not None:
                 self._tracker.add(saved.gate_RH)
             self._activations.append(saved)
         else:
             saved = experts.project_up(rows, self._activations[chunk], part)
-            hidden, results = self._buffers["hidden"], self._buffers["results"][part.rows]
-        hidden = experts.activate(saved, hidden)
+            hidden = experts.activate(saved, self._buffers["hidden"])
+            results = self._buffers["results"][part.rows]
         return experts.project_down(hidden, self._weights_R1[part.rows], results, part)
 
 

@@ -15,7 +15,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import Dispatch
-from moetune.runtime.moe.products import RowPart, add_product, grouped_product, widened_mm
+from moetune.runtime.moe.products import RowPart, add_product, widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _MATRICES = 3
@@ -66,7 +66,7 @@ class GradientSum:
         """Add xᵀ y of every expert's rows to its matrix."""
         if self._is_whole and part.ends_E is not None and len(x):
             a, b = (y, x) if self._is_transposed else (x, y)
-            self._take(grouped_product(a.T, b, part.ends_E), part)
+            self._take(part.kernel.product(a.T, b, part), part)
             return
         if self._is_whole:
             self._make()

@@ -223,7 +223,7 @@ def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
     kind: type[LayerCosts] = TensorParallelCosts if is_tensor else AllToAllCosts
     return kind(
         key=workload.key, costs=costs, skew=workload.skew.mean,
-        expert_shares=workload.skew.shares,
+        expert_shares=workload.skew.shares, kernel=workload.kernel,
     )  # fmt: skip
 
 
