@@ -28,8 +28,6 @@ BlockForward = Callable[[Any, torch.Tensor], torch.Tensor]
 
 def add_shared(block: Any, hidden_states: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - a module of transformers
     """Return a block's output: that of its experts and that of its shared experts."""
-    if torch.compiler.is_compiling():  # which sees no more of the layer than its results
-        return _own(block, hidden_states)
     _, weights, chosen = block.gate(hidden_states)
     x_TD = hidden_states.view(-1, hidden_states.shape[-1])
 
@@ -43,8 +41,6 @@ def add_shared(block: Any, hidden_states: torch.Tensor) -> torch.Tensor:  # noqa
 
 def add_gated(block: Any, hidden_states: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
     """Return a block's output: that of its experts and that of its shared expert, by its gate."""
-    if torch.compiler.is_compiling():
-        return _own(block, hidden_states)
     x_TD = hidden_states.view(-1, hidden_states.shape[-1])
     _, weights, chosen = block.gate(x_TD)
 
@@ -81,11 +77,6 @@ def run_shared_beside(block: nn.Module, *, rank: int) -> None:
         "beside the exchanges of its experts. Results are the same.",
         rank=rank,
     )
-
-
-def _own(block: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = type(block).forward(block, hidden_states)
-    return result
 
 
 def _digest(block: nn.Module) -> str:
@@ -126,7 +117,7 @@ def weigh_inputs(
         block.experts, rows_TKD.flatten(0, 1), experts_TK.reshape(-1, 1),
         torch.ones_like(scores_TK).view(-1, 1),
     )  # fmt: skip
-    if scores_TK.shape[1] == 1 and not torch.compiler.is_compiling():
+    if scores_TK.shape[1] == 1:
         return routed(partial(block.shared_expert, x_TD)), logits_TE
     y_TD = block.shared_expert(x_TD)
     return y_TD + routed().view_as(rows_TKD).sum(dim=1), logits_TE

@@ -8,7 +8,7 @@ those of Megatron-Core (`delay_wgrad_compute`) and DeepSeek's DualPipe (`WeightG
 `torch.utils.checkpoint.create_selective_checkpoint_contexts` keeps single operations' results, and
 hands these out in place of a repeated operation. A layer's operations write into buffers that
 others fill again, and exchanges of a repeated pass are not those of the first, so that what was
-kept would stand for something else. Its modes do not see the layer, which is recomputed as a whole.
+kept would stand for something else. Its modes see the layer's step as an operator, or not at all.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,42 +54,24 @@ def add_gradient(parameter: torch.Tensor, grad: torch.Tensor) -> None:
     parameter.backward(grad.to(parameter.dtype))
 
 
-class HiddenModes:
-    """The modes that do not see a layer.
-
-    Args:
-        modes: all that are active outside of the layer, popped in this order.
-    """
-
-    def __init__(self, modes: list[dispatch.TorchDispatchMode]) -> None:
-        self._modes = modes
-
-    @contextmanager
-    def seeing(self) -> Iterator[None]:
-        """Run what the modes see, within what they do not."""
-        if not self._modes:
-            yield
-            return
-        others = _pop_all()
-        _push(self._modes)
-        try:
-            yield
-        finally:
-            _pop_all()
-            _push(others)
+def sees_selective_checkpoints() -> bool:
+    """Return whether a mode of selective checkpointing sees the operations that follow."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    modes = dispatch._get_current_dispatch_mode_stack()
+    return any(isinstance(mode, _SELECTIVE) for mode in modes)
 
 
 @contextmanager
-def unseen_by_selective_checkpoints() -> Iterator[HiddenModes]:
+def unseen_by_selective_checkpoints() -> Iterator[None]:
     """Run without the modes of selective checkpointing; those of others stay."""
     if not torch._C._len_torch_dispatch_stack():
-        yield HiddenModes([])
+        yield
         return
     modes = _pop_all()
-    others = [mode for mode in modes if not isinstance(mode, _SELECTIVE)]
-    _push(others)
+    _push([mode for mode in modes if not isinstance(mode, _SELECTIVE)])
     try:
-        yield HiddenModes(modes)
+        yield
     finally:
         _pop_all()
         _push(modes)

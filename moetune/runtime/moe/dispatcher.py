@@ -66,7 +66,7 @@ class AllToAll:
         """
         num_ranks = self._communicator.num_ranks
         return TokenPermutation(
-            self.places_of(routing.experts_TK), routing.kept,
+            self.places_of(routing.experts_TK), routing.kept_TK,
             num_experts=self._num_local * num_ranks, num_ranks=num_ranks, degree=degree,
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ hooks on it fire: FSDP2's, for example.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from torch import nn
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.activations import FusedForm
-from moetune.runtime.moe.function import MemoryPolicy, Work, run_experts
 from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement, cut, is_dtensor, local_part
 from moetune.runtime.moe.weight_grads import GradientMean
@@ -32,6 +31,8 @@ from moetune.runtime.moe.wrappers import (
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+RunStep = Callable[[torch.Tensor, torch.Tensor, Sequence[Any]], torch.Tensor]
+"""Runs a step on x (T, D), weights (T, K) and the parameters of `ExpertFunction`: (T, D)."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEED_BITS = 63
 
@@ -119,14 +120,12 @@ class LocalExperts(ABC):
         self,
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
-        policy: MemoryPolicy,
-        work: Work | None = None,
+        step: RunStep,
     ) -> torch.Tensor:
         """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
 
         Args:
-            policy: of the step; its context has the routing's exchanges.
-            work: as of `run_experts`.
+            step: runs the step with this rank's parameters.
         """
         names, module = self.names, self.module
         parameters: list[torch.Tensor | None] = []
@@ -136,7 +135,7 @@ class LocalExperts(ABC):
                 parameter = local_experts(self.placement, name, parameter)
             is_turned = self._is_turned and parameter is not None
             parameters.append(parameter.mT if is_turned else parameter)
-        return run_experts(x_TD, weights_TK, policy, parameters, work)
+        return step(x_TD, weights_TK, parameters)
 
 
 class Experts(SpreadExperts, LocalExperts):

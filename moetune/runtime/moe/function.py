@@ -21,10 +21,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.errors import InputError
-from moetune.runtime.autograd import HiddenModes, add_gradient
+from moetune.runtime.autograd import add_gradient
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, leading
 from moetune.runtime.moe.experts import ExpertGrads
+from moetune.runtime.plans.timers import Watch
 
 Work = Callable[[], None]
 """Work that neither needs the experts' results nor exchanges anything with their ranks."""
@@ -50,16 +51,40 @@ class MemoryPolicy:
     release: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True, slots=True)
+class StartedStep:
+    """A step that all ranks agree on: its tokens (T, D), combine weights (T, K) and policy."""
+
+    x_TD: torch.Tensor
+    weights_TK: torch.Tensor
+    policy: MemoryPolicy
+    watch: Watch
+
+    def run(
+        self,
+        work: Work | None,
+        x_TD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        parameters: Sequence[Any],
+    ) -> torch.Tensor:
+        """Return what `run_experts` does, timed."""
+        self.watch.begin()
+        y_TD = run_experts(self.policy, work, x_TD, weights_TK, parameters)
+        self.watch.end_forward(y_TD)
+        return y_TD
+
+
 def run_experts(
+    policy: MemoryPolicy,
+    work: Work | None,
     x_TD: torch.Tensor,
     weights_TK: torch.Tensor,
-    policy: MemoryPolicy,
     parameters: Sequence[Any],
-    work: Work | None,
 ) -> torch.Tensor:
     """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
 
     Args:
+        policy: of the step; its context has the routing's exchanges.
         parameters: as of `ExpertFunction`.
         work: runs behind the first dispatches, and its backward pass behind the last combine.
     """
@@ -285,21 +310,24 @@ class _Leave(torch.autograd.Function):
 
 
 class CallersWork:
-    """The work of one call, under the caller's autocast and the caller's modes.
+    """The work of one call, under the caller's autocast.
 
     Args:
         x: the layer's input.
-        modes: that do not see the layer.
+
+    Attributes:
+        result: of the work, once it is done.
     """
 
-    def __init__(self, work: SharedWork, x: torch.Tensor, modes: HiddenModes) -> None:
-        self._work, self._x, self._modes = work, x, modes
+    result: torch.Tensor
+
+    def __init__(self, work: SharedWork, x: torch.Tensor) -> None:
+        self._work, self._x = work, x
         kind = x.device.type
         self._autocast = torch.autocast(
             kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind),
             cache_enabled=torch.is_autocast_cache_enabled(),
         )  # fmt: skip
-        self._result = torch.empty(0)
 
     def __call__(self) -> None:
         """Do the work.
@@ -310,19 +338,25 @@ class CallersWork:
         """
         x = self._x
         before = None if x.is_inference() else x._version  # noqa: SLF001 - as autograd does
-        with self._modes.seeing(), self._autocast:
-            self._result = self._work()
+        with self._autocast:
+            self.result = checked_output(self._work, x)
         if before is not None and x._version != before:  # noqa: SLF001
             raise InputError(
                 "shared experts change their input in place while its rows travel to the experts",
                 "let them compute on a copy",
             )
-        if self._result.shape != x.shape:
-            raise InputError(
-                f"shared experts return {tuple(self._result.shape)} for tokens {tuple(x.shape)}",
-                "they return what they are given, in shape",
-            )
 
-    def added_to(self, y: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the experts' outputs and the work's, in the dtype of those."""
-        return y + self._result.to(y.dtype)
+
+def checked_output(work: SharedWork, x: torch.Tensor) -> torch.Tensor:
+    """Return what shared experts make of a layer's input.
+
+    Raises:
+        InputError: it is not shaped as the input.
+    """
+    result = work()
+    if result.shape != x.shape:
+        raise InputError(
+            f"shared experts return {tuple(result.shape)} for tokens {tuple(x.shape)}",
+            "they return what they are given, in shape",
+        )
+    return result

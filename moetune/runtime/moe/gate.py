@@ -35,9 +35,7 @@ class Routing:
     Args:
         x_TD: the tokens for the experts: x itself, through a node of autograd's graph where the
             gate adds its gradient in place to that of the experts.
-        places_TK: each pair's place among those of its expert, the heaviest weight first; None
-            without a capacity.
-        capacity: pairs of this rank that an expert takes at most; None takes all.
+        kept_TK: False where a pair is over its expert's capacity; None without a capacity.
         aux_loss: balance loss of this rank's tokens, (); with sequence shards, of those of all
             ranks. None where the router is the caller's.
     """
@@ -45,16 +43,17 @@ class Routing:
     x_TD: torch.Tensor
     weights_TK: torch.Tensor
     experts_TK: torch.Tensor
-    places_TK: torch.Tensor | None = None
-    capacity: int | None = None
+    kept_TK: torch.Tensor | None = None
     aux_loss: torch.Tensor | None = None
 
-    @property
-    def kept(self) -> torch.Tensor | None:
-        """False where a pair is over the capacity; None without a capacity."""
-        if self.places_TK is None or self.capacity is None:
-            return None
-        return self.places_TK < self.capacity
+
+def no_routing(x: torch.Tensor, dtype: torch.dtype, layer: LayerShape) -> Routing:
+    """Return the routing of no tokens, on the device of `x`."""
+    return Routing(
+        x_TD=x.new_empty((0, layer.d_model), dtype=dtype),
+        weights_TK=x.new_empty((0, layer.top_k), dtype=dtype),
+        experts_TK=x.new_empty((0, layer.top_k), dtype=torch.int64),
+    )
 
 
 class Gate(nn.Module):
@@ -116,22 +115,30 @@ class Gate(nn.Module):
     def forward(self, x_TD: torch.Tensor) -> Routing:
         """Return the routing of the tokens."""
         with torch.autocast(x_TD.device.type, enabled=False):
-            logits_TE, passed_TD = RouterLogits.apply(  # type: ignore[no-untyped-call]
-                x_TD, self.weight, self._tracker, self._communicator, self.weight_gradients
-            )
+            logits_TE, passed_TD = self._logits(x_TD)
             probabilities_TE = torch.softmax(logits_TE, dim=-1)
             weights_TK, experts_TK = torch.topk(probabilities_TE, self.layer.top_k, dim=-1)
             if self.normalize_topk:
                 weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
-            self._tracker.add(probabilities_TE, weights_TK, experts_TK)
+            if not torch.compiler.is_compiling():  # which saves what it likes
+                self._tracker.add(probabilities_TE, weights_TK, experts_TK)
             return Routing(
                 x_TD=passed_TD,
                 weights_TK=weights_TK,
                 experts_TK=experts_TK,
-                places_TK=self._places(weights_TK.detach(), experts_TK),
-                capacity=self._capacity(len(x_TD)),
+                kept_TK=self._kept(weights_TK.detach(), experts_TK),
                 aux_loss=self._balance_loss(probabilities_TE, experts_TK),
             )
+
+    def _logits(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits (T, E), and x for the experts."""
+        if torch.compiler.is_compiling():  # which adds gradients and widens values by itself
+            dtype = _dtype_of_logits(x_TD)
+            return nn.functional.linear(x_TD.to(dtype), self.weight.to(dtype)), x_TD
+        made: tuple[torch.Tensor, torch.Tensor] = RouterLogits.apply(  # type: ignore[no-untyped-call]
+            x_TD, self.weight, self._tracker, self._communicator, self.weight_gradients
+        )
+        return made
 
     def _balance_loss(
         self, probabilities_TE: torch.Tensor, experts_TK: torch.Tensor
@@ -151,15 +158,10 @@ class Gate(nn.Module):
         share_E = counts_E.to(sum_E.dtype) / (num_tokens * top_k)
         return num_experts * (share_E * (sum_E / num_tokens)).sum()
 
-    def _capacity(self, num_tokens: int) -> int | None:
+    def _kept(self, weights_TK: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor | None:
         if self.capacity_factor is None:
             return None
-        num_pairs = num_tokens * self.layer.top_k
-        return math.ceil(self.capacity_factor * num_pairs / self.layer.num_experts)
-
-    def _places(self, weights_TK: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor | None:
-        if self.capacity_factor is None:
-            return None
+        capacity = math.ceil(self.capacity_factor * experts_TK.numel() / self.layer.num_experts)
         # NaN would sort before all numbers, and take the place of another token's pair.
         weights = weights_TK.reshape(-1).nan_to_num(nan=-1.0)
         by_weight = torch.sort(weights, descending=True, stable=True).indices
@@ -169,7 +171,7 @@ class Gate(nn.Module):
         places = torch.arange(len(by_weight), device=first_E.device) - first_E[ranked.values]
         places_TK = torch.empty_like(experts_TK)
         places_TK.view(-1)[by_weight[ranked.indices]] = places
-        return places_TK
+        return places_TK < capacity
 
 
 class RouterLogits(torch.autograd.Function):
@@ -195,8 +197,7 @@ class RouterLogits(torch.autograd.Function):
         ctx.delayed = (delayed, weight_ED) if is_delayed else None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_TD, weight_ED)
-        dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
-        return _logits(x_TD, weight_ED, dtype), x_TD.view_as(x_TD)
+        return _logits(x_TD, weight_ED, _dtype_of_logits(x_TD)), x_TD.view_as(x_TD)
 
     @staticmethod
     @once_differentiable
@@ -246,6 +247,10 @@ class _SumOverRanks(torch.autograd.Function):
     ) -> tuple[torch.Tensor, None]:
         """Return the gradient as it is."""
         return grad, None
+
+
+def _dtype_of_logits(x_TD: torch.Tensor) -> torch.dtype:
+    return torch.float64 if x_TD.dtype == torch.float64 else torch.float32
 
 
 def _has_wide_products(x_TD: torch.Tensor, weight_ED: torch.Tensor) -> bool:

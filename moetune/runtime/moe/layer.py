@@ -11,7 +11,6 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
@@ -170,8 +169,6 @@ class ExpertLayer(PlannedLayer):
         self.gate.reset(seed)
         self.experts.reset(seed)
 
-    # Never compiled: see `run`.
-    @_disable_dynamo
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the experts' weighted outputs, with those of the shared experts.
 

@@ -5,7 +5,8 @@ routing, and hands the tokens to `function` with the dispatcher's memory policy.
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -19,16 +20,28 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.routing_record import RoutingRecord
-from moetune.runtime.autograd import WeightGradients, unseen_by_selective_checkpoints
+from moetune.runtime.autograd import (
+    WeightGradients,
+    sees_selective_checkpoints,
+    unseen_by_selective_checkpoints,
+)
 from moetune.runtime.moe.decisions import LayerDecisions
 from moetune.runtime.moe.dispatch import GroupedRows, RowCounts, TokenPermutation
 from moetune.runtime.moe.dispatcher import AllGather, AllToAll
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_kernels import grouped_kernel
 from moetune.runtime.moe.expert_module import LocalExperts
-from moetune.runtime.moe.function import CallersWork, MemoryPolicy, SharedWork, Work
-from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.function import (
+    CallersWork,
+    MemoryPolicy,
+    SharedWork,
+    StartedStep,
+    Work,
+    checked_output,
+)
+from moetune.runtime.moe.gate import Routing, no_routing
 from moetune.runtime.moe.loads import LoadRecorder
+from moetune.runtime.moe.operator import handle_of, run_as_operator
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
@@ -86,6 +99,7 @@ class PlannedLayer(nn.Module):
         self._expected: dict[int, int] = {}
         self._decisions = decisions
         self._workspace = Workspace(tracker)
+        self._handle = handle_of(self)
         self._loads = LoadRecorder(experts.local_experts)
         self.dispatcher = AllToAll(communicator, experts.placement, self._host_tracker)
         if self.expert_parallel == "tensor":
@@ -93,13 +107,18 @@ class PlannedLayer(nn.Module):
                 communicator, experts.placement, self._host_tracker, in_shards=sequence_parallel
             )
 
-    # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
-    # load the compiler with this module, in every process that only measures.
-    @_disable_dynamo
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a copied or pickled layer's state, but for the handle of the layer itself."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._handle = handle_of(self)
+
     def run(
         self, x: torch.Tensor, route: Route, problem: str = "", shared: SharedWork | None = None
     ) -> torch.Tensor:
         """Return the experts' weighted outputs, and added to them those of shared experts.
+
+        Compilers and policies of selective checkpointing see an operator, and shared experts behind
+        it.
 
         Args:
             x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
@@ -117,40 +136,82 @@ class PlannedLayer(nn.Module):
             CollectiveError: an exchange failed.
             AllocationError: there is no memory for the step.
         """
-        with unseen_by_selective_checkpoints() as modes:
-            if shared is None:
-                return self._run(x, route, problem)
-            work = CallersWork(shared, x, modes)
-            y = self._run(x, route, problem, work)
-        return work.added_to(y)
-
-    def _run(
-        self, x: torch.Tensor, route: Route, problem: str, work: Work | None = None
-    ) -> torch.Tensor:
-        self.experts.check_wrappers()
         dtype = self.experts.compute_dtype or _input_dtype(x)
-        width = x.shape[-1] if x.dim() else 0
-        opening = Opening(
-            num_tokens=x.numel() // width if width else 0,
-            signature=self._signature(x, dtype) if self.communicator.num_ranks > 1 else "",
-            problem=problem or _input_problem(x, dtype, self.shape, self.experts)
-            or self._decisions.kernel_problem(dtype, x.device),
-        )  # fmt: skip
-        with self._tracker.explain("a forward pass"):
-            num_tokens, routing, permutation, counts = self._prepare(x, opening, dtype, route)
-            x_TD = routing.x_TD.to(dtype)
-            watch = self._decisions.watch(num_tokens, dtype, x.device)
-            policy = self._policy(permutation, counts, x_TD, self._context(watch.recorder))
-            if work is not None and isinstance(watch, CallWatch):
+        problem = problem or _input_problem(x, dtype, self.shape, self.experts)
+        # Sums of a gate over sequence shards are exchanges of their own, and gradients of weights
+        # that wait are no results of a backward operator.
+        can_be_operator = self.weight_gradients is None and not self.sequence_parallel
+        if can_be_operator and (torch.compiler.is_compiling() or sees_selective_checkpoints()):
+            y = self._run_as_operator(x, dtype, route, problem)
+            return y if shared is None else y + checked_output(shared, x).to(y.dtype)
+        return self._run(x, dtype, route, problem, shared)
+
+    def _run_as_operator(
+        self, x: torch.Tensor, dtype: torch.dtype, route: Route, problem: str
+    ) -> torch.Tensor:
+        if problem:
+            routing = no_routing(x, dtype, self.shape)
+        elif torch.compiler.is_compiling():
+            routing = route()
+        else:
+            with unseen_by_selective_checkpoints():
+                routing = route()
+        step = partial(run_as_operator, self._handle, routing, problem, gradients_of(x))
+        with torch.autocast(x.device.type, enabled=False):
+            y_TD = self.experts(routing.x_TD.to(dtype), routing.weights_TK, step)
+        # With a problem the operator raises on all ranks, unless nothing needs its result.
+        return x + y_TD.sum() if problem else _shaped(y_TD, x)
+
+    # `torch.compiler.disable` would load the compiler with this module, in every process that only
+    # measures.
+    @_disable_dynamo
+    def _run(
+        self,
+        x: torch.Tensor,
+        dtype: torch.dtype,
+        route: Route,
+        problem: str,
+        shared: SharedWork | None,
+    ) -> torch.Tensor:
+        work = None if shared is None else CallersWork(shared, x)
+        with unseen_by_selective_checkpoints():
+            step = self.start_step(x, dtype, route, problem)
+            behind: Work | None = work
+            if work is not None and isinstance(step.watch, CallWatch):
                 work()  # plans predict a phase by itself, and so it is timed
-                work = None
-            watch.begin()
+                behind = None
             with torch.autocast(x.device.type, enabled=False):
-                y_TD = self.experts(x_TD, routing.weights_TK, policy, work)
-            watch.end_forward(y_TD)
-        # Not a view: an in-place operation on one would drop the hooks that FSDP2 sets on it.
-        y: torch.Tensor = torch.ops.aten._unsafe_view(y_TD.to(x.dtype), x.shape)  # noqa: SLF001
-        return y
+                y_TD = self.experts(step.x_TD, step.weights_TK, partial(step.run, behind))
+        y = _shaped(y_TD, x)
+        return y if work is None else y + work.result.to(y.dtype)
+
+    def start_step(
+        self, x: torch.Tensor, dtype: torch.dtype, route: Route, problem: str, gradients: str = ""
+    ) -> StartedStep:
+        """Agree with the other ranks on a step, route its tokens, and plan it.
+
+        Args:
+            dtype: that the step computes in.
+            problem: why this rank cannot; "" if it can.
+            gradients: as of `gradients_of` the caller's input; "" if that is `x`.
+
+        Raises:
+            InputError, RankMismatchError, CollectiveError, AllocationError: as in `run`.
+        """
+        self.experts.check_wrappers()
+        problem = problem or self._decisions.kernel_problem(dtype, x.device)
+        width = x.shape[-1] if x.dim() else 0
+        signature = ""
+        if self.communicator.num_ranks > 1:
+            signature = self._signature(x, dtype, gradients or gradients_of(x))
+        num_tokens = x.numel() // width if width else 0
+        opening = Opening(num_tokens=num_tokens, signature=signature, problem=problem)
+        with self._tracker.explain("a forward pass"):
+            planned, routing, permutation, counts = self._prepare(x, opening, dtype, route)
+            x_TD = routing.x_TD.to(dtype)
+            watch = self._decisions.watch(planned, dtype, x.device)
+            policy = self._policy(permutation, counts, x_TD, self._context(watch.recorder))
+        return StartedStep(x_TD, routing.weights_TK, policy, watch)
 
     def agree_on_plans(self) -> None:
         """Compare the ranks' plans; all ranks call this.
@@ -313,11 +374,10 @@ class PlannedLayer(nn.Module):
             form=self.experts.form, weight_gradients=self.weight_gradients,
         )  # fmt: skip
 
-    def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
+    def _signature(self, x: torch.Tensor, dtype: torch.dtype, gradients: str) -> str:
         return (
             f"{self.shape}, {dtype}, "
-            f"{self._decisions.version}, gradients {torch.is_grad_enabled()}, "
-            f"of the input {x.requires_grad}{self.dispatcher.signature(x)}"
+            f"{self._decisions.version}, {gradients}{self.dispatcher.signature(x)}"
         )
 
 
@@ -339,6 +399,18 @@ def expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
         )
     experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
     return experts
+
+
+def gradients_of(x: torch.Tensor) -> str:
+    """Return which gradients a step of the input has, which is equal on all ranks."""
+    return f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
+
+
+def _shaped(y_TD: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return a step's outputs as those of the input `x`."""
+    # Not a view: an in-place operation on one would drop the hooks that FSDP2 sets on it.
+    y: torch.Tensor = torch.ops.aten._unsafe_view(y_TD.to(x.dtype), x.shape)  # noqa: SLF001
+    return y
 
 
 def _input_problem(

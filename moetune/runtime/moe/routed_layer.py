@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 
 import torch
-from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.group import Communicator
@@ -61,8 +60,8 @@ class RoutedLayer(PlannedLayer):
             mesh=mesh,
         )  # fmt: skip
         self.experts = experts
+        self.training = experts.module.training
 
-    @_disable_dynamo
     def forward(
         self,
         x: torch.Tensor,
@@ -91,7 +90,6 @@ class RoutedLayer(PlannedLayer):
                 f"the router gave experts {tuple(experts_TK.shape)} and weights "
                 f"{tuple(weights_TK.shape)}, for {num_tokens} tokens they must be {wanted}"
             )
-        self.training = self.experts.module.training
         return self.run(x, _given(x, experts_TK, weights_TK), problem, shared)
 
 

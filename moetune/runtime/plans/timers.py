@@ -36,6 +36,15 @@ class Watch:
     def end_forward(self, y_TD: torch.Tensor) -> None:
         """End the forward pass, and time the backward pass of the operation that made `y_TD`."""
 
+    def note_forward(self) -> None:
+        """End the forward pass, which a backward pass follows."""
+
+    def begin_backward(self) -> None:
+        """Begin the backward pass."""
+
+    def end_backward(self) -> None:
+        """End the backward pass."""
+
 
 class CallWatch(Watch):
     """A timer of one call, forward and backward.
@@ -72,9 +81,13 @@ class CallWatch(Watch):
         node = y_TD.grad_fn
         if node is None:
             return
-        self._forward.append(self._clock("forward", self._device))
         node.register_prehook(lambda _: self.begin_backward())
         node.register_hook(lambda *_: self.end_backward())
+        self.note_forward()
+
+    def note_forward(self) -> None:
+        """End the forward pass, which a backward pass follows."""
+        self._forward.append(self._clock("forward", self._device))
         self._note(self)
 
     def is_over(self) -> bool:

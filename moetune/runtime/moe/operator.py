@@ -1,0 +1,232 @@
+"""A layer's step as two operators, for `torch.compile` and selective checkpointing.
+
+    moetune::routed_experts            rows and their routing in, weighted outputs out
+    moetune::routed_experts_backward   their gradients
+
+Both take whatever looks at single operators: a compiler, which cannot trace exchanges whose sizes
+the tokens decide, and policies of checkpointing, which keep an operator's results. They run the
+functions of `ExpertFunction`; without a compiler or such a policy the layer calls that at once.
+
+An operator takes and returns tensors. The layer, and what a step keeps for its backward pass, are
+attributes of the memory of one-byte tensors, so that they live as long as a graph holds those. A
+step keeps none of its operator's inputs, whose memory a compiled graph may use again: the graph
+gives those to the backward operator.
+
+T tokens, K choices, D model width.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from moetune.domain.errors import InputError
+from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy, StartedStep
+from moetune.runtime.moe.gate import Routing
+from moetune.runtime.plans.timers import Watch
+
+_NUM_PARAMETERS = 5
+_NUM_UNDIFFERENTIATED = 2
+"""Arguments of `ExpertFunction` between the weights and the parameters."""
+
+
+class OperatorLayer(Protocol):
+    """A layer whose steps run as operators."""
+
+    def start_step(
+        self,
+        x: torch.Tensor,
+        dtype: torch.dtype,
+        route: Callable[[], Routing],
+        problem: str,
+        gradients: str,
+    ) -> StartedStep:
+        """Agree with the other ranks on a step, route its tokens, and plan it."""
+
+
+def handle_of(layer: OperatorLayer) -> torch.Tensor:
+    """Return the tensor by which operators find a layer, as long as there is one."""
+    return _carrier(weakref.ref(layer))
+
+
+def run_as_operator(
+    handle: torch.Tensor,
+    routing: Routing,
+    problem: str,
+    gradients: str,
+    x_TD: torch.Tensor,
+    weights_TK: torch.Tensor,
+    parameters: Sequence[torch.Tensor | None],
+) -> torch.Tensor:
+    """Return Σₖ weightₖ · expertₖ(x) of a step's routing (T, D).
+
+    Args:
+        handle: of the layer.
+        problem, gradients: as of `start_step`.
+        parameters: as of `ExpertFunction`.
+    """
+    y_TD, _ = torch.ops.moetune.routed_experts(
+        handle, x_TD, weights_TK, routing.experts_TK, routing.kept_TK, *parameters,
+        problem, gradients, torch.is_grad_enabled(),
+    )  # fmt: skip
+    result: torch.Tensor = y_TD
+    return result
+
+
+class _SavedStep:
+    """What the backward pass of a step needs and no graph has; stands for autograd's context."""
+
+    policy: MemoryPolicy
+    crossing: None
+    is_averaged: bool
+    saved_tensors: tuple[Any, ...] = ()
+    needs_input_grad: tuple[bool, ...] = ()
+
+    def __init__(self, watch: Watch, x_TD: torch.Tensor) -> None:
+        self.watch, self._x_TD = watch, x_TD
+        self._saved: list[torch.Tensor | None] = []
+        self._is_x: list[bool] = []
+
+    def save_for_backward(self, *tensors: Any) -> None:  # noqa: ANN401 - tensors, or None
+        """Keep what the phase saved, without the operator's inputs."""
+        saved = tensors[1:-_NUM_PARAMETERS]
+        self._is_x = [each is self._x_TD for each in saved]
+        self._saved = [None if is_x else each for each, is_x in zip(saved, self._is_x, strict=True)]
+        del self._x_TD
+
+    def backward(
+        self,
+        grad_TD: torch.Tensor,
+        x_TD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        parameters: Sequence[torch.Tensor | None],
+        needs: Sequence[bool],
+    ) -> list[torch.Tensor]:
+        """Return the gradients of x, of the weights, and of the parameters that need one."""
+        saved = [x_TD if is_x else each for each, is_x in zip(self._saved, self._is_x, strict=True)]
+        self.saved_tensors = weights_TK, *saved, *parameters
+        self.needs_input_grad = (True, True, *(False,) * _NUM_UNDIFFERENTIATED, *needs)
+        self.watch.begin_backward()
+        try:
+            grads = ExpertFunction.backward(self, grad_TD)
+        finally:
+            self.saved_tensors = ()
+        self.watch.end_backward()
+        return [each for each in grads if each is not None]
+
+
+@torch.library.custom_op(
+    "moetune::routed_experts", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
+)
+def _routed_experts(
+    layer: torch.Tensor,
+    x_TD: torch.Tensor,
+    weights_TK: torch.Tensor,
+    experts_TK: torch.Tensor,
+    kept_TK: torch.Tensor | None,
+    w1: torch.Tensor,
+    b1: torch.Tensor | None,
+    w2: torch.Tensor,
+    b2: torch.Tensor | None,
+    w3: torch.Tensor | None,
+    problem: str,
+    gradients: str,
+    trains: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs (T, D), and the tensor by which the backward operator finds the step."""
+    given = Routing(x_TD=x_TD, weights_TK=weights_TK, experts_TK=experts_TK, kept_TK=kept_TK)
+    with torch.set_grad_enabled(trains):
+        started = _carried(layer)().start_step(x_TD, x_TD.dtype, lambda: given, problem, gradients)
+        step = _SavedStep(started.watch, x_TD)
+        step.watch.begin()
+        y_TD = ExpertFunction.forward(
+            step, x_TD, weights_TK, started.policy, None, w1, b1, w2, b2, w3
+        )
+        if trains:
+            step.watch.note_forward()
+    return y_TD, _carrier(step if trains else None)
+
+
+@_routed_experts.register_fake
+def _(layer: torch.Tensor, x_TD: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return x_TD.new_empty(x_TD.shape), torch.empty_like(layer)
+
+
+@torch.library.custom_op(
+    "moetune::routed_experts_backward", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
+)
+def _routed_experts_backward(
+    step: torch.Tensor,
+    grad_TD: torch.Tensor,
+    x_TD: torch.Tensor,
+    weights_TK: torch.Tensor,
+    w1: torch.Tensor,
+    b1: torch.Tensor | None,
+    w2: torch.Tensor,
+    b2: torch.Tensor | None,
+    w3: torch.Tensor | None,
+    needs: Sequence[bool],
+) -> list[torch.Tensor]:
+    """Return the gradients of x (T, D), of the weights (T, K), and those of needed parameters."""
+    saved: _SavedStep = _carried(step)
+    return saved.backward(grad_TD, x_TD, weights_TK, (w1, b1, w2, b2, w3), needs)
+
+
+@_routed_experts_backward.register_fake
+def _(
+    _step: torch.Tensor,
+    _grad_TD: torch.Tensor,
+    x_TD: torch.Tensor,
+    weights_TK: torch.Tensor,
+    *parameters_and_needs: Any,  # noqa: ANN401
+) -> list[torch.Tensor]:
+    *parameters, needs = parameters_and_needs
+    wanted = [each for each, is_needed in zip(parameters, needs, strict=True) if is_needed]
+    return [x_TD.new_empty(x_TD.shape), weights_TK.new_empty(weights_TK.shape)] + [
+        torch.empty_like(each) for each in wanted
+    ]
+
+
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:  # noqa: ANN401
+    _, x_TD, weights_TK, _, _, *parameters = inputs[: 5 + _NUM_PARAMETERS]
+    ctx.save_for_backward(output[1], x_TD, weights_TK, *parameters)
+
+
+def _differentiate(ctx: Any, grad_TD: torch.Tensor, _: object) -> tuple[Any, ...]:  # noqa: ANN401
+    step, x_TD, weights_TK, *parameters = ctx.saved_tensors
+    needs = list(ctx.needs_input_grad[5 : 5 + _NUM_PARAMETERS])
+    grad_x_TD, grad_TK, *made = torch.ops.moetune.routed_experts_backward(
+        step, grad_TD, x_TD, weights_TK, *parameters, needs
+    )
+    grads = iter(made)
+    return (
+        None, grad_x_TD, grad_TK, None, None,
+        *(next(grads) if is_needed else None for is_needed in needs), None, None, None,
+    )  # fmt: skip
+
+
+_routed_experts.register_autograd(_differentiate, setup_context=_set_up)
+
+
+def _carrier(value: object) -> torch.Tensor:
+    """Return a tensor whose memory carries an object, as long as anything holds that memory."""
+    made = torch.empty(1, dtype=torch.uint8, device="cpu")
+    made.untyped_storage().carried = value  # type: ignore[attr-defined]
+    return made
+
+
+def _carried(tensor: torch.Tensor) -> Any:  # noqa: ANN401
+    """Return what a tensor's memory carries.
+
+    Raises:
+        InputError: it is a copy, such as one that hooks on saved tensors have made.
+    """
+    value = getattr(tensor.untyped_storage(), "carried", None)
+    if value is None:
+        raise InputError(
+            "a layer's step was saved for the backward pass as a copy, as by "
+            "torch.autograd.graph.save_on_cpu, and a copy has not what the step kept",
+            "leave such hooks out around the layer, or around its compiled block",
+        )
+    return value
