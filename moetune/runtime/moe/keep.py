@@ -94,7 +94,9 @@ class _KeepPhase(DispatchedPhase):
         arrived = self._dispatch.received[chunk]
         self._received.expand(self._buffers["wire"][arrived], part.rows, out=rows)
         results = self._run_experts(chunk, rows, part)
-        self._departures.append(self._received.sums.of(results, part.rows, arrived))
+        sums = self._received.sums.of(results, part.rows, arrived)
+        self._tracker.add(sums)
+        self._departures.append(sums)
 
     def combine(self, chunk: int) -> None:
         """Send the results back to where the rows were."""
