@@ -72,7 +72,11 @@ def recounted(workload: Workload, degree: int, strategy: Strategy) -> dict[str, 
     if strategy == "none":
         found["activation_bytes"] += one_dispatched + one_middle
         is_mixed = workload.local_experts > 1
-        wire = [] if workload.world_size == 1 else ["rows", *["by source", "sums"] * is_mixed]
+        wire = (
+            []
+            if workload.world_size == 1
+            else ["rows"] + ["by source", "sums"][: layer.top_k] * is_mixed
+        )
         one_sent = sent_rows(workload, rows) * layer.d_model * size
         found["buffer_bytes"] += one_dispatched + one_sent * len(wire)
     if strategy in {"S1", "S3"}:

@@ -92,10 +92,14 @@ class _KeepPhase(DispatchedPhase):
             self._departures.append(self._run_experts(chunk, rows, part))
             return
         arrived = self._dispatch.received[chunk]
-        self._received.expand(self._buffers["wire"][arrived], part.rows, out=rows)
+        wire = self._buffers["wire"][arrived]
+        self._received.expand(wire, part.rows, out=rows)
         results = self._run_experts(chunk, rows, part)
-        sums = self._received.sums.of(results, part.rows, arrived)
-        self._tracker.add(sums)
+        if self._weights_TK.shape[1] == 1:  # a row has a single result, and is free for it
+            sums = wire.index_copy_(0, self._received.places_R[part.rows], results)
+        else:
+            sums = self._received.sums.of(results, part.rows, arrived)
+            self._tracker.add(sums)
         self._departures.append(sums)
 
     def combine(self, chunk: int) -> None:

@@ -108,6 +108,8 @@ class BufferCounts:
         self._pairs = workload.rows
         self._rows = math.ceil(workload.rows * self._skew)
         self._sends_tokens = workload.world_size > 1 and self._local_experts > 1
+        self._at_experts = min(2, self._layer.top_k) * self._sends_tokens
+        """Buffers of rows that travel, at the experts: they arrive, and their sums leave."""
         self._sent_share = workload.sent_share
         self._travelling = self._sent(workload.rows) if workload.world_size > 1 else 0
 
@@ -139,7 +141,7 @@ class BufferCounts:
         """Return the bytes of the gradients of x and y, and of buffers for all rows of a phase."""
         if self._reuses:
             return 2 * self._tokens_bytes
-        rows = self._travelling + self._rows + 2 * self._sends_tokens * self._sent(self._rows)
+        rows = self._travelling + self._rows + self._at_experts * self._sent(self._rows)
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
     def _sent(self, rows: int) -> int:
@@ -197,7 +199,7 @@ class GroupedCounts(BufferCounts):
             return super().buffer_bytes()
         layer = self._layer
         rows = self._travelling + self._rows  # and what leaves, by expert or by received row
-        rows += 2 * self._sent(self._rows) if self._sends_tokens else self._rows
+        rows += self._at_experts * self._sent(self._rows) if self._sends_tokens else self._rows
         values = rows * layer.d_model + self._rows * layer.d_hidden
         if self._degree > 1:
             values += self._rows * (self._middle + layer.d_model)
