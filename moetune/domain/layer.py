@@ -11,7 +11,7 @@ from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.kernels import KernelName
 from moetune.domain.placement import check_order
-from moetune.domain.routing import EVEN, LayerRouting, RankSkew
+from moetune.domain.routing import EVEN, LayerRouting, RankSkew, reached_ranks
 from moetune.domain.units import dtype_bytes
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -134,6 +134,17 @@ class Workload:
     def local_experts(self) -> int:
         """Number of experts on one rank."""
         return self.layer.num_experts // self.world_size
+
+    @property
+    def sent_share(self) -> float:
+        """Rows that travel, over the pairs: a token goes once to each rank that has experts of its.
+
+        As if experts were drawn alike. All pairs travel where a rank has a single expert.
+        """
+        if self.expert_parallel == "tensor" or not 1 < self.world_size < self.layer.num_experts:
+            return 1.0
+        ranks = reached_ranks(self.layer.top_k, self.layer.num_experts, self.world_size)
+        return ranks / self.layer.top_k
 
     @property
     def rows(self) -> int:
