@@ -30,6 +30,7 @@ from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.exchange import exchange_seconds
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.memory import MemoryModel
+from moetune.solve.model.passes import computed_keys
 from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.step import StepPrices, StepSeconds
 
@@ -215,6 +216,14 @@ def test_exchanges_send_what_the_dispatcher_sends(
     assert found == seconds
     back = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="combine")
     assert back == (seconds if dispatcher == "all_to_all" else 8 * seconds)
+
+
+def test_only_windows_make_kernels_compute_more_than_they_need() -> None:
+    mixers = [part for name in model_names() for part in named_model(name).decoder.mixers]
+    plain = [part for part in mixers if getattr(part, "window", None) is None]
+    assert {computed_keys(part) for part in plain} == {1.0}
+    windowed = [part for part in mixers if isinstance(part, GroupedQueryAttention) and part.window]
+    assert min(map(computed_keys, windowed)) > 1
 
 
 def test_an_all_to_all_that_sends_tokens_once_sends_them_to_the_ranks_of_their_experts() -> None:
