@@ -21,7 +21,6 @@ _LIGER_DTYPES = frozenset({torch.bfloat16, torch.float16})
 """On a GPU: float32 would be multiplied in TF32."""
 _INTERPRETED_DTYPES = frozenset({torch.float32, torch.float16})
 """Triton's interpreter multiplies the bits of bfloat16 as whole numbers (3.7.1, `tl.dot`)."""
-_OMIT = "omit expert_kernel, or plan with --expert-kernel"
 
 
 @cache
@@ -33,10 +32,8 @@ def liger_experts() -> LigerExperts:
 def check_kernel(name: object) -> None:
     """Raise InputError where there is no kernel of that name."""
     if name is not None and name not in EXPERT_KERNELS:
-        known = f"there are {', '.join(EXPERT_KERNELS)}"
-        raise InputError(
-            f"expert_kernel {name!r} is unknown", nearest_or(known, str(name), EXPERT_KERNELS)
-        )
+        hint = nearest_or(f"there are {', '.join(EXPERT_KERNELS)}", str(name), EXPERT_KERNELS)
+        raise InputError(f"expert_kernel {name!r} is unknown", hint)
 
 
 def kernel_problem(
@@ -73,7 +70,7 @@ def grouped_kernel(
         return GROUPED_MM if has_grouped(x, widths) else None
     problem = kernel_problem(name, device=x.device, dtype=x.dtype, widths=widths)
     if problem:
-        raise InputError(f"the expert kernel {name} cannot run: {problem}", f"{_OMIT} loop")
+        raise InputError(problem, "omit expert_kernel, or plan with --expert-kernel loop")
     if name == "loop":
         return None
     return GROUPED_MM if name == "grouped_mm" else liger_experts()

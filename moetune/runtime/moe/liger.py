@@ -14,6 +14,7 @@ R rows, E local experts, D model width, H hidden width, F = 2·H, M tiles.
 import importlib
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,10 +24,11 @@ from moetune.runtime.moe.products import GroupedKernel, RowPart
 TILE_ROWS = 64
 """Liger's `BLOCK_M_TOKEN`: rows of one expert that a program of its kernels takes."""
 _MODULE = "liger_kernel.ops.fused_moe_kernels"
-_PIECES = (
-    "_fused_down_proj_kernel", "_fused_up_proj_swiglu_kernel", "_moe_bwd_down_proj_kernel",
-    "_moe_bwd_dW2_kernel",
-)  # fmt: skip
+_PIECES = MappingProxyType({
+    "_fused_down_proj_kernel": 18, "_fused_up_proj_swiglu_kernel": 22,
+    "_moe_bwd_down_proj_kernel": 28, "_moe_bwd_dW2_kernel": 17,
+})  # fmt: skip
+"""Kernels that are called, and the numbers of their arguments, block sizes among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +152,9 @@ class LigerExperts(GroupedKernel):
         Raises:
             ImportError, AttributeError: a package lacks, or Liger has other kernels.
         """
-        for name in _PIECES:
-            getattr(self._kernels, name)
+        for name, num_arguments in _PIECES.items():
+            if len(getattr(self._kernels, name).arg_names) != num_arguments:
+                raise AttributeError(f"{name} takes other arguments")
 
     @cached_property
     def _kernels(self) -> Any:  # noqa: ANN401 - a module without types, of a package that may lack
@@ -160,8 +163,8 @@ class LigerExperts(GroupedKernel):
     @property
     def is_interpreted(self) -> bool:
         """Whether Triton's interpreter runs the kernels, which then take a CPU's tensors."""
-        kernel = getattr(self._kernels, _PIECES[0]).fn
-        return type(kernel).__name__ == "InterpretedFunction"
+        kernel = self._kernels._fused_down_proj_kernel  # noqa: SLF001 - Liger's pieces
+        return type(kernel.fn).__name__ == "InterpretedFunction"
 
 
 def _tiles(part: RowPart) -> _Tiles:
