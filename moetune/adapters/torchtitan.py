@@ -91,12 +91,15 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
         Those of `shared`, where it is set, are added.
 
         Raises:
-            InputError: the model is compiled or its SPMD types are checked.
+            InputError: the model's SPMD types are checked.
             RankMismatchError, CollectiveError, AllocationError: as in `MoELayer`.
         """
         del num_local_tokens_per_expert_E  # rows are counted by chunks
-        _check_mode()
-        if self.moetune is None:  # without parallelism, torchtitan calls no `parallelize`
+        if spmd_types.is_type_checking():
+            raise InputError(
+                "moetune's expert layer has no SPMD types", "set debug.spmd_typechecking to false"
+            )
+        if self.moetune is None:
             self.moetune = self._layer()
         top_k = topk_scores_BLK.shape[-1]
         chosen, scores = (
@@ -104,6 +107,12 @@ class PlannedRoutedExperts(moe.RoutedExperts):  # type: ignore[misc] # torchtita
         )
         y_BLD: torch.Tensor = self.moetune(x_BLD, chosen, scores, self.shared)
         return y_BLD
+
+    def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
+        """Make the layer where torchtitan calls no `parallelize`, before the model is compiled."""
+        super()._init_self_buffers(buffer_device=buffer_device)
+        if self.moetune is None:
+            self.moetune = self._layer()
 
     def _layer(self) -> RoutedLayer:
         mesh = getattr(self.token_dispatcher, "ep_mesh", None)
@@ -132,6 +141,8 @@ class MoEWithSharedExperts(moe.MoE):  # type: ignore[misc] # torchtitan is no de
     def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
         """Return what `MoE` returns, by its own forward, in which its experts add the shared ones.
 
+        Compiled, it runs the shared ones behind the routed ones.
+
         Raises:
             InputError: tensor-parallel ranks share the tokens, which torchtitan then cuts for the
                 routed experts alone.
@@ -142,12 +153,13 @@ class MoEWithSharedExperts(moe.MoE):  # type: ignore[misc] # torchtitan is no de
                 "tensor-parallel ranks have other tokens for shared experts than for routed ones",
                 "name the override moetune.adapters.torchtitan.routed_experts instead",
             )
-        if shared is not None:
+        if shared is not None and not torch.compiler.is_compiling():
             self.shared_experts, routed.shared = None, partial(shared, x_BLD)
         try:
             y_BLD: torch.Tensor = super().forward(x_BLD)
         finally:
-            self.shared_experts, routed.shared = shared, None
+            if not torch.compiler.is_compiling():
+                self.shared_experts, routed.shared = shared, None
         return y_BLD
 
 
@@ -213,16 +225,3 @@ def moe_with_shared_experts(
         config, MoEWithSharedExperts.Config, routed_experts=routed
     )
     return made
-
-
-def _check_mode() -> None:
-    if torch.compiler.is_compiling():
-        raise InputError(
-            "the tokens decide the sizes of moetune's exchanges, and torchtitan compiles whole "
-            "transformer blocks",
-            'set compile.components to ["loss"], or compile.enable to false',
-        )
-    if spmd_types.is_type_checking():
-        raise InputError(
-            "moetune's expert layer has no SPMD types", "set debug.spmd_typechecking to false"
-        )

@@ -45,9 +45,10 @@ class VerifiedStep:
     """One decision, predicted and measured; medians over the rounds.
 
     Args:
-        predicted_seconds: None without a profile to predict from.
+        predicted_seconds: None without a profile to predict from, and with another kernel.
         deviation: largest relative difference of output and gradients from one chunk.
         operations: of its chunks, on the first rank, predicted beside the others of their phase.
+        kernel: of the experts; "" for what the layer takes by itself.
     """
 
     forward_degree: int
@@ -61,6 +62,7 @@ class VerifiedStep:
     raw_step_seconds: tuple[float, ...]
     deviation: float
     operations: tuple[OperationTimes, ...] = ()
+    kernel: KernelName = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def error(self) -> float | None:
@@ -99,10 +101,10 @@ class Verification:
 
     @property
     def fastest(self) -> VerifiedStep:
-        """The decision of the plan's strategy with the shortest measured step."""
-        strategy = self.planned.strategy
+        """The decision of the plan's strategy and kernel with the shortest measured step."""
+        wanted = self.planned.strategy, self.planned.kernel
         return min(
-            (step for step in self.steps if step.strategy == strategy),
+            (step for step in self.steps if (step.strategy, step.kernel) == wanted),
             key=lambda step: step.step_seconds,
         )
 
@@ -226,7 +228,10 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
-    """Return the decisions to run: one chunk, the plan without reuse, other degrees, the plan."""
+    """Return the decisions to run: one chunk, the plan without reuse, other degrees, the plan.
+
+    Last, the plan with the other kernels that it was compared with.
+    """
     planned = plan.decide(plan.inputs.tokens_per_rank)
     others = (
         planned.with_degree(degree)
@@ -235,19 +240,24 @@ def _decisions(plan: Plan) -> tuple[Decision, ...]:
     )
     one_chunk = replace(SAFE_DECISION, order=planned.order, kernel=planned.kernel)
     without_reuse = replace(planned, strategy="none")
-    return tuple(dict.fromkeys((one_chunk, without_reuse, *others)))
+    kernels = plan.kernel.others if plan.kernel else ()
+    by_kernel = (replace(planned, kernel=kernel.name) for kernel in kernels)
+    return tuple(dict.fromkeys((one_chunk, without_reuse, *others, *by_kernel)))
 
 
 def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> VerifiedStep:
     decision = measured.decision
-    is_planned = decision == plan.decide(plan.inputs.tokens_per_rank)
+    planned = plan.decide(plan.inputs.tokens_per_rank)
+    is_planned, is_alike = decision == planned, decision.kernel == planned.kernel
     return VerifiedStep(
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
         strategy=decision.strategy,
         is_planned=is_planned,
         predicted_seconds=(
-            plan.predicted.step_seconds if is_planned else _step_seconds(plan, costs, decision)
+            plan.predicted.step_seconds
+            if is_planned
+            else _step_seconds(plan, costs if is_alike else None, decision)
         ),
         forward_seconds=statistics.median(measured.forward_seconds),
         backward_seconds=statistics.median(measured.backward_seconds),
@@ -257,11 +267,14 @@ def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> Ver
         operations=tuple(
             OperationTimes(
                 operation=operation,
-                predicted_seconds=_operation_seconds(plan, costs, operation, decision),
+                predicted_seconds=_operation_seconds(
+                    plan, costs if is_alike else None, operation, decision
+                ),
                 seconds=seconds,
             )
             for operation, seconds in measured.operations.items()
         ),
+        kernel=decision.kernel or "",
     )
 
 
@@ -330,9 +343,13 @@ def _measure(
     """Measure on this rank, and name the machine; all ranks of the launch call this together."""
     from moetune.app import wiring
     from moetune.app.launch import rank_device
+    from moetune.measure.kernels import able_kernels
     from moetune.measure.steps import measure_steps, random_steps
 
-    workload, decisions = layer
-    steps = random_steps(workload, device=rank_device())
+    (workload, decisions), device = layer, rank_device()
+    planned = decisions[0].kernel  # whose refusal is an error, on all ranks
+    able = {planned, *able_kernels(workload, device=device)}
+    decisions = [decision for decision in decisions if decision.kernel in able]
+    steps = random_steps(workload, device=device)
     device_id = wiring.detect_cluster().fingerprint.device_id
     return device_id, measure_steps(steps, decisions, num_rounds=NUM_ROUNDS)

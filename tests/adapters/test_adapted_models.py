@@ -32,7 +32,7 @@ def test_a_block_in_an_order_of_its_own_keeps_it(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # asked for by the compiler
-def test_a_compiled_block_is_the_models_own() -> None:
+def test_a_compiled_block_is_one_graph_with_the_models_numbers() -> None:
     workers.compiles_with_shared_experts()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -120,13 +121,33 @@ def test_what_torchtitan_would_run_otherwise_is_refused_by_name() -> None:
         titan_workers.build().parallelize(titan_interface.dims(tp=2))
 
 
-def test_compiled_models_and_checked_types_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("experts", [moe.GroupedExperts, GptOssGroupedExperts])
+def test_one_graph_has_the_numbers_of_the_eager_layer(experts: Any) -> None:
+    torch._dynamo.reset()
+    eager, compiled = titan_workers.build(experts), titan_workers.build(experts)
+    compiled._init_self_buffers()  # as torchtitan does before the first step
+    compiled.compile(fullgraph=True, backend="aot_eager")
+    grads = []
+    for module in (eager, compiled):
+        x, scores, chosen, counts, dy = titan_workers.inputs(0)
+        module(x.requires_grad_(), scores.requires_grad_(), chosen, counts).backward(dy)
+        grads.append([x.grad, scores.grad, *(each.grad for each in module.parameters())])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_compiled_layer_runs_its_shared_experts_behind_the_others() -> None:
+    torch._dynamo.reset()
+    _, layer = titan_workers.layers_with_shared_experts()
+    x = titan_workers.inputs(0)[0]
+    layer.routed_experts._init_self_buffers()
+    whole: Any = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(whole(x), layer(x), rtol=1e-12, atol=1e-12)
+
+
+def test_checked_types_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = titan_workers.build()
     values = titan_workers.inputs(0)[:4]
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.compiler, "is_compiling", lambda: True)
-        with pytest.raises(moetune.InputError, match="compile"):
-            module(*values)
     monkeypatch.setattr("spmd_types.is_type_checking", lambda: True)
     with pytest.raises(moetune.InputError, match="spmd_typechecking"):
         module(*values)

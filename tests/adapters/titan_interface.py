@@ -97,6 +97,9 @@ class RoutedExperts(nn.Module, Configurable):
         self.inner_experts = config.inner_experts.build()
         self.token_dispatcher = config.token_dispatcher.build()
 
+    def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
+        """Nothing, as torchtitan's own."""
+
     def parallelize(self, parallel_dims: Any) -> None:
         self.token_dispatcher.ep_mesh = parallel_dims.get_optional_mesh("ep")
 

@@ -1,4 +1,4 @@
-"""The layer under torch's wrappers, its compiler, and other companions of training."""
+"""The layer under torch's wrappers, and other companions of training."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 import torch.distributed as dist
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -461,20 +459,6 @@ def test_wrappers_and_companions_on_real_ranks(
 ) -> None:
     """One start of the ranks for all that they show."""
     assert run_ranks(run_all, num_ranks, checks) == [""] * num_ranks
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler reads it
-def test_a_compiled_model_breaks_once_at_the_layer_whatever_the_routing() -> None:
-    torch._dynamo.reset()
-    counter = CompileCounter()
-    net = Net(pipeline=3)
-    compiled: nn.Module = torch.compile(net, backend=counter)  # type: ignore[assignment]
-    for index in range(10):
-        x = batch(index) * (index + 1)
-        found = loss_of(compiled, x)
-        assert torch.equal(found, loss_of(net, x))
-        found.backward()
-    assert counter.frame_count == 2  # before the layer and behind it
 
 
 def test_a_checkpointed_step_keeps_the_buffers_for_the_next() -> None:

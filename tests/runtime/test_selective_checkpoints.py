@@ -1,25 +1,24 @@
-"""Selective checkpointing around a layer: gradients are those without it, whatever is kept."""
+"""Selective checkpointing around a layer: gradients are those without it, kept steps run once."""
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-from torch.utils.flop_counter import FlopCounterMode
 
 from moetune import MoELayer
 from moetune.domain.constraints import Strategy
+from moetune.runtime.moe.function import StartedStep
 from tests.ranks import run_ranks
 
 Policy = Callable[..., CheckpointPolicy]
-_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.mm.out, torch.ops.aten.addmm.default}
 
 
 def keeps_all(*_: object, **__: object) -> CheckpointPolicy:
@@ -27,53 +26,46 @@ def keeps_all(*_: object, **__: object) -> CheckpointPolicy:
 
 
 def keeps_products(_: object, op: object, *__: object, **___: object) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+    is_kept = op is torch.ops.aten.addmm.default
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-class KeepsEveryOtherProduct:
-    """As torchtitan's default has it."""
-
-    def __init__(self) -> None:
-        self.seen: Counter[bool] = Counter()
-
-    def __call__(self, context: Any, op: object, *_: object, **__: object) -> CheckpointPolicy:
-        if op not in _PRODUCTS:
-            return CheckpointPolicy.PREFER_RECOMPUTE
-        self.seen[context.is_recompute] += 1
-        is_kept = self.seen[context.is_recompute] % 2
-        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+def keeps_steps(_: object, op: object, *__: object, **___: object) -> CheckpointPolicy:
+    is_kept = op is torch.ops.moetune.routed_experts.default
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-MAKERS: tuple[Callable[[], Policy], ...] = (
-    lambda: keeps_all, lambda: keeps_products, KeepsEveryOtherProduct
-)  # fmt: skip
-
-
-def gradients_are_those_without(strategy: Strategy) -> None:
+def gradients_are_those_without(strategy: Strategy, *, is_compiled: bool = False) -> None:
     torch.manual_seed(torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
     layer = MoELayer(
         d_model=8, d_hidden=12, num_experts=4, top_k=2, pipeline=2, memory_reuse=strategy
     )
-    dense = torch.nn.Linear(8, 8)
-    x = torch.randn(32, 8)
+    block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), layer)
+    x, start, steps = torch.randn(32, 8), layer.start_step, list[object]()
 
-    def gradients(make: Callable[[], Policy] | None) -> list[torch.Tensor]:
+    def counted(*values: Any) -> StartedStep:
+        steps.append(values)
+        return start(*values)
+
+    layer.start_step = counted  # type: ignore[method-assign,assignment]
+
+    def gradients(run: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
         given = x.clone().requires_grad_()
-        block = torch.nn.Sequential(dense, torch.nn.ReLU(), layer)
-        if make is None:
-            y = block(given)
-        else:
-            y = checkpoint(
-                block, given, use_reentrant=False,
-                context_fn=partial(create_selective_checkpoint_contexts, make()),
-            )  # fmt: skip
+        y = run(given)
         found = torch.autograd.grad(y.square().sum(), [given, *block.parameters()])
         return [*found, y.detach()]
 
-    expected = gradients(None)
-    for make in MAKERS:
-        for found, wanted in zip(gradients(make), expected, strict=True):
+    expected = gradients(block)
+    for policy in (keeps_all, keeps_products, keeps_steps):
+        steps.clear()
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        run: Any = partial(checkpoint, block, use_reentrant=False, context_fn=contexts)
+        if is_compiled:
+            torch._dynamo.reset()
+            run = torch.compile(run, fullgraph=True, backend="aot_eager")
+        for found, wanted in zip(gradients(run), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        assert len(steps) == (2 if policy is keeps_products else 1)  # with their exchanges
 
 
 @pytest.mark.parametrize("strategy", ["none", "S4"])
@@ -85,14 +77,8 @@ def test_gradients_are_those_without_checkpoints(num_ranks: int, strategy: Strat
         assert run_ranks(gradients_are_those_without, num_ranks, strategy) == [""] * num_ranks
 
 
-def test_other_modes_still_see_the_layer() -> None:
-    layer = MoELayer(d_model=8, d_hidden=12, num_experts=4, top_k=2)
-    with FlopCounterMode(display=False) as counted:
-        layer(torch.randn(32, 8))
-    alone = counted.get_total_flops()
-    with FlopCounterMode(display=False) as counted:
-        checkpoint(
-            layer, torch.randn(32, 8, requires_grad=True), use_reentrant=False,
-            context_fn=partial(create_selective_checkpoint_contexts, keeps_products),
-        )  # fmt: skip
-    assert counted.get_total_flops() == alone > 0
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler reads it
+def test_a_compiled_block_keeps_its_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+    monkeypatch.setattr(torch._dynamo.config, name, True)
+    gradients_are_those_without("S4", is_compiled=True)

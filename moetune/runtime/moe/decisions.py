@@ -78,7 +78,7 @@ class LayerDecisions:
         except InputError as error:
             self._problem = error
         self._plans: dict[torch.dtype, LayerPlans | None] = {}
-        self._kernel_problems: dict[tuple[torch.dtype, str], str] = {}
+        self._kernel_problems: dict[tuple[object, ...], str] = {}
 
     @property
     def version(self) -> str:
@@ -142,14 +142,15 @@ class LayerDecisions:
 
     def kernel_problem(self, dtype: torch.dtype, device: torch.device) -> str:
         """Return why this rank lacks a kernel of its steps in that dtype; "" if it has all."""
-        wanted = dtype, device.type
+        forced = self._kernel or (None if self._pinned is None else self._pinned.kernel)
+        wanted = dtype, device.type, forced
         if wanted not in self._kernel_problems:
             layer, key = self._key.layer, replace(self._key, dtype=dtype_name(dtype))
             names = [plan.kernel.name for plan in self._book.plans_for(key) if plan.kernel]
             widths = layer.d_model, layer.d_hidden
             problems = (
                 kernel_problem(name, device=device, dtype=dtype, widths=widths)
-                for name in ([self._kernel] if self._kernel else names)
+                for name in ([forced] if forced else names)
             )
             self._kernel_problems[wanted] = next(filter(None, problems), "")
         return self._kernel_problems[wanted]

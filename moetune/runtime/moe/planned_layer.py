@@ -6,6 +6,7 @@ routing, and hands the tokens to `function` with the dispatcher's memory policy.
 
 from collections.abc import Callable
 from functools import partial
+from operator import index
 from typing import Any, ClassVar
 
 import torch
@@ -144,6 +145,11 @@ class PlannedLayer(nn.Module):
         if can_be_operator and (torch.compiler.is_compiling() or sees_selective_checkpoints()):
             y = self._run_as_operator(x, dtype, route, problem)
             return y if shared is None else y + checked_output(shared, x).to(y.dtype)
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(  # noqa: SLF001 - the text is that of fullgraph=True
+                msg="moetune: layers with sequence shards, and schedules that split the backward "
+                "pass, run outside of graphs: compile without fullgraph"
+            )
         return self._run(x, dtype, route, problem, shared)
 
     def _run_as_operator(
@@ -413,6 +419,11 @@ def _shaped(y_TD: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def sizes_of(values: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape for a text, which is a constant of a compiled graph."""
+    return tuple(map(index, values.shape))
+
+
 def _input_problem(
     x: torch.Tensor, dtype: torch.dtype, shape: LayerShape, experts: LocalExperts
 ) -> str:
@@ -422,7 +433,7 @@ def _input_problem(
         dtype: that the step computes in.
     """
     if not x.dim() or x.shape[-1] != shape.d_model:
-        return f"x has shape {tuple(x.shape)}, its last size must be {shape.d_model}"
+        return f"x has shape {sizes_of(x)}, its last size must be {shape.d_model}"
     weight = experts.up
     # FSDP2 moves what it gathers from the host.
     if x.device.type != weight.device.type and not is_dtensor(weight):

@@ -5,6 +5,7 @@ First step of a token's way: as in `planned_layer`, without a gate.
 
 import os
 from collections.abc import Callable
+from operator import index
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,7 +17,7 @@ from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.function import SharedWork
 from moetune.runtime.moe.gate import Routing
-from moetune.runtime.moe.planned_layer import PlannedLayer
+from moetune.runtime.moe.planned_layer import PlannedLayer, sizes_of
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
 
@@ -87,8 +88,9 @@ class RoutedLayer(PlannedLayer):
         wanted, problem = (num_tokens, self.shape.top_k), ""
         if not experts_TK.shape == weights_TK.shape == wanted:
             problem = (
-                f"the router gave experts {tuple(experts_TK.shape)} and weights "
-                f"{tuple(weights_TK.shape)}, for {num_tokens} tokens they must be {wanted}"
+                f"the router gave experts {sizes_of(experts_TK)} and weights "
+                f"{sizes_of(weights_TK)}, for {index(num_tokens)} tokens they must be "
+                f"{tuple(map(index, wanted))}"
             )
         return self.run(x, _given(x, experts_TK, weights_TK), problem, shared)
 
