@@ -133,20 +133,25 @@ class TokenPermutation:
         Args:
             grouped: bounds for a grouped kernel; None where products are computed one by one.
         """
-        num_pairs, top_k = sum(map(sum, counts.send_CP)), self._rows_TK.shape[1]
-        sent = slices_of(map(sum, counts.travelling.send_CP))
-        pairs_N = self._pairs[:num_pairs]
-        tokens_M, places_N = pairs_N if top_k == 1 else pairs_N // top_k, None
-        if self.tokens is not None:
+        pairs_N, top_k = self._pairs[: sum(map(sum, counts.send_CP))], self._rows_TK.shape[1]
+        parts = _parts(counts.rows_CL, grouped)
+        if self.tokens is None:
+            sent, received = slices_of(map(sum, counts.send_CP)), [part.rows for part in parts]
+            tokens_M, places_N = pairs_N if top_k == 1 else pairs_N // top_k, None
+        else:
+            sent, received = (
+                slices_of(map(sum, rows_CP))
+                for rows_CP in (counts.travelling.send_CP, counts.travelling.receive_CP)
+            )
             tokens_M, places_N = self.tokens.tokens(sent[-1].stop), self.tokens.places_of(pairs_N)
-        if self.tokens is None and len(tokens_M) == self._rows_TK.numel():
-            starts_T = torch.arange(0, len(tokens_M), top_k, device=tokens_M.device)
+        if self.tokens is None and len(pairs_N) == self._rows_TK.numel():
+            starts_T = torch.arange(0, len(pairs_N), top_k, device=pairs_N.device)
             sums = RowSums(order=self._rows_TK.view(-1), starts=starts_T)
         else:
             sums = RowSums.by(tokens_M, len(self._rows_TK))
         return Dispatch(
             pairs_N=pairs_N, rows_TK=self._rows_TK, tokens_M=tokens_M, sums=sums,
-            places_N=places_N, counts=counts, sent=sent, parts=_parts(counts.rows_CL, grouped),
+            places_N=places_N, counts=counts, sent=sent, received=received, parts=parts,
             grouped=grouped, shards=self._shards,
         )  # fmt: skip
 
@@ -228,7 +233,7 @@ class Dispatch:
         places_N: of every pair, the place of its row in its rank's block of the chunk; None where
             pairs travel.
         counts: pairs and rows that this rank sends and receives.
-        sent: every chunk's rows among those that this rank sends.
+        sent, received: every chunk's rows among those that this rank sends, and those that arrive.
         parts: every chunk's rows among those that its experts compute.
         grouped: bounds for a grouped kernel; None where products are computed one by one.
         shards: numbers of tokens that are cut into chunks for themselves; none for all at once.
@@ -241,6 +246,7 @@ class Dispatch:
     places_N: torch.Tensor | None
     counts: RowCounts
     sent: Sequence[slice]
+    received: Sequence[slice]
     parts: Sequence[RowPart]
     grouped: GroupedRows | None = None
     shards: tuple[int, ...] = ()
@@ -276,11 +282,6 @@ class Dispatch:
         """Rows that this rank sends in the step."""
         last: int = self.sent[-1].stop
         return last
-
-    @property
-    def received(self) -> list[slice]:
-        """Every chunk's rows among those that arrive."""
-        return slices_of(map(sum, self.counts.travelling.receive_CP))
 
     @property
     def tensors(self) -> list[torch.Tensor]:
