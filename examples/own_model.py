@@ -76,6 +76,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=32, help="of the plan; default: 32")
     arguments = parser.parse_args()
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(dist.get_node_local_rank())
     torch.manual_seed(0)
     trained = moetune.parallelize(
         Decoder(arguments.length), arguments.plan, loss_of=loss_of, balance=0.01

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moetune.adapters.expert_parallel import register_expert_parallel
+    from moetune.adapters.layers import register_expert_parallel
     from moetune.adapters.model import adapt
     from moetune.app.notebook import load_plan, memory, plan
     from moetune.app.parallelize import parallelize
@@ -126,7 +126,7 @@ _HOMES = {
     "plan": "moetune.app.notebook",
     "prepare_ddp": "moetune.runtime.replicas",
     "prepare_fsdp": "moetune.runtime.parallel.fsdp",
-    "register_expert_parallel": "moetune.adapters.expert_parallel",
+    "register_expert_parallel": "moetune.adapters.layers",
     "routing_record": "moetune.runtime.parallel.parallel_model",
     "shard": "moetune.runtime.sharded.shard",
 }

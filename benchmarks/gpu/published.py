@@ -15,10 +15,12 @@ from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.scale import Scale
 from moetune.app.files import load_profile_file
 from moetune.comm.group import OneRank
+from moetune.domain.kernels import ExpertKernel
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
+from moetune.measure.kernels import other_kernels
 from moetune.runtime.moe.layer import MoELayer
 from moetune.solve.layer.costs import layer_costs
 from moetune.solve.layer.times import step_time
@@ -28,7 +30,7 @@ Times = dict[Phase, float]
 
 
 def run_published(scale: Scale, folder: Path) -> None:
-    """Run each layer in one chunk and in several, and write a row each."""
+    """Run each layer in one chunk by every kernel, and in several; write a row each."""
     rows, profile = Rows(folder, "published"), profile_of(scale.torch_device)
     for shape, tokens in scale.published_layers:
         workload = Workload(
@@ -39,14 +41,19 @@ def run_published(scale: Scale, folder: Path) -> None:
             activation=shape.activation, device=scale.torch_device,
             dtype=getattr(torch, scale.dtype), communicator=OneRank(),
         )  # fmt: skip
-        for degree in scale.published_degrees:
-            layer.pin(Decision(forward_degree=degree, backward_degree=degree))
+        others = other_kernels(workload, device=scale.torch_device)
+        runs: list[tuple[int, ExpertKernel | None]] = [
+            *((degree, None) for degree in scale.published_degrees),
+            *((scale.published_degrees[0], kernel) for kernel in others),
+        ]
+        for degree, kernel in runs:
+            layer.pin(Decision(forward_degree=degree, backward_degree=degree, kernel=kernel))
             rows.add(
                 experts=shape.num_experts, d_model=shape.d_model, d_hidden=shape.d_hidden,
-                top_k=shape.top_k, tokens=tokens, degree=degree,
+                top_k=shape.top_k, tokens=tokens, degree=degree, kernel=kernel or "usual",
                 macs=3 * shape.num_gemms * workload.macs,
                 **_measured(layer, workload, scale.torch_device),
-                predicted_seconds=_predicted(profile, workload, degree),
+                predicted_seconds=None if kernel else _predicted(profile, workload, degree),
                 machine=None if profile is None else profile.name,
             )  # fmt: skip
 

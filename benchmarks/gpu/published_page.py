@@ -25,16 +25,16 @@ def published_section(rows: Sequence[Row]) -> Iterator[str]:
     )
     yield ""
     yield (
-        "| experts | of them | shape | tokens | chunks | predicted ms | measured ms | error "
-        "| forward ms | of the host | backward ms | of the host | TFLOP/s |"
+        "| experts | of them | shape | tokens | chunks | kernel | predicted ms | measured ms "
+        "| error | forward ms | of the host | backward ms | of the host | TFLOP/s |"
     )
-    yield "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    yield "|---:|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for row in rows:
         predicted, step = row["predicted_seconds"], _step(row)
         error = "–" if predicted is None else f"{prediction_error(predicted, step):+.1%}"
         yield (
             f"| {row['experts']} | {row['top_k']} | {row['d_model']} × {row['d_hidden']} "
-            f"| {row['tokens']:,} | {row['degree']} "
+            f"| {row['tokens']:,} | {row['degree']} | {row.get('kernel', 'usual')} "
             f"| {'–' if predicted is None else f'{predicted * 1e3:.2f}'} | {step * 1e3:.2f} "
             f"| {error} | {row['forward_seconds'] * 1e3:.2f} "
             f"| {row['host_forward_seconds'] * 1e3:.2f} | {row['backward_seconds'] * 1e3:.2f} "

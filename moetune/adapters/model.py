@@ -18,8 +18,7 @@ from moetune.adapters.layers import (
     routed_layer,
     shape_of,
 )
-from moetune.adapters.libraries import teach_libraries
-from moetune.adapters.saving import load_checkpoint
+from moetune.adapters.saving import load_checkpoint, teach_libraries
 from moetune.adapters.shared import run_shared_beside, weigh_inputs
 from moetune.comm.agree import agree
 from moetune.comm.gloo import check_joined, communicator_of, shared_communicator

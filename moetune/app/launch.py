@@ -31,7 +31,7 @@ import torch.distributed as dist
 from moetune import config
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError, InputError, MoetuneError
-from moetune.hardware.facts import num_cores
+from moetune.hardware.detect import num_cores
 
 _TIMEOUT = dt.timedelta(minutes=5)
 _GRACE_SECONDS = 3.0

@@ -16,6 +16,7 @@ from moetune.domain.costs import Costs
 from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape, layer_flops, rate
+from moetune.domain.layout import Layout
 from moetune.domain.model import find_model
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
@@ -33,6 +34,7 @@ from moetune.domain.units import dtype_bytes, full_dtype, parse_bytes
 from moetune.fit.costs import costs_of
 from moetune.fit.missing import launcher
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
+from moetune.solve.layer.kernels import MeasuredKernels
 from moetune.solve.layer.placed import solve_placed
 from moetune.solve.layer.plan import LayerProblem
 
@@ -274,6 +276,7 @@ def sound_numbers(profile: str) -> Iterator[None]:
 
 def _problem(inputs: PlanInputs, profile: Profile) -> LayerProblem:
     constraints = inputs.pinned
+    workload = inputs.workload(Layout.of_layer(inputs.expert_parallel, inputs.world_size))
     return LayerProblem(
         inputs=inputs,
         costs=costs_of(profile, allow_modelled=constraints.allow_modelled),
@@ -282,6 +285,9 @@ def _problem(inputs: PlanInputs, profile: Profile) -> LayerProblem:
         device_memory_bytes=profile.machine.plannable_bytes,
         provenance=profile.provenance,
         launch=launcher((inputs.world_size, 0), profile.machine),
+        kernels=MeasuredKernels(
+            profile.samples, workload, kind=profile.machine.kind, pinned=constraints.expert_kernel
+        ),
     )
 
 

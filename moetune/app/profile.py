@@ -6,6 +6,7 @@
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from moetune.app.profile_quality import summarize
@@ -131,7 +132,10 @@ def _measure(
     plan_only: bool = False,
 ) -> None:
     """Measure the points that are not done."""
+    import torch
+
     from moetune.measure.estimate import default_dtypes
+    from moetune.measure.kernels import other_kernels
     from moetune.measure.session import Assignment
 
     machine = cluster.machine
@@ -144,6 +148,7 @@ def _measure(
             models=request.models,
             preset=request.preset,
             max_tokens=request.max_tokens,
+            kernels_of=partial(other_kernels, device=torch.device(machine.kind)),
         )
         .points()
         .without(done)

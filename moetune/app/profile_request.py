@@ -17,8 +17,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.domain.units import dtype_bytes
 from moetune.huggingface.registry import FoundModel
-from moetune.measure.decoder_points import MeasuredModel
 from moetune.measure.grid import Preset
+from moetune.measure.layer_points import MeasuredModel
 from moetune.measure.noise import has_drifted
 
 

@@ -105,6 +105,7 @@ def layer_request(question: Question, settings: Settings | None) -> PlanRequest:
         allow_modelled=settings.allow_modelled if allowed is None else allowed,
         routing=routing,
         expert_placement=question.expert_placement or "planned",
+        expert_kernel=question.expert_kernel,
     )  # fmt: skip
     return PlanRequest(
         model=question.model, layer=question.layer, world_size=question.world_size,

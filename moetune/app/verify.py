@@ -10,6 +10,7 @@ from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.document import UNLESS_DEFAULT, encode
 from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.kernels import KernelName
 from moetune.domain.layer import Workload
 from moetune.domain.operations import (
     Operation,
@@ -44,9 +45,10 @@ class VerifiedStep:
     """One decision, predicted and measured; medians over the rounds.
 
     Args:
-        predicted_seconds: None without a profile to predict from.
+        predicted_seconds: None without a profile to predict from, and with another kernel.
         deviation: largest relative difference of output and gradients from one chunk.
         operations: of its chunks, on the first rank, predicted beside the others of their phase.
+        kernel: of the experts; "" for what the layer takes by itself.
     """
 
     forward_degree: int
@@ -60,6 +62,7 @@ class VerifiedStep:
     raw_step_seconds: tuple[float, ...]
     deviation: float
     operations: tuple[OperationTimes, ...] = ()
+    kernel: KernelName = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def error(self) -> float | None:
@@ -77,6 +80,7 @@ class Verification:
         tolerance: largest deviation at which results in this dtype count as equal.
         imbalance: rows of the busiest rank over the mean.
         planned_imbalance: what the plan assumes, by its routing and placement.
+        kernel: of the experts, as the plan says; "" for what the layer takes by itself.
         device_id: of this machine, see `Fingerprint`.
         range_seconds: of the plan's step, 5th and 95th percentile; None where it has none.
     """
@@ -88,6 +92,7 @@ class Verification:
     device_id: str = ""
     range_seconds: tuple[float, float] | None = None
     planned_imbalance: float = field(default=1.0, metadata=UNLESS_DEFAULT)
+    kernel: KernelName = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def planned(self) -> VerifiedStep:
@@ -96,10 +101,10 @@ class Verification:
 
     @property
     def fastest(self) -> VerifiedStep:
-        """The decision of the plan's strategy with the shortest measured step."""
-        strategy = self.planned.strategy
+        """The decision of the plan's strategy and kernel with the shortest measured step."""
+        wanted = self.planned.strategy, self.planned.kernel
         return min(
-            (step for step in self.steps if step.strategy == strategy),
+            (step for step in self.steps if (step.strategy, step.kernel) == wanted),
             key=lambda step: step.step_seconds,
         )
 
@@ -190,6 +195,7 @@ def verify_plan(
         device_id=device_id,
         range_seconds=_range(plan),
         planned_imbalance=workload.skew.mean,
+        kernel=plan.kernel.name if plan.kernel else "",
     )
 
 
@@ -222,28 +228,36 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
-    """Return the decisions to run: one chunk, the plan without reuse, other degrees, the plan."""
+    """Return the decisions to run: one chunk, the plan without reuse, other degrees, the plan.
+
+    Last, the plan with the other kernels that it was compared with.
+    """
     planned = plan.decide(plan.inputs.tokens_per_rank)
     others = (
         planned.with_degree(degree)
         for degree in (*DEGREES, planned.degree)
         if degree == planned.degree or 1 < degree <= plan.inputs.tokens_per_rank
     )
-    one_chunk = replace(SAFE_DECISION, order=planned.order)
+    one_chunk = replace(SAFE_DECISION, order=planned.order, kernel=planned.kernel)
     without_reuse = replace(planned, strategy="none")
-    return tuple(dict.fromkeys((one_chunk, without_reuse, *others)))
+    kernels = plan.kernel.others if plan.kernel else ()
+    by_kernel = (replace(planned, kernel=kernel.name) for kernel in kernels)
+    return tuple(dict.fromkeys((one_chunk, without_reuse, *others, *by_kernel)))
 
 
 def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> VerifiedStep:
     decision = measured.decision
-    is_planned = decision == plan.decide(plan.inputs.tokens_per_rank)
+    planned = plan.decide(plan.inputs.tokens_per_rank)
+    is_planned, is_alike = decision == planned, decision.kernel == planned.kernel
     return VerifiedStep(
         forward_degree=decision.forward_degree,
         backward_degree=decision.backward_degree,
         strategy=decision.strategy,
         is_planned=is_planned,
         predicted_seconds=(
-            plan.predicted.step_seconds if is_planned else _step_seconds(plan, costs, decision)
+            plan.predicted.step_seconds
+            if is_planned
+            else _step_seconds(plan, costs if is_alike else None, decision)
         ),
         forward_seconds=statistics.median(measured.forward_seconds),
         backward_seconds=statistics.median(measured.backward_seconds),
@@ -253,11 +267,14 @@ def _verified(plan: Plan, costs: Costs | None, measured: "MeasuredSteps") -> Ver
         operations=tuple(
             OperationTimes(
                 operation=operation,
-                predicted_seconds=_operation_seconds(plan, costs, operation, decision),
+                predicted_seconds=_operation_seconds(
+                    plan, costs if is_alike else None, operation, decision
+                ),
                 seconds=seconds,
             )
             for operation, seconds in measured.operations.items()
         ),
+        kernel=decision.kernel or "",
     )
 
 
@@ -326,9 +343,13 @@ def _measure(
     """Measure on this rank, and name the machine; all ranks of the launch call this together."""
     from moetune.app import wiring
     from moetune.app.launch import rank_device
+    from moetune.measure.kernels import able_kernels
     from moetune.measure.steps import measure_steps, random_steps
 
-    workload, decisions = layer
-    steps = random_steps(workload, device=rank_device())
+    (workload, decisions), device = layer, rank_device()
+    planned = decisions[0].kernel  # whose refusal is an error, on all ranks
+    able = {planned, *able_kernels(workload, device=device)}
+    decisions = [decision for decision in decisions if decision.kernel in able]
+    steps = random_steps(workload, device=device)
     device_id = wiring.detect_cluster().fingerprint.device_id
     return device_id, measure_steps(steps, decisions, num_rounds=NUM_ROUNDS)

@@ -3,7 +3,8 @@
 import datetime as dt
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -133,12 +134,27 @@ def group_of_members(
     Raises:
         CollectiveError: a rank of the group did not come within the timeout.
     """
-    _even_out(ranks, description, timeout)
-    group: dist.ProcessGroup = dist.new_group(
-        list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True,
-        group_desc=description, pg_options=options,
-    )  # fmt: skip
+    with _unbound_world():
+        _even_out(ranks, description, timeout)
+        group: dist.ProcessGroup = dist.new_group(
+            list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True,
+            group_desc=description, pg_options=options,
+        )  # fmt: skip
     return group
+
+
+@contextmanager
+def _unbound_world() -> Iterator[None]:
+    """Make groups that are not cut out of the world's communicator, as torch does it otherwise.
+
+    Under `init_process_group(device_id=…)` all ranks of the world would have to take part.
+    """
+    world: Any = dist.group.WORLD
+    device, world.bound_device_id = world.bound_device_id, None
+    try:
+        yield
+    finally:
+        world.bound_device_id = device
 
 
 def _even_out(ranks: Sequence[int], description: str, timeout: dt.timedelta | None) -> None:

@@ -5,7 +5,9 @@ torch.distributed; `process_group.GroupCommunicator` is any of its groups, and o
 collective; `gloo.communicator_of` chooses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal, TypeVar
 
 import torch
@@ -14,6 +16,8 @@ from moetune.comm.transfer import Done, Transfer
 
 T = TypeVar("T")
 ReduceOp = Literal["sum", "max"]
+_MAX_SUMS = 8
+"""Sums under way at once."""
 
 
 class Communicator:
@@ -157,6 +161,22 @@ class Communicator:
         parts = filled.split(most)
         return torch.cat([part[:num] for part, num in zip(parts, num_rows, strict=True)])
 
+    def sum_in_place(self, tensors: Iterable[torch.Tensor], name: str, *, divisor: int = 1) -> None:
+        """Replace tensors by their sums over the ranks, divided by a number; blocking.
+
+        Sums are in float32 at least: one in bfloat16 would be rounded at every rank. A few narrow
+        tensors at once have wide copies.
+        """
+        pending: deque[Callable[[], None]] = deque()
+        for values in tensors if self.num_ranks > 1 else ():
+            if len(pending) == _MAX_SUMS:
+                pending.popleft()()
+            total = values.to(torch.promote_types(values.dtype, torch.float32))
+            transfer = self.all_reduce(total, name)
+            pending.append(partial(_finish_sum, values, total, transfer, divisor))
+        for finish in pending:
+            finish()
+
     def all_reduce_values(
         self, values: torch.Tensor, name: str, *, op: ReduceOp = "sum"
     ) -> torch.Tensor:
@@ -173,3 +193,12 @@ class OneRank(Communicator):
 
     rank = 0
     members: tuple[int, ...] = (0,)
+
+
+def _finish_sum(
+    values: torch.Tensor, total: torch.Tensor, transfer: Transfer, divisor: int
+) -> None:
+    transfer.wait()
+    if divisor > 1:
+        total.div_(divisor)
+    values.copy_(total)

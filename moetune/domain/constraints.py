@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from moetune.domain.errors import InfeasiblePlanError, InputError, check_positive
+from moetune.domain.kernels import ExpertKernel
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.placement import PlacementRule
 from moetune.domain.withdrawn import EQUAL_DEGREES
@@ -103,6 +104,7 @@ class Constraints:
         allow_modelled: accept estimates for what was not measured.
         routing: text of a `LayerRouting`; "" for balanced.
         expert_placement: "planned" by the loads of the routing, or the "natural" order.
+        expert_kernel: None for the fastest that was measured.
     """
 
     bounds: Bounds = field(default_factory=Bounds)
@@ -112,3 +114,4 @@ class Constraints:
     allow_modelled: bool = False
     routing: str = ""
     expert_placement: PlacementRule = "planned"
+    expert_kernel: ExpertKernel | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from moetune.domain.cluster import Group
+from moetune.domain.kernels import KernelName
 from moetune.domain.samples import (
     AttentionPoint,
     CollectiveOp,
@@ -27,6 +28,9 @@ class GemmKey(NamedTuple):
     """GEMMs of `num_experts` experts, over the rows of one expert.
 
     With the sizes of the default they are over multiply-accumulates.
+
+    Args:
+        kernel: as of `GemmPoint`.
     """
 
     dtype: str
@@ -34,6 +38,7 @@ class GemmKey(NamedTuple):
     num_experts: int = 1
     d_in: int = 1
     d_out: int = 1
+    kernel: KernelName = ""
 
     @property
     def shape(self) -> Shape:
@@ -43,7 +48,8 @@ class GemmKey(NamedTuple):
     @property
     def words(self) -> str:
         """The operation, as "forward GEMM of 2 × 512 × 2048 in float32"."""
-        return f"{self.product} GEMM of {' × '.join(map(str, self.shape))} in {self.dtype}"
+        by = f" by {self.kernel}" if self.kernel else ""
+        return f"{self.product} GEMM of {' × '.join(map(str, self.shape))} in {self.dtype}{by}"
 
 
 class RowsKey(NamedTuple):
@@ -149,7 +155,7 @@ def place_of(point: Point) -> tuple[CostKey, int] | None:
     match point:
         case GemmPoint():
             shape = point.num_experts, point.d_in, point.d_out
-            return GemmKey(point.dtype, point.product, *shape), point.rows
+            return GemmKey(point.dtype, point.product, *shape, point.kernel), point.rows
         case RowsPoint():
             return RowsKey(point.op, point.dtype), point.elements
         case CollectivePoint():

@@ -1,6 +1,14 @@
-"""Kernels of a runtime's blocks beyond the fused ones of Megatron-Core, and what experts keep."""
+"""Kernels of experts, of a runtime's blocks beyond Megatron-Core's, and what experts keep."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+ExpertKernel = Literal["grouped_mm", "liger", "loop"]
+"""Kernels for the products of experts' rows: torch's for all experts at once, Liger's fused ones,
+and one product after another."""
+EXPERT_KERNELS: tuple[ExpertKernel, ...] = get_args(ExpertKernel)
+KernelName = Literal["", "grouped_mm", "liger", "loop"]
+"""The same, and "" for what a layer takes by itself: torch's where the GPU has it, else a loop."""
 
 _Pair = tuple[float, float]
 

@@ -9,8 +9,9 @@ from typing import Literal, get_args
 
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError, check_positive
+from moetune.domain.kernels import KernelName
 from moetune.domain.placement import check_order
-from moetune.domain.routing import EVEN, LayerRouting, RankSkew
+from moetune.domain.routing import EVEN, LayerRouting, RankSkew, reached_ranks
 from moetune.domain.units import dtype_bytes
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -83,6 +84,7 @@ class Workload:
             around the layer.
         routing: text of a `LayerRouting`; "" for balanced.
         placement: expert of each place in the order of the ranks; empty for the natural order.
+        kernel: of the experts; "" for what a layer takes by itself.
 
     Raises:
         InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,
@@ -97,6 +99,7 @@ class Workload:
     sequence_parallel: bool = False
     routing: str = field(default="", metadata=UNLESS_DEFAULT)
     placement: tuple[int, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    kernel: KernelName = field(default="", metadata=UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "tokens_per_rank")
@@ -131,6 +134,17 @@ class Workload:
     def local_experts(self) -> int:
         """Number of experts on one rank."""
         return self.layer.num_experts // self.world_size
+
+    @property
+    def sent_share(self) -> float:
+        """Rows that travel, over the pairs: a token goes once to each rank that has experts of its.
+
+        As if experts were drawn alike. All pairs travel where a rank has a single expert.
+        """
+        if self.expert_parallel == "tensor" or not 1 < self.world_size < self.layer.num_experts:
+            return 1.0
+        ranks = reached_ranks(self.layer.top_k, self.layer.num_experts, self.world_size)
+        return ranks / self.layer.top_k
 
     @property
     def rows(self) -> int:

@@ -10,6 +10,7 @@ from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Trust
 from moetune.domain.document import UNLESS_DEFAULT, canonical_json, encode
 from moetune.domain.errors import InputError
+from moetune.domain.kernels import ExpertKernel, KernelName
 from moetune.domain.layer import Throughput, Workload, layer_flops, rate
 from moetune.domain.layout import Layout
 from moetune.domain.model import MODELS
@@ -167,12 +168,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The degree, order and memory strategy of a layer for one number of tokens."""
+    """The degree, order, memory strategy and kernel of a layer for one number of tokens.
+
+    Args:
+        kernel: of the experts; None for torch's `grouped_mm` where the GPU has it.
+    """
 
     forward_degree: int
     backward_degree: int
     order: Order = "dispatch_first"
     strategy: Strategy = "none"
+    kernel: ExpertKernel | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def degree(self) -> int:
@@ -192,6 +198,29 @@ SAFE_DECISION = Decision(forward_degree=1, backward_degree=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """A step with a kernel of the experts."""
+
+    name: ExpertKernel
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelChoice:
+    """The kernel of the experts that a plan runs with, and why.
+
+    Args:
+        is_usual: a layer takes it by itself on the machine of the profile.
+        others: the measured ones that lost, the fastest first.
+    """
+
+    name: ExpertKernel
+    is_usual: bool
+    why: str
+    others: tuple[KernelTime, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One solved plan. Raises InputError where its id is not the hash of its inputs.
 
@@ -200,6 +229,8 @@ class Plan:
         profile_quality: None where the profile says nothing of its errors, and in older plans.
         placement: of the experts; None where the routing has no load for each of them, and in
             older plans.
+        kernel: of the experts; None where the profile has measured no second kernel, and in older
+            plans: the layer then takes torch's `grouped_mm` where the GPU has it.
     """
 
     schema: int = PLAN_SCHEMA
@@ -215,6 +246,7 @@ class Plan:
     terms: LayerTerms | None = None
     profile_quality: ProfileQuality | None = field(default=None, metadata=UNLESS_DEFAULT)
     placement: PlacementChoice | None = field(default=None, metadata=UNLESS_DEFAULT)
+    kernel: KernelChoice | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def kind(self) -> Literal["layer", "tensor"]:
@@ -308,6 +340,7 @@ class Plan:
         return {
             **{part: plain[part] for part in parts},
             "placement": "by loads" if self.is_placed else None,
+            "kernel": self.kernel.name if self.kernel else None,
             "decision": {name: plain["decision"][name] for name in verdict},
         }
 
@@ -359,7 +392,9 @@ class Plan:
     @property
     def workload(self) -> Workload:
         """The MoE layer, on the ranks that share its experts."""
-        return self.inputs.workload(self.layout, self.experts)
+        kernel = self.kernel
+        name: KernelName = "" if kernel is None or kernel.is_usual else kernel.name
+        return self.inputs.workload(self.layout, self.experts, name)
 
     @property
     def tokens_per_rank(self) -> int:
@@ -382,6 +417,7 @@ class Plan:
             backward_degree=backward,
             order=pipeline.order,
             strategy=self.memory.strategy,
+            kernel=self.kernel.name if self.kernel else None,
         )
 
 

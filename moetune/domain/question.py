@@ -27,6 +27,7 @@ from moetune.domain.ask import (
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
+from moetune.domain.kernels import ExpertKernel
 from moetune.domain.layer import Activation, ExpertParallel, LayerShape
 from moetune.domain.model import WHOLE_MODELS, Transformer
 from moetune.domain.optimizers import OptimizerName
@@ -202,6 +203,10 @@ class Question:
     expert_parallel: ExpertParallel | None = described(
         LAYER, "How ranks share experts", "all_to_all sends tokens to experts; tensor has all "
         "tokens on every rank.",
+    )  # fmt: skip
+    expert_kernel: ExpertKernel | None = described(
+        LAYER, "Kernel of the experts",
+        "grouped_mm, liger or loop. Default: the fastest.", form="NAME",
     )  # fmt: skip
     sequence_parallel: bool = described(
         LAYER, "Shards of tokens", "With tensor: each rank has a shard of the tokens.",

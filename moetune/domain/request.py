@@ -8,6 +8,7 @@ from typing import Any
 from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import digest, encode, shown
 from moetune.domain.errors import InputError
+from moetune.domain.kernels import KernelName
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.profile import Profile
@@ -86,11 +87,14 @@ class PlanInputs:
         """Parallelism of a single layer's experts: as pinned, else all_to_all."""
         return self.pinned.expert_parallel
 
-    def workload(self, layout: Layout, placement: tuple[int, ...] = ()) -> Workload:
+    def workload(
+        self, layout: Layout, placement: tuple[int, ...] = (), kernel: KernelName = ""
+    ) -> Workload:
         """Return one layer, on the ranks that share its experts.
 
         Args:
             placement: expert of each place; empty for the natural order.
+            kernel: as of `Workload`.
         """
         return Workload(
             layer=self.layer,
@@ -101,6 +105,7 @@ class PlanInputs:
             sequence_parallel=self.pinned.sequence_parallel,
             routing=self.pinned.routing,
             placement=placement,
+            kernel=kernel,
         )
 
 

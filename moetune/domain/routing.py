@@ -20,6 +20,16 @@ def reached(top_k: float, parts: float) -> float:
     return parts * (1 - (1 - 1 / parts) ** top_k) if parts > 1 else 1.0
 
 
+def reached_ranks(top_k: int, num_experts: int, ranks: int) -> float:
+    """Return the expected ranks that a token's experts are on.
+
+    P·(1 − C(E − E/P, k) / C(E, k)), for k of E experts that are drawn alike, E/P on each rank.
+    """
+    elsewhere = num_experts - num_experts // ranks
+    none = math.prod((elsewhere - drawn) / (num_experts - drawn) for drawn in range(top_k))
+    return ranks * (1 - none)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoads:
     """Loads of the experts.

@@ -9,6 +9,7 @@ from typing import Literal, cast
 from moetune.domain.cluster import Group
 from moetune.domain.document import UNLESS_DEFAULT
 from moetune.domain.errors import InputError
+from moetune.domain.kernels import KernelName
 from moetune.domain.layer import Workload
 
 EvenForm = Literal["forward", "grad_input", "grad_weight"]
@@ -84,6 +85,9 @@ class GemmPoint:
     forward (rows, d_in) x (d_in, d_out), grad_input (rows, d_out) x (d_out, d_in), and
     grad_weight (d_in, rows) x (rows, d_out), once for each of `num_experts` experts, which have
     about as many rows; in the "uneven_…" forms `hottest_share` of all are one expert's.
+
+    Args:
+        kernel: "" for what a layer takes by itself.
     """
 
     kind: Literal["gemm"] = "gemm"
@@ -93,6 +97,7 @@ class GemmPoint:
     rows: int
     d_in: int
     d_out: int
+    kernel: KernelName = field(default="", metadata=UNLESS_DEFAULT)
 
     @property
     def macs(self) -> int:

@@ -119,6 +119,7 @@ class Target:
         multiplies_in_pieces: whether GEMMs in pieces, one for each tensor rank, hide all but one of
             their exchanges (`tp_comm_overlap`, which exports leave off).
         places_experts: whether each layer's experts may be in another order than their own.
+        sends_tokens_once: whether an all-to-all sends a token once to each rank of its experts.
         core: the version of Megatron-Core in it, which its rules ask; None without.
         without_deepep: chips on which it refuses DeepEP.
     """
@@ -167,6 +168,7 @@ class Target:
     scatters_beside_weights: bool = False
     multiplies_in_pieces: bool = False
     places_experts: bool = False
+    sends_tokens_once: bool = False
     core: MegatronCore | None = None
     without_deepep: tuple[str, ...] = ()
 
@@ -314,6 +316,7 @@ _VERSIONS: MappingProxyType[TargetName, tuple[Target, ...]] = MappingProxyType({
             activations=False, results=False, gradients_wait=True, router_copies=1
         ),
         splits_recomputed=False, shared_beside=True, places_experts=True, offloads_states=True,
+        sends_tokens_once=True,
     ),),
     "megatron": (
         _MEGATRON, _megatron("0.17.1", (0, 17)), _megatron("0.18.2", (0, 18)),

@@ -8,6 +8,9 @@ from moetune.export.planned import Export, Planned, remarks
 
 _IN_FOUR_BITS = frozenset({"gpt_oss"})
 """Families whose published weights are MXFP4, which only a dequantized copy trains."""
+OWN_EXPERTS = frozenset({"dbrx", "llama4_text", "longcat_flash"})
+"""Families whose experts have modules without `use_experts_implementation`
+(`transformers/integrations/moe.py`): they refuse a kernel by name, and run none without it."""
 _DIVIDES_BY_GROUPS = frozenset({"beam", "deepseek_v3", "dots1"})
 """Families whose configuration may leave `n_group` null, by which their router divides
 (`transformers/models/dots1/modeling_dots1.py`, Dots1TopkRouter)."""
@@ -25,6 +28,8 @@ def load_arguments(planned: Planned) -> str:
 
 def _arguments(planned: Planned) -> Iterator[str]:
     family, config = planned.decoder.family, planned.config
+    if planned.decoder.num_moe_layers and family not in OWN_EXPERTS:
+        yield 'experts_implementation="grouped_mm",'
     if family in _IN_FOUR_BITS:
         yield "quantization_config=Mxfp4Config(dequantize=True),"
     if family in _DIVIDES_BY_GROUPS and config.get("n_group", 1) is None:
@@ -151,6 +156,8 @@ def _sharded(planned: Planned) -> str:
 def _not_expressed(planned: Planned) -> Iterator[str]:
     if planned.layout.tp > 1:
         yield "sequence parallelism beside tp, which transformers reserves and does not run yet"
+    if planned.decoder.num_moe_layers and planned.decoder.family in OWN_EXPERTS:
+        yield f"the kernel grouped_mm, which the experts of {planned.decoder.family} do not call"
     if planned.decoder.predictions:
         yield "multi-token prediction, which transformers does not train"
     yield f"sequences of {planned.job.length} tokens: the data's collator makes them"

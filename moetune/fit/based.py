@@ -274,6 +274,8 @@ def _tables_of(base: Profile) -> tuple[Table, ...]:
     samples, words = pool(base.samples), f"samples of {base.name}"
     tables: list[Table] = []
     for gemm, series in samples.of(GemmKey).items():
+        if gemm.kernel:
+            continue  # other machines may lack it
         points = [(size, gemm.d_in, gemm.d_out, seconds) for size, seconds in _points(series)]
         tables.append(
             GemmTable(
@@ -316,9 +318,9 @@ def _covered(key: GemmKey | CollectiveKey, index: ProfileIndex) -> tuple[float, 
     if isinstance(key, CollectiveKey):
         series = index.pool.series.get(key)
         return (series.sizes[0], series.sizes[-1]) if series else _NOWHERE
-    if (key.dtype, key.product) not in index.gemm_forms:
+    if (key.dtype, key.product, key.kernel) not in index.gemm_forms:
         return _NOWHERE
-    surface = index.surface(key.dtype, key.product)
+    surface = index.surface(key.dtype, key.product, key.kernel)
     return _NOWHERE if surface.octaves_outside(key.shape) else surface.rows_range
 
 

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from moetune.domain.cluster import Group
 from moetune.domain.cost_keys import CollectiveKey, CostKey, GemmKey, label_of
 from moetune.domain.costs import Trust
+from moetune.domain.kernels import KernelName
 from moetune.domain.once import Tables, once
 from moetune.domain.profile import FitError, OperationLine, Profile
 from moetune.domain.samples import CollectiveOp, GemmForm, ResourceClass
@@ -114,21 +115,22 @@ class ProfileIndex(Tables):
         return tuple(sorted({key.dtype for key in self.keys(GemmKey)}))
 
     @cached_property
-    def gemm_forms(self) -> tuple[tuple[str, GemmForm], ...]:
-        """The measured forms of the GEMM, of each dtype."""
-        return tuple(sorted({(key.dtype, key.product) for key in self.pool.of(GemmKey)}))
+    def gemm_forms(self) -> tuple[tuple[str, GemmForm, KernelName], ...]:
+        """The measured forms of the GEMM, of each dtype and kernel."""
+        keys = self.pool.of(GemmKey)
+        return tuple(sorted({(key.dtype, key.product, key.kernel) for key in keys}))
 
-    @once(lambda dtype, product: (dtype, product))
-    def surface(self, dtype: str, product: GemmForm) -> Surface:
+    @once(lambda dtype, product, kernel: (dtype, product, kernel))
+    def surface(self, dtype: str, product: GemmForm, kernel: KernelName) -> Surface:
         """Return the measured shapes of one of `gemm_forms`."""
         line = self.lines.get(GemmKey(dtype))
         return Surface(
             shapes={
                 key.shape: series
                 for key, series in self.pool.of(GemmKey).items()
-                if (key.dtype, key.product) == (dtype, product)
+                if (key.dtype, key.product, key.kernel) == (dtype, product, kernel)
             },
-            family=f"gemm {dtype} {product}",
+            family=f"gemm {dtype} {product} {kernel}".rstrip(),
             alpha_seconds=line.alpha_seconds if line else 0.0,
             measured_error=line.error.median if line and line.error else None,
         )
@@ -139,7 +141,7 @@ class ProfileIndex(Tables):
         Tables have few rows of some shapes: the others are completed from other shapes, but for a
         shape of which some rows were measured.
         """
-        surface = self.surface(key.dtype, key.product)
+        surface = self.surface(key.dtype, key.product, key.kernel)
         series = surface.shapes.get(key.shape)
         if series is None:
             return None
@@ -160,11 +162,11 @@ class ProfileIndex(Tables):
 
         Its origin is that of the first shape from a table, if there is one.
         """
-        surface = self.surface(key.dtype, key.product)
+        surface = self.surface(key.dtype, key.product, key.kernel)
         origins = (
             replace(origin, low=math.inf, high=-math.inf)
             for of, origin in self.pool.origins.items()
-            if isinstance(of, GemmKey) and of[:2] == key[:2]
+            if isinstance(of, GemmKey) and (*of[:2], of.kernel) == (*key[:2], key.kernel)
         )
         return Blend(
             curve=surface.blend(key.shape), family=surface.family, origin=next(origins, None)
@@ -172,7 +174,7 @@ class ProfileIndex(Tables):
 
     def gemm_line(self, dtype: str) -> Line | None:
         """Return the dtype's line over MACs where it was not measured."""
-        is_measured = any(dtype == measured for measured, _ in self.gemm_forms)
+        is_measured = any(dtype == measured for measured, *_ in self.gemm_forms)
         basis = None if is_measured else self.basis(GemmKey(dtype))
         return basis if isinstance(basis, Line) else None
 

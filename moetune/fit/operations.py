@@ -181,11 +181,11 @@ class Operations(Tables):
         ones (`fit.gemm.Surface`). A form that was not measured takes the time of the forward form,
         labelled "modelled".
         """
-        if (key.dtype, key.product) not in self.index.gemm_forms:
+        if (key.dtype, key.product, key.kernel) not in self.index.gemm_forms:
             key = key._replace(product=even_form(key.product))
         form = self._form(key)
         if form is None:
-            line = self.index.gemm_line(key.dtype)
+            line = None if key.kernel else self.index.gemm_line(key.dtype)
             if line is None:
                 dtypes = self.index.dtypes
                 raise missing_gemm(self.index.profile, dtype=key.dtype, measured=dtypes)
@@ -197,7 +197,7 @@ class Operations(Tables):
         points = self.index.gemm_points(near)
         if points is not None:
             return Source(key=key, basis=points, cap=cap, spread=spread, stand_in=stand_in)
-        surface = self.index.surface(key.dtype, form)
+        surface = self.index.surface(key.dtype, form, key.kernel)
         octaves = surface.octaves_outside(key.shape)
         outside = spread_of_shape(typical_error=surface.shape_error, octaves=octaves)
         return Source(
@@ -210,7 +210,8 @@ class Operations(Tables):
 
     def _form(self, key: GemmKey) -> GemmForm | None:
         """Return the measured form to predict with: the same one, forward, or any even one."""
-        forms = [form for dtype, form in self.index.gemm_forms if dtype == key.dtype]
+        wanted = key.dtype, key.kernel
+        forms = [form for dtype, form, kernel in self.index.gemm_forms if (dtype, kernel) == wanted]
         even = (form for form in forms if form == even_form(form))
         return next((form for form in (key.product, "forward", *even) if form in forms), None)
 

@@ -111,8 +111,12 @@ def fit_profile(
 
 
 def _gemm_lines(pooled: Pool, seed: int) -> tuple[GemmLine, ...]:
-    """Return one line over MACs for each dtype, whatever the shape and the form but uneven ones."""
-    series_of, lines = pooled.of(GemmKey), []
+    """Return one line over MACs for each dtype, whatever the shape and the form but uneven ones.
+
+    It is of the kernel that a layer takes by itself.
+    """
+    lines: list[GemmLine] = []
+    series_of = {key: series for key, series in pooled.of(GemmKey).items() if not key.kernel}
     for dtype in sorted({key.dtype for key in series_of if key.product == even_form(key.product)}):
         forms = {key: series for key, series in series_of.items() if key.dtype == dtype}
         even = {

@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ACTIVATIONS, Activation
+from moetune.domain.kernels import EXPERT_KERNELS, ExpertKernel
+from moetune.domain.layer import ACTIVATIONS, Activation, Workload
 from moetune.domain.samples import (
     HOST_CHUNKS,
     HOST_WIDTH,
@@ -30,8 +31,9 @@ from moetune.domain.samples import (
 from moetune.domain.units import dtype_bytes
 from moetune.measure.device import Device, drop, tensor_maker, torch_dtype
 from moetune.runtime.moe.activations import activate, derive
+from moetune.runtime.moe.expert_kernels import grouped_kernel, kernel_problem
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.products import RowPart, has_grouped, multiply
+from moetune.runtime.moe.products import RowPart, multiply
 from moetune.runtime.moe.weight_grads import GradientSum
 from moetune.runtime.moe.workspace import MemoryTracker
 
@@ -55,7 +57,7 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     total_rows = point.rows * point.num_experts
     weights = [make(point.num_experts, point.d_in, point.d_out) for _ in range(num_weights)]
     rows = [(make(total_rows, point.d_in), make(total_rows, point.d_out)) for _ in range(num_rows)]
-    product, part = even_form(point.product), _part(point, rows[0][0], weights[0], device)
+    product, part = even_form(point.product), _part(point, rows[0][0], device)
     is_grouped, tracker = part.ends_E is not None, MemoryTracker("device")
     sums = [
         GradientSum(weight, _PARTS, tracker, dtype=weight.dtype, is_whole=is_grouped)
@@ -76,13 +78,33 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     return run
 
 
-def _part(point: GemmPoint, x: torch.Tensor, weights: torch.Tensor, device: Device) -> RowPart:
+def _part(point: GemmPoint, x: torch.Tensor, device: Device) -> RowPart:
     """Return the experts' rows as the layer has them, with offsets for a grouped kernel."""
-    ends_E = None
-    if has_grouped(x, weights):
-        ends = torch.tensor(list(accumulate(point.expert_rows)), dtype=torch.int32)
-        ends_E = ends.to(device.torch_device)
-    return RowPart(rows=slice(0, len(x)), rows_E=point.expert_rows, ends_E=ends_E)
+    rows, widths = slice(0, len(x)), (point.d_in, point.d_out)
+    kernel = grouped_kernel(point.kernel or None, x, widths)
+    if kernel is None:
+        return RowPart(rows=rows, rows_E=point.expert_rows)
+    ends = torch.tensor(list(accumulate(point.expert_rows)), dtype=torch.int32)
+    ends_E = ends.to(device.torch_device)
+    return RowPart(rows=rows, rows_E=point.expert_rows, ends_E=ends_E, kernel=kernel)
+
+
+def able_kernels(load: Workload, *, device: torch.device) -> tuple[ExpertKernel, ...]:
+    """Return the kernels that can run a layer's experts on the device."""
+    dtype, widths = torch_dtype(load.dtype), (load.layer.d_model, load.layer.d_hidden)
+    return tuple(
+        name
+        for name in EXPERT_KERNELS
+        if not kernel_problem(name, device=device, dtype=dtype, widths=widths)
+    )
+
+
+def other_kernels(load: Workload, *, device: torch.device) -> tuple[ExpertKernel, ...]:
+    """Return the kernels that can run a layer's experts on the device, but for the usual kernel."""
+    able = able_kernels(load, device=device)
+    is_grouped = device.type == "cuda" and "grouped_mm" in able
+    usual = "grouped_mm" if is_grouped else "loop"
+    return tuple(name for name in able if name != usual)
 
 
 def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:

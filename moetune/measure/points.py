@@ -10,7 +10,6 @@ from moetune.domain.cluster import DeviceKind, Group, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.samples import Point
-from moetune.measure.decoder_points import MeasuredModel, decoder_points
 from moetune.measure.grid import (
     GRIDS,
     IN_FLIGHT,
@@ -26,7 +25,11 @@ from moetune.measure.grid import (
     sustained,
 )
 from moetune.measure.layer_points import (
+    KernelsOf,
+    MeasuredModel,
+    decoder_points,
     gate_points,
+    kernel_points,
     launch_points,
     layer_points,
     overlap_points,
@@ -94,6 +97,7 @@ class PointScope:
         layers: shapes whose GEMMs, payloads and memory-bound operations are measured exactly.
         models: of which every tensor-parallel width is measured exactly.
         max_tokens: tokens on one rank in one step.
+        kernels_of: as of `kernel_points`; by default only the usual kernel is measured.
     """
 
     machine: Machine
@@ -103,6 +107,7 @@ class PointScope:
     models: Sequence[MeasuredModel] = ()
     preset: Preset = "quick"
     max_tokens: int = 4096
+    kernels_of: KernelsOf = lambda _: ()
 
     def points(self) -> PointChoice:
         """Return the points that the models and layers need, and those of a grid.
@@ -163,6 +168,7 @@ class PointScope:
         if self.linked and workloads:
             num_ranks = self.machine.num_devices
             yield from overlap_points(overlapped_exchanges(workloads, grid, num_ranks=num_ranks))
+        yield from kernel_points(workloads, grid, self.kernels_of)
         yield from step_points(self.of_layers)
         if self.machine.kind == "cuda" and workloads:
             # Plans may offload activations, on streams beside computation and exchanges.

@@ -134,7 +134,8 @@ def _words(key: CostKey, machine: Machine) -> tuple[str, str, str]:
             return f"attention {key.dtype}{way}, {sizes}", "attention", unit_of(key)
         case GemmKey():
             shape = " × ".join(map(str, key.shape))
-            return f"gemm {key.dtype} {key.product}, {shape}", "GEMM", unit_of(key)
+            by = f", by {key.kernel}" if key.kernel else ""
+            return f"gemm {key.dtype} {key.product}, {shape}{by}", "GEMM", unit_of(key)
 
 
 def gemm_line(line: GemmLine) -> OperationCurve:

@@ -91,14 +91,20 @@ def mesh_of_replicas(layer: PlannedLayer, groups: tuple[tuple[int, ...], ...]) -
     return mesh if {tuple(row) for row in mesh.mesh.tolist()} == set(groups) else None
 
 
-def equalize(parameters: Iterable[torch.Tensor], replicas: Communicator) -> None:
-    """Replace the values of replicas by those of the first one, as wrappers do with all others."""
-    if replicas.num_ranks == 1:
-        return
-    with torch.no_grad():
-        for parameter in parameters:
-            if not parameter.is_meta:
-                replicas.broadcast(parameter.detach(), "the first values of experts").wait()
+@torch.no_grad()
+def equalize(
+    values: Iterable[torch.Tensor], replicas: Communicator, *, device: str | None = None
+) -> None:
+    """Replace values of replicas by those of the first one, as wrappers do with all others.
+
+    Args:
+        device: that they travel on; default, each value's own.
+    """
+    for value in values if replicas.num_ranks > 1 else ():
+        if not value.is_meta:
+            there = value.detach().to(device or value.device).contiguous()
+            replicas.broadcast(there, "the first rank's values").wait()
+            value.copy_(there)
 
 
 def prepare_ddp(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:

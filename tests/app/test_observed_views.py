@@ -90,3 +90,18 @@ def test_a_verification_is_observed_with_its_operations_and_machine() -> None:
     assert [(times.operation, times.seconds) for times in planned.operations] == [
         (TRANSFER, (0.02,)), (EXPERTS, (0.02,)),
     ]  # fmt: skip
+
+
+def test_steps_by_another_kernel_are_listed_and_count_for_equal_numbers_alone() -> None:
+    alone, planned = (replace(step, kernel="grouped_mm") for step in (ALONE, PLANNED))
+    other = replace(
+        PLANNED, kernel="loop", is_planned=False, predicted_seconds=None, step_seconds=0.9
+    )
+    found = replace(verification(alone, planned, other), kernel="grouped_mm")
+    assert (found.fastest, found.holds) == (planned, True)
+    [section] = verification_sections(PLAN, found)
+    [table] = section.tables
+    kernels = [row[table.header.index("kernel")] for row in table.rows]
+    assert [cell.text for cell in kernels] == ["grouped_mm", "grouped_mm", "loop"]
+    assert len(observations_of(PLAN, found)) == 2
+    assert not replace(found, steps=(alone, planned, replace(other, deviation=1.0))).is_equal

@@ -1,10 +1,12 @@
 """`moetune plan` of Hugging Face models: documents, pins, wrong input."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
+from moetune.domain.units import format_bytes
 from moetune.solve.model.uncertainty import OWN_SPREAD, P05_RATIO, P95_RATIO, public_ratios
 from tests.cli.running import OLMOE, Cli
 
@@ -285,7 +287,9 @@ def test_the_front_has_the_fastest_layout_for_each_memory(cli: Cli) -> None:
     limit, best = plan["inputs"]["memory_limit_bytes"], plan["predicted"]["step_seconds"]
     fastest = min(step for size, step in zip(sizes, steps, strict=True) if size <= limit)
     assert best == pytest.approx(fastest, rel=0.02)
-    assert "The fastest layout for each memory" in cli(*asked).out
+    shown = cli(*asked).out
+    assert "The fastest layout for each memory" in shown
+    assert all(format_bytes(more - less) in shown for less, more in itertools.pairwise(sizes))
     assert plan["id"] == cli(*SEARCHED, "--json").document["id"]
 
 

@@ -223,7 +223,10 @@ def test_a_plans_own_choice_is_said_to_be(cli: Cli, planned: Planned) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("plan.json", "--degree", "4", "--backward-degree", "2"), "exclude each other"),
+        (
+            ("plan.json", "--degree", "4", "--backward-degree", "2"),
+            "--degree and --backward-degree",
+        ),
         (("plan.json", "--degree", "999"), "--degree must be from 1 to 256"),
         (("training.json", "--degree", "17"), "--degree must be from 1 to 16"),
         (("plan.json", "--layout", "tp=2"), "--layout is for whole models"),

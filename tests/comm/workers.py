@@ -3,6 +3,7 @@
 import os
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,17 @@ def all_reduce_adds_up_and_finds_the_largest(group: Communicator) -> None:
     mine = torch.tensor(0.5 + group.rank, dtype=torch.float64)
     assert float(group.all_reduce_values(mine, "a sum")) == total + 0.5 * group.num_ranks
     assert float(mine) == 0.5 + group.rank
+
+
+def sums_are_rounded_once(group: Communicator) -> None:
+    for dtype in (torch.bfloat16, torch.float64):
+        mine = torch.full((16,), 0.5 if group.rank else 256.0, dtype=dtype)
+        sums, means = [mine.clone() for _ in range(20)], mine.clone()
+        group.sum_in_place(sums, "sums")
+        group.sum_in_place([means], "means", divisor=group.num_ranks)
+        total = torch.full((16,), 256.0 + 0.5 * (group.num_ranks - 1), dtype=torch.float64)
+        assert all(torch.equal(each, total.to(dtype)) for each in sums)
+        assert torch.equal(means, (total / group.num_ranks).to(dtype))
 
 
 def all_gather_moves_every_dtype(group: Communicator) -> None:
@@ -258,6 +270,7 @@ ON_ANY_RANKS: tuple[Check, ...] = (
     an_all_to_all_brings_rows,
     equal_parts_need_no_splits,
     all_reduce_adds_up_and_finds_the_largest,
+    sums_are_rounded_once,
     all_gather_moves_every_dtype,
     all_gather_takes_uneven_rows,
     reduce_scatter_adds_up_shards,
@@ -325,13 +338,20 @@ def a_watched_exchange_fails() -> None:
 
 
 def members_of_different_numbers_of_groups_meet() -> None:
-    """Ranks 0 and 1 are in a group more than rank 2, and meet it twice in each order of ranks."""
+    """Ranks 0 and 1 are in a group more than rank 2, and meet it twice in each order of ranks.
+
+    The world is bound to a device, as NCCL's: groups of a few are not cut out of it.
+    """
     if dist.get_rank() < 2:
         dist.new_group([0, 1], use_local_synchronization=True)
+    world: Any = dist.group.WORLD
+    device = world.bound_device_id = torch.device("cpu", 0)
     for members in ([1, 2], [0, 2], [0, 1], [0, 1, 2], [2, 1], [1, 2]):
         if dist.get_rank() not in members:
             continue
-        group = new_communicator(members, purpose="a pair", timeout_seconds=20)
+        group: Any = new_communicator(members, purpose="a pair", timeout_seconds=20)
+        assert members == [0, 1, 2] or group.group.bound_device_id is None
+        assert world.bound_device_id == device
         total = torch.ones(1)
         group.all_reduce(total, "a sum").wait()
         assert total.item() == len(members)

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from moetune.domain.targets import find_target
-from moetune.export.transformers import SHARDED
+from moetune.export.transformers import OWN_EXPERTS, SHARDED
 from moetune.runtime.moe.layer import MoELayer
 from tests.export.plans import (
     DEEPSEEK,
@@ -133,6 +134,14 @@ def test_transformers_knows_the_fields(tmp_path: Path, name: str) -> None:
         found = arguments(text, call)
         assert found
         assert found <= set(facts[call])
+
+
+def test_families_of_transformers_refuse_the_kernel_that_exports_do_not_name() -> None:
+    experts = {"mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe", "granitemoe", "jamba"}
+    for family in experts | OWN_EXPERTS:
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(CONFIG_MAPPING[family]())]
+        assert kind._can_set_experts_implementation() == (family in experts)
+    assert "grouped_mm" in ALL_EXPERTS_FUNCTIONS
 
 
 @pytest.mark.parametrize("family", SHARDED)

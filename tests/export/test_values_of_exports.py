@@ -342,13 +342,16 @@ ROWS: tuple[tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...], tuple[st
     ("deepspeed", {**LAYOUT, "zero": 2}, {}, (), ("HfDeepSpeedConfig",)),
     ("deepspeed", {**LAYOUT, "ep": 1}, named("dots.llm1", 256), (ONE_GROUP,), ()),
     ("transformers", LAYOUT, named("dots.llm1", 256), (ONE_GROUP,), ()),
-    ("transformers", LAYOUT, {}, (), ("n_group", "Mxfp4", "fsdp_plan")),
+    ("transformers", LAYOUT, {}, ('experts_implementation="grouped_mm",',),
+     ("n_group", "Mxfp4", "fsdp_plan")),
     # published weights in four bits are dequantized
     ("transformers", {**LAYOUT, "dp": 64}, named("gpt-oss-20b"),
      ("quantization_config=Mxfp4Config(dequantize=True),",
       "import AutoModelForCausalLM, Mxfp4Config, Trainer"), ()),
     ("transformers", {**LAYOUT, "ep": 1}, named("dbrx", 256),
-     ('"transformer.blocks.*": "free_full_weight",\n',), ()),
+     ('"transformer.blocks.*": "free_full_weight",\n',
+      "Not expressed: the kernel grouped_mm, which the experts of dbrx do not call"),
+     ("experts_implementation",)),
     # planned for another target
     ("megatron", LAYOUT, {"target": "torchtitan"}, ("Planned for torchtitan",), ()),
     # the language model of a configuration with towers

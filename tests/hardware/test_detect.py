@@ -7,7 +7,7 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.hardware import detect
-from moetune.hardware.facts import (
+from moetune.hardware.detect import (
     UNKNOWN,
     cpu_flags,
     cpu_model,

@@ -14,8 +14,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import AttentionPoint, GemmForm, GemmPoint, Point, RowsPoint, Sample
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
-from moetune.measure.decoder_points import MeasuredModel
 from moetune.measure.grid import Preset
+from moetune.measure.layer_points import MeasuredModel
 from moetune.measure.points import PointScope
 
 MACHINE = Machine(kind="cpu", device="lab", num_devices=4, devices_per_node=2, memory_bytes=2**34)

@@ -1,11 +1,15 @@
 """Which points are chosen, and how long they are estimated to take."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
+import torch
 
 from moetune.domain.cluster import DeviceKind, Machine
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.samples import (
     CollectiveOp,
     CollectivePoint,
@@ -20,6 +24,7 @@ from moetune.measure.estimate import (
     operation_seconds,
 )
 from moetune.measure.grid import Preset
+from moetune.measure.kernels import other_kernels
 from moetune.measure.points import PointScope, default_group_sizes
 from moetune.measure.sizes import memory_bytes
 
@@ -50,6 +55,23 @@ def choose(num_ranks: int = 2, preset: Preset = "quick", **more: object) -> tupl
         **more,
     }
     return PointScope(**arguments).points().all  # type: ignore[arg-type] # the keywords are the test's own
+
+
+def test_other_kernels_of_a_cpu_are_measured_where_they_can_run() -> None:
+    layer = LayerShape(d_model=64, d_hidden=96, num_experts=4)
+    kernels_of = partial(other_kernels, device=torch.device("cpu"))
+    load = Workload(layer=layer, world_size=1, tokens_per_rank=64)
+    assert "grouped_mm" in kernels_of(load)
+    odd = replace(layer, d_hidden=97)  # whose rows are no multiples of 16 bytes
+    for other in (replace(load, dtype="float64"), replace(load, layer=odd)):
+        assert "grouped_mm" not in kernels_of(other)
+    points = choose(1, layers=(layer,), max_tokens=64, kernels_of=lambda _: ("grouped_mm",))
+    named = [point for point in points if isinstance(point, GemmPoint) and point.kernel]
+    assert {(point.product, point.d_in) for point in named} == {
+        (product, width)
+        for product in ("forward", "grad_input", "grad_weight")
+        for width in (64, 96)
+    }
 
 
 @pytest.mark.parametrize("preset", ["quick", "full"])

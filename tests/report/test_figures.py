@@ -181,7 +181,7 @@ def test_the_plan_is_among_its_options_with_its_own_time_and_memory() -> None:
         assert [row[0] for row in figure.rows if row[5] == "yes"] == [chosen.name]
 
 
-@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=400), st.integers(4, 60))
+@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=80), st.integers(4, 12))
 def test_thinning_keeps_order_the_ends_and_every_extreme(values: list[float], most: int) -> None:
     shown = thinned(values, most)
     assert shown == sorted(set(shown))

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from moetune.runtime.moe import planned_layer
+from moetune.runtime.moe import expert_kernels
 from tests.runtime import workers
 
 
@@ -29,7 +29,7 @@ def grouped_mm(x: torch.Tensor, w: torch.Tensor, *, offs: torch.Tensor) -> torch
 def grouped(kernel: object = grouped_mm) -> Iterator[None]:
     """Let layers take grouped kernels on any device and in any dtype."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planned_layer, "has_grouped", lambda *_: True)
+        patch.setattr(expert_kernels, "has_grouped", lambda *_: True)
         patch.setattr(torch, "_grouped_mm", kernel)
         yield
 

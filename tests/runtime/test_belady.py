@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 from scipy.sparse import lil_array
 
 from moetune.domain.chunks import FEWEST_PLACES, Use
-from moetune.runtime.sharded.belady import Fetch, NextUses, fetches_of_step
+from moetune.runtime.sharded.cache import Fetch, NextUses, fetches_of_step
 
 STEPS = 4
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import moetune
 from moetune.comm.group import OneRank
-from moetune.runtime.sharded.belady import NextUses, fetches_of_step
+from moetune.runtime.sharded.cache import NextUses, fetches_of_step
 from moetune.runtime.sharded.model_chunks import ModelChunks
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models

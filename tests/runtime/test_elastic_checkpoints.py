@@ -1,7 +1,6 @@
 """Checkpoints of a job in one process: whole ones alone, in their order."""
 
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -132,15 +131,10 @@ def test_a_signal_asks_for_the_end_while_the_request_is_open() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_another_thread_gets_no_signals() -> None:
-    errors: list[str] = []
-
-    def run() -> None:
-        with pytest.raises(InputError, match="main thread") as caught:
-            moetune.StopRequest().__enter__()
-        errors.append(caught.value.hint)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert errors == ["open moetune.StopRequest in the main thread"]
+def test_a_rank_of_several_waits_for_the_process_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for make in (moetune.StopRequest, lambda: moetune.Checkpoints(tmp_path)):
+        with pytest.raises(InputError, match=r"no process group yet"):
+            make()

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,13 @@ from benchmarks.staged_link import HostStagedLink
 from moetune.comm.group import OneRank
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.errors import AllocationError
+from moetune.domain.kernels import EXPERT_KERNELS, ExpertKernel
+from moetune.domain.layer import LayerShape
+from moetune.runtime.moe.activations import FusedForm
+from moetune.runtime.moe.expert_kernels import kernel_problem
 from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.moe.routed_layer import RoutedLayer
+from tests.runtime import test_borrowed
 from tests.runtime.gpu_runs import decision
 from tests.runtime.workers import relative_error, results_of
 
@@ -70,7 +76,17 @@ def test_cuda_sums_wait_for_their_chunk_and_equal_the_cpu(*, sequence_parallel: 
             assert relative_error(one.cpu(), other) <= 1e-12
 
 
-def test_bfloat16_grouped_products_agree_with_float32_experts_without_tokens_included() -> None:
+def _need(kernel: ExpertKernel) -> None:
+    problem = kernel_problem(kernel, device=CUDA, dtype=torch.bfloat16, widths=(64, 128))
+    if problem:
+        pytest.skip(problem)
+
+
+@pytest.mark.parametrize("kernel", EXPERT_KERNELS)
+def test_bfloat16_products_agree_with_float32_experts_without_tokens_included(
+    kernel: ExpertKernel,
+) -> None:
+    _need(kernel)
     torch.manual_seed(0)
     exact = MoELayer(64, 128, 8, 2, device=CUDA, communicator=OneRank())
     # Rounded before both layers see them: else ties of the gate's logits, which rounding decides,
@@ -80,11 +96,43 @@ def test_bfloat16_grouped_products_agree_with_float32_experts_without_tokens_inc
         exact.gate.weight.copy_(exact.gate.weight.bfloat16())
     x, dy = torch.rand(2, 512, 64, device=CUDA).bfloat16().float()
     wanted = _run(exact, x, dy)
-    rounded = MoELayer(64, 128, 8, 2, device=CUDA, dtype=torch.bfloat16, communicator=OneRank())
+    rounded = MoELayer(
+        64, 128, 8, 2, device=CUDA, dtype=torch.bfloat16, communicator=OneRank(),
+        expert_kernel=kernel,
+    )  # fmt: skip
     rounded.load_state_dict(exact.state_dict())
     found = _run(rounded, x.bfloat16(), dy.bfloat16())
     for one, other in zip(found, wanted, strict=True):
         assert relative_error(one.float(), other) <= 0.02
+
+
+@pytest.mark.parametrize("kernel", EXPERT_KERNELS)
+def test_fused_experts_in_bfloat16_agree_with_dense_float64(
+    kernel: ExpertKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _need(kernel)
+    shape = LayerShape(d_model=64, d_hidden=128, num_experts=4, top_k=2, activation="swiglu")
+    monkeypatch.setattr(test_borrowed, "SHAPE", shape)
+    exact = test_borrowed.Stack(FusedForm(is_transposed=True))
+    with torch.no_grad():
+        for parameter in exact.parameters():
+            parameter.copy_((parameter / 8).bfloat16())
+    stack = copy.deepcopy(exact).to(CUDA, torch.bfloat16)
+    x, dy = torch.randn(2, 512, 64, dtype=torch.float64).bfloat16().double()
+    weights = torch.rand(512, 2, dtype=torch.float64).bfloat16().double()
+    chosen = torch.rand(512, 3).argsort(1)[:, :2]  # never the last expert
+    wanted = [x.requires_grad_(), weights.requires_grad_(), *exact.parameters()]
+    y = exact.dense(x, chosen, weights)
+    grads = torch.autograd.grad((y * dy).sum(), wanted)
+    layer = stack.layer()
+    for degree in (1, 3):
+        layer.pin(replace(decision(degree=degree), kernel=kernel))
+        found = [each.detach().to(CUDA, torch.bfloat16).requires_grad_() for each in (x, weights)]
+        same = layer(found[0], chosen.to(CUDA), found[1])
+        loss = (same * dy.to(CUDA, torch.bfloat16)).sum()
+        made = [same, *torch.autograd.grad(loss, [*found, *stack.parameters()])]
+        for one, other in zip(made, [y, *grads], strict=True):
+            assert relative_error(one.double().cpu(), other) <= 0.02
 
 
 def test_repeated_steps_give_the_same_bits_whatever_the_allocator_does_between() -> None:

@@ -1,6 +1,7 @@
 """Ranks with different plan files: the same error on all of them, and none waits."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import moetune
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.domain.layer import LayerShape
+from moetune.domain.plan import KernelChoice
 from moetune.runtime.moe.layer import MoELayer, TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook, described, read_plans, share_plans
 from tests.ranks import run_ranks
@@ -80,7 +82,26 @@ def _programs_compare_theirs(folder: Path) -> None:
     assert moetune.open_planbook(folder / "none" / str(rank)).plans == ()
 
 
-@pytest.mark.parametrize("worker", [_layers_compare_their_plans, _programs_compare_theirs])
+def _a_kernel_that_a_rank_lacks_is_refused_on_all(_: Path) -> None:
+    kernel = KernelChoice(name="grouped_mm", is_usual=False, why="")
+    layer = MoELayer(*SIZES, plan=replace(PLAN, kernel=kernel))
+    layer(torch.randn(40, 8))
+    assert layer.decision.kernel == "grouped_mm"
+    layer = MoELayer(*SIZES, plan=replace(PLAN, kernel=kernel))
+    if dist.get_rank() == 1:
+        del torch._grouped_mm  # as an older torch
+    with pytest.raises(RankMismatchError) as caught:
+        layer(torch.randn(40, 8))
+    assert "kernel 'grouped_mm' cannot run here: torch" in same_text(caught.value)
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        _layers_compare_their_plans, _programs_compare_theirs,
+        _a_kernel_that_a_rank_lacks_is_refused_on_all,
+    ],
+)  # fmt: skip
 def test_ranks_that_differ_raise_the_same_error(worker: object, tmp_path: Path) -> None:
     for name, (second, _) in SECOND.items():
         for rank, text in enumerate((canonical_json(PLAN), second)):

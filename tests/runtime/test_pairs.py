@@ -1,50 +1,55 @@
-"""Sums over a token's choices and dot products, against float64."""
+"""Sums of rows by token, and dot products, against float64; rows of tokens that travel once."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from moetune.runtime.moe.pairs import dots, sum_pairs
+from moetune.runtime.moe.dispatch import TokenPermutation
+from moetune.runtime.moe.pairs import dots
+from moetune.runtime.moe.token_rows import RowSums
 
 T, K, D = 300, 5, 2000
 
 
-def rows_of(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows in a random order, and each pair's row; the last pairs are dropped."""
-    torch.manual_seed(0)
-    rows = torch.randn(T * K - 7, D).to(dtype)
-    return rows, torch.randperm(T * K).view(T, K)
-
-
-def dense(rows: torch.Tensor, rows_TK: torch.Tensor) -> torch.Tensor:
-    padded = torch.cat((rows.double(), torch.zeros(T * K - len(rows), D, dtype=torch.float64)))
-    return padded[rows_TK.view(-1)].view(T, K, D)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_sums_are_rounded_once(dtype: torch.dtype) -> None:
-    rows, rows_TK = rows_of(dtype)
-    wanted = dense(rows, rows_TK).sum(1)
-    found = torch.full((T, D), torch.nan, dtype=dtype)
-    sum_pairs(rows, rows_TK, found, drops=True)
+    torch.manual_seed(0)
+    tokens, rows = torch.randint(T, (T * K,)), torch.randn(T * K, D).to(dtype)
+    wanted = torch.zeros(T, D, dtype=torch.float64).index_add_(0, tokens, rows.double())
+    found = RowSums.by(tokens, T).of(rows, slice(0, None), slice(0, None))
     half_a_bit = torch.finfo(dtype).eps / 2
     assert ((found - wanted).abs() <= 1.01 * half_a_bit * wanted.abs() + 1e-5).all()
 
 
-def test_the_order_of_arrival_changes_no_bit() -> None:
-    rows, rows_TK = rows_of(torch.bfloat16)
-    other = torch.randperm(len(rows))
-    places = torch.arange(T * K)
-    places[other] = torch.arange(len(rows))
-    first, second = torch.empty(2, T, D, dtype=torch.bfloat16)
-    sum_pairs(rows, rows_TK, first, drops=True)
-    sum_pairs(rows[other], places[rows_TK], second, drops=True)
-    assert torch.equal(first, second)
-
-
 def test_nothing_kept_is_zero() -> None:
-    found = torch.full((3, D), torch.nan)
-    sum_pairs(torch.empty(0, D), torch.arange(6).view(3, 2), found, drops=True)
-    assert not found.any()
+    sums = RowSums.by(torch.empty(0, dtype=torch.int64), 3)
+    assert not sums.of(torch.empty(0, D), slice(0, None), slice(0, None)).any()
+
+
+@given(
+    num_ranks=st.integers(2, 5), local=st.integers(2, 3), top_k=st.integers(1, 4),
+    degree=st.integers(1, 3), num_tokens=st.integers(0, 9), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(deadline=None, max_examples=60)
+def test_a_token_travels_once_to_each_rank_of_its_experts(
+    num_ranks: int, local: int, top_k: int, degree: int, num_tokens: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    experts = torch.rand(num_tokens, num_ranks * local).argsort(1)[:, :top_k]
+    kept = torch.rand(num_tokens, top_k) < 0.8
+    sent = TokenPermutation(
+        experts, kept, num_experts=num_ranks * local, num_ranks=num_ranks, degree=degree
+    ).tokens
+    assert sent is not None
+    wanted: list[list[list[int]]] = [[[] for _ in range(num_ranks)] for _ in range(degree)]
+    for token in range(num_tokens):
+        ranks = {int(expert) // local for expert in experts[token][kept[token]]}
+        for rank in ranks:
+            wanted[((token + 1) * degree - 1) // num_tokens][rank].append(token)
+    assert sent.counts_CP.tolist() == [[len(some) for some in chunk] for chunk in wanted]
+    rows = [token for chunk in wanted for some in chunk for token in some]
+    assert sent.tokens(len(rows)).tolist() == rows
 
 
 def test_products_of_two_byte_values_are_summed_unrounded() -> None:

@@ -12,10 +12,12 @@ from torch import nn
 from moetune.domain.errors import InputError
 from moetune.domain.training import FoldedLayout, ZeroStage
 from moetune.runtime.parallel.groups import join
+from moetune.runtime.parallel.optimizer import local_grad
 from moetune.runtime.parallel.stages import Shapes, Stages
 from tests.ranks import run_ranks
 
 WIDTH, BATCH, STEPS = 6, 4, 3
+ZERO: tuple[ZeroStage, ...] = (0, 1, 3)
 SAME = 1e-12
 RATE = 0.1
 
@@ -129,12 +131,35 @@ def a_step_behind_a_failed_one_has_its_own_sums(zero: ZeroStage) -> None:
     _assert_equal(stages, alone())
 
 
+def sums_are_rounded_once() -> None:
+    """Gradients 256 and, seven times, 0.5: a sum in bfloat16 that begins with 256 stays there."""
+    num_ranks, x = dist.get_world_size(), torch.full((2, 1), 0.5, dtype=torch.bfloat16)
+    if dist.get_rank() == 0:
+        x[0] = 256
+    for zero in ZERO:
+        part = nn.Linear(1, 64, bias=False, dtype=torch.bfloat16)
+        shapes = Shapes(inputs=x.to("meta"), between=x.to("meta"), outputs=part(x).to("meta"))
+        stages = Stages(
+            [part], join(FoldedLayout(dp=num_ranks, micro_batch=1, zero=zero)), shapes=shapes,
+            loss_of=lambda outputs, _: outputs.sum() * 2 * num_ranks,
+        )  # fmt: skip
+        stages.backward(x, x)
+        grad = local_grad(part.weight)
+        assert grad is not None
+        assert grad.bfloat16().unique().tolist() == [260.0], (zero, grad)
+
+
+@pytest.mark.dist
+def test_sums_of_gradients_in_bfloat16_are_rounded_once() -> None:
+    assert run_ranks(sums_are_rounded_once, 4) == [""] * 4
+
+
 @pytest.mark.dist
 def test_a_rank_that_leaves_a_block_out_has_the_right_sums() -> None:
     assert run_ranks(unused_parameters_count_as_zeros, 2) == ["", ""]
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("zero", ZERO)
 def test_a_step_behind_a_failed_one_has_its_own_sums(zero: ZeroStage) -> None:
     assert run_ranks(a_step_behind_a_failed_one_has_its_own_sums, 2, zero) == ["", ""]

@@ -1,6 +1,7 @@
 """The predicted peak against a naive recount of tensors."""
 
 import itertools
+import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,24 +19,45 @@ def most_rows(tokens: int, degree: int, top_k: int) -> int:
     return max(high - low for low, high in itertools.pairwise(bounds)) * top_k
 
 
+def sent_rows(workload: Workload, rows: int) -> int:
+    """Return the rows that travel for so many pairs: the mean over all choices of experts."""
+    layer, local = workload.layer, workload.local_experts
+    if workload.world_size == 1:
+        return rows
+    choices = [*itertools.combinations(range(layer.num_experts), layer.top_k)]
+    reached = sum(len({expert // local for expert in chosen}) for chosen in choices)
+    return math.ceil(round(rows * reached / len(choices) / layer.top_k, 6))
+
+
 def recounted_rings(workload: Workload, degree: int, strategy: Strategy) -> dict[str, int]:
     """Return the bytes of every chunk-sized tensor of the two phases, the larger of them."""
     layer, size = workload.layer, BYTES[workload.dtype]
     phases = []
     rows = most_rows(workload.tokens_per_rank, degree, layer.top_k)
+    is_mixed = workload.local_experts > 1 and workload.world_size > 1
+    sends_again = strategy in "S2 S4"
     for phase in PHASES:
+        is_backward = phase == "backward"
         wide: list[str] = ["hidden"]
-        wide += ["grad hidden"] if phase == "backward" else []
-        narrow: list[str] = []
+        wide += ["grad hidden"] if is_backward else []
+        of_experts: list[str] = []
+        sent: list[str] = []
         if strategy != "none":
             wide += ["pre", "gate"] if layer.activation == "swiglu" else ["pre"]
-            sent = ["rows", "x again"] if phase == "backward" and strategy in "S2 S4" else ["rows"]
-            narrow += [*sent, "results", *["arriving", "at the experts"] * 2]
-            narrow += ["rows of the chunk behind"] if phase == "forward" and degree > 2 else []
-            narrow += ["leaving"] if phase == "backward" and degree > 2 else []
-            is_mixed = workload.local_experts > 1 and workload.world_size > 1
-            narrow += ["by expert"] if is_mixed else []
-        phases.append(rows * size * (len(wide) * layer.d_hidden + len(narrow) * layer.d_model))
+            sent = (
+                ["rows", "x again", "results"]
+                if is_backward and sends_again
+                else ["rows", "results"]
+            )
+            sent += ["rows of the chunk behind"] if not is_backward and degree > 2 else []
+            sent += ["arriving"] * 2
+            if is_mixed:
+                of_experts = ["by expert", *["x"] * (is_backward * (1 if sends_again else 2))]
+                sent += ["sums"] * 2 + ["x arriving"] * (2 * is_backward * sends_again)
+            else:
+                of_experts = ["at the experts"] * 2 + ["leaving"] * (is_backward and degree > 2)
+        narrow = rows * len(of_experts) + sent_rows(workload, rows) * len(sent)
+        phases.append(size * (rows * len(wide) * layer.d_hidden + narrow * layer.d_model))
     return {"ring_bytes": max(phases)}
 
 
@@ -50,8 +72,13 @@ def recounted(workload: Workload, degree: int, strategy: Strategy) -> dict[str, 
     if strategy == "none":
         found["activation_bytes"] += one_dispatched + one_middle
         is_mixed = workload.local_experts > 1
-        wire = [] if workload.world_size == 1 else ["rows", "by source"] if is_mixed else ["rows"]
-        found["buffer_bytes"] += one_dispatched * len(["received", *wire])
+        wire = (
+            []
+            if workload.world_size == 1
+            else ["rows"] + ["by source", "sums"][: layer.top_k] * is_mixed
+        )
+        one_sent = sent_rows(workload, rows) * layer.d_model * size
+        found["buffer_bytes"] += one_dispatched + one_sent * len(wire)
     if strategy in {"S1", "S3"}:
         found["host_bytes"] += one_dispatched
     if strategy in {"S1", "S2"}:

@@ -17,6 +17,9 @@ ALPHA, BETA = 1e-3, 1e-9
 D_MODEL, D_HIDDEN, ROWS = 8, 32, 50.0
 MACS = ROWS * D_MODEL * D_HIDDEN
 
+SENT = 13 / 14
+"""Rows that travel, over the pairs: two of eight experts are on one of four ranks in 1 of 7."""
+
 
 def _layer(
     costs: Costs,
@@ -82,8 +85,9 @@ def test_a_transfer_costs_the_chunks_bytes_and_knows_how_many_are_in_flight() ->
         transfer_cost=LinearCost(alpha_seconds=1.0, beta_seconds=0.5), alone_factor=2.0
     )
     layer = _layer(costs)
-    assert layer.transfer(rows=10.0, degree=4).seconds == pytest.approx(1 + 0.5 * 10 * 8 * 2)
-    assert layer.transfer(rows=10.0, degree=1).seconds == pytest.approx(2 * (1 + 0.5 * 160))
+    num_bytes = 10 * 8 * 2 * SENT
+    assert layer.transfer(rows=10.0, degree=4).seconds == pytest.approx(1 + 0.5 * num_bytes)
+    assert layer.transfer(rows=10.0, degree=1).seconds == pytest.approx(2 * (1 + 0.5 * num_bytes))
 
 
 def test_overhead_is_gate_and_permutation_there_and_back() -> None:
@@ -93,7 +97,7 @@ def test_overhead_is_gate_and_permutation_there_and_back() -> None:
     )
     tokens, experts, top_k = 100, 8, 2
     gate = 3 * (ALPHA + BETA * tokens * D_MODEL * experts) + (2.0 + 3.0) * tokens * experts
-    permutation = 2 * (5.0 + 7.0) * tokens * top_k * D_MODEL
+    permutation = 2 * (5.0 + 7.0) * tokens * top_k * D_MODEL * SENT
     assert _layer(costs).overhead(tokens=tokens).seconds == pytest.approx(gate + permutation)
 
 

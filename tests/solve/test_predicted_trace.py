@@ -91,7 +91,7 @@ def test_chunks_have_their_tokens_and_transfers_their_bytes() -> None:
             chunk, args = int(event["name"][-1]), event["args"]
             assert (args["chunk"], args["chunks"]) == (chunk, 3)
             assert args["tokens"] in {4096 // 3, 4096 // 3 + 1}
-            sent = round(rows / 3 * width * element_bytes)
+            sent = round(rows / 3 * width * element_bytes * 29 / 30)  # pairs on one rank: 1 of 15
             assert args.get("bytes") == (sent if event["cat"] == "comm" else None)
     experts = [e for e in _events(plan) if "forward experts" in e["name"]]
     assert sum(event["args"]["tokens"] for event in experts) == 4096

@@ -190,7 +190,7 @@ def test_of_measured_strategies_that_noise_cannot_tell_apart_the_first_is_taken(
         copy = LinearCost(alpha_seconds=1e-5, beta_seconds=1.4e-10 * share / 100)
         costs = replace(
             COSTS, has_points=True, interference=Interference(), copy_cost=copy,
-            transfer_cost=LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10),
+            transfer_cost=LinearCost(alpha_seconds=2e-4, beta_seconds=3.1e-10),
         )  # fmt: skip
         found = choose_strategy(
             workload=workload(),

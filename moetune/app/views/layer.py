@@ -6,6 +6,7 @@ from moetune.app.subjects import LayerSubject
 from moetune.app.views.words import (
     LEAST_REGRET,
     device_word,
+    kernel_words,
     mfu_words,
     plan_scope,
     routing_words,
@@ -49,7 +50,13 @@ def answer_section(subject: LayerSubject, *, has_reasons: bool = False) -> Secti
         title=plan.name,
         scope=plan_scope(plan, profile=subject.profile),
         doubts=suspect_words(plan),
-        paragraphs=(plan_decision(plan), *routing_words(plan), *why, how_sure(plan)),
+        paragraphs=(
+            plan_decision(plan),
+            *routing_words(plan),
+            *kernel_words(plan),
+            *why,
+            how_sure(plan),
+        ),
         highlights=tuple(_highlights(subject)),
         summary=_summary(subject, has_binding=not why),
         tables=(_phases(subject),),

@@ -6,7 +6,7 @@ from itertools import product
 
 from moetune.app.subjects.layer import LayerSubject
 from moetune.app.views.layer import how_sure, is_one_chunk, plan_decision
-from moetune.app.views.words import Reasons, routing_words
+from moetune.app.views.words import Reasons, kernel_words, routing_words
 from moetune.domain.errors import ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.request import constraint_words
@@ -54,7 +54,7 @@ def layer_reasons(subject: LayerSubject, *, is_drawn: bool = False) -> Reasons:
     return Reasons(
         decision=plan_decision(plan),
         placement=tuple(routing_words(plan)),
-        why=(plan.decision.why,),
+        why=(plan.decision.why, *kernel_words(plan)),
         sure=how_sure(plan),
         pins=tuple((f"--{flag}", constraint_words(flag, value)) for flag, value in pins),
         terms=(_terms(subject, is_drawn=is_drawn), *_strategies(subject, is_drawn=is_drawn)),

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -49,6 +49,10 @@ def verification_sections(plan: Plan, verification: Verification) -> tuple[Secti
         f"had {verification.imbalance:.2f} × the mean rows, the plan assumes "
         f"{verification.planned_imbalance:.2f}."
     )
+    kernels: dict[str, Callable[[VerifiedStep], str]] = {}
+    if verification.kernel:
+        equal += f" The experts of the plan ran by the kernel {verification.kernel}."
+        kernels["kernel"] = lambda step: step.kernel
     table = Table.of(
         "steps",
         verification.steps,
@@ -56,6 +60,7 @@ def verification_sections(plan: Plan, verification: Verification) -> tuple[Secti
             "": lambda step: "plan" if step.is_planned else "",
             "strategy": lambda step: step.strategy,
             "chunks": lambda step: Cell.count(step.forward_degree),
+            **kernels,
             "predicted": lambda step: Cell.seconds(step.predicted_seconds),
             "measured": lambda step: Cell.seconds(step.step_seconds),
             "error": lambda step: Cell.share(step.error, sign=True),

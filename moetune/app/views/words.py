@@ -134,6 +134,12 @@ def routing_words(plan: Plan) -> Iterator[str]:
         yield sentence(f"Experts keep their order: {plan.placement.why}")
 
 
+def kernel_words(plan: Plan) -> Iterator[str]:
+    """Yield which kernel the experts run by, where there was a choice."""
+    if plan.kernel is not None:
+        yield plan.kernel.why
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasons:
     """Sentences and sections of a plan; what a kind does not have is omitted.

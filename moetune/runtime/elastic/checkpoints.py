@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from moetune.comm.agree import decide_on_first
-from moetune.comm.gloo import shared_communicator
+from moetune.comm.gloo import check_joined, shared_communicator
 from moetune.comm.transfer import GroupRank
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, MoetuneError
@@ -69,13 +69,14 @@ class Checkpoints:
         keep: newest checkpoints that stay.
 
     Raises:
-        InputError: `keep` is below 1.
+        InputError: `keep` is below 1, or there is no process group yet.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 2) -> None:
         if keep < 1:
             raise InputError(f"keep must be at least 1, got {keep}")
         self.folder, self.keep = Path(folder), keep
+        check_joined("the job's checkpoints")
         self._communicator = shared_communicator()
 
     def newest(self) -> Checkpoint | None:

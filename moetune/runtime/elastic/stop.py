@@ -1,14 +1,12 @@
 """`StopRequest`: a scheduler's signal, which all ranks heed after the same step."""
 
 import signal
-import threading
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
 from moetune.comm.agree import vote
-from moetune.comm.gloo import shared_communicator
-from moetune.comm.group import Communicator
+from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
 from moetune.domain.errors import InputError
 
 EXIT_CODE = 128 + signal.SIGTERM
@@ -27,25 +25,24 @@ class StopRequest:
                 if stop.is_agreed():
                     break
 
+    All ranks of the world make one together, behind `init_process_group`.
+
     Args:
         signals: default SIGTERM, which Slurm, Kubernetes and torchrun send.
 
     Raises:
-        InputError: another thread than the main one opens the context.
+        InputError: there is no process group yet.
+        ValueError: another thread than the main one opens the context (`signal.signal`).
     """
 
     def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGTERM,)) -> None:
         self._signals = tuple(signals)
         self._before: dict[signal.Signals, object] = {}
         self._has_come = False
-        self._communicator: Communicator | None = None
+        check_joined("the request to stop")
+        self._communicator = shared_communicator()
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is not threading.main_thread():
-            raise InputError(
-                "signals reach the main thread alone, and another one waits for them here",
-                "open moetune.StopRequest in the main thread",
-            )
         for each in self._signals:
             self._before[each] = signal.signal(each, self._note)
         return self
@@ -63,10 +60,14 @@ class StopRequest:
         One number is reduced over the ranks: call it once a step, after the optimizer's.
 
         Raises:
+            InputError: ranks have joined since it was made.
             CollectiveError: a rank left.
         """
-        if self._communicator is None:
-            self._communicator = shared_communicator()
+        if self._communicator.num_ranks != communicator_of(None).num_ranks:
+            raise InputError(
+                "StopRequest was made before init_process_group, and would stop one rank alone",
+                "make it behind torch.distributed.init_process_group()",
+            )
         return vote(self._communicator, self._has_come, "the vote on the end of the job")()
 
     def _note(self, _: int, __: FrameType | None) -> None:

@@ -63,6 +63,11 @@ class FusedForm:
     is_transposed: bool = False
     clamped: ClampedGate | None = None
 
+    @property
+    def is_plain_swiglu(self) -> bool:
+        """Whether h = silu(g)·u, of all of g and then all of u."""
+        return self.function == "silu" and not self.is_interleaved and self.clamped is None
+
     def stored(self, matrix: torch.Tensor) -> torch.Tensor:
         """Return a view (E, in, out) of a parameter, or a parameter's layout of such a matrix."""
         return matrix.transpose(1, 2) if self.is_transposed else matrix

@@ -14,10 +14,12 @@ from moetune.comm.group import Communicator
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
+from moetune.domain.kernels import ExpertKernel
 from moetune.domain.layer import LayerKey
 from moetune.domain.placement import check_order
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.withdrawn import common_degree
+from moetune.runtime.moe.expert_kernels import check_kernel, kernel_problem
 from moetune.runtime.plans.book import PlanBook, plans_of, warn_on_first
 from moetune.runtime.plans.monitor import LayerPlans
 from moetune.runtime.plans.timers import Watch
@@ -31,7 +33,7 @@ class LayerDecisions:
     Args:
         key: of the layer; the step's dtype replaces its own.
         rank: this rank's index in the layer's group; the first one warns.
-        pipeline, memory_reuse, plan, planbook, placement: as in `MoELayer`.
+        pipeline, memory_reuse, plan, planbook, placement, expert_kernel: as in `MoELayer`.
         can_place: whether the layer can have its experts in another than the natural order.
 
     Attributes:
@@ -55,8 +57,10 @@ class LayerDecisions:
         planbook: PlanBook | None,
         placement: Sequence[int] | None = None,
         can_place: bool = True,
+        expert_kernel: ExpertKernel | None = None,
     ) -> None:
-        self._key, self._rank = key, rank
+        check_kernel(expert_kernel)
+        self._key, self._rank, self._kernel = key, rank, expert_kernel
         self._pinned = _pinned_decision(pipeline)
         self._strategy = forced_strategy(memory_reuse)
         self.placement: tuple[int, ...] = ()
@@ -74,12 +78,14 @@ class LayerDecisions:
         except InputError as error:
             self._problem = error
         self._plans: dict[torch.dtype, LayerPlans | None] = {}
+        self._kernel_problems: dict[tuple[object, ...], str] = {}
 
     @property
     def version(self) -> str:
         """Text that is equal on ranks whose decisions are."""
         source = self._book.version if self._pinned is None else str(self._pinned)
-        return f"plan {source}, memory {self._strategy or 'as planned'}"
+        kernel = f", kernel {self._kernel}" if self._kernel else ""
+        return f"plan {source}, memory {self._strategy or 'as planned'}{kernel}"
 
     def check(self) -> None:
         """Raise InputError where this rank cannot use its plan: it is for another layer, say."""
@@ -130,7 +136,24 @@ class LayerDecisions:
             decision = SAFE_DECISION if plans is None else plans.decide(num_tokens)
         if self._strategy is not None:
             decision = replace(decision, strategy=self._strategy)
+        if self._kernel is not None:
+            decision = replace(decision, kernel=self._kernel)
         return decision
+
+    def kernel_problem(self, dtype: torch.dtype, device: torch.device) -> str:
+        """Return why this rank lacks a kernel of its steps in that dtype; "" if it has all."""
+        forced = self._kernel or (None if self._pinned is None else self._pinned.kernel)
+        wanted = dtype, device.type, forced
+        if wanted not in self._kernel_problems:
+            layer, key = self._key.layer, replace(self._key, dtype=dtype_name(dtype))
+            names = [plan.kernel.name for plan in self._book.plans_for(key) if plan.kernel]
+            widths = layer.d_model, layer.d_hidden
+            problems = (
+                kernel_problem(name, device=device, dtype=dtype, widths=widths)
+                for name in ([forced] if forced else names)
+            )
+            self._kernel_problems[wanted] = next(filter(None, problems), "")
+        return self._kernel_problems[wanted]
 
     @property
     def book(self) -> PlanBook:

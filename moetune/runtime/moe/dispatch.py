@@ -7,9 +7,10 @@ is a `Dispatch` for both phases.
 T tokens of this rank, K choices a token, N rows to send (without dropped pairs), P ranks, C chunks,
 L local experts of a rank, R rows that this rank receives.
 
-Tokens are cut into chunks of almost equal size. On the sender rows are ordered by (chunk, target
+Tokens are cut into chunks of almost equal size. On the sender pairs are ordered by (chunk, target
 rank, local expert, token). On the receiver they are ordered by (chunk, local expert, source rank,
-token), so that one GEMM takes all of an expert's rows in a chunk.
+token), so that one GEMM takes all of an expert's rows in a chunk. Where ranks have several experts
+a token's row travels once to each of them (`token_rows`); elsewhere every pair has a row.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
+from moetune.comm.agree import few_values
 from moetune.runtime.moe.gate import counts_of
-from moetune.runtime.moe.products import RowPart
+from moetune.runtime.moe.products import GROUPED_MM, GroupedKernel, RowPart
+from moetune.runtime.moe.token_rows import RowSums, SentTokens, before
 
 
 def slices_of(sizes: Iterable[int]) -> list[slice]:
@@ -32,18 +35,39 @@ def slices_of(sizes: Iterable[int]) -> list[slice]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCounts:
-    """Rows of one step.
+    """Numbers of one step.
 
     Args:
-        send_CP, receive_CP: [chunk][rank] rows.
-        rows_CL: [chunk][local expert] rows that this rank receives.
+        send_CP, receive_CP: [chunk][rank] pairs.
+        rows_CL: [chunk][local expert] pairs that this rank computes.
         receive_PCL: the same by source rank, (P, C, L) on the device.
+        tokens: rows that travel, where that are not all pairs.
     """
 
     send_CP: Sequence[Sequence[int]]
     receive_CP: Sequence[Sequence[int]]
     rows_CL: Sequence[Sequence[int]]
     receive_PCL: torch.Tensor
+    tokens: "TokenCounts | None" = None
+
+    @property
+    def travelling(self) -> "RowCounts | TokenCounts":
+        """Numbers of the rows that travel."""
+        return self if self.tokens is None else self.tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """Numbers of tokens' rows, each of which travels once to a rank.
+
+    Args:
+        send_CP, receive_CP: [chunk][rank].
+        received_CP: the latter on the device.
+    """
+
+    send_CP: Sequence[Sequence[int]]
+    receive_CP: Sequence[Sequence[int]]
+    received_CP: torch.Tensor
 
 
 class TokenPermutation:
@@ -58,6 +82,7 @@ class TokenPermutation:
 
     Attributes:
         counts_CPL: pairs by chunk, target rank and expert.
+        tokens: rows that travel, where ranks have several experts; None where pairs do.
     """
 
     def __init__(
@@ -71,9 +96,18 @@ class TokenPermutation:
         shards: Sequence[int] = (),
     ) -> None:
         self._shards, num_cells = tuple(shards), degree * num_experts
-        cells_TK = experts_TK.long()
+        cells_TK, chunk_T = experts_TK.long(), None
         if degree > 1:
             chunk_T = _chunks(shards or experts_TK.shape[:1], degree, experts_TK.device)
+        self.tokens = None
+        if 1 < num_ranks < num_experts:
+            ranks_TK = cells_TK.div(num_experts // num_ranks, rounding_mode="floor")
+            if kept_TK is not None:
+                ranks_TK = torch.where(kept_TK, ranks_TK, num_ranks)
+            firsts = [len(ranks_TK) * chunk // degree for chunk in range(degree)]
+            firsts_C = few_values(firsts, ranks_TK.device)
+            self.tokens = SentTokens(ranks_TK, chunk_T, firsts_C, num_ranks=num_ranks)
+        if chunk_T is not None:
             cells_TK = torch.add(cells_TK, chunk_T.unsqueeze(1), alpha=num_experts)
         if kept_TK is not None:
             cells_TK = torch.where(kept_TK, cells_TK, num_cells)  # dropped pairs are the last
@@ -86,17 +120,38 @@ class TokenPermutation:
         rows.scatter_(0, self._pairs, torch.arange(len(rows), device=rows.device))
         self._rows_TK = rows.view(experts_TK.shape)
 
+    @property
+    def numbers_CPX(self) -> torch.Tensor:  # noqa: N802 - a tensor's dimensions
+        """Numbers for the other ranks: of each expert's pairs, and of rows if those are fewer."""
+        if self.tokens is None:
+            return self.counts_CPL
+        return torch.cat((self.counts_CPL, self.tokens.counts_CP.unsqueeze(2)), dim=2)
+
     def dispatch(self, counts: RowCounts, *, grouped: "GroupedRows | None" = None) -> "Dispatch":
         """Return the step's dispatch, now that the ranks' numbers are known.
 
         Args:
-            grouped: bounds for grouped kernels; None where products are computed one by one.
+            grouped: bounds for a grouped kernel; None where products are computed one by one.
         """
-        sent = slices_of(map(sum, counts.send_CP))
-        pairs_N, top_k = self._pairs[: sent[-1].stop], self._rows_TK.shape[1]
+        pairs_N, top_k = self._pairs[: sum(map(sum, counts.send_CP))], self._rows_TK.shape[1]
+        parts = _parts(counts.rows_CL, grouped)
+        if self.tokens is None:
+            sent, received = slices_of(map(sum, counts.send_CP)), [part.rows for part in parts]
+            tokens_M, places_N = pairs_N if top_k == 1 else pairs_N // top_k, None
+        else:
+            sent, received = (
+                slices_of(map(sum, rows_CP))
+                for rows_CP in (counts.travelling.send_CP, counts.travelling.receive_CP)
+            )
+            tokens_M, places_N = self.tokens.tokens(sent[-1].stop), self.tokens.places_of(pairs_N)
+        if self.tokens is None and len(pairs_N) == self._rows_TK.numel():
+            starts_T = torch.arange(0, len(pairs_N), top_k, device=pairs_N.device)
+            sums = RowSums(order=self._rows_TK.view(-1), starts=starts_T)
+        else:
+            sums = RowSums.by(tokens_M, len(self._rows_TK))
         return Dispatch(
-            pairs_N=pairs_N, tokens_N=pairs_N if top_k == 1 else pairs_N // top_k,
-            rows_TK=self._rows_TK, counts=counts, sent=sent, parts=_parts(counts.rows_CL, grouped),
+            pairs_N=pairs_N, rows_TK=self._rows_TK, tokens_M=tokens_M, sums=sums,
+            places_N=places_N, counts=counts, sent=sent, received=received, parts=parts,
             grouped=grouped, shards=self._shards,
         )  # fmt: skip
 
@@ -115,18 +170,22 @@ def _chunks(shards: Sequence[int], degree: int, device: torch.device) -> torch.T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRows:
-    """Bounds of all rows that this rank's experts compute, for grouped kernels.
+    """Bounds of all rows that this rank's experts compute, for a grouped kernel.
 
     Args:
         ends_CL: (C, L) int32, one past the last row of each expert in each chunk.
         one_hot_RL: (R, L), each row's expert; None without biases.
+        kernel: that takes them.
     """
 
     ends_CL: torch.Tensor
     one_hot_RL: torch.Tensor | None
+    kernel: GroupedKernel = GROUPED_MM
 
     @classmethod
-    def of(cls, counts: RowCounts, *, like: torch.Tensor, bias: bool) -> "GroupedRows":
+    def of(
+        cls, counts: RowCounts, *, like: torch.Tensor, bias: bool, kernel: GroupedKernel
+    ) -> "GroupedRows":
         """Return that of rows ordered by (chunk, local expert).
 
         Args:
@@ -136,13 +195,13 @@ class GroupedRows:
         counts_CL = counts.receive_PCL.sum(0)
         ends_CL = counts_CL.cumsum(1, dtype=torch.int32)
         if not bias:
-            return cls(ends_CL=ends_CL, one_hot_RL=None)
+            return cls(ends_CL=ends_CL, one_hot_RL=None, kernel=kernel)
         experts_L = torch.arange(counts_CL.shape[1], device=counts_CL.device)
         expert_R = experts_L.repeat(len(counts_CL)).repeat_interleave(
             counts_CL.reshape(-1), output_size=sum(map(sum, counts.rows_CL))
         )
         one_hot_RL = (expert_R.unsqueeze(1) == experts_L).to(like.dtype)
-        return cls(ends_CL=ends_CL, one_hot_RL=one_hot_RL)
+        return cls(ends_CL=ends_CL, one_hot_RL=one_hot_RL, kernel=kernel)
 
 
 def _parts(rows_CL: Sequence[Sequence[int]], grouped: GroupedRows | None) -> list[RowPart]:
@@ -155,7 +214,7 @@ def _parts(rows_CL: Sequence[Sequence[int]], grouped: GroupedRows | None) -> lis
     hot_RL = grouped.one_hot_RL
     return [
         RowPart(
-            rows=mine, rows_E=rows_E, ends_E=ends_E,
+            rows=mine, rows_E=rows_E, ends_E=ends_E, kernel=grouped.kernel,
             experts_RE=None if hot_RL is None else hot_RL[mine],
         )
         for mine, rows_E, ends_E in zip(rows, rows_CL, grouped.ends_CL, strict=True)
@@ -167,21 +226,27 @@ class Dispatch:
     """One step's routing, for both phases.
 
     Args:
-        pairs_N: the (token, choice) pair, token·K + choice, of every row in sending order.
-        tokens_N: the token of every row in sending order.
-        rows_TK: the row of every pair; N or more for dropped pairs.
-        counts: rows that this rank sends and receives.
-        sent: every chunk's rows among those that this rank sends.
+        pairs_N: every (token, choice) pair, token·K + choice, in sending order.
+        rows_TK: the place of every pair in that order; N or more for dropped pairs.
+        tokens_M: the token of every row that travels, in sending order.
+        sums: of the rows that travel, by token.
+        places_N: of every pair, the place of its row in its rank's block of the chunk; None where
+            pairs travel.
+        counts: pairs and rows that this rank sends and receives.
+        sent, received: every chunk's rows among those that this rank sends, and those that arrive.
         parts: every chunk's rows among those that its experts compute.
-        grouped: bounds for grouped kernels; None where products are computed one by one.
+        grouped: bounds for a grouped kernel; None where products are computed one by one.
         shards: numbers of tokens that are cut into chunks for themselves; none for all at once.
     """
 
     pairs_N: torch.Tensor
-    tokens_N: torch.Tensor
     rows_TK: torch.Tensor
+    tokens_M: torch.Tensor
+    sums: RowSums
+    places_N: torch.Tensor | None
     counts: RowCounts
     sent: Sequence[slice]
+    received: Sequence[slice]
     parts: Sequence[RowPart]
     grouped: GroupedRows | None = None
     shards: tuple[int, ...] = ()
@@ -213,11 +278,19 @@ class Dispatch:
         return 0 if self.shards else self.rows_TK.numel() - len(self.pairs_N)
 
     @property
+    def num_sent(self) -> int:
+        """Rows that this rank sends in the step."""
+        last: int = self.sent[-1].stop
+        return last
+
+    @property
     def tensors(self) -> list[torch.Tensor]:
         """Tensors that live until the backward pass, each with a storage of its own."""
         tensors = [self.pairs_N, self.rows_TK]
-        if self.tokens_N is not self.pairs_N:
-            tensors.append(self.tokens_N)
+        if self.tokens_M is not self.pairs_N:
+            tensors.append(self.tokens_M)
+        if self.places_N is not None:
+            tensors += [self.sums.order, self.sums.starts, self.places_N]
         if self.grouped is not None:
             tensors.append(self.grouped.ends_CL)
             if self.grouped.one_hot_RL is not None:
@@ -229,28 +302,20 @@ class Dispatch:
         num_tokens = len(self.rows_TK)
         return slice(num_tokens * chunk // self.degree, num_tokens * (chunk + 1) // self.degree)
 
-    def by_expert(self, *, in_step: bool = False) -> torch.Tensor | None:
-        """Return for each row by (chunk, expert, source) its place by source and expert.
+    def by_expert(self) -> torch.Tensor | None:
+        """Return for each pair by (chunk, expert, source) its place by (source, chunk, expert).
 
-        `rows.index_select(0, places)` sorts by expert, and `index_copy_` with the same places sorts
-        back.
-
-        Args:
-            in_step: places are by (source, chunk, expert) in the whole step; else by (source,
-                expert) from the beginning of the row's chunk.
+        `values.index_select(0, places)` sorts by expert, and `index_copy_` with the same places
+        sorts back.
 
         Returns:
             (R,); None where both orders are the same: with one source rank, or one expert.
         """
         counts_PCL = self.counts.receive_PCL
         num_ranks, degree, num_local = counts_PCL.shape
-        if num_ranks == 1 or (num_local == 1 and (degree == 1 or not in_step)):
+        if num_ranks == 1 or (num_local == 1 and degree == 1):
             return None
-        if in_step:
-            starts_CLP = _before(counts_PCL.reshape(-1)).view_as(counts_PCL).permute(1, 2, 0)
-        else:
-            starts_CPL = _before(counts_PCL.transpose(0, 1).flatten(1))
-            starts_CLP = starts_CPL.view(degree, num_ranks, num_local).transpose(1, 2)
+        starts_CLP = before(counts_PCL.reshape(-1)).view_as(counts_PCL).permute(1, 2, 0)
         return _places(starts_CLP, counts_PCL.permute(1, 2, 0), self.num_received)
 
     def by_expert_in_step(self) -> torch.Tensor | None:
@@ -262,7 +327,7 @@ class Dispatch:
         if self.degree == 1:
             return None
         counts_CL = self.counts.receive_PCL.sum(0)
-        starts_CL = _before(counts_CL.T.reshape(-1)).view(counts_CL.T.shape).T
+        starts_CL = before(counts_CL.T.reshape(-1)).view(counts_CL.T.shape).T
         return _places(starts_CL, counts_CL, self.num_received)
 
     def whole_part(self, in_order: Callable[[torch.Tensor], torch.Tensor]) -> RowPart:
@@ -281,6 +346,7 @@ class Dispatch:
         return RowPart(
             rows=rows, rows_E=rows_E, experts_RE=None if hot_RL is None else in_order(hot_RL),
             ends_E=self.counts.receive_PCL.sum((0, 1)).cumsum(0, dtype=torch.int32),
+            kernel=self.grouped.kernel,
         )  # fmt: skip
 
 
@@ -293,13 +359,8 @@ def _places(starts: torch.Tensor, counts: torch.Tensor, num_rows: int) -> torch.
         num_rows: their sum.
     """
     flat = counts.reshape(-1)
-    shift = starts.reshape(-1) - _before(flat)
+    shift = starts.reshape(-1) - before(flat)
     # Without the size the host would wait for the counts.
     places_R = shift.repeat_interleave(flat, output_size=num_rows)
     places_R += torch.arange(num_rows, device=flat.device)
     return places_R
-
-
-def _before(counts: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the counts before each one in its line."""
-    return counts.cumsum(-1).sub_(counts)

@@ -20,7 +20,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.placement import places_of
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.dispatch import Dispatch, RowCounts, TokenPermutation
+from moetune.runtime.moe.dispatch import Dispatch, RowCounts, TokenCounts, TokenPermutation
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
@@ -51,6 +51,7 @@ class AllToAll:
     ) -> None:
         self._communicator, self._placement = communicator, placement
         self._num_local = placement.num_local
+        self._num_numbers = self._num_local + (self._num_local > 1)  # as of `TokenPermutation`
         self.has_met = False
         self.host_pool = HostPool(host_tracker, DeviceCopies())
 
@@ -79,8 +80,8 @@ class AllToAll:
         counts_CPL = permutation.counts_CPL
         if self._communicator.num_ranks == 1:
             return _local_counts(counts_CPL, counts_CPL[:, 0].tolist())
-        width, name = len(counts_CPL) * self._num_local, "the exchange of token counts"
-        return _exchange((), counts_CPL, width, self._communicator, name)[1]
+        width, name = len(counts_CPL) * self._num_numbers, "the exchange of token counts"
+        return _exchange((), permutation.numbers_CPX, width, self._communicator, name)[1]
 
     def open(
         self,
@@ -102,13 +103,13 @@ class AllToAll:
         Raises:
             CollectiveError: the exchange failed.
         """
-        shape = 0, self._communicator.num_ranks, self._num_local
-        counts_CPL = torch.empty(shape, dtype=torch.int64, device=device)
+        shape = 0, self._communicator.num_ranks, self._num_numbers
+        numbers_CPX = torch.empty(shape, dtype=torch.int64, device=device)
         if permutation is not None and len(permutation.counts_CPL) <= _MAX_CHUNKS:
-            counts_CPL = permutation.counts_CPL
-        degree, width = len(counts_CPL), OPENING_VALUES + 1 + _MAX_CHUNKS * self._num_local
+            numbers_CPX = permutation.numbers_CPX
+        degree, width = len(numbers_CPX), OPENING_VALUES + 1 + _MAX_CHUNKS * self._num_numbers
         heads, counts = _exchange(
-            (*opening.values, degree), counts_CPL, width, self._communicator,
+            (*opening.values, degree), numbers_CPX, width, self._communicator,
             "the agreement on tokens and their counts",
         )  # fmt: skip
         is_common = degree and all(head[-1] == degree for head in heads)
@@ -265,13 +266,13 @@ def _local_counts(counts_C1L: torch.Tensor, rows_CL: Sequence[Sequence[int]]) ->
 
 
 def _exchange(
-    head: Sequence[int], send_CPL: torch.Tensor, width: int, communicator: Communicator, name: str
+    head: Sequence[int], send_CPX: torch.Tensor, width: int, communicator: Communicator, name: str
 ) -> tuple[list[list[int]], RowCounts]:
     """Exchange numbers and counts of rows in one block for each rank, and read both.
 
     Args:
         head: this rank's numbers, for all ranks.
-        send_CPL: rows that this rank sends.
+        send_CPX: as of `TokenPermutation.numbers_CPX`.
         width: numbers of a block; those that the counts leave are zeros.
 
     Returns:
@@ -280,16 +281,23 @@ def _exchange(
     Raises:
         CollectiveError: the exchange failed.
     """
-    num_chunks, num_ranks, num_local = send_CPL.shape
-    first, last = len(head), len(head) + num_chunks * num_local
-    send_PCL = send_CPL.transpose(0, 1)
-    send = send_CPL.new_zeros((num_ranks, width))
+    num_chunks, num_ranks, num_numbers = send_CPX.shape
+    num_local = max(1, num_numbers - 1)
+    first, last = len(head), len(head) + num_chunks * num_numbers
+    send_PCX = send_CPX.transpose(0, 1)
+    send = send_CPX.new_zeros((num_ranks, width))
     if head:
         send[:, :first] = few_values(head, send.device)
-    send[:, first:last].view(num_ranks, num_chunks, num_local).copy_(send_PCL)
+    send[:, first:last].view(num_ranks, num_chunks, num_numbers).copy_(send_PCX)
     received = communicator.all_to_all_blocks(send, name)
-    receive_PCL = received[:, first:last].unflatten(1, (num_chunks, num_local))
-    sums = send_PCL.sum(2).T, receive_PCL.sum(2).T, receive_PCL.sum(0)
+    receive_PCX = received[:, first:last].unflatten(1, (num_chunks, num_numbers))
+    receive_PCL, rows_CPX = (
+        receive_PCX[..., :num_local],
+        receive_PCX[..., num_local:].transpose(0, 1),
+    )
+    sums = [send_CPX[..., :num_local].sum(2), receive_PCL.sum(2).T, receive_PCL.sum(0)]
+    if num_numbers > num_local:
+        sums += [send_CPX[..., num_local], rows_CPX]
     parts = [numbers.reshape(-1) for numbers in (received[:, :first], *sums)]
     values = iter(torch.cat(parts).tolist())
 
@@ -297,7 +305,14 @@ def _exchange(
         return [[*itertools.islice(values, width)] for _ in range(number)]
 
     heads = rows_of(num_ranks, first)
+    pairs = [rows_of(num_chunks, num) for num in (num_ranks, num_ranks, num_local)]
+    tokens = None
+    if num_numbers > num_local:
+        tokens = TokenCounts(
+            send_CP=rows_of(num_chunks, num_ranks), receive_CP=rows_of(num_chunks, num_ranks),
+            received_CP=rows_CPX.squeeze(2),
+        )  # fmt: skip
     return heads, RowCounts(
-        send_CP=rows_of(num_chunks, num_ranks), receive_CP=rows_of(num_chunks, num_ranks),
-        rows_CL=rows_of(num_chunks, num_local), receive_PCL=receive_PCL,
+        send_CP=pairs[0], receive_CP=pairs[1], rows_CL=pairs[2], receive_PCL=receive_PCL,
+        tokens=tokens,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights
 from moetune.runtime.moe.pairs import PairWeights
+from moetune.runtime.moe.token_rows import ReceivedTokens, RowSums
 from moetune.runtime.moe.weight_grads import GradientMean, StepFactors
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 from moetune.runtime.trace import SpanRecorder
@@ -227,9 +228,11 @@ class DispatchedPhase(PhaseRun):
     Where this rank is alone nothing travels, and nothing is recorded.
     """
 
+    _received: ReceivedTokens | None = None  # forward, once the weights have arrived
+
     def __init__(self, phase: Phase, inputs: PhaseInputs) -> None:
         super().__init__(phase, inputs)
-        self._places_R = inputs.dispatch.by_expert()
+        self._sends_tokens = inputs.dispatch.places_N is not None
         self._weights = PairWeights(inputs.dispatch, inputs.context.communicator)
 
     def send(self, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
@@ -248,9 +251,22 @@ class DispatchedPhase(PhaseRun):
 
     def arrived_weights(self) -> torch.Tensor:
         """Return the combine weights at the experts (R, 1), once they are there."""
-        weights_R1 = self._weights.arrived()
-        self._tracker.add(weights_R1)
+        weights_R1, self._received = self._weights.arrived(self._weights_TK.dtype)
+        self._tracker.add(weights_R1, *self.saved_places())
         return weights_R1
+
+    def saved_places(self) -> tuple[torch.Tensor, ...]:
+        """Return what the backward phase needs of the way of tokens that travel once."""
+        return () if self._received is None else self._received.tensors
+
+    def restore_places(self, saved: Sequence[Any]) -> Sequence[Any]:
+        """Take what `saved_places` gave from the front of the saved tensors; return the others."""
+        if not self._sends_tokens:
+            return saved
+        places_R, order, starts, *others = saved
+        sums = RowSums(order=order, starts=starts)
+        self._received = ReceivedTokens(places_R=places_R, sums=sums)
+        return others
 
     def send_weights_back(self) -> Transfer:
         """Start sending the gradients of the combine weights of all chunks back."""
@@ -266,7 +282,7 @@ class DispatchedPhase(PhaseRun):
         return self._context.recorder.transfer(self._phase, "weights", 0, transfer, num_bytes)
 
     def _exchange(self, step: str, chunk: int, rows: torch.Tensor, into: torch.Tensor) -> Transfer:
-        counts = self._dispatch.counts
+        counts = self._dispatch.counts.travelling
         give, take = counts.send_CP[chunk], counts.receive_CP[chunk]
         if step == "combine":
             give, take = take, give

@@ -142,6 +142,23 @@ class ExpertWeights:
             return self.form.activate(pre, out)
         return activate(pre, saved.gate_RH, self.activation, out)
 
+    def project_up_and_activate(
+        self, rows: torch.Tensor, part: RowPart
+    ) -> tuple[SavedActivations, torch.Tensor]:
+        """Return `project_up` and `activate` of the rows (R, D), by a kernel for both if any."""
+        if self.form is not None and self.is_fused(part):
+            pre, hidden = part.kernel.swiglu_up(rows, self.w1, part)
+            return SavedActivations(pre_RH=pre, gate_RH=None), hidden
+        saved = self.project_up(rows, None, part)
+        return saved, self.activate(saved, None)
+
+    def is_fused(self, part: RowPart) -> bool:
+        """Return whether the part's kernel has the activation, and these experts have it, too."""
+        if self.form is None or not self.form.is_plain_swiglu or self.b1 is not None:
+            return False
+        has_rows = part.rows.stop > part.rows.start
+        return has_rows and part.ends_E is not None and part.kernel.fuses_swiglu
+
     def project_down(
         self,
         hidden: torch.Tensor,
@@ -217,6 +234,8 @@ class ExpertGrads:
             saved_is_free: called after the last read of `saved`.
         """
         weights, (pre, gate) = self._weights, (saved.pre_RH, saved.gate_RH)
+        if self._factors is not None and weights.form is not None and weights.is_fused(part):
+            return self._run_fused(grad, inputs, pre, part, out)
         hidden, grad_hidden, grad_both = self._memory(pre)
         grad_hidden = multiply(grad, self._w2_T, part, grad_hidden)
         hidden = weights.activate(saved, hidden)
@@ -237,6 +256,24 @@ class ExpertGrads:
         saved_is_free()
         self._add("w1", "b1", inputs, grad_pre, part)
         return multiply(grad_pre, self._w1_T, part, out, adds=gate is not None)
+
+    def _run_fused(
+        self,
+        grad: torch.Tensor,
+        inputs: torch.Tensor,
+        pre: torch.Tensor,
+        part: RowPart,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return what `run` does, by a kernel that has the activation's gradient."""
+        weights, weights_R1 = self._weights, self._weights_R1[part.rows]
+        grad_pre, hidden, weight_grads_R1 = part.kernel.swiglu_down_backward(
+            grad, weights.w2, pre, weights_R1, part
+        )
+        self.weight_grads_R1[part.rows] = weight_grads_R1
+        self._add("w2", "b2", hidden, grad, part, weights_R1)
+        self._add("w1", "b1", inputs, grad_pre, part)
+        return multiply(grad_pre, self._w1_T, part, out)
 
     def finish(self) -> None:
         """Multiply what was kept of a whole step."""

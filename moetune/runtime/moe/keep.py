@@ -22,7 +22,6 @@ from moetune.runtime.moe.executor import (
 )
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.products import RowPart
 from moetune.runtime.moe.weight_grads import StepFactors
 from moetune.runtime.moe.workspace import Shape
@@ -63,9 +62,9 @@ class _KeepPhase(DispatchedPhase):
         received = self._dispatch.num_received, width
         shapes: dict[str, Shape] = {}
         if not self._is_local:
-            shapes["rows"] = self._dispatch.rows_TK.numel(), width
-        if self._places_R is not None:
-            shapes["wire"] = received
+            shapes["rows"] = self._dispatch.num_sent, width
+        if self._sends_tokens:
+            shapes["wire"] = self._dispatch.received[-1].stop, width
         if is_backward and not self._waits:
             shapes["received"] = received
         if self._is_grouped or (is_backward and self._waits):  # results are what the kernels make
@@ -78,10 +77,10 @@ class _KeepPhase(DispatchedPhase):
     def dispatch(self, chunk: int) -> None:
         """Send the chunk's rows."""
         mine = self._dispatch.sent[chunk]
-        into = self._received_RD if self._places_R is None else self._buffers["wire"]
-        into = into[self._dispatch.parts[chunk].rows]
+        into = self._buffers["wire"] if self._sends_tokens else self._received_RD
+        into = into[self._dispatch.received[chunk]]
         rows = into if self._is_local else self._buffers["rows"][mine]
-        torch.index_select(self._values_TD, 0, self._dispatch.tokens_N[mine], out=rows)
+        torch.index_select(self._values_TD, 0, self._dispatch.tokens_M[mine], out=rows)
         if not self._is_local:
             self.send(chunk, rows, into)
 
@@ -89,12 +88,19 @@ class _KeepPhase(DispatchedPhase):
         """Compute the experts on the rows that arrived."""
         part = self._dispatch.parts[chunk]
         rows = self._received_RD[part.rows]
-        if self._places_R is None:
+        if self._received is None:
             self._departures.append(self._run_experts(chunk, rows, part))
             return
-        wire, places = self._buffers["wire"][part.rows], self._places_R[part.rows]
-        torch.index_select(wire, 0, places, out=rows)
-        self._departures.append(wire.index_copy_(0, places, self._run_experts(chunk, rows, part)))
+        arrived = self._dispatch.received[chunk]
+        wire = self._buffers["wire"][arrived]
+        self._received.expand(wire, part.rows, out=rows)
+        results = self._run_experts(chunk, rows, part)
+        if self._weights_TK.shape[1] == 1:  # a row has a single result, and is free for it
+            sums = wire.index_copy_(0, self._received.places_R[part.rows], results)
+        else:
+            sums = self._received.sums.of(results, part.rows, arrived)
+            self._tracker.add(sums)
+        self._departures.append(sums)
 
     def combine(self, chunk: int) -> None:
         """Send the results back to where the rows were."""
@@ -106,20 +112,20 @@ class _KeepPhase(DispatchedPhase):
     def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
         """Return the results of the chunk's rows (R, D)."""
 
-    def _sums(self, what: str) -> torch.Tensor:
+    def _sums(self) -> torch.Tensor:
         """Return the sums of what came back, by token (T, D), once it is there."""
         for transfer in self._returning:
             transfer.wait()
         if not self._is_local:
-            rows_ND = self._buffers["rows"][: len(self._dispatch.pairs_N)]
+            rows_ND = self._buffers["rows"]
         elif self._results_RD is not None:
             rows_ND = self._results_RD
         else:
             several = len(self._departures) > 1
             rows_ND = torch.cat(self._departures) if several else self._departures[0]
         self._departures.clear()
-        sums_TD = self._tracker.empty(what, self._values_TD.shape, self._values_TD)
-        sum_pairs(rows_ND, self._dispatch.rows_TK, sums_TD, drops=self._dispatch.drops)
+        sums_TD = self._dispatch.sums.of(rows_ND, slice(0, None), slice(0, None))
+        self._tracker.add(sums_TD)
         return sums_TD
 
 
@@ -150,23 +156,23 @@ class _KeepForward(_KeepPhase):
 
     def finish(self) -> torch.Tensor:
         """Return the sums of the weighted results."""
-        y_TD = self._sums("the results")
+        y_TD = self._sums()
         tensors = [each for one in self._activations for each in (one.pre_RH, one.gate_RH)]
-        self.saved = self._received_RD, self._weights_R1, *tensors
+        self.saved = *self.saved_places(), self._received_RD, self._weights_R1, *tensors
         return y_TD
 
     def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
-        experts, hidden, results = self._experts, None, None
+        experts, results = self._experts, None
         if self._is_grouped:
-            saved = experts.project_up(rows, None, part)
+            saved, hidden = experts.project_up_and_activate(rows, part)
             self._tracker.add(saved.pre_RH)
             if saved.gate_RH is not None:
                 self._tracker.add(saved.gate_RH)
             self._activations.append(saved)
         else:
             saved = experts.project_up(rows, self._activations[chunk], part)
-            hidden, results = self._buffers["hidden"], self._buffers["results"][part.rows]
-        hidden = experts.activate(saved, hidden)
+            hidden = experts.activate(saved, self._buffers["hidden"])
+            results = self._buffers["results"][part.rows]
         return experts.project_down(hidden, self._weights_R1[part.rows], results, part)
 
 
@@ -184,7 +190,7 @@ class _KeepBackward(_KeepPhase):
         else:
             self._received_RD = self._buffers["received"]
             self._results_RD = None if self._is_grouped else self._received_RD
-        self._inputs_RD, weights_R1, *tensors = inputs.saved
+        self._inputs_RD, weights_R1, *tensors = self.restore_places(inputs.saved)
         self._activations = [
             SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
             for pre_RH, gate_RH in zip(tensors[::2], tensors[1::2], strict=True)
@@ -204,7 +210,7 @@ class _KeepBackward(_KeepPhase):
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x and of the weights."""
-        return self._sums("the gradient of x"), self._weights.returned(self._weights_TK)
+        return self._sums(), self._weights.returned(self._weights_TK)
 
     def _run_experts(self, chunk: int, rows: torch.Tensor, part: RowPart) -> torch.Tensor:
         into = None if self._is_grouped or self._waits else rows

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from moetune.comm.gloo import check_joined, communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
+from moetune.domain.kernels import ExpertKernel
 from moetune.domain.layer import (
     Activation,
     ExpertParallel,
@@ -99,6 +100,7 @@ class ExpertLayer(PlannedLayer):
         communicator: Communicator | None = None,
         sequence_parallel: bool = False,
         shared_experts: nn.Module | None = None,
+        expert_kernel: ExpertKernel | None = None,
     ) -> None:
         check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
         if self.expert_parallel == "tensor":
@@ -130,7 +132,7 @@ class ExpertLayer(PlannedLayer):
         )  # fmt: skip
         decisions = LayerDecisions(
             key, rank=communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
-            plan=plan, planbook=planbook, placement=placement,
+            plan=plan, planbook=planbook, placement=placement, expert_kernel=expert_kernel,
         )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
@@ -245,6 +247,8 @@ class MoELayer(ExpertLayer):
         shared_experts: a module that every token passes beside its experts, whose output is added.
             It runs while the first rows travel, and its backward pass while the last ones do. Its
             parameters are dense ones, equal on all ranks.
+        expert_kernel: "grouped_mm", "liger" or "loop" for the experts' products; None takes the
+            plan's, and without a plan torch's `grouped_mm` where the GPU has it.
 
     Attributes:
         aux_loss: balance loss of the last forward pass, a scalar.
@@ -270,7 +274,8 @@ class TensorExpertLayer(ExpertLayer):
 
     Args:
         d_model, d_hidden, num_experts, top_k, activation, bias: as in `MoELayer`.
-        normalize_topk, plan, planbook, device, dtype, communicator: as in `MoELayer`.
+        normalize_topk, plan, planbook, device, dtype, communicator, expert_kernel: as in
+            `MoELayer`.
         capacity_factor, placement, shared_experts: None; no pair is dropped.
         group: tensor-parallel group, default the world. All its ranks construct the layer.
         mesh: in place of a group, as in `MoELayer`.

@@ -1,10 +1,9 @@
-"""Pairs of a token and a choice: combine weights at the experts, and sums at the tokens.
+"""Pairs of a token and a choice: combine weights at the experts, and their gradients.
 
 The memory policies call this. Each pair's weight travels to its expert once a step, where it is
 applied behind the activation, before the down-projection, and its gradient travels back. Results
 then need no weight at the tokens: they are summed as they come, and none is saved for the backward
-pass. Sums follow the order of the choices and are in float32 for two-byte values, rounded once: the
-order in which rows arrive changes no bit.
+pass. Where a token's row travels once for several pairs, each pair's place travels with its weight.
 
 T tokens, K choices, N rows this rank sends, R rows it receives, D model width.
 """
@@ -17,10 +16,8 @@ import torch
 from moetune.comm.group import Communicator
 from moetune.comm.transfer import Done, Transfer
 from moetune.runtime.moe.dispatch import Dispatch
+from moetune.runtime.moe.token_rows import ReceivedTokens
 
-_SUM_VALUES = MappingProxyType({"cpu": 2**18, "cuda": 2**26})
-"""Values that are picked at once, before they are summed: few enough for a CPU's cache, and many
-enough to keep a GPU's kernel launches few."""
 _DOT_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**25})
 """Products that are in memory at once."""
 
@@ -41,25 +38,6 @@ def pick(rows_ND: torch.Tensor, rows_TK: torch.Tensor, *, drops: bool) -> torch.
     picked = rows_ND.index_select(0, rows_TK.clamp(0, num_rows - 1).view(-1)).view(shape)
     is_dropped_TK = (rows_TK < 0) | (rows_TK >= num_rows)
     return picked.masked_fill_(is_dropped_TK.unsqueeze(2), 0)
-
-
-def sum_pairs(
-    rows_ND: torch.Tensor, rows_TK: torch.Tensor, out_TD: torch.Tensor, *, drops: bool
-) -> None:
-    """Write the sum of every token's rows.
-
-    Args:
-        rows_TK, drops: as in `pick`.
-    """
-    num_tokens, top_k = rows_TK.shape
-    if top_k == 1 and not drops:
-        torch.index_select(rows_ND, 0, rows_TK.view(-1), out=out_TD)
-        return
-    step = _step(_SUM_VALUES, rows_ND, top_k * rows_ND.shape[1])
-    for low in range(0, num_tokens, step):
-        some = slice(low, low + step)
-        # Without a name, so that one block's rows are gone when the next one's are picked.
-        torch.sum(pick(rows_ND, rows_TK[some], drops=drops), dim=1, out=out_TD[some])
 
 
 def dots(a_NKD: torch.Tensor, b_ND: torch.Tensor, out_NK: torch.Tensor) -> None:
@@ -94,26 +72,40 @@ class PairWeights:
     def __init__(self, dispatch: Dispatch, communicator: Communicator) -> None:
         self._dispatch = dispatch
         self._communicator = None if communicator.num_ranks == 1 else communicator
-        self._places_R = dispatch.by_expert(in_step=True)
+        self._places_R = dispatch.by_expert()
         self._travelling: torch.Tensor
 
     def send(self, weights_TK: torch.Tensor, name: str) -> Transfer:
-        """Start sending the weights to the experts."""
-        rows_N1 = weights_TK.reshape(-1, 1).index_select(0, self._dispatch.pairs_N)
+        """Start sending the weights to the experts, and the places of their rows."""
+        dispatch = self._dispatch
+        values_N = weights_TK.reshape(-1, 1).index_select(0, dispatch.pairs_N)
         if self._communicator is None:
-            self._travelling = rows_N1
+            self._travelling = values_N
             return Done()
-        counts = self._dispatch.counts
-        rows_N1 = _transpose_blocks(rows_N1, counts.send_CP)
-        send, receive = _by_rank(counts.send_CP), _by_rank(counts.receive_CP)
-        self._travelling = rows_N1.new_empty(sum(receive), 1)
-        return self._communicator.all_to_all(self._travelling, rows_N1, receive, send, name)
+        if dispatch.places_N is not None:  # below 2^24 in float32, which is exact
+            wide = torch.promote_types(values_N.dtype, torch.float32)
+            values_N = torch.cat((values_N.to(wide), dispatch.places_N.to(wide).unsqueeze(1)), 1)
+        values_N = _transpose_blocks(values_N, dispatch.counts.send_CP)
+        send, receive = _by_rank(dispatch.counts.send_CP), _by_rank(dispatch.counts.receive_CP)
+        self._travelling = values_N.new_empty(sum(receive), values_N.shape[1])
+        return self._communicator.all_to_all(self._travelling, values_N, receive, send, name)
 
-    def arrived(self) -> torch.Tensor:
-        """Return the weights that have arrived, (R, 1) by chunk and expert."""
-        if self._places_R is None:
-            return self._travelling
-        return self._travelling.index_select(0, self._places_R)
+    def arrived(self, dtype: torch.dtype) -> tuple[torch.Tensor, ReceivedTokens | None]:
+        """Return the weights (R, 1) by chunk and expert, and how their rows arrive.
+
+        Args:
+            dtype: of the weights.
+        """
+        values_R, counts = self._travelling, self._dispatch.counts
+        if self._places_R is not None:
+            values_R = values_R.index_select(0, self._places_R)
+        if counts.tokens is None:
+            return values_R, None
+        num_rows = sum(map(sum, counts.tokens.receive_CP))
+        received = ReceivedTokens.of(
+            values_R[:, 1].long(), counts.receive_PCL, counts.tokens.received_CP, num_rows
+        )
+        return values_R[:, :1].to(dtype).contiguous(), received
 
     def send_back(self, grads_R1: torch.Tensor, name: str) -> Transfer:
         """Start sending the gradients of the weights, (R, 1) by chunk and expert, back."""

@@ -30,6 +30,7 @@ from moetune.runtime.moe.decisions import LayerDecisions
 from moetune.runtime.moe.dispatch import GroupedRows, RowCounts, TokenPermutation
 from moetune.runtime.moe.dispatcher import AllGather, AllToAll
 from moetune.runtime.moe.executor import PipelineContext
+from moetune.runtime.moe.expert_kernels import grouped_kernel
 from moetune.runtime.moe.expert_module import LocalExperts
 from moetune.runtime.moe.function import (
     CallersWork,
@@ -43,7 +44,6 @@ from moetune.runtime.moe.gate import Routing, no_routing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.operator import handle_of, run_as_operator
 from moetune.runtime.moe.placement import is_dtensor
-from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import CallWatch
@@ -205,6 +205,7 @@ class PlannedLayer(nn.Module):
             InputError, RankMismatchError, CollectiveError, AllocationError: as in `run`.
         """
         self.experts.check_wrappers()
+        problem = problem or self._decisions.kernel_problem(dtype, x.device)
         width = x.shape[-1] if x.dim() else 0
         signature = ""
         if self.communicator.num_ranks > 1:
@@ -339,9 +340,11 @@ class PlannedLayer(nn.Module):
         context: PipelineContext,
     ) -> MemoryPolicy:
         """Return the memory policy of a step, now that the rows' numbers are known."""
-        grouped = None
-        if has_grouped(x_TD, self.experts.up):
-            grouped = GroupedRows.of(counts, like=x_TD, bias=bool(self.experts.names.up_bias))
+        grouped, widths = None, (self.shape.d_model, self.shape.d_hidden)
+        kernel = grouped_kernel(self.decision.kernel, x_TD, widths)
+        if kernel is not None:
+            bias = bool(self.experts.names.up_bias)
+            grouped = GroupedRows.of(counts, like=x_TD, bias=bias, kernel=kernel)
         dispatch = permutation.dispatch(counts, grouped=grouped)
         self._num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)

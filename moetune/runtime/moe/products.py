@@ -1,24 +1,99 @@
 """Products of rows with the local experts' matrices: one kernel for all experts, or one for each.
 
-`experts` and `weight_grads` call this on the rows of one chunk. Where a GPU has grouped kernels,
-they find the rows of each expert by offsets on the device: no expert is left out and no matrix
-copied, also where an expert has no row. Elsewhere there is a product for each expert.
+`experts` and `weight_grads` call this on the rows of one chunk. A `GroupedKernel` finds the rows of
+each expert by offsets on the device: no expert is left out and no matrix copied, also where an
+expert has no row. Without one there is a product for each expert. `expert_kernels` says which
+kernel a step takes.
 
-R rows, E local experts.
+R rows, E local experts, D model width, H hidden width, F = 2·H.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
+
+from moetune.domain.kernels import ExpertKernel
 
 Blocks = Sequence[tuple[int, int, int]]
 """(expert, low, high): rows low..high of a part belong to that local expert."""
 
 _ALIGNED_BYTES = 16
+_GPU_DTYPES = frozenset({torch.bfloat16})
+_CPU_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _GROUPED_CAPABILITIES = frozenset({(9, 0), (10, 0)})
 """GPUs that torch has a grouped kernel for; on others it reads offsets and loops over experts."""
+
+
+class GroupedKernel(ABC):
+    """One kernel for the rows of all experts, which finds them by offsets.
+
+    Attributes:
+        name: in plans.
+        fuses_swiglu: whether it has `swiglu_up` and `swiglu_down_backward`.
+    """
+
+    name: ClassVar[ExpertKernel]
+    fuses_swiglu: ClassVar[bool] = False
+
+    @abstractmethod
+    def product(self, a: torch.Tensor, b: torch.Tensor, part: "RowPart") -> torch.Tensor:
+        """Return the products of all experts' rows.
+
+        Args:
+            a: (R, in), or (in, R) to sum over each expert's rows.
+            b: (E, in, out), or (R, out).
+
+        Returns:
+            (R, out), or (E, in, out), undefined for experts without rows.
+        """
+
+    def swiglu_up(
+        self, rows: torch.Tensor, w1: torch.Tensor, part: "RowPart"
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (g, u) = x·W₁ (R, F) and silu(g)·u (R, H).
+
+        Args:
+            rows: (R, D).
+            w1: (E, D, F), the gates first.
+        """
+        raise NotImplementedError
+
+    def swiglu_down_backward(
+        self,
+        grad: torch.Tensor,
+        w2: torch.Tensor,
+        pre: torch.Tensor,
+        weights_R1: torch.Tensor,
+        part: "RowPart",
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the gradients of (g, u) (R, F), weight · h (R, H), and the weights' (R, 1).
+
+        Args:
+            grad: (R, D), of weight · h·W₂ with h = silu(g)·u.
+            w2: (E, H, D).
+            pre: (R, F), g and u.
+        """
+        raise NotImplementedError
+
+
+class GroupedMM(GroupedKernel):
+    """torch's `grouped_mm`."""
+
+    name = "grouped_mm"
+
+    def product(self, a: torch.Tensor, b: torch.Tensor, part: "RowPart") -> torch.Tensor:
+        """Return the products, of a single expert by a plain one."""
+        if len(part.rows_E) == 1:
+            return torch.mm(a, b[0]) if b.dim() > a.dim() else torch.mm(a, b).unsqueeze(0)
+        made: torch.Tensor = torch._grouped_mm(a, b, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
+        return made
+
+
+GROUPED_MM = GroupedMM()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +103,17 @@ class RowPart:
     Args:
         rows: their places among all rows that this rank's experts compute in the step.
         rows_E: their numbers, by local expert.
-        ends_E: (E,) int32, one past each expert's last row; None without grouped kernels.
-        experts_RE: one-hot rows of each row's expert, in the rows' dtype; only with grouped
-            kernels, and biases.
+        ends_E: (E,) int32, one past each expert's last row; None without a grouped kernel.
+        experts_RE: one-hot rows of each row's expert, in the rows' dtype; only with a grouped
+            kernel, and biases.
+        kernel: that takes the offsets.
     """
 
     rows: slice
     rows_E: Sequence[int]
     ends_E: torch.Tensor | None = None
     experts_RE: torch.Tensor | None = None
+    kernel: GroupedKernel = GROUPED_MM
 
     def weighted_experts(self, weights_R1: torch.Tensor | None) -> torch.Tensor:
         """Return the one-hot rows times each row's weight; only where there are one-hot rows."""
@@ -44,6 +121,11 @@ class RowPart:
         if weights_R1 is None:
             return self.experts_RE
         return self.experts_RE * weights_R1.to(self.experts_RE.dtype)
+
+    @cached_property
+    def prepared(self) -> dict[str, Any]:
+        """What kernels have made of the offsets, by their names."""
+        return {}
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -56,35 +138,39 @@ class RowPart:
         return blocks
 
 
-def has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Return whether one kernel takes the rows of several experts: in bfloat16, by 16 bytes.
+def has_grouped(x: torch.Tensor, widths: tuple[int, ...]) -> bool:
+    """Return whether torch's kernel is taken for the rows of several experts, unless it is named.
+
+    A CPU's loops over the experts, and has no buffers for its results.
 
     Args:
-        w: (E, in, out).
+        widths: as of `grouped_problem`.
     """
-    if not x.is_cuda or x.dtype != torch.bfloat16:
-        return False
-    aligned = all(size * x.element_size() % _ALIGNED_BYTES == 0 for size in w.shape[1:])
-    properties = torch.cuda.get_device_properties(x.device)
-    is_known = hasattr(torch, "_grouped_mm")
-    return is_known and aligned and (properties.major, properties.minor) in _GROUPED_CAPABILITIES
+    return x.is_cuda and not grouped_problem(x.device, x.dtype, widths)
 
 
-def grouped_product(a: torch.Tensor, b: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
-    """Return the products of all experts' rows by one kernel.
+def grouped_problem(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...]) -> str:
+    """Return why torch's `grouped_mm` cannot take rows here; "" if it can.
 
     Args:
-        a: (R, in), or (in, R) to sum over each expert's rows.
-        b: (E, in, out), or (R, out).
-        ends_E: as of `RowPart`.
-
-    Returns:
-        (R, out), or (E, in, out), undefined for experts without rows.
+        widths: of the rows and of the hidden values, which are aligned to 16 bytes.
     """
-    if len(ends_E) == 1:
-        return torch.mm(a, b[0]) if b.dim() > a.dim() else torch.mm(a, b).unsqueeze(0)
-    made: torch.Tensor = torch._grouped_mm(a, b, offs=ends_E)  # noqa: SLF001 - no public name in 2.10
-    return made
+    name = str(dtype).removeprefix("torch.")
+    if not hasattr(torch, "_grouped_mm"):
+        return f"torch {torch.__version__} has no grouped_mm"
+    if dtype not in (_GPU_DTYPES if device.type == "cuda" else _CPU_DTYPES):
+        return f"torch's grouped_mm has no {name} on {device.type}"
+    if any(width * dtype.itemsize % _ALIGNED_BYTES for width in widths):
+        return f"torch's grouped_mm takes rows of multiples of 16 bytes, not {widths} of {name}"
+    if device.type != "cuda":
+        return ""
+    properties = torch.cuda.get_device_properties(device)
+    if (properties.major, properties.minor) in _GROUPED_CAPABILITIES:
+        return ""
+    return (
+        "torch's grouped_mm has a kernel for GPUs of compute capability 9.0 and 10.0, "
+        f"and this is {properties.major}.{properties.minor}"
+    )
 
 
 def multiply(
@@ -102,14 +188,14 @@ def multiply(
     Args:
         x: (R, in), of one part.
         w: (E, in, out).
-        out: (R, out), for the result; with grouped kernels None takes what the kernel made.
+        out: (R, out), for the result; with a grouped kernel None takes what it made.
         bias: (E, out).
         weights_R1: factor of every row's bias; None for 1.
         adds: add to the values in `out`; without a bias.
     """
     if part.ends_E is None or not len(x):
         return _one_by_one(x, w, part.blocks, out, bias, weights_R1, adds=adds)
-    result = grouped_product(x, w, part.ends_E)
+    result = part.kernel.product(x, w, part)
     if bias is not None and part.experts_RE is not None:
         result.addmm_(part.weighted_experts(weights_R1), bias)
     if out is None:

@@ -4,7 +4,8 @@ A token's way to the wire: `layer`, `gate`, `function`, `executor`, **reuse**, `
 
 The rows that experts receive (T_DI) and return (T_DO) have two buffers each at the experts, the
 pre-activations (T_M) one. For the backward pass a strategy loads T_DI and T_M from the host, or
-sends T_DI again and computes T_M again.
+sends T_DI again and computes T_M again. Rows of tokens that travel once are expanded into a buffer
+of their own, and the sums that leave are made anew in place of T_DO.
 
 T tokens, K choices, R rows this rank receives, D model width.
 """
@@ -38,6 +39,10 @@ _LEAVING = 3
 arrived: one arrives, one is computed, one leaves. The forward's schedule would need a fourth."""
 
 
+_OF_EXPERTS = frozenset({"rows", "inputs"})
+"""Buffers of rows by expert."""
+
+
 def reuse_buffers(context: PipelineContext, dispatch: Dispatch, offload: Offload) -> MemoryPolicy:
     """Return the policy whose chunks take a few buffers in turn.
 
@@ -56,32 +61,40 @@ class _ReusePhase(DispatchedPhase):
     def __init__(self, phase: Phase, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__(phase, inputs)
         self._offload = offload
-        self._num_received = list(map(sum, inputs.dispatch.counts.receive_CP))
+        self._num_arriving = [rows.stop - rows.start for rows in inputs.dispatch.received]
+        self._leaving: dict[int, torch.Tensor] = {}
 
     def _make_rings(self, num_travelling: int, at_experts: dict[str, int]) -> dict[str, Ring]:
         """Return the phase's rings, all made at once.
 
         Args:
             num_travelling: number of buffers at the tokens.
-            at_experts: numbers of buffers at the experts, by kind.
+            at_experts: numbers of buffers at the experts, by kind: "rows" and "inputs" have the
+                experts' rows, the others rows that travel.
         """
         degree, width = self._dispatch.degree, self._values_TD.shape[1]
-        most_sent, most = max(map(sum, self._dispatch.counts.send_CP)), max(self._num_received)
+        most_sent = max(map(sum, self._dispatch.counts.travelling.send_CP))
+        most, most_arriving = self._dispatch.most_rows, max(self._num_arriving)
         hidden = {name: (most, wide) for name, wide in self._experts.saved_widths.items()}
         hidden |= self._experts.hidden_shapes(most, backward="grads" in at_experts)
         shapes = {"travelling": (num_travelling, most_sent, width)}
-        shapes |= {name: (min(num, degree), most, width) for name, num in at_experts.items()}
+        shapes |= {
+            name: (min(num, degree), most if name in _OF_EXPERTS else most_arriving, width)
+            for name, num in at_experts.items()
+        }
         shapes |= {name: (1, *shape) for name, shape in hidden.items()}
-        if self._places_R is not None:
-            shapes["grouped"] = (1, most, width)
         rings = make_rings(self._context.workspace, shapes, self._values_TD)
         self._buffers = {name: rings[name].whole for name in hidden}
         self._hidden_rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
         return rings
 
+    def _num_rows(self, chunk: int) -> int:
+        """Return the rows of the chunk that this rank's experts compute."""
+        return sum(self._dispatch.counts.rows_CL[chunk])
+
     def _take_saved(self, chunk: int) -> SavedActivations:
         """Return the buffers for the chunk's pre-activations, uninitialised."""
-        rows = self._num_received[chunk]
+        rows = self._num_rows(chunk)
         taken = {name: ring.take(chunk, rows) for name, ring in self._hidden_rings.items()}
         return SavedActivations(pre_RH=taken["pre"], gate_RH=taken.get("gate"))
 
@@ -91,17 +104,20 @@ class _ReusePhase(DispatchedPhase):
         self._experts.project_up(rows, saved, self._dispatch.parts[chunk])
         return saved
 
-    def _by_expert(self, chunk: int, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Write the chunk's rows, given by source, by expert."""
-        assert self._places_R is not None  # noqa: S101 - asked before
-        return torch.index_select(
-            rows, 0, self._places_R[self._dispatch.parts[chunk].rows], out=out
-        )
+    def _expand(self, chunk: int, arrived: torch.Tensor, ring: Ring) -> torch.Tensor:
+        """Return the chunk's rows by expert: those that arrived, or in a buffer of their own."""
+        if self._received is None:
+            return arrived
+        out, part = ring.take(chunk, self._num_rows(chunk)), self._dispatch.parts[chunk].rows
+        return self._received.expand(arrived, part, out=out)
 
-    def _by_source(self, chunk: int, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Write the chunk's rows, given by expert, by source."""
-        assert self._places_R is not None  # noqa: S101 - asked before
-        return out.index_copy_(0, self._places_R[self._dispatch.parts[chunk].rows], rows)
+    def _leave(self, chunk: int, results: torch.Tensor) -> None:
+        """Keep the rows that leave: the experts' results, or their sums by received row."""
+        if self._received is not None:
+            part, arrived = self._dispatch.parts[chunk].rows, self._dispatch.received[chunk]
+            results = self._received.sums.of(results, part, arrived)
+            self._tracker.add(results)
+        self._leaving[chunk] = results
 
 
 class _ReuseForward(_ReusePhase):
@@ -111,7 +127,8 @@ class _ReuseForward(_ReusePhase):
         super().__init__("forward", offload, inputs)
         degree, x_TD = self._dispatch.degree, inputs.values_TD
         self.schedule = ring_schedule(degree)
-        at_experts = {"arrivals": _AT_EXPERTS, "departures": _AT_EXPERTS}
+        at_experts = {"arrivals": _AT_EXPERTS}
+        at_experts |= {"rows": 1} if self._sends_tokens else {"departures": _AT_EXPERTS}
         self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
         y_TD = self._tracker.empty("the results", x_TD.shape, x_TD)
         self._tokens = TokenExchange(self._dispatch, self._rings["travelling"], y_TD)
@@ -123,44 +140,44 @@ class _ReuseForward(_ReusePhase):
     def finish(self) -> torch.Tensor:
         """Return (T, D)."""
         y_TD = self._tokens.finish()
+        self._leaving.clear()
         self._offload.wait_for_saves()
-        self.saved = None if self._offload.offloads_input else self._values_TD, self._weights_R1
+        x_TD = None if self._offload.offloads_input else self._values_TD
+        self.saved = *self.saved_places(), x_TD, self._weights_R1
         return y_TD
 
     def dispatch(self, chunk: int) -> None:
         """Send the chunk's rows."""
         self._offload.wait_for_save("input", chunk % _AT_EXPERTS)
-        arrival = self._rings["arrivals"].take(chunk, self._num_received[chunk])
+        arrival = self._rings["arrivals"].take(chunk, self._num_arriving[chunk])
         self._tokens.dispatch(self, chunk, self._values_TD, arrival)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
         if chunk == 0:
             self._weights_R1 = self.arrived_weights()
-        num_rows, part = self._num_received[chunk], self._dispatch.parts[chunk]
-        arrived = rows = self._rings["arrivals"].of(chunk, num_rows)
-        input_buffer = chunk % _AT_EXPERTS
-        is_grouped = self._places_R is not None
-        if is_grouped:
+        part = self._dispatch.parts[chunk]
+        arrived = self._rings["arrivals"].of(chunk, self._num_arriving[chunk])
+        rows, input_buffer = arrived, chunk % _AT_EXPERTS
+        if self._sends_tokens:
+            rows = self._expand(chunk, arrived, self._rings["rows"])
             input_buffer = 0  # whose last save ended before the last chunk's results
-            rows = self._rings["grouped"].take(chunk, num_rows)
-            self._by_expert(chunk, arrived, rows)
         self._offload.save("input", input_buffer, rows, part.rows)
         hidden = self._hidden(chunk, rows)
-        if is_grouped:  # the results overwrite the rows, whose copy to the host must have ended
+        if self._sends_tokens:  # results overwrite the rows, whose copy to the host must have ended
             self._offload.wait_for_save("input", input_buffer)
-        # Only now: the results in that buffer travel during the up-projection.
+        # Only now: earlier results travel during the up-projection.
         self._tokens.wait_for(chunk - _AT_EXPERTS)
-        departure = self._rings["departures"].take(chunk, num_rows)
-        out = rows if is_grouped else departure
+        self._leaving.pop(chunk - _AT_EXPERTS, None)
+        out = rows
+        if not self._sends_tokens:
+            out = self._rings["departures"].take(chunk, len(rows))
         self._experts.project_down(hidden, self._weights_R1[part.rows], out, part)
-        if is_grouped:
-            self._by_source(chunk, out, departure)
+        self._leave(chunk, out)
 
     def combine(self, chunk: int) -> None:
         """Send the results back."""
-        departure = self._rings["departures"].of(chunk, self._num_received[chunk])
-        self._tokens.combine(self, chunk, departure)
+        self._tokens.combine(self, chunk, self._leaving[chunk])
 
     def _hidden(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
         """Return the hidden values of the chunk, and offload the pre-activations."""
@@ -179,12 +196,16 @@ class _ReuseBackward(_ReusePhase):
 
     def __init__(self, offload: Offload, inputs: PhaseInputs) -> None:
         super().__init__("backward", offload, inputs)
-        self._x_TD, weights_R1 = inputs.saved
+        self._x_TD, weights_R1 = self.restore_places(inputs.saved)
         grad_TD, degree = inputs.values_TD, self._dispatch.degree
         self.schedule = pipelined_schedule(degree, "interleaved")
         # A buffer more than a chunk has dispatches: see `TokenExchange`.
         num_travelling = (1 if self._x_TD is None else 2) + (degree > 1)
         at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
+        if self._sends_tokens:
+            at_experts = {"grads": _AT_EXPERTS, "rows": 1, "inputs": _AT_EXPERTS}
+            if self._x_TD is not None:
+                at_experts |= {"inputs": 1, "arrivals": _AT_EXPERTS}
         self._rings = self._make_rings(num_travelling, at_experts)
         tracker = self._tracker
         self.grads = self.expert_grads(inputs, weights_R1, self._buffers)
@@ -206,40 +227,38 @@ class _ReuseBackward(_ReusePhase):
 
     def dispatch(self, chunk: int) -> None:
         """Send the gradients, and get the experts' inputs back: by the wire or from the host."""
-        received = self._num_received[chunk]
-        inputs = self._rings["inputs"].take(chunk, received)
         if self._x_TD is not None:
-            self._tokens.dispatch(self, chunk, self._x_TD, inputs)
-        self._tokens.dispatch(
-            self, chunk, self._values_TD, self._rings["grads"].take(chunk, received)
-        )
+            ring = self._rings["arrivals" if self._sends_tokens else "inputs"]
+            arriving = ring.take(chunk, self._num_arriving[chunk])
+            self._tokens.dispatch(self, chunk, self._x_TD, arriving)
+        arriving = self._rings["grads"].take(chunk, self._num_arriving[chunk])
+        self._tokens.dispatch(self, chunk, self._values_TD, arriving)
         if self._x_TD is None:  # after the exchange: on a CPU the copy takes the caller's time
+            inputs = self._rings["inputs"].take(chunk, self._num_rows(chunk))
             mine = self._dispatch.parts[chunk].rows
             self._loading_inputs[chunk] = self._offload.load("input", inputs, mine)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts' gradients in place of those that arrived."""
-        num_rows, part = self._num_received[chunk], self._dispatch.parts[chunk]
-        arrived = grads = self._rings["grads"].of(chunk, num_rows)
-        inputs = self._rings["inputs"].of(chunk, num_rows)
-        if self._places_R is not None:
-            grads = self._rings["grouped"].take(chunk, num_rows)
+        part, rings = self._dispatch.parts[chunk], self._rings
+        grads = rings["grads"].of(chunk, self._num_arriving[chunk])
+        if self._sends_tokens:
+            grads = self._expand(chunk, grads, rings["rows"])
             if self._x_TD is not None:
-                inputs, grads = self._by_expert(chunk, inputs, grads), inputs
-            self._by_expert(chunk, arrived, grads)
+                arrived = rings["arrivals"].of(chunk, self._num_arriving[chunk])
+                self._expand(chunk, arrived, rings["inputs"])
+        inputs = rings["inputs"].of(chunk, self._num_rows(chunk))
         if chunk in self._loading_inputs:
             self._loading_inputs.pop(chunk)()
         saved = self._restore(chunk, inputs)
         self.grads.run(
             grads, inputs, saved, part, grads, saved_is_free=partial(self._load_saved, chunk + 1),
         )  # fmt: skip
-        if grads is not arrived:
-            self._by_source(chunk, grads, arrived)
+        self._leave(chunk, grads)
 
     def combine(self, chunk: int) -> None:
         """Send the gradients of the rows back, and behind the last ones those of all weights."""
-        departure = self._rings["grads"].of(chunk, self._num_received[chunk])
-        self._tokens.combine(self, chunk, departure)
+        self._tokens.combine(self, chunk, self._leaving.pop(chunk))
         if chunk == self._dispatch.degree - 1:
             self._returning = self.send_weights_back()
 

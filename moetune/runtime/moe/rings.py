@@ -13,7 +13,6 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import DispatchedPhase
-from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import Workspace
 
 RingShape = tuple[int, int, int]
@@ -96,7 +95,7 @@ class TokenExchange:
         sum_TD: torch.Tensor,
     ) -> None:
         self._dispatch = dispatch
-        self._num_sent = list(map(sum, dispatch.counts.send_CP))
+        self._num_sent = [rows.stop - rows.start for rows in dispatch.sent]
         self._ring, self._sum_TD = ring, sum_TD
         self._num_uses = 0
         self._endings: dict[int, Callable[[], None]] = {}
@@ -107,7 +106,7 @@ class TokenExchange:
     ) -> None:
         """Send the chunk's rows of `values_TD`; those of this rank's experts go to `into`."""
         rows = self._take(self._num_sent[chunk])
-        tokens = self._dispatch.tokens_N[self._dispatch.sent[chunk]]
+        tokens = self._dispatch.tokens_M[self._dispatch.sent[chunk]]
         torch.index_select(values_TD, 0, tokens, out=rows)
         transfer = phase.send(chunk, rows, into)
         self._endings[self._num_uses - 1] = transfer.wait
@@ -144,8 +143,5 @@ class TokenExchange:
 
     def _add(self, chunk: int, rows: torch.Tensor, transfer: Transfer) -> None:
         transfer.wait()
-        dispatch, first = self._dispatch, self._dispatch.sent[chunk].start
-        tokens = dispatch.tokens_of(chunk)
-        rows_TK = dispatch.rows_TK[tokens]
-        rows_TK = rows_TK - first if first else rows_TK
-        sum_pairs(rows, rows_TK, self._sum_TD[tokens], drops=dispatch.drops)
+        tokens = self._dispatch.tokens_of(chunk)
+        self._sum_TD[tokens] = self._dispatch.sums.of(rows, self._dispatch.sent[chunk], tokens)

@@ -9,7 +9,7 @@ T tokens of the group, S of this rank, K choices, R pairs of this rank's experts
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -21,11 +21,9 @@ from moetune.runtime.moe.dispatch import Dispatch
 from moetune.runtime.moe.executor import PhaseInputs, PhaseRun, PipelineContext, local_schedule
 from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import MemoryPolicy
-from moetune.runtime.moe.pairs import sum_pairs
+from moetune.runtime.moe.token_rows import RowSums
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
-_ANY_ORDER = 2
-"""Addends whose sum, from zero, has the same bits in any order, and is rounded once."""
 Parts = tuple[slice, ...]
 """A slice of each shard's tokens, by their places among all T."""
 
@@ -109,8 +107,6 @@ class _TensorPhase(PhaseRun):
         self._chunks = sharing.chunks(self._dispatch.degree)
         self.schedule = local_schedule(self._dispatch.degree)
         self._reductions: list[Transfer] = []
-        most_addends = min(self._dispatch.rows_TK.shape[1], len(experts.w1))
-        self._adds = most_addends <= _ANY_ORDER
         is_backward, most = phase == "backward", self._dispatch.most_rows
         names = ("rows", "grads" if is_backward else "results")
         shapes: dict[str, Shape] = dict.fromkeys(names, (most, like_TD.shape[1]))
@@ -147,19 +143,17 @@ class _TensorPhase(PhaseRun):
 
     def _make_sums(self, what: str, like_TD: torch.Tensor) -> None:
         self._sums_TD = self._tracker.empty(what, like_TD.shape, like_TD)
-        if self._adds:
-            self._sums_TD.zero_()
         self._own_SD = self._sharing.output(what, self._sums_TD, self._tracker)
 
     def _sum(self, chunk: int, rows: torch.Tensor) -> None:
         """Write the sums of the rows at the chunk's tokens, which no other chunk has."""
-        if self._adds:  # touches this rank's rows alone, not all ranks' pairs
-            self._sums_TD.index_add_(0, self._tokens(chunk), rows)
-            return
-        first = self._dispatch.parts[chunk].rows.start
-        for part in self._chunks[chunk]:
-            rows_TK = self._dispatch.rows_TK[part]
-            sum_pairs(rows, rows_TK - first if first else rows_TK, self._sums_TD[part], drops=True)
+        parts = self._chunks[chunk]
+        sums = RowSums.by(self._tokens(chunk), len(self._sums_TD))
+        starts = torch.cat([sums.starts[part] for part in parts])
+        sums_TD = replace(sums, starts=starts).of(rows, slice(0, None), slice(0, None))
+        sizes = [part.stop - part.start for part in parts]
+        for part, some_TD in zip(parts, sums_TD.split(sizes), strict=True):
+            self._sums_TD[part] = some_TD
 
     def _take(self, buffer: str, values_TD: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return the tokens' rows in a buffer."""
@@ -168,7 +162,7 @@ class _TensorPhase(PhaseRun):
 
     def _tokens(self, chunk: int) -> torch.Tensor:
         """Return the tokens of the chunk's rows."""
-        return self._dispatch.tokens_N[self._dispatch.parts[chunk].rows]
+        return self._dispatch.tokens_M[self._dispatch.parts[chunk].rows]
 
     def _reduced(self) -> torch.Tensor:
         """Return this rank's part of the sums over the ranks, once all have arrived."""

@@ -29,6 +29,8 @@ Spread: TypeAlias = list[tuple[nn.Parameter, dist.ProcessGroup]]
 GradientParts: TypeAlias = dict[tuple[Communicator, ...], list[torch.Tensor]]
 """This rank's gradients by the groups over which they are cut."""
 _CPU = torch.device("cpu")
+_EPSILON = 1e-6
+"""Added to the norm, as torch does."""
 _NORM = "the gradients' norms of all ranks"
 _CLIPS = inspect.unwrap(clip_grad.clip_grad_norm_).__code__
 
@@ -74,6 +76,24 @@ def norm_of_parts(
     return _norm([norm.to(norms[0].device) for norm in norms], norm_type)
 
 
+def clip_parts(parts: GradientParts, norm: torch.Tensor, max_norm: float) -> None:
+    """Scale gradients of a norm to one of at most `max_norm`, all of a device and dtype at once."""
+    scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
+    grads = (grad for each in parts.values() for grad in each)
+    for (device, dtype), some in _by_kind(grads).items():
+        wide = scale.to(device, torch.promote_types(dtype, torch.float32))
+        torch._foreach_mul_(some, wide)
+
+
+def _by_kind(
+    grads: Iterable[torch.Tensor],
+) -> dict[tuple[torch.device, torch.dtype], list[torch.Tensor]]:
+    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for grad in grads:
+        by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
+    return by_kind
+
+
 def norm_over_ranks(norm: torch.Tensor, group: Communicator, norm_type: float) -> torch.Tensor:
     """Return the norm over a group of ranks, each of which has one."""
     total: torch.Tensor = torch.linalg.vector_norm(group.all_gather_values(norm, _NORM), norm_type)
@@ -85,11 +105,8 @@ def _norm_over(
 ) -> torch.Tensor:
     """Return the norm of gradients over the groups' ranks, in float64."""
     zero, *given = grads
-    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for grad in given:
-        by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
     norms = [zero]
-    for (_, dtype), some in by_kind.items():
+    for (_, dtype), some in _by_kind(given).items():
         wide = torch.promote_types(dtype, torch.float32)
         norm = _norm(torch._foreach_norm(some, norm_type, wide), norm_type)  # noqa: SLF001 - as torch clips
         norms.append(norm.to(zero))

@@ -15,7 +15,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.moe.activations import FusedForm
 from moetune.runtime.moe.dispatch import Dispatch
-from moetune.runtime.moe.products import RowPart, add_product, grouped_product, widened_mm
+from moetune.runtime.moe.products import RowPart, add_product, widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _MATRICES = 3
@@ -66,7 +66,7 @@ class GradientSum:
         """Add xᵀ y of every expert's rows to its matrix."""
         if self._is_whole and part.ends_E is not None and len(x):
             a, b = (y, x) if self._is_transposed else (x, y)
-            self._take(grouped_product(a.T, b, part.ends_E), part)
+            self._take(part.kernel.product(a.T, b, part), part)
             return
         if self._is_whole:
             self._make()
@@ -266,7 +266,4 @@ class GradientMean:
         made, self._made = self._made, {}
         grads = [param.grad for param in made.values() if param.grad is not None]
         name = "the mean of experts' gradients over their replicas"
-        transfers = [self.replicas.all_reduce(grad, name) for grad in grads]
-        for grad, transfer in zip(grads, transfers, strict=True):
-            transfer.wait()
-            grad.div_(self.replicas.num_ranks)
+        self.replicas.sum_in_place(grads, name, divisor=self.replicas.num_ranks)

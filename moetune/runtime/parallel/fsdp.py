@@ -7,7 +7,7 @@ plan has placed stay whole, because FSDP2 writes them in the order of the ranks.
 over the ranks: the loss has its share of the global batch already.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Shard
 
 from moetune.comm.gloo import group_of_members, new_communicator
@@ -53,8 +58,8 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
     Args:
         mesh: of the data-parallel ranks, the one for `fully_shard`. It contains all ranks of each
             `MoELayer`.
-        options: of `fully_shard` for the experts: mp_policy, offload_policy and
-            reshard_after_forward.
+        options: of `fully_shard` for the experts: mp_policy, by default with sums in float32 at
+            least, offload_policy and reshard_after_forward.
 
     Raises:
         InputError: a layer is spread over ranks outside of the mesh, its experts do not divide, or
@@ -120,9 +125,10 @@ def _fully_shard(
 
     Without replicas nothing is sharded: FSDP2 would copy all parameters before each use.
     """
-    options, policy = dict(given), given.get("mp_policy")
-    if policy is not None:  # the layer casts tokens itself, and combine weights stay float32
-        options["mp_policy"] = replace(policy, cast_forward_inputs=False, output_dtype=None)
+    policy = given.get("mp_policy") or sums_in_float32(experts.parameters())
+    # The layer casts tokens itself, and combine weights stay float32.
+    policy = replace(policy, cast_forward_inputs=False, output_dtype=None)
+    options = given | {"mp_policy": policy}
     is_whole = replicas.size() == 1
     is_whole = is_whole and not isinstance(options.get("offload_policy"), CPUOffloadPolicy)
     ignored = set(experts.parameters()) if is_whole else None
@@ -131,8 +137,14 @@ def _fully_shard(
         shard_placement_fn=lambda parameter: _placement(parameter, replicas.size()),
         **options,
     )  # fmt: skip
-    dtype: torch.dtype | None = None if policy is None else policy.param_dtype
+    dtype: torch.dtype | None = policy.param_dtype
     return dtype
+
+
+def sums_in_float32(parameters: Iterable[torch.Tensor]) -> MixedPrecisionPolicy:
+    """Return FSDP2's policy: sums of gradients of two bytes would be rounded at every rank."""
+    is_narrow = any(each.element_size() < torch.float32.itemsize for each in parameters)
+    return MixedPrecisionPolicy(reduce_dtype=torch.float32 if is_narrow else None)
 
 
 def _placement(parameter: nn.Parameter, num_replicas: int) -> Shard:
@@ -191,11 +203,14 @@ def shard_fully(parts: nn.ModuleList, ranks: ParallelGroups) -> list[nn.Module]:
             if layer.experts.placement.order:
                 whole |= {*layer.experts.parameters()}
         for unit in (*_blocks_of(part), part):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=again, ignored_params=whole)
+            fully_shard(
+                unit, mesh=mesh, reshard_after_forward=again, ignored_params=whole,
+                mp_policy=sums_in_float32(set(unit.parameters()) - whole),
+            )  # fmt: skip
     for module in sharded_modules(parts):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(enable=True)
-    return [Hidden(part, keeps_whole=not again) for part in parts]
+    return [_Hidden(part) if again else part for part in parts]
 
 
 def is_sharded(ranks: ParallelGroups) -> bool:
@@ -238,19 +253,15 @@ def _blocks_of(part: nn.Module) -> Iterator[nn.Module]:
             yield from _blocks_of(child)
 
 
-class Hidden(nn.Module):
-    """A part that torch's pipeline schedules do not take for one of FSDP2.
+class _Hidden(nn.Module):
+    """A part that torch's pipeline does not take for one of FSDP2.
 
-    They would shard the stages that are not next, and gather them again for each micro-batch.
-
-    Args:
-        keeps_whole: whether gathered parameters and whole gradients stay until the end of a step,
-            as `PipelineStage` has it for modules of FSDP2.
+    It would keep gathered parameters and whole gradients until the end of a step.
     """
 
-    def __init__(self, part: nn.Module, *, keeps_whole: bool) -> None:
+    def __init__(self, part: nn.Module) -> None:
         super().__init__()
-        self.part, self.keeps_whole = part, keeps_whole
+        self.part = part
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         """Return the part's output."""

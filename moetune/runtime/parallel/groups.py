@@ -37,10 +37,8 @@ class GroupsByRows:
         self.named: dict[str, dist.ProcessGroup] = {}
         self._by_rows: dict[str, dist.ProcessGroup] = {}
 
-    def add(
-        self, name: str, rows: torch.Tensor, known: dist.ProcessGroup | None = None
-    ) -> dist.ProcessGroup:
-        """Return this rank's group of the rows, each of which is a group."""
+    def add(self, name: str, rows: torch.Tensor, known: dist.ProcessGroup | None = None) -> None:
+        """Make this rank's group of the rows, each of which is a group."""
         listed = rows.tolist()
         key = str(sorted(listed))
         found = known or self._by_rows.get(key)
@@ -51,7 +49,21 @@ class GroupsByRows:
         assert found is not None  # noqa: S101 - the rows have all ranks
         self._by_rows.setdefault(key, found)
         self.named[name] = found
-        return found
+
+    def connect(self, device_type: str) -> None:
+        """Let the ranks of each group meet, in one order on all of them.
+
+        NCCL connects the ranks of a group in its first collective, which would be within a pass.
+
+        Args:
+            device_type: of what travels in the groups.
+
+        Raises:
+            CollectiveError: a rank did not come.
+        """
+        for name, group in self.named.items():
+            zero = torch.zeros((), device=device_type)
+            communicator_of(group).all_reduce(zero, f"the first exchange in {name}").wait()
 
 
 def expert_rows(layout: FoldedLayout, ranks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,11 +179,16 @@ def join(
         rows = ranks.movedim(dim, -1).flatten(0, -2)
         made.add(name, rows, None if mesh is None else mesh.get_group(name))
     experts, replicas = expert_rows(layout, ranks)
+    made.add("experts", experts)
     gradients = GroupsByRows(timeout)
+    gradients.add("replicas of experts", replicas)
+    gradients.add("ranks of a stage", ranks.movedim(1, -1).flatten(0, 1))
+    for groups in (made, gradients):
+        groups.connect(device_type if mesh is None else mesh.device_type)
     return ParallelGroups(
-        layout=layout, experts=made.add("experts", experts),
-        replicas=gradients.add("replicas of experts", replicas),
-        whole=gradients.add("ranks of a stage", ranks.movedim(1, -1).flatten(0, 1)),
+        layout=layout, experts=made.named["experts"],
+        replicas=gradients.named["replicas of experts"],
+        whole=gradients.named["ranks of a stage"],
         mesh=mesh or DeviceMesh.from_group(
             [made.named[name] for name in _DIMS], device_type, mesh=ranks, mesh_dim_names=_DIMS
         ),

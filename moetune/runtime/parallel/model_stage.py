@@ -12,11 +12,13 @@ meta device.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import nn
+from torch import nn, overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
@@ -220,17 +222,13 @@ class ModelStage(nn.Module):
     def _run(
         self, number: int, x: torch.Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> torch.Tensor:
-        block = self.blocks[number]
+        block: Callable[..., Any] = self.blocks[number]
         if has_meta((x, args, kwargs)):
             raise _missing(f"block {number}")
-        before, self._mode.where = self._mode.where, "block"
-        try:
-            if self._recompute and torch.is_grad_enabled():
-                found = checkpoint(block, x, *args, use_reentrant=False, **kwargs)
-            else:
-                found = block(x, *args, **kwargs)
-        finally:
-            self._mode.where = before
+        if self._recompute and torch.is_grad_enabled():
+            block = partial(checkpoint, block, use_reentrant=False)
+        with self._mode.unseen():
+            found = block(x, *args, **kwargs)
         if not isinstance(found, torch.Tensor) or found.shape != x.shape:
             shape = tuple(found.shape) if isinstance(found, torch.Tensor) else ""
             raise InputError(
@@ -250,6 +248,17 @@ class _Elsewhere(TorchFunctionMode):
     """
 
     where: Literal["elsewhere", "here", "block"] = "here"
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Run a block, whose functions need not pass here: each takes the host 3 µs longer."""
+        before, self.where = self.where, "block"
+        is_last = overrides._get_current_function_mode() is self  # noqa: SLF001 - of the model's own
+        try:
+            with overrides._pop_mode_temporarily() if is_last else nullcontext():  # noqa: SLF001
+                yield
+        finally:
+            self.where = before
 
     def __torch_function__(
         self,

@@ -11,7 +11,12 @@ from moetune.domain.errors import InputError
 from moetune.runtime.moe.optimizer_states import spread_parameters
 from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.moe.planned_layer import PlannedLayer
-from moetune.runtime.moe.total_norm import gradient_parts, norm_of_parts, norm_over_ranks
+from moetune.runtime.moe.total_norm import (
+    clip_parts,
+    gradient_parts,
+    norm_of_parts,
+    norm_over_ranks,
+)
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.sharded.hooks import ChunkedParameter
 from moetune.runtime.sharded.model_chunks import ModelChunks, model_chunks
@@ -21,8 +26,6 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 _MASTER_BYTES = 4
 """Parameters of fewer bytes are updated in copies of float32."""
 _BY_ELEMENT = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-_EPSILON = 1e-6
-"""Added to the norm, as torch does."""
 
 
 class MasterOptimizer:
@@ -62,7 +65,7 @@ class MasterOptimizer:
                 _local(parameter).copy_(master)
 
 
-def local_grad(parameter: nn.Parameter) -> torch.Tensor | None:
+def local_grad(parameter: torch.Tensor) -> torch.Tensor | None:
     """Return what this rank has of a parameter's gradient."""
     return None if parameter.grad is None else _local(parameter.grad)
 
@@ -84,7 +87,8 @@ class SummedGradients:
 
     Experts are summed over their replicas: those behind an all-to-all have the gradients of their
     whole group's tokens already. All else is summed over the ranks of a stage that have other
-    tokens. Parameters without a gradient on this rank count as zeros.
+    tokens. Parameters without a gradient on this rank count as zeros. Gradients are in float32 at
+    least, over micro-batches as over ranks.
 
     Args:
         parts: all stages of this rank.
@@ -99,10 +103,11 @@ class SummedGradients:
             for parameter in module.experts.parameters()
         }  # fmt: skip
         replicas, whole = communicator_of(ranks.replicas), communicator_of(ranks.whole)
-        self._summed = [
-            (parameter, replicas if id(parameter) in experts else whole)
-            for parameter in parameters
-        ]  # fmt: skip
+        self._summed: dict[Communicator, list[nn.Parameter]] = {replicas: [], whole: []}
+        for parameter in parameters:
+            if not is_dtensor(parameter):
+                parameter.grad_dtype = torch.promote_types(parameter.dtype, torch.float32)
+            self._summed[replicas if id(parameter) in experts else whole].append(parameter)
 
     def over_replicas(self) -> None:
         """Sum the gradients in place.
@@ -110,19 +115,15 @@ class SummedGradients:
         Raises:
             CollectiveError: a rank left.
         """
-        transfers = []
-        for parameter, ranks in self._summed:
-            if is_dtensor(parameter) and is_dtensor(parameter.grad):  # some are whole, or summands
-                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
-            if ranks.num_ranks == 1:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            grad = local_grad(parameter)
-            assert grad is not None  # noqa: S101 - it is there by now
-            transfers.append(ranks.all_reduce(grad, "the sum of the gradients"))
-        for transfer in transfers:
-            transfer.wait()
+        for ranks, parameters in self._summed.items():
+            for parameter in parameters:
+                if is_dtensor(parameter) and is_dtensor(parameter.grad):  # whole, or summands
+                    parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+                if parameter.grad is None and ranks.num_ranks > 1:
+                    parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
+            grads = [local_grad(parameter) for parameter in parameters]
+            summed = (grad for grad in grads if grad is not None)
+            ranks.sum_in_place(summed, "the sum of the gradients")
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
@@ -159,10 +160,7 @@ def clip_gradients(model: nn.Module, max_norm: float, stages: Communicator) -> t
     parts = gradient_parts(model.parameters(), spread_parameters())
     norm = norm_of_parts(parts, device=stages.device)
     norm = norm_over_ranks(norm, stages, 2.0)
-    scale = (max_norm / (norm + _EPSILON)).clamp(max=1)
-    for grads in parts.values():
-        for grad in grads:
-            grad.mul_(scale.to(grad.device))
+    clip_parts(parts, norm, max_norm)
     return norm
 
 

@@ -17,6 +17,7 @@ from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.planned_layer import PlannedLayer
 from moetune.runtime.moe.routed_layer import RoutedLayer
 from moetune.runtime.parallel.groups import ParallelGroups
+from moetune.runtime.replicas import equalize
 
 
 def check_layers(model: nn.Module, blocks: nn.ModuleList) -> None:
@@ -47,13 +48,9 @@ def equal_values(model: nn.Module, ranks: ParallelGroups, world: Communicator) -
         CollectiveError: a rank left.
     """
     experts = {id(one) for _, layer in named_layers(model) for one in layer.experts.parameters()}
-    device = ranks.mesh.device_type
-    with torch.no_grad():
-        for value in (*model.parameters(), *model.buffers()):
-            if id(value) not in experts and not value.is_meta and world.num_ranks > 1:
-                there = value.detach().to(device).contiguous()
-                world.broadcast(there, "the first rank's values").wait()
-                value.copy_(there)
+    every = (*model.parameters(), *model.buffers())
+    values = [value for value in every if id(value) not in experts]
+    equalize(values, world, device=ranks.mesh.device_type)
 
 
 def spread_experts(

@@ -59,14 +59,13 @@ class LayerSearch(LayerPlans):
         return self.ranges[self.plan(tokens).id].decide(tokens)
 
     def look_up(self, tokens: int) -> Decision:
-        """Return the settled decision, else the one on trial, else the plan's."""
-        settled = self.settled(tokens)
+        """Return the settled decision, else the one on trial, else the plan's; by its kernel."""
+        settled, answer = self.settled(tokens), self.plan(tokens).decide(tokens)
         if settled is not None:
-            return settled
+            return replace(settled, kernel=answer.kernel)
         trial = self._search.trial
         if trial is not None and trial.is_about(self, tokens):
-            return trial.decision
-        answer = self.plan(tokens).decide(tokens)
+            return replace(trial.decision, kernel=answer.kernel)
         return replace(answer, strategy=self._memory_reuse or answer.strategy)
 
     def watch(self, tokens: int, device: torch.device) -> Watch:

@@ -18,8 +18,7 @@ from moetune.domain.units import format_bytes
 from moetune.runtime.autograd import is_in_backward
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.hooks import ModuleCall, Unit, guard_reads, outputs_of, with_end
-from moetune.runtime.sharded.stored import StoredChunk
-from moetune.runtime.sharded.transfers import ChunkStats, Traffic
+from moetune.runtime.sharded.stored import ChunkStats, StoredChunk, Traffic
 
 _ATTRIBUTE = "_moetune_chunks"
 

@@ -15,9 +15,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from moetune.comm.transfer import SideStream
 from moetune.domain.errors import InputError, RankMismatchError
+from moetune.runtime.moe.total_norm import GradientParts, clip_parts, norm_of_parts
 from moetune.runtime.sharded.model_chunks import ModelChunks
 from moetune.runtime.sharded.stored import StoredChunk
-from moetune.runtime.sharded.transfers import REDUCTION
 
 _KINDS = (Adam, AdamW, SGD)
 
@@ -129,24 +129,17 @@ class ChunkedOptimizer(Optimizer):
         """
         self._chunks.finish_reductions()
         self._reduce_stream.synchronize()
-        norm = self._chunks.replicas.all_reduce_values(self._square_sum(), REDUCTION).sqrt()
-        scale = float(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-        if scale < 1:
-            for chunk in self._chunks.stored:
-                if chunk.has_gradient and chunk.gradient is not None:
-                    chunk.gradient.mul_(scale)
+        replicas = self._chunks.replicas
+        zero = torch.zeros((), dtype=torch.float64, device=replicas.device)
+        grads = [
+            shard.chunk.gradient[shard.low : shard.high]
+            for shard in self.shards
+            if shard.chunk.has_gradient and shard.chunk.gradient is not None
+        ]
+        parts: GradientParts = {(replicas,): [zero, *grads]}
+        norm = norm_of_parts(parts)
+        clip_parts(parts, norm, max_norm)
         return norm
-
-    def _square_sum(self) -> torch.Tensor:
-        """Return this rank's part of the squared norm on the CPU: one wait for each device."""
-        totals: dict[torch.device, torch.Tensor] = {}
-        for shard in self.shards:
-            if shard.chunk.has_gradient and shard.chunk.gradient is not None:
-                part = shard.chunk.gradient[shard.low : shard.high]
-                square = part.double().square().sum()
-                totals[part.device] = totals.get(part.device, torch.zeros_like(square)) + square
-        zero = torch.zeros((), dtype=torch.float64, device="cpu")
-        return sum((each.cpu() for each in totals.values()), start=zero)
 
     @property
     def settings(self) -> list[dict[str, Any]]:

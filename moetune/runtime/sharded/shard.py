@@ -32,8 +32,7 @@ from moetune.runtime.sharded.options import (
     check_host_memory,
     planned_options,
 )
-from moetune.runtime.sharded.stored import StoredChunk
-from moetune.runtime.sharded.transfers import ChunkStats, Placement
+from moetune.runtime.sharded.stored import ChunkStats, Placement, StoredChunk
 
 _PURPOSE = "a model's chunks"
 """Of groups that are not the model's, whose exchanges would come between theirs."""

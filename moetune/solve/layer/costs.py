@@ -5,7 +5,8 @@ tensor parallel   every rank has all tokens, and the outputs are all-reduced (PP
 sequence shards   tokens are sharded around the layer: all-gather before it, reduce-scatter after
 
 T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chunks. A chunk has
-T·k/r rows on each rank, a real number: costs are interpolated, and a chunk is a share of them.
+T·k/r rows on each rank, a real number: costs are interpolated, and a chunk is a share of them. Of
+several of a token's experts on a rank a single row travels, `Workload.sent_share` of all.
 `LayerCosts` is what the solver reads, over the single `operations`.
 """
 
@@ -49,10 +50,12 @@ class LayerCosts(LayerOperations, ABC):
     Args:
         errors: of whole steps, where they are not those of the costs.
         skew: rows of the fullest rank over the mean; the others wait for it.
+        sent_share: rows that travel, over the (token, expert) pairs.
     """
 
     errors: StepErrors | None = None
     skew: float = 1.0
+    sent_share: float = 1.0
 
     @property
     def is_tensor(self) -> bool:
@@ -66,8 +69,15 @@ class LayerCosts(LayerOperations, ABC):
 
     @property
     def bytes_per_row(self) -> float:
-        """Input bytes of one collective for each row: M values, or those of a token's k rows."""
-        return self.row_bytes / (self.layer.top_k if self.is_tensor else 1)
+        """Input bytes of one collective for each row of the experts.
+
+        M values of those that travel, or those of a token's k rows.
+        """
+        return (
+            self.row_bytes / self.layer.top_k
+            if self.is_tensor
+            else self.row_bytes * self.sent_share
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -222,8 +232,8 @@ def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
     is_tensor = workload.expert_parallel == "tensor"
     kind: type[LayerCosts] = TensorParallelCosts if is_tensor else AllToAllCosts
     return kind(
-        key=workload.key, costs=costs, skew=workload.skew.mean,
-        expert_shares=workload.skew.shares,
+        key=workload.key, costs=costs, skew=workload.skew.mean, sent_share=workload.sent_share,
+        expert_shares=workload.skew.shares, kernel=workload.kernel,
     )  # fmt: skip
 
 
@@ -246,7 +256,8 @@ class AllToAllCosts(LayerCosts):
 
         They are of the ranks' numbers of tokens, and of the counts of all chunks.
         """
-        rows, gate = tokens * self.layer.top_k, self.gate(phase, tokens=tokens)
+        rows = tokens * self.layer.top_k * self.sent_share
+        gate = self.gate(phase, tokens=tokens)
         opening = NOTHING
         if phase == "forward" and gate is not NOTHING:
             exchange = self.collective("all_to_all", self.layer.num_experts * COUNT_BYTES)

@@ -111,6 +111,8 @@ class MemoryBudget:
         """Return the budget of a layer that runs as its costs are measured."""
         is_gpu = costs.costs.copy_mode == "pinned"
         is_grouped = workload.dtype == "bfloat16" and is_gpu
+        if workload.kernel:
+            is_grouped = workload.kernel != "loop"
         return cls(workload=workload, limit_bytes=limit_bytes, is_grouped=is_grouped)
 
     @property

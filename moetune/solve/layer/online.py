@@ -145,6 +145,7 @@ def search_space(
     seed = replace(
         answer.with_degree(min(max(answer.degree, smallest), largest)),
         strategy=memory_reuse or answer.strategy,
+        kernel=None,  # the layer adds the plan's to what is tried
     )
     budget = _budget(plan, math.floor(tokens_per_rank * (1 + REACH)))
     is_pinned = memory_reuse is not None or "strategy" in plan.inputs.constraints

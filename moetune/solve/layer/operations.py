@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from moetune.domain.arrays import Floats, array_of, as_number, floats_of, longer
 from moetune.domain.cost_keys import CollectiveKey, GemmKey, RowsKey
 from moetune.domain.costs import Costs, Doubt, Estimate, least_trust, seconds_if_known
+from moetune.domain.kernels import KernelName
 from moetune.domain.layer import LayerKey, LayerShape, Phase
 from moetune.domain.once import Tables
 from moetune.domain.samples import (
@@ -85,11 +86,13 @@ class LayerOperations(Tables):
     Args:
         key: the layer, the P ranks that share its experts, and how they do.
         expert_shares: of the fullest rank's rows, of each of its experts; empty for even ones.
+        kernel: of the experts; "" for what the layer takes by itself.
     """
 
     key: LayerKey
     costs: Costs
     expert_shares: tuple[float, ...] = ()
+    kernel: KernelName = ""
 
     @property
     def layer(self) -> LayerShape:
@@ -150,7 +153,8 @@ class LayerOperations(Tables):
         """
         sizes = self.layer.d_model, self.layer.d_hidden
         d_in, d_out = sizes[::-1] if is_second else sizes
-        return self.costs.seconds(GemmKey(self.dtype, form, self.local_experts, d_in, d_out), rows)
+        shape = self.local_experts, d_in, d_out
+        return self.costs.seconds(GemmKey(self.dtype, form, *shape, self.kernel), rows)
 
     def gemms(self, rows: float, *forms: GemmForm, is_second: bool = False) -> list[Estimate]:
         """Return the GEMMs of a chunk with W₂, or with all other weights."""

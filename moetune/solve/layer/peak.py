@@ -107,8 +107,11 @@ class BufferCounts:
         self._local_experts = workload.local_experts
         self._pairs = workload.rows
         self._rows = math.ceil(workload.rows * self._skew)
-        self._travelling = workload.rows if workload.world_size > 1 else 0
-        self._regroups = workload.world_size > 1 and self._local_experts > 1
+        self._sends_tokens = workload.world_size > 1 and self._local_experts > 1
+        self._at_experts = min(2, self._layer.top_k) * self._sends_tokens
+        """Buffers of rows that travel, at the experts: they arrive, and their sums leave."""
+        self._sent_share = workload.sent_share
+        self._travelling = self._sent(workload.rows) if workload.world_size > 1 else 0
 
     @property
     def parameters(self) -> int:
@@ -138,8 +141,12 @@ class BufferCounts:
         """Return the bytes of the gradients of x and y, and of buffers for all rows of a phase."""
         if self._reuses:
             return 2 * self._tokens_bytes
-        rows = self._travelling + self._rows * (2 if self._regroups else 1)
+        rows = self._travelling + self._rows + self._at_experts * self._sent(self._rows)
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
+
+    def _sent(self, rows: int) -> int:
+        """Return the rows that travel, of so many of the experts."""
+        return math.ceil(round(rows * self._sent_share, 6))
 
     def gradient_sum_bytes(self, states: Optimizer) -> int:
         """Return the bytes of float32 sums beyond the gradients of narrower parameters."""
@@ -154,9 +161,14 @@ class BufferCounts:
         if not self._reuses:
             return self._chunk_rows * hidden * self._element
         in_flight = 2 if self._keeps_input else 3  # the rows, those sent again, and a combine
-        at_experts = min(3, self._degree) + 2
-        buffers = in_flight + at_experts + self._regroups
-        return self._chunk_rows * (buffers * layer.d_model + hidden + self._middle) * self._element
+        rows = self._chunk_rows * (in_flight + min(3, self._degree) + 2)
+        if self._sends_tokens:  # gradients and sums, x where it is sent again, and what is expanded
+            arriving = 4 if self._keeps_input else 6
+            expanded = 3 if self._keeps_input else 2
+            rows = self._sent(self._chunk_rows) * (in_flight + arriving)
+            rows += self._chunk_rows * expanded
+        widths = self._chunk_rows * (hidden + self._middle)
+        return (rows * layer.d_model + widths) * self._element
 
     @property
     def _chunk_rows(self) -> int:
@@ -186,7 +198,8 @@ class GroupedCounts(BufferCounts):
         if self._reuses:
             return super().buffer_bytes()
         layer = self._layer
-        rows = self._travelling + 2 * self._rows  # what arrives, and what leaves
+        rows = self._travelling + self._rows  # and what leaves, by expert or by received row
+        rows += self._at_experts * self._sent(self._rows) if self._sends_tokens else self._rows
         values = rows * layer.d_model + self._rows * layer.d_hidden
         if self._degree > 1:
             values += self._rows * (self._middle + layer.d_model)

@@ -1,12 +1,15 @@
 """Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from moetune.domain.constraints import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Bounds, Strategy
 from moetune.domain.cost_keys import CopyKey
 from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.kernels import KernelName
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.layout import Layout
 from moetune.domain.placement import PlacementChoice
@@ -19,6 +22,7 @@ from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.layer.choose import DegreeChooser, Ranking
 from moetune.solve.layer.costs import LayerCosts, layer_costs
 from moetune.solve.layer.doubts import PROFILE, plan_warnings
+from moetune.solve.layer.kernels import MeasuredKernels
 from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.peak import middle_elements
 from moetune.solve.layer.strategies import RankedLayer, choose_safely, choose_strategy
@@ -41,6 +45,8 @@ class LayerProblem:
         device_memory_bytes: the limit where the inputs set none.
         provenance: of the profile.
         launch: begins the command that measures the inputs' ranks.
+        kernels: of the experts, that the profile has measured for the layer; None for the usual
+            kernel.
     """
 
     inputs: PlanInputs
@@ -50,6 +56,7 @@ class LayerProblem:
     device_memory_bytes: int
     provenance: Provenance
     launch: str = PROFILE
+    kernels: MeasuredKernels | None = None
 
     def ranked(self, placement: tuple[int, ...] = ()) -> RankedLayer:
         """Return the candidates with a placement of experts, the plan's choice first.
@@ -63,10 +70,28 @@ class LayerProblem:
                 memory than there is.
             ProfileError: the profile lacks an operation that the layer needs.
         """
+        self.bounds.check_degree(self.inputs.tokens_per_rank)
+        if self.kernels is None:
+            return self._ranked(placement, "")
+        tried: dict[KernelName, RankedLayer] = {}
+        *others, last = self.kernels.names
+        for name in others:
+            with suppress(InfeasiblePlanError):
+                tried[name] = self._ranked(placement, name)
+        try:
+            tried[last] = self._ranked(placement, last)
+        except InfeasiblePlanError:
+            if not tried:
+                raise
+        seconds = {name: ranked.step.seconds for name, ranked in tried.items()}
+        chosen = self.kernels.fastest(seconds)
+        return replace(tried[chosen], kernel=self.kernels.choice(chosen, seconds))
+
+    def _ranked(self, placement: tuple[int, ...], kernel: KernelName) -> RankedLayer:
+        """Return the candidates with a kernel of the experts."""
         inputs = self.inputs
-        self.bounds.check_degree(inputs.tokens_per_rank)
         layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
-        workload = inputs.workload(layout, placement)
+        workload = inputs.workload(layout, placement, kernel)
         ranked = choose_strategy(
             workload=workload,
             costs=layer_costs(workload=workload, costs=self.costs),
@@ -98,6 +123,7 @@ class LayerProblem:
             alternatives=tuple(alternatives_of(ranked, others)),
             warnings=tuple(warnings),
             placement=placement,
+            kernel=ranked.kernel,
             terms=LayerTerms(
                 forward=phase_terms(ranked.step.forward),
                 backward=phase_terms(ranked.step.backward),

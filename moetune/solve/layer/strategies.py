@@ -16,6 +16,7 @@ from moetune.domain.costs import Costs
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import divisors
+from moetune.domain.plan import KernelChoice
 from moetune.domain.units import format_bytes, format_chunks
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser, Ranking, rank_degrees
 from moetune.solve.layer.costs import LayerCosts
@@ -50,11 +51,13 @@ class RankedLayer:
         contenders: every strategy whose operations were measured, the chosen one too, in the
             order of their names.
         declined: several chunks that would have been the choice, had they been measured.
+        kernel: of the experts, None where there was none to choose.
     """
 
     best: Ranking
     contenders: tuple[Ranking, ...]
     declined: Declined | None = None
+    kernel: KernelChoice | None = None
 
     @property
     def step(self) -> StepTime:

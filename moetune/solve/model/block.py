@@ -352,6 +352,7 @@ class BlockPrices:
             skew
             * exchange_seconds(
                 self.device, layout=self.layout, part=part, tokens=tokens, phase=phase,
+                sends_once=self.target.sends_tokens_once,
             )
             for phase in ("dispatch", "combine")
         )  # fmt: skip

@@ -1,5 +1,6 @@
 """Prices and memory of steps: physical limits, and what recomputation and dispatchers change."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -10,7 +11,9 @@ from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.cost_keys import CollectiveKey
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
+from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.recurrent import GatedDeltaNet, StateSpace
+from moetune.domain.routing import reached_ranks
 from moetune.domain.samples import AttentionPoint, Sample
 from moetune.domain.targets import TARGETS, find_target
 from moetune.domain.training import (
@@ -27,6 +30,7 @@ from moetune.solve.model.block import BlockPrices
 from moetune.solve.model.exchange import exchange_seconds
 from moetune.solve.model.machine import DevicePrices
 from moetune.solve.model.memory import MemoryModel
+from moetune.solve.model.passes import computed_keys
 from moetune.solve.model.pipeline import DecoderStages
 from moetune.solve.model.step import StepPrices, StepSeconds
 
@@ -212,6 +216,26 @@ def test_exchanges_send_what_the_dispatcher_sends(
     assert found == seconds
     back = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="combine")
     assert back == (seconds if dispatcher == "all_to_all" else 8 * seconds)
+
+
+def test_only_windows_make_kernels_compute_more_than_they_need() -> None:
+    mixers = [part for name in model_names() for part in named_model(name).decoder.mixers]
+    plain = [part for part in mixers if getattr(part, "window", None) is None]
+    assert {computed_keys(part) for part in plain} == {1.0}
+    windowed = [part for part in mixers if isinstance(part, GroupedQueryAttention) and part.window]
+    assert min(map(computed_keys, windowed)) > 1
+
+
+def test_an_all_to_all_that_sends_tokens_once_sends_them_to_the_ranks_of_their_experts() -> None:
+    """Against every choice of 3 of 8 experts on 4 ranks."""
+    choices = [*itertools.combinations(range(8), 3)]
+    ranks = sum(len({expert // 2 for expert in chosen}) for chosen in choices) / len(choices)
+    assert reached_ranks(3, 8, 4) == pytest.approx(ranks, rel=1e-12)
+    assert reached_ranks(3, 8, 8) == pytest.approx(3)
+    layer = LayerShape(d_model=8, d_hidden=8, num_experts=8, top_k=3)
+    for world_size, share in ((1, 1.0), (4, ranks / 3), (8, 1.0)):
+        workload = Workload(layer=layer, world_size=world_size, tokens_per_rank=4)
+        assert workload.sent_share == pytest.approx(share)
 
 
 def test_a_profile_without_adam_is_refused() -> None:

@@ -1,0 +1,114 @@
+"""Choice of the experts' kernel: the layer is solved with each kernel that was measured for it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from moetune.domain.cluster import DeviceKind
+from moetune.domain.errors import ProfileError
+from moetune.domain.kernels import ExpertKernel, KernelName
+from moetune.domain.layer import Workload
+from moetune.domain.plan import KernelChoice, KernelTime
+from moetune.domain.samples import GemmPoint, Sample
+from moetune.domain.units import format_share
+from moetune.solve.layer.choose import NOISE
+
+_NUM_FORMS = 3
+_GROUPED_DTYPE = "bfloat16"
+
+
+class MeasuredKernels:
+    """The kernels that a profile has measured for a layer, and the names of its points.
+
+    Args:
+        samples: of the profile.
+        workload: of the layer.
+        kind: of the machine.
+        pinned: the kernel that was asked for; None for the fastest.
+
+    Attributes:
+        names: of points to solve with, the usual kernel's first.
+        usual: what a layer takes by itself there, the kernel of points without a name.
+
+    Raises:
+        ProfileError: the pinned kernel was not measured for the layer.
+    """
+
+    def __init__(
+        self,
+        samples: Iterable[Sample],
+        workload: Workload,
+        *,
+        kind: DeviceKind,
+        pinned: ExpertKernel | None = None,
+    ) -> None:
+        others = _measured(samples, workload)
+        self._pinned = pinned
+        # A loop is measured wherever it is not the usual kernel, as nothing excludes it.
+        is_grouped = kind == "cuda" and workload.dtype == _GROUPED_DTYPE and not others
+        self.usual: ExpertKernel = "grouped_mm" if is_grouped or "loop" in others else "loop"
+        self.names: tuple[KernelName, ...] = ("", *others)
+        if pinned is not None:
+            name: KernelName = "" if pinned == self.usual else pinned
+            if name not in self.names:
+                layer, num_local = workload.layer, workload.local_experts
+                raise ProfileError(
+                    f"the kernel {pinned} was not measured for {num_local} experts of "
+                    f"{layer.d_model} × {layer.d_hidden} in {workload.dtype}",
+                    "measure it with `moetune profile` where it is installed, or omit "
+                    "--expert-kernel",
+                )
+            self.names = (name,)
+
+    def fastest(self, seconds: Mapping[KernelName, float]) -> KernelName:
+        """Return the fastest kernel; the first of those within `NOISE` of it.
+
+        Args:
+            seconds: of the layer's step, in the order of `names`.
+        """
+        limit = min(seconds.values()) * (1 + NOISE)
+        return next(name for name in seconds if seconds[name] <= limit)
+
+    def choice(
+        self, chosen: KernelName, seconds: Mapping[KernelName, float]
+    ) -> KernelChoice | None:
+        """Return the choice for the plan; None where there was none to make."""
+        others = sorted((seconds[name], name) for name in seconds if name != chosen)
+        if not others and self._pinned is None:
+            return None
+        name = chosen or self.usual
+        return KernelChoice(
+            name=name, is_usual=not chosen, why=self._why(name, seconds[chosen], others),
+            others=tuple(
+                KernelTime(name=other or self.usual, step_seconds=time) for time, other in others
+            ),
+        )  # fmt: skip
+
+    def _why(
+        self, name: ExpertKernel, seconds: float, others: Sequence[tuple[float, KernelName]]
+    ) -> str:
+        if self._pinned is not None:
+            return f"{name} was asked for."
+        slower = ", ".join(
+            f"{other or self.usual} takes {_against(time / seconds - 1)}" for time, other in others
+        )
+        return f"Of the kernels measured for the experts, {name} is taken: {slower}."
+
+
+def _against(share: float) -> str:
+    if abs(share) <= NOISE:
+        return "as long within the measurement's noise"
+    return f"{format_share(share)} longer"
+
+
+def _measured(samples: Iterable[Sample], workload: Workload) -> tuple[KernelName, ...]:
+    """Return the named kernels whose products of both of the layer's weights were measured."""
+    sizes = workload.layer.d_model, workload.layer.d_hidden
+    wanted = {(workload.dtype, workload.local_experts, *shape) for shape in (sizes, sizes[::-1])}
+    forms: dict[KernelName, set[tuple[object, ...]]] = {}
+    for sample in samples:
+        point = sample.point
+        if not isinstance(point, GemmPoint) or not point.kernel or not sample.seconds:
+            continue
+        shape = point.dtype, point.num_experts, point.d_in, point.d_out
+        if shape in wanted:
+            forms.setdefault(point.kernel, set()).add((point.product, *shape))
+    return tuple(sorted(name for name in forms if len(forms[name]) == _NUM_FORMS * len(wanted)))
