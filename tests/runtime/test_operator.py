@@ -171,3 +171,33 @@ def test_what_an_operator_lacks_is_refused_or_outside_of_the_graph() -> None:
     assert layer.experts.w1.grad is None
     waiting.take()()
     assert layer.experts.w1.grad is not None
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_a_step_keeps_none_of_its_inputs_memory(top_k: int) -> None:
+    """Inductor gives it to other tensors behind the operator."""
+    layer = MoELayer(WIDTH, 12, 4, top_k, activation="swiglu", dtype=torch.float64)
+    x, w = tokens(9).detach(), layer.experts
+    routing = layer.gate(x)
+    inputs = [x, routing.weights_TK.detach(), routing.experts_TK]
+    parameters = [
+        None if each is None else each.detach() for each in (w.w1, w.b1, w.w2, w.b2, w.w3)
+    ]
+    needs = [each is not None for each in parameters]
+    for decision in DECISIONS:
+        layer.pin(decision)
+        grads = []
+        for is_reused in (False, True):
+            given = [each.clone() for each in inputs]
+            y, saved = torch.ops.moetune.routed_experts(
+                layer._handle, *given, None, *parameters, "", "", torch.is_grad_enabled()
+            )
+            for each in given if is_reused else ():
+                each.zero_()
+            grads.append(
+                torch.ops.moetune.routed_experts_backward(
+                    saved, torch.ones_like(y), *inputs[:2], *parameters, needs
+                )
+            )
+        same(grads[1], grads[0])
+        assert all(bool(each.any()) for each in grads[0])
