@@ -67,12 +67,10 @@ def test_a_verification_ends_in_a_sentence(
 @pytest.mark.parametrize(
     ("transfer", "experts", "named"),
     [
-        (2.0, 1.2, "all_to_all"),
-        (1.2, 0.5, "experts"),
-        (2.0, None, "all_to_all"),
+        (2.0, 1.2, "all_to_all"), (1.2, 0.5, "experts"), (2.0, None, "all_to_all"),
         (MOVED * 0.99, 1 / MOVED * 1.01, ""),
     ],
-)
+)  # fmt: skip
 def test_the_operation_that_moved_most_is_named(
     transfer: float, experts: float | None, named: str
 ) -> None:

@@ -75,13 +75,9 @@ points = st.one_of(
     st.builds(InterferencePoint, victim=classes, others=st.lists(classes, max_size=2).map(tuple)),
 )  # fmt: skip
 samples = st.builds(
-    Sample,
-    point=points,
-    seconds=st.lists(times, min_size=1, max_size=4).map(tuple),
-    num_iterations=counts,
-    marks=st.lists(words, max_size=2).map(tuple),
-    error=words,
-)
+    Sample, point=points, seconds=st.lists(times, min_size=1, max_size=4).map(tuple),
+    num_iterations=counts, marks=st.lists(words, max_size=2).map(tuple), error=words,
+)  # fmt: skip
 profiles = st.builds(
     Profile,
     name=words,
@@ -143,12 +139,10 @@ def test_a_file_with_a_base_has_what_differs_from_it(tmp_path: Path) -> None:
     facts = dict(base.fingerprint.hardware)
     del facts["nics"]  # of another rate there may be others
     assert own == replace(
-        base,
-        name="own",
-        fingerprint=replace(base.fingerprint, hardware=facts),
+        base, name="own", fingerprint=replace(base.fingerprint, hardware=facts),
         machine=replace(base.machine, num_devices=64),
         network=replace(base.network, nic_bytes_per_second=25e9),
-    )
+    )  # fmt: skip
     assert load_profile_file(path).digest != base.digest
     path.write_text(profile_to_toml(own))
     assert load_profile_file(path) == own

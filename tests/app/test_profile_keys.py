@@ -65,13 +65,11 @@ def test_both_forms_a_bare_number_and_a_text_in_si_are_refused(section: str) -> 
     is_list = section not in {"machine", "network"}
     for key, unit in UNIT_KEYS[section].items():
         for table, words in (
-            ({key: unit.example, unit.si: 1.0}, "has both"),
-            ({key: 42}, "has no unit"),
-            ({key: True}, "must be a text"),
-            ({key: "quick"}, key),
+            ({key: unit.example, unit.si: 1.0}, "has both"), ({key: 42}, "has no unit"),
+            ({key: True}, "must be a text"), ({key: "quick"}, key),
             ({unit.si: unit.example}, "must be a number"),
             ({key + "x": unit.example}, "unknown key"),
-        ):
+        ):  # fmt: skip
             with pytest.raises(InputError, match=words) as caught:
                 read({section: [table] if is_list else table})
             where = f"profile.{section}" + ("[0]" if is_list else "")

@@ -141,23 +141,15 @@ def test_variables_have_the_settings_own_type(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("MOETUNE_ALLOW_MODELLED", "yes"),
-        ("MOETUNE_MAX_DEGREE", "many"),
-        ("MOETUNE_MAX_DEGREE", "0"),
-        ("MOETUNE_PRESET", "slow"),
-        ("MOETUNE_DTYPE", "int8"),
-        ("MOETUNE_BUDGET", "soon"),
-        ("MOETUNE_URL", "planner:8642"),
-        ("MOETUNE_URL", "ftp://planner"),
-        ("MOETUNE_URL", "http://"),
-        ("MOETUNE_URL", "http://planner:port"),
-        ("MOETUNE_URL", "http://planner:0"),
-        ("MOETUNE_URL", "http://plan ner"),
-        ("MOETUNE_URL", "http://planner\n"),
-        ("MOETUNE_URL", "http://[::1"),
-        ("MOETUNE_URL", "http://planner/?token=7f3a"),
+        ("MOETUNE_ALLOW_MODELLED", "yes"), ("MOETUNE_MAX_DEGREE", "many"),
+        ("MOETUNE_MAX_DEGREE", "0"), ("MOETUNE_PRESET", "slow"), ("MOETUNE_DTYPE", "int8"),
+        ("MOETUNE_BUDGET", "soon"), ("MOETUNE_URL", "planner:8642"),
+        ("MOETUNE_URL", "ftp://planner"), ("MOETUNE_URL", "http://"),
+        ("MOETUNE_URL", "http://planner:port"), ("MOETUNE_URL", "http://planner:0"),
+        ("MOETUNE_URL", "http://plan ner"), ("MOETUNE_URL", "http://planner\n"),
+        ("MOETUNE_URL", "http://[::1"), ("MOETUNE_URL", "http://planner/?token=7f3a"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_variable_is_named(tmp_path: Path, name: str, text: str) -> None:
     with pytest.raises(InputError, match=name):
         _load(tmp_path, tmp_path, **{name: text})
@@ -201,14 +193,11 @@ def test_a_launch_is_read_whole() -> None:
 @pytest.mark.parametrize(
     "environ",
     [
-        {"RANK": "0"},
-        {"WORLD_SIZE": "2"},
-        {"RANK": "2", "WORLD_SIZE": "2"},
-        {"RANK": "-1", "WORLD_SIZE": "2"},
-        {"RANK": "0", "WORLD_SIZE": "two"},
+        {"RANK": "0"}, {"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "-1", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"},
         {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": ""},
     ],
-)
+)  # fmt: skip
 def test_a_broken_launch_is_bad_input(environ: dict[str, str]) -> None:
     with pytest.raises(InputError, match=r"RANK|WORLD_SIZE|MASTER_PORT"):
         launch(environ)

@@ -113,9 +113,7 @@ def test_a_real_shell_completes(tmp_path: Path, shell: str) -> None:
     done = subprocess.run(
         (program, "-c", ASK[shell]),
         env={
-            "HOME": str(tmp_path),
-            "PATH": f"{tmp_path}:{os.defpath}",
-            "TERM": "dumb",
+            "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.defpath}", "TERM": "dumb",
             "PYTHONPATH": str(Path(app.__file__).resolve().parents[2]),
         },
         capture_output=True, text=True, check=True, timeout=60,

@@ -67,11 +67,7 @@ TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")
         ((*QWEN, "--dtype", "float64"), 2, ("float64",)),
         ((*QWEN, "--target", "megatron", "--stages", "Et*40|t*7L"), 2, ("47",)),
         ((*QWEN, "--d-hidden", "64"), 2, ("--d-hidden",)),
-        (
-            (*QWEN, "--world-size", "24", "--tp", "7", "--target", "megatron"),
-            2,
-            ("world_size",),
-        ),
+        ((*QWEN, "--world-size", "24", "--tp", "7", "--target", "megatron"), 2, ("world_size",)),
         (("memory", "gpt-s"), 2, ("not a whole model",)),
         (("memory", "olmoe", "--tp", "3"), 2, ("tp",)),
         (("memory", "nothing-7b"), 2, ("nothing-7b",)),
@@ -169,13 +165,9 @@ def test_a_file_that_is_no_database_is_bad_input_and_stays_as_it_is(cli: Cli, co
     notes = Path("notes.txt")
     notes.write_text("these are notes, " * 99, encoding="utf-8")
     arguments = {
-        "list": ("profiles", "list"),
-        "plan": PLAN,
-        "explain": ("explain", "abc"),
-        "current": ("db", "current"),
-        "check": ("db", "check"),
-        "doctor": ("doctor",),
-    }[command]
+        "list": ("profiles", "list"), "plan": PLAN, "explain": ("explain", "abc"),
+        "current": ("db", "current"), "check": ("db", "check"), "doctor": ("doctor",),
+    }[command]  # fmt: skip
     result = cli("--db", "notes.txt", *arguments)
     assert result.code == 2
     assert "notes.txt" in result.err + result.out
@@ -192,17 +184,11 @@ def _make_older(database: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("profiles", "list"),
-        ("profiles", "show", "rtx2080ti-x64"),
-        ("profiles", "remove", "lab"),
-        PLAN,
-        ("plan", "--model", "gpt-s"),
-        ("explain", "abc"),
-        ("db", "current"),
-        ("db", "check"),
+        ("profiles", "list"), ("profiles", "show", "rtx2080ti-x64"), ("profiles", "remove", "lab"),
+        PLAN, ("plan", "--model", "gpt-s"), ("explain", "abc"), ("db", "current"), ("db", "check"),
         ("doctor",),
     ],
-)
+)  # fmt: skip
 def test_an_older_schema_is_said_and_exits_7(
     cli: Cli, database: Path, arguments: tuple[str, ...]
 ) -> None:

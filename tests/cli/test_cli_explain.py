@@ -101,17 +101,9 @@ def traced(cli: Cli, folder: Path, *pins: str) -> tuple[Any, list[Any], str]:
     """Return the plan, its bars, and what was said."""
     file, out = folder / "plan.json", folder / "trace.json"
     plan = cli(
-        "plan",
-        *OLMOE,
-        "--world-size",
-        "16",
-        "--micro-batch",
-        "1",
-        *pins,
-        "--json",
-        "--output",
+        "plan", *OLMOE, "--world-size", "16", "--micro-batch", "1", *pins, "--json", "--output",
         str(file),
-    ).document
+    ).document  # fmt: skip
     said = cli("trace", str(file), "--output", str(out)).out
     return plan, json.loads(out.read_text())["traceEvents"], said
 

@@ -48,11 +48,9 @@ def test_plans_are_listed_by_model_profile_and_age(
     assert [one["id"] for one in listed["plans"]] == [large, small]
     age(database, "plans", f"id = '{large}'")
     for arguments, expected in (
-        (("--model", "gpt-xl"), [large]),
-        (("--profile", "rtx2080ti-x64"), [small, large]),
-        (("--profile", "other"), []),
-        (("--newer-than", "7d"), [small]),
-    ):
+        (("--model", "gpt-xl"), [large]), (("--profile", "rtx2080ti-x64"), [small, large]),
+        (("--profile", "other"), []), (("--newer-than", "7d"), [small]),
+    ):  # fmt: skip
         found = cli("plans", "list", *arguments, "--json").document["plans"]
         assert [one["id"] for one in found] == expected
     assert small[:8] in cli("plans", "list").out

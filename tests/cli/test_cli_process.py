@@ -21,11 +21,9 @@ print(json.dumps([code, sorted({{*sys.modules}} & {{*{unwanted!r}}})]), file=sys
 
 def _environment(home: Path, **more: str) -> dict[str, str]:
     return {
-        "PATH": os.defpath,
-        "HOME": str(home),
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-        **more,
-    }
+        "PATH": os.defpath, "HOME": str(home),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]), **more,
+    }  # fmt: skip
 
 
 def _run(

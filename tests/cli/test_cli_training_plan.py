@@ -79,13 +79,7 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
     assert plan["predicted"]["step_seconds"] > 0
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--global-batch", "8"),
-        ("--schedule", "1f1b"),
-    ],
-)
+@pytest.mark.parametrize(("flag", "value"), [("--global-batch", "8"), ("--schedule", "1f1b")])
 def test_flags_of_decoders_are_refused_for_the_papers_models(
     cli: Cli, flag: str, value: str
 ) -> None:

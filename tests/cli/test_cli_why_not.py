@@ -183,10 +183,7 @@ def asked_of(kept: dict[str, Any]) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("flags", "profile", "missing"),
-    [
-        (XL, "rtx2080ti-x64", ("--degree", "61")),
-        (MEGATRON, "h100-x8", ("--layout", "tp=8,pp=2")),
-    ],
+    [(XL, "rtx2080ti-x64", ("--degree", "61")), (MEGATRON, "h100-x8", ("--layout", "tp=8,pp=2"))],
 )
 def test_kept_candidates_are_answered_without_the_profile(
     cli: Cli, flags: tuple[str, ...], profile: str, missing: tuple[str, ...]

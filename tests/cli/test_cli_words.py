@@ -102,9 +102,7 @@ def test_the_parts_of_layouts_are_compared_on_the_mean_of_the_ranks(cli: Cli) ->
     )
 
 
-def test_collectives_that_outlast_the_passes_beside_them_bind_as_sensitivity_says(
-    cli: Cli,
-) -> None:
+def test_collectives_that_outlast_the_passes_beside_them_bind_as_sensitivity_says(cli: Cli) -> None:
     flags = (
         "plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "64",
         "--global-batch", "64", "--seq", "4096", "--target", "torchtitan", "--ep", "2",

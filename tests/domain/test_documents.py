@@ -177,19 +177,13 @@ def test_a_schema_accepts_what_encode_writes() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        _without("title"),
-        {**FRAMED, "unknown": 1},
-        {**FRAMED, "title": 1},
-        {**FRAMED, "is_done": 1},
-        {**FRAMED, "corner": [1]},
-        {**FRAMED, "corner": [1, "b", 2]},
-        {**FRAMED, "corner": ["b", 1]},
-        {**FRAMED, "names": {"any": "1"}},
+        _without("title"), {**FRAMED, "unknown": 1}, {**FRAMED, "title": 1},
+        {**FRAMED, "is_done": 1}, {**FRAMED, "corner": [1]}, {**FRAMED, "corner": [1, "b", 2]},
+        {**FRAMED, "corner": ["b", 1]}, {**FRAMED, "names": {"any": "1"}},
         {**FRAMED, "shapes": [{"kind": "box", "radius": 1}]},
-        {**FRAMED, "first": {"kind": "box", "radius": 1}},
-        {**FRAMED, "shapes": {}},
+        {**FRAMED, "first": {"kind": "box", "radius": 1}}, {**FRAMED, "shapes": {}},
     ],
-)
+)  # fmt: skip
 def test_a_schema_refuses_what_decode_refuses(wrong: dict[str, Any]) -> None:
     assert not validator_for(schema_of(Keys(of=Framed))).is_valid(wrong)
     with pytest.raises(InputError):

@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from moetune.app.plan import make_plan
 from moetune.domain.interference import Interference
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.operations import (
-    Operation,
-    operations_of,
-    predicted_seconds,
-    transfer_seconds,
-)
+from moetune.domain.operations import Operation, operations_of, predicted_seconds, transfer_seconds
 from moetune.domain.plan import SAFE_DECISION
 from moetune.solve.layer.timeline import pipeline_tasks, simulate, tensor_parallel_tasks
 from tests.app.observed import PLAN, PROFILE, REQUEST
@@ -57,11 +52,9 @@ def test_tensor_parallel_ranks_sum_tokens_and_share_their_pairs(
 
 
 @given(
-    degree=st.integers(1, 32),
-    transfer=st.floats(1e-6, 1.0),
-    compute=st.floats(1e-6, 1.0),
+    degree=st.integers(1, 32), transfer=st.floats(1e-6, 1.0), compute=st.floats(1e-6, 1.0),
     order=st.sampled_from(["dispatch_first", "tensor"]),
-)
+)  # fmt: skip
 def test_the_transfer_is_that_of_the_simulated_phase(
     degree: int, transfer: float, compute: float, order: str
 ) -> None:

@@ -95,16 +95,12 @@ def test_rocm_numbers_are_no_compute_capability() -> None:
 @pytest.mark.parametrize(
     ("device", "formats"),
     [
-        ("Tesla V100-SXM2-32GB", ""),
-        ("NVIDIA A100-SXM4-80GB", ""),
-        ("NVIDIA L40S", "fp8"),
-        ("NVIDIA H20", "fp8"),
-        ("NVIDIA B200", "fp8 mxfp8 nvfp4"),
-        ("NVIDIA GeForce RTX 5090", "fp8 nvfp4"),
-        ("AMD Instinct MI300X", "fp8"),
+        ("Tesla V100-SXM2-32GB", ""), ("NVIDIA A100-SXM4-80GB", ""), ("NVIDIA L40S", "fp8"),
+        ("NVIDIA H20", "fp8"), ("NVIDIA B200", "fp8 mxfp8 nvfp4"),
+        ("NVIDIA GeForce RTX 5090", "fp8 nvfp4"), ("AMD Instinct MI300X", "fp8"),
         ("AMD Instinct MI355X", "fp8 mxfp8"),
     ],
-)
+)  # fmt: skip
 def test_narrow_formats_are_those_of_the_generation(device: str, formats: str) -> None:
     site = site_of(_profile(device))
     assert [one for one in ("fp8", "mxfp8", "nvfp4") if site.multiplies(one)] == formats.split()

@@ -11,13 +11,7 @@ from moetune.domain.any_plan import plan_from_document
 from moetune.domain.chips import peak_flops
 from moetune.domain.document import encode
 from moetune.domain.experts import RoutedExperts, Router
-from moetune.domain.layer import (
-    LayerShape,
-    Throughput,
-    Workload,
-    layer_flops,
-    rate,
-)
+from moetune.domain.layer import LayerShape, Throughput, Workload, layer_flops, rate
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Plan
 from moetune.fit.speeds import Speeds, scale_profile

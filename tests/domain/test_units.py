@@ -86,8 +86,7 @@ def test_sizes_need_a_unit_and_short_ones_are_decimal() -> None:
 
 
 numbers = st.one_of(
-    st.integers(1, 10**6).map(str),
-    st.floats(0.01, 1e6).map(lambda one: f"{one:.6f}"),
+    st.integers(1, 10**6).map(str), st.floats(0.01, 1e6).map(lambda one: f"{one:.6f}")
 )
 
 
@@ -137,11 +136,9 @@ def test_a_rate_is_a_number_above_0(text: str) -> None:
 
 def test_a_bare_number_is_answered_with_the_units_it_could_have() -> None:
     for parse, text, units in (
-        (parse_rate, "42", ("42GB/s", "42Gbit/s")),
-        (parse_flops, "989", ("989TFLOP/s",)),
-        (parse_startup, "12", ("12us", "12ms")),
-        (parse_bytes, "80000000000", ("80000000000B",)),
-    ):
+        (parse_rate, "42", ("42GB/s", "42Gbit/s")), (parse_flops, "989", ("989TFLOP/s",)),
+        (parse_startup, "12", ("12us", "12ms")), (parse_bytes, "80000000000", ("80000000000B",)),
+    ):  # fmt: skip
         with pytest.raises(InputError, match="has no unit") as caught:
             parse(text)
         assert all(one in caught.value.hint for one in units)

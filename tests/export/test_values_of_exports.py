@@ -105,12 +105,10 @@ def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
     text = exported(tmp_path, "bridge", plan_document(LATENT, DEEPSEEK, dtype="fp8")).text
     for line in (
         "cfg.model.expert_tensor_parallel_size = 1",
-        "cfg.model.virtual_pipeline_model_parallel_size = 2",
-        "cfg.model.mtp_num_layers = 1",
-        "cfg.mixed_precision.fp8_recipe = 'blockwise'",
-        "cfg.train.global_batch_size = 8192",
+        "cfg.model.virtual_pipeline_model_parallel_size = 2", "cfg.model.mtp_num_layers = 1",
+        "cfg.mixed_precision.fp8_recipe = 'blockwise'", "cfg.train.global_batch_size = 8192",
         "cfg.model.moe_flex_dispatcher_backend = 'deepep'",
-    ):
+    ):  # fmt: skip
         assert f"    {line}\n" in text
     [letters] = re.findall(r"pipeline_model_parallel_layout = '(.*)'", text)
     assert [letters] == flags(megatron(tmp_path, LATENT, DEEPSEEK))[
@@ -223,13 +221,11 @@ def test_a_layout_that_the_target_cannot_run_is_refused_by_name(
 @pytest.mark.parametrize(
     ("schedule", "vpp", "name"),
     [
-        ("1f1b", 1, "1F1B"),
-        ("interleaved", 4, "Interleaved1F1B"),
-        ("zero_bubble", 1, "InterleavedZeroBubble"),
-        ("zero_bubble_v", 2, "ZBVZeroBubble"),
+        ("1f1b", 1, "1F1B"), ("interleaved", 4, "Interleaved1F1B"),
+        ("zero_bubble", 1, "InterleavedZeroBubble"), ("zero_bubble_v", 2, "ZBVZeroBubble"),
         ("dualpipe_v", 2, "DualPipeV"),
     ],
-)
+)  # fmt: skip
 def test_torchtitan_gets_torchs_name_of_the_schedule(
     tmp_path: Path, schedule: str, vpp: int, name: str
 ) -> None:

@@ -127,12 +127,9 @@ def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
     )
 
     for in_flight, rate, trust in (
-        (1, 4e-9, "measured"),
-        (4, 2e-9, "measured"),
-        (2, 2e-9, "interpolated"),
-        (10, 1e-9, "interpolated"),
-        (64, 1e-9, "interpolated"),
-    ):
+        (1, 4e-9, "measured"), (4, 2e-9, "measured"), (2, 2e-9, "interpolated"),
+        (10, 1e-9, "interpolated"), (64, 1e-9, "interpolated"),
+    ):  # fmt: skip
         found = costs.seconds(CollectiveKey("all_to_all", 2, in_flight=in_flight), 2**14)
         assert found.seconds == pytest.approx(rate * 2**14)
         assert found.trust == trust
@@ -284,15 +281,12 @@ def expert_products() -> list[Sample]:
 @pytest.mark.parametrize(
     ("shape", "rows", "trust"),
     [
-        ((4, 512, 2048), 128, "measured"),
-        ((4, 512, 2048), 200.25, "interpolated"),
-        ((4, 512, 2048), 4, "extrapolated"),
-        ((2, 1024, 1024), 128, "interpolated"),
-        ((2, 1024, 1024), 99.5, "interpolated"),
-        ((2, 1024, 1024), 5000, "extrapolated"),
+        ((4, 512, 2048), 128, "measured"), ((4, 512, 2048), 200.25, "interpolated"),
+        ((4, 512, 2048), 4, "extrapolated"), ((2, 1024, 1024), 128, "interpolated"),
+        ((2, 1024, 1024), 99.5, "interpolated"), ((2, 1024, 1024), 5000, "extrapolated"),
         ((16, 512, 2048), 128, "extrapolated"),
     ],
-)
+)  # fmt: skip
 def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trust: str) -> None:
     num_experts, d_in, d_out = shape
     costs = costs_of(measured(expert_products()))

@@ -101,15 +101,12 @@ def test_an_all_gather_is_sized_by_one_ranks_input() -> None:
 @pytest.mark.parametrize(
     ("name", "nodes", "at_64_mib", "peak"),
     [
-        ("b300-x8-efa", 2, 104.9, 179.6),
-        ("b300-x8-efa", 4, 94.0, 116.9),
-        ("b300-x8-efa", 8, 74.0, 103.2),
-        ("b300-x8-efa", 16, 73.8, 84.0),
-        ("b300-x8-efa", 32, 54.7, 74.4),
-        ("h100-x8-efa", 4, 45.1, 53.9),
+        ("b300-x8-efa", 2, 104.9, 179.6), ("b300-x8-efa", 4, 94.0, 116.9),
+        ("b300-x8-efa", 8, 74.0, 103.2), ("b300-x8-efa", 16, 73.8, 84.0),
+        ("b300-x8-efa", 32, 54.7, 74.4), ("h100-x8-efa", 4, 45.1, 53.9),
         ("h100-x8-efa", 8, 40.4, 51.1),
     ],
-)
+)  # fmt: skip
 def test_between_nodes_an_all_to_all_is_within_a_tenth_of_what_was_published(
     name: str, nodes: int, at_64_mib: float, peak: float
 ) -> None:

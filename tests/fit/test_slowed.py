@@ -62,8 +62,7 @@ def times(line: LinearCost, *, alpha: float = 1.0, beta: float = 1.0) -> LinearC
         (
             "memory-bound operations",
             replace(
-                BASE,
-                rows_seconds={name: 1.5 * one for name, one in BASE.rows_seconds.items()},
+                BASE, rows_seconds={name: 1.5 * one for name, one in BASE.rows_seconds.items()}
             ),
         ),
     ],

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.huggingface.registry import (
-    named_model,
-    read_model,
-    resolve_name,
-)
+from moetune.huggingface.registry import named_model, read_model, resolve_name
 from tests.huggingface.configs import DEEPSEEK, NEMOTRON, QWEN3, decoder
 
 HUNYUAN = {**QWEN3, "model_type": "hunyuan_v1_moe", "moe_topk": 2, "num_experts_per_tok": None}

@@ -7,13 +7,9 @@ from moetune.huggingface.registry import named_model
 from tests.huggingface.configs import DEEPSEEK, NEMOTRON, QWEN3, decoder
 
 PUBLISHED = {
-    "qwen3-30b-a3b": 23.0,
-    "qwen3-235b-a22b": 148.0,
-    "deepseek-v3": 260.0,
-    "kimi-k2": 204.5,
-    "deepseek-v4-flash": 90.9,
-    "gpt-oss-120b": 32.64,
-}
+    "qwen3-30b-a3b": 23.0, "qwen3-235b-a22b": 148.0, "deepseek-v3": 260.0, "kimi-k2": 204.5,
+    "deepseek-v4-flash": 90.9, "gpt-oss-120b": 32.64,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

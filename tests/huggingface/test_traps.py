@@ -14,11 +14,9 @@ def _experts(model: object, at: int = -1) -> RoutedExperts:
 def test_a_vision_language_model_is_read_from_its_text_config() -> None:
     inner = {key: value for key, value in QWEN3.items() if key != "tie_word_embeddings"}
     nested = {
-        "model_type": "qwen3_vl_moe",
-        "text_config": {**inner, "model_type": "qwen3_vl_moe_text"},
-        "vision_config": {"hidden_size": 1152, "depth": 27},
-        "tie_word_embeddings": True,
-    }
+        "model_type": "qwen3_vl_moe", "text_config": {**inner, "model_type": "qwen3_vl_moe_text"},
+        "vision_config": {"hidden_size": 1152, "depth": 27}, "tie_word_embeddings": True,
+    }  # fmt: skip
     read = decoder(nested)
     assert read.blocks == decoder(QWEN3).blocks
     assert read.is_tied  # as the outer configuration says

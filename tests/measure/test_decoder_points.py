@@ -20,12 +20,9 @@ from moetune.measure.points import PointScope
 
 MACHINE = Machine(kind="cpu", device="lab", num_devices=4, devices_per_node=2, memory_bytes=2**34)
 MODEL = Transformer(
-    moe=LayerShape(d_model=256, d_hidden=1024, num_experts=4),
-    num_layers=4,
-    num_heads=4,
-    length=128,
-    vocab_size=250,
-)
+    moe=LayerShape(d_model=256, d_hidden=1024, num_experts=4), num_layers=4, num_heads=4,
+    length=128, vocab_size=250,
+)  # fmt: skip
 WORDS = {1: 250, 2: 125, 4: 63}
 """Tokens of the vocabulary on the busiest of so many ranks."""
 TOKENS = 1024
@@ -42,16 +39,12 @@ def points_of(
 ) -> tuple[Point, ...]:
     return (
         PointScope(
-            machine=MACHINE,
-            dtypes=(DTYPE,),
-            group_sizes=(2, 4),
-            models=(measured(model),),
-            preset=preset,
-            max_tokens=max_tokens,
+            machine=MACHINE, dtypes=(DTYPE,), group_sizes=(2, 4), models=(measured(model),),
+            preset=preset, max_tokens=max_tokens,
         )
         .points()
         .all
-    )
+    )  # fmt: skip
 
 
 def costs_by(points: tuple[Point, ...]) -> Costs:
@@ -66,10 +59,7 @@ def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estima
         "down": (1024 // width, 256), "head": (256, WORDS[width]),
     }  # fmt: skip
     for (name, (d_in, d_out)), form in ((pair, one) for pair in shapes.items() for one in PRODUCTS):
-        yield (
-            f"{name} {form}",
-            costs.seconds(GemmKey(DTYPE, form, 1, d_in, d_out), rows),
-        )
+        yield (f"{name} {form}", costs.seconds(GemmKey(DTYPE, form, 1, d_in, d_out), rows))
     for backward in (False, True):
         yield (
             "attention",

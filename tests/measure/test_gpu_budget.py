@@ -6,12 +6,7 @@ from collections.abc import Iterable
 from moetune.domain.cluster import Machine
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import LayerShape
-from moetune.domain.samples import (
-    CollectivePoint,
-    CopyPoint,
-    InterferencePoint,
-    Point,
-)
+from moetune.domain.samples import CollectivePoint, CopyPoint, InterferencePoint, Point
 from moetune.measure.estimate import Rates, visit_seconds
 from moetune.measure.points import PointChoice, PointScope, default_group_sizes
 from moetune.measure.session import _EFFORTS, Assignment, _affordable, _estimates

@@ -19,10 +19,7 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
 )
-from moetune.measure.estimate import (
-    Rates,
-    operation_seconds,
-)
+from moetune.measure.estimate import Rates, operation_seconds
 from moetune.measure.grid import Preset
 from moetune.measure.kernels import other_kernels
 from moetune.measure.points import PointScope, default_group_sizes
@@ -32,28 +29,19 @@ GIB = 2**30
 
 
 def machine_of(
-    num_ranks: int,
-    kind: DeviceKind = "cpu",
-    memory: int = 64 * GIB,
-    per_node: int | None = None,
+    num_ranks: int, kind: DeviceKind = "cpu", memory: int = 64 * GIB, per_node: int | None = None
 ) -> Machine:
     return Machine(
-        kind=kind,
-        device="test",
-        num_devices=num_ranks,
-        devices_per_node=per_node or num_ranks,
+        kind=kind, device="test", num_devices=num_ranks, devices_per_node=per_node or num_ranks,
         memory_bytes=memory,
-    )
+    )  # fmt: skip
 
 
 def choose(num_ranks: int = 2, preset: Preset = "quick", **more: object) -> tuple[Point, ...]:
     arguments: dict[str, object] = {
-        "machine": machine_of(num_ranks),
-        "dtypes": ("float32",),
-        "group_sizes": default_group_sizes(num_ranks),
-        "preset": preset,
-        **more,
-    }
+        "machine": machine_of(num_ranks), "dtypes": ("float32",),
+        "group_sizes": default_group_sizes(num_ranks), "preset": preset, **more,
+    }  # fmt: skip
     return PointScope(**arguments).points().all  # type: ignore[arg-type] # the keywords are the test's own
 
 

@@ -36,13 +36,9 @@ class Desk:
         command = [sys.executable, "-m", "moetune", "--no-config", "--db", self.db, "profile"]
         environ = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **os.environ, **variables}
         process = subprocess.Popen(
-            [*command, *arguments],
-            env=environ,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+            [*command, *arguments], env=environ, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
         self._started.append(process)
         return process
 

@@ -13,13 +13,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Decision
-from moetune.domain.profile import (
-    CollectiveLine,
-    CopyLine,
-    GemmLine,
-    Profile,
-    RowsLine,
-)
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile, RowsLine
 from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Observation, Settled
 from moetune.domain.reference import CollectiveTable, GemmTable, Network
 from moetune.domain.samples import GemmPoint, Sample, StepRecord

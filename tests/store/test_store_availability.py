@@ -13,10 +13,7 @@ import psycopg
 import pytest
 from sqlalchemy import URL
 
-from moetune.domain.errors import (
-    SchemaMismatchError,
-    StoreUnavailableError,
-)
+from moetune.domain.errors import SchemaMismatchError, StoreUnavailableError
 from moetune.store import SqlStore, open_store
 from tests.store.values import execute, make_plan
 
@@ -48,12 +45,9 @@ def test_a_file_that_is_gone_is_said_not_made_again_and_taken_up_when_it_is_back
         away = tmp_path / "away.db"
         file.rename(away)
         for use in (
-            lambda: store.save_plan(make_plan(2)),
-            store.plans,
-            reading.plans,
-            store.check_ready,
+            lambda: store.save_plan(make_plan(2)), store.plans, reading.plans, store.check_ready,
             reading.check_ready,
-        ):
+        ):  # fmt: skip
             with pytest.raises(StoreUnavailableError, match="cannot be opened"):
                 use()
         assert not file.exists()
@@ -209,11 +203,9 @@ def test_a_postgresql_that_is_gone_is_said_and_taken_up_when_it_is_back(network_
             assert len(reading.plans()) == 1
             wire.cut()
             for use in (
-                lambda: store.save_plan(make_plan(2)),
-                reading.plans,
-                store.check_ready,
+                lambda: store.save_plan(make_plan(2)), reading.plans, store.check_ready,
                 reading.check_ready,
-            ):
+            ):  # fmt: skip
                 with pytest.raises(StoreUnavailableError) as caught:
                     use()
                 assert str(network_url.password) not in str(caught.value)

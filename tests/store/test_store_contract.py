@@ -65,11 +65,9 @@ def test_open_run_finds_the_latest_run_of_this_software_that_is_not_complete(
 
 def test_a_run_that_is_not_there_is_named(store: SqlStore) -> None:
     for call in (
-        lambda: store.add_samples(17, MEASURED),
-        lambda: store.finish_run(17, status="complete"),
-        lambda: store.samples(17),
-        lambda: store.save_profile(make_profile(), run_id=17),
-    ):
+        lambda: store.add_samples(17, MEASURED), lambda: store.finish_run(17, status="complete"),
+        lambda: store.samples(17), lambda: store.save_profile(make_profile(), run_id=17),
+    ):  # fmt: skip
         with pytest.raises(InputError, match="17"):
             call()
 
@@ -94,9 +92,7 @@ def test_a_fitted_profile_with_samples_that_are_not_its_runs_is_refused(store: S
 
 def test_an_imported_profile_comes_back_exactly(store: SqlStore) -> None:
     profile = replace(
-        make_profile("rtx", samples=MEASURED),
-        provenance="published",
-        citation="PipeMoE, Fig. 6",
+        make_profile("rtx", samples=MEASURED), provenance="published", citation="PipeMoE, Fig. 6"
     )
     store.save_profile(profile)
     assert store.profile("rtx") == profile
@@ -176,11 +172,9 @@ def test_operations_of_observed_steps_come_back_exactly(store: SqlStore) -> None
     )  # fmt: skip
     others = replace(times, operation=replace(operation, name="experts"), predicted_seconds=0.1)
     made = replace(
-        observation(plan.id, 1.0, 2.0),
-        operations=(times, others),
-        device_id="0123456789abcdef",
+        observation(plan.id, 1.0, 2.0), operations=(times, others), device_id="0123456789abcdef",
         strategy="S2",
-    )
+    )  # fmt: skip
     store.add_observations([made, observation(plan.id)])
     newest, oldest = store.observation_page(plan.id)
     assert (newest.value, oldest.value) == (observation(plan.id), made)
@@ -279,8 +273,7 @@ def test_what_searches_decided_comes_back_exactly_and_every_time(store: SqlStore
         settled(one),
         replace(settled(one, 9999999.999999998), memory_reuse="S4"),
         replace(
-            settled(one),
-            decision=Decision(forward_degree=2, backward_degree=1, strategy="S3"),
+            settled(one), decision=Decision(forward_degree=2, backward_degree=1, strategy="S3")
         ),
         settled(one),
     ]

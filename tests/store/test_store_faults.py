@@ -16,14 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, event
 
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.store import (
-    backup,
-    check,
-    current,
-    engine,
-    open_store,
-    upgrade,
-)
+from moetune.store import backup, check, current, engine, open_store, upgrade
 from tests.store.values import CLUSTER, MEASURED, make_plan, make_profile
 
 pytestmark = pytest.mark.unmeasured
@@ -43,13 +36,9 @@ def file(tmp_path: Path) -> Path:
 
 def every_use(url: str, target: Path) -> tuple[Maker, ...]:
     return (
-        lambda: open_store(url).close(),
-        lambda: open_store(url, read_only=True).close(),
-        lambda: current(url),
-        lambda: check(url),
-        lambda: upgrade(url),
-        lambda: backup(url, target),
-    )
+        lambda: open_store(url).close(), lambda: open_store(url, read_only=True).close(),
+        lambda: current(url), lambda: check(url), lambda: upgrade(url), lambda: backup(url, target),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -87,23 +76,17 @@ def test_a_file_is_named_by_its_path_or_by_a_url(
     monkeypatch.setenv("HOME", str(tmp_path))
     odd = "folder with spaces/100%20 ?#ü.db"
     for address, path in (
-        ("plain.db", "plain.db"),
-        ("sqlite:///plain.db", "plain.db"),
-        (f"sqlite:///{tmp_path}/deep/er.db", "deep/er.db"),
-        ("~/home.db", "home.db"),
-        (odd, odd),
-    ):
+        ("plain.db", "plain.db"), ("sqlite:///plain.db", "plain.db"),
+        (f"sqlite:///{tmp_path}/deep/er.db", "deep/er.db"), ("~/home.db", "home.db"), (odd, odd),
+    ):  # fmt: skip
         with open_store(address) as store:
             assert store.location == str(tmp_path / path)
         assert (tmp_path / path).read_bytes().startswith(b"SQLite format 3\0")
 
 
 _NO_DATABASES = (
-    b"x",
-    b"name = 'profile'\n" * 99,
-    b"SQLite format 3\0" + b"\xff" * 4080,
-    b"\0" * 4096,
-)
+    b"x", b"name = 'profile'\n" * 99, b"SQLite format 3\0" + b"\xff" * 4080, b"\0" * 4096,
+)  # fmt: skip
 _CUTS = (1, 99, 100, 512, 4095, 4096, 4097, 20_000, -4096)
 
 

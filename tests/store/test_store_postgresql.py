@@ -158,14 +158,11 @@ def test_conflicts_are_tried_again_once(
 @pytest.mark.parametrize(
     ("sqlstate", "part"),
     [
-        ("53100", "no space left; nothing was written"),
-        ("25006", "is read-only"),
-        ("53300", "too many connections"),
-        ("55P03", "stayed locked"),
-        ("22001", "cannot hold this value"),
-        ("XX000", "failed"),
+        ("53100", "no space left; nothing was written"), ("25006", "is read-only"),
+        ("53300", "too many connections"), ("55P03", "stayed locked"),
+        ("22001", "cannot hold this value"), ("XX000", "failed"),
     ],
-)
+)  # fmt: skip
 def test_errors_of_the_server_are_translated_and_not_tried_again(
     socket_url: str, sqlstate: str, part: str
 ) -> None:
