@@ -37,9 +37,7 @@ LAYERS = list(MODELS)
 
 @pytest.mark.parametrize("model", LAYERS)
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
-def test_the_terms_of_a_plan_are_those_it_was_made_from(
-    profile: Profile, model: str, order: Order
-) -> None:
+def test_a_plan_has_the_terms_it_was_made_from(profile: Profile, model: str, order: Order) -> None:
     _check_terms(profile, model, order)
 
 

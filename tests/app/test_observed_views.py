@@ -54,7 +54,7 @@ def verification(*steps: VerifiedStep) -> Verification:
         ({"tolerance": 1e-9}, 2.5, False, "changed the numbers"),
     ],
 )
-def test_a_verification_ends_in_a_sentence(
+def test_verification_in_words(
     changes: dict[str, Any], alone: float, says: str, *, holds: bool
 ) -> None:
     found = replace(verification(replace(ALONE, step_seconds=alone), PLANNED), **changes)
@@ -71,9 +71,7 @@ def test_a_verification_ends_in_a_sentence(
         (MOVED * 0.99, 1 / MOVED * 1.01, ""),
     ],
 )  # fmt: skip
-def test_the_operation_that_moved_most_is_named(
-    transfer: float, experts: float | None, named: str
-) -> None:
+def test_what_moved_most_is_named(transfer: float, experts: float | None, named: str) -> None:
     (section,) = verification_sections(PLAN, verification(ALONE, moved(transfer, experts)))
     others = {"all_to_all", "experts"} - {named}
     assert len(section.paragraphs) == (2 if named else 1)

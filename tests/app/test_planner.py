@@ -62,9 +62,7 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[PlanInputs]:
     return solved
 
 
-def test_a_question_is_answered_with_the_plan_of_the_command_line_and_kept(
-    planner: ServicePlanner,
-) -> None:
+def test_a_question_gets_the_plan_of_the_command_line_and_is_kept(planner: ServicePlanner) -> None:
     plan = planner.resolve(ASKED)
     profile = load_profile_file(bundled_profiles()[PUBLISHED])
     assert plan == make_plan(PlanRequest(model="gpt-s"), profile=profile)
@@ -189,9 +187,7 @@ def test_the_planner_is_ready_until_its_database_is_gone_and_again_when_it_is_ba
         (WhatIf(changes=DEGREES, spelling=AS_FIELDS), "max-degree must be from 1"),
     ],
 )
-def test_a_what_if_that_is_wrong_is_named(
-    planner: ServicePlanner, question: WhatIf, part: str
-) -> None:
+def test_a_wrong_what_if_is_named(planner: ServicePlanner, question: WhatIf, part: str) -> None:
     with pytest.raises(InputError) as caught:
         whatif(planner, planner.draft(ASKED), question)
     assert part in str(caught.value)

@@ -40,9 +40,7 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def test_flag_beats_variable_beats_project_beats_user_beats_default(
-    tmp_path: Path, work: Path
-) -> None:
+def test_a_flag_beats_variable_project_user_and_default(tmp_path: Path, work: Path) -> None:
     def origin_and_db(*, db: str | None = None, **environ: str) -> tuple[str, str]:
         found = load(environ={"HOME": str(tmp_path), **environ}, directory=work, db=db)
         return found.origins["db"], found.settings.db
@@ -93,9 +91,7 @@ def test_a_project_file_without_our_table_is_walked_past(tmp_path: Path, work: P
         _load(tmp_path, work)
 
 
-def test_a_named_file_replaces_all_others_and_no_files_reads_none(
-    tmp_path: Path, work: Path
-) -> None:
+def test_a_named_file_replaces_others_and_no_files_reads_none(tmp_path: Path, work: Path) -> None:
     _write(tmp_path / ".config/moetune/moetune.toml", "min_chunk_tokens = 3")
     _write(work / "moetune.toml", "max_degree = 4")
     named = _write(tmp_path / "named.toml", "max_degree = 9")

@@ -63,9 +63,7 @@ def test_plans_by_the_beginning_of_their_ids(complete: Cli, cli: Cli, home: Path
     assert not Path(other).exists()
 
 
-def test_nothing_is_said_where_the_store_or_the_settings_are_broken(
-    complete: Cli, home: Path
-) -> None:
+def test_nothing_is_said_where_store_or_settings_are_broken(complete: Cli, home: Path) -> None:
     broken = home / "broken.db"
     broken.write_bytes(b"no database" * 100)
     result = complete("--db", str(broken), "plan", "--profile", "h100-x8-")

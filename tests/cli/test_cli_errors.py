@@ -122,9 +122,7 @@ def test_wrong_input_says_what_and_what_next(
         ("", ("lacks the key 'schema'",)),
     ],
 )
-def test_a_broken_profile_file_is_named_with_its_place(
-    cli: Cli, text: str, words: tuple[str, ...]
-) -> None:
+def test_a_broken_profile_is_named_with_place(cli: Cli, text: str, words: tuple[str, ...]) -> None:
     Path("lab.toml").write_text(text, encoding="utf-8")
     for arguments in (
         ("plan", "--model", "gpt-s", "--profile", "lab.toml"),
@@ -189,9 +187,7 @@ def _make_older(database: Path) -> None:
         ("doctor",),
     ],
 )  # fmt: skip
-def test_an_older_schema_is_said_and_exits_7(
-    cli: Cli, database: Path, arguments: tuple[str, ...]
-) -> None:
+def test_an_older_schema_exits_with_7(cli: Cli, database: Path, arguments: tuple[str, ...]) -> None:
     assert cli("db", "upgrade").code == 0
     _make_older(database)
     result = cli(*arguments)

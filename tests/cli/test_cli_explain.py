@@ -26,9 +26,7 @@ A100 = ("--model", "bert-l", "--world-size", "4", "--profile", "a100-x4")
         (*A100, "--strategy", "S2", "--backward-degree", "3"),
     ],
 )
-def test_the_plans_own_row_among_the_strategies_is_the_plan(
-    cli: Cli, arguments: tuple[str, ...]
-) -> None:
+def test_the_plans_row_of_the_strategies_is_the_plan(cli: Cli, arguments: tuple[str, ...]) -> None:
     plan = cli("plan", *arguments, "--json").document
     found = cli("explain", plan["id"], "--json").document
     (row,) = (one for one in found["strategies"] if one["is_chosen"])

@@ -42,9 +42,7 @@ def test_a_named_store_and_plan_files_need_no_home(homeless: Cli) -> None:
 
 
 @pytest.mark.parametrize("flags", [_LAYER, _MODEL])
-def test_without_a_home_a_plan_is_written_and_the_store_warned_of(
-    homeless: Cli, flags: tuple[str, ...]
-) -> None:
+def test_without_a_home_plans_are_written_warning(homeless: Cli, flags: tuple[str, ...]) -> None:
     result = homeless(*flags, "--output", "plan.json")
     assert result.code == 0, result.err
     assert "warning: the plan is not saved in the store: this user has no home" in result.err
@@ -57,9 +55,7 @@ def test_without_a_home_a_plan_is_written_and_the_store_warned_of(
 
 
 @pytest.mark.parametrize("flags", [_LAYER, _MODEL])
-def test_a_store_that_fails_loses_no_written_plan(
-    cli: Cli, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_a_failing_store_loses_no_plan(cli: Cli, tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "text.db").write_text("no database")
     (tmp_path / "file").touch()
     for number, store in enumerate(("text.db", "file/moetune.db")):

@@ -39,9 +39,7 @@ def age(database: Path, table: str, condition: str = "1") -> None:
         connection.execute(f"UPDATE {table} SET created_at = ? WHERE {condition}", (OLD,))  # noqa: S608
 
 
-def test_plans_are_listed_by_model_profile_and_age(
-    cli: Cli, database: Path, plans: tuple[str, str]
-) -> None:
+def test_plans_are_listed_by_their_facts(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
     small, large = plans
     listed = cli("plans", "list", "--json").document
     assert listed["schema"] == "moetune.plans.list/1"
@@ -56,9 +54,7 @@ def test_plans_are_listed_by_model_profile_and_age(
     assert small[:8] in cli("plans", "list").out
 
 
-def test_a_long_list_says_how_many_more_there_are(
-    cli: Cli, database: Path, plans: tuple[str, str]
-) -> None:
+def test_a_long_list_says_how_many_follow(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
     observe(database, plans[0], 25)
     assert "… and 5 more: --all" in cli("observations", "list").out
     assert "more: --all" not in cli("observations", "list", "--all").out
@@ -66,7 +62,7 @@ def test_a_long_list_says_how_many_more_there_are(
     assert len(cli("observations", "list", "--limit", "3", "--json").document["observations"]) == 3
 
 
-def test_observations_are_listed_by_plan_and_removed(
+def test_observations_come_and_are_removed(
     cli: Cli, database: Path, plans: tuple[str, str]
 ) -> None:
     for plan_id in plans:
@@ -80,9 +76,7 @@ def test_observations_are_listed_by_plan_and_removed(
     assert len(cli("observations", "list", "--json").document["observations"]) == 2
 
 
-def test_removed_plans_take_their_observations(
-    cli: Cli, database: Path, plans: tuple[str, str]
-) -> None:
+def test_removed_plans_take_observations(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
     observe(database, plans[0], 3)
     removed = cli("plans", "remove", plans[0][:8], "--json").document["removed"]
     assert removed == {"plans": 1, "observations": 3, "settled": 0}
@@ -110,9 +104,7 @@ def test_a_plan_is_shown_written_and_compared(cli: Cli, home: Path, plans: tuple
     assert "differ" in cli("plans", "diff", str(file), str(file)).out.lower()
 
 
-def test_pruning_counts_first_and_then_deletes(
-    cli: Cli, database: Path, plans: tuple[str, str]
-) -> None:
+def test_pruning_counts_before_it_deletes(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
     observe(database, plans[0], 4)
     age(database, "observations")
     age(database, "plans", f"id = '{plans[0]}'")
@@ -137,9 +129,7 @@ def test_pruning_counts_first_and_then_deletes(
         ("plans", "list", "--newer-than", "99999d"), ("observations", "list", "--plan", "zz"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_makes_no_database(
-    cli: Cli, database: Path, arguments: tuple[str, ...]
-) -> None:
+def test_a_refusal_makes_no_database(cli: Cli, database: Path, arguments: tuple[str, ...]) -> None:
     answer = cli(*arguments)
     assert answer.code == 2, answer
     assert "Traceback" not in answer.err
@@ -149,9 +139,7 @@ def test_what_cannot_be_done_makes_no_database(
 @pytest.mark.parametrize(
     "command", [("profiles", "show", "PROFILE"), ("profiles", "diff", "PROFILE", "rtx2080ti-x64")]
 )
-def test_long_tables_end_in_how_many_more_there_are(
-    cli: Cli, tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_long_tables_say_how_many_more(cli: Cli, tmp_path: Path, command: tuple[str, ...]) -> None:
     file = tmp_path / "lab.toml"
     profile = load_profile_file(bundled_profiles()["a100-x4"])
     rows = tuple(

@@ -83,9 +83,7 @@ def test_a_plan_has_the_numbers_and_the_words_of_the_command_line(
     assert why.to_dict() == cli("explain", plan.id, "--json").document
 
 
-def test_a_training_plan_has_the_numbers_and_the_words_of_the_command_line(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_training_plans_have_the_words_of_the_command_line(cli: Cli, tmp_path: Path) -> None:
     plan = moetune.plan(**TRAINING)
     document = cli("plan", *TRAINING_FLAGS, "--json").document
     assert plan.to_dict() == document
@@ -262,7 +260,7 @@ WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [
 
 @pytest.mark.parametrize(("arguments", "kind", "words"), WRONG)
 @pytest.mark.usefixtures("home")
-def test_a_wrong_argument_is_named(
+def test_wrong_values(
     arguments: dict[str, Any], kind: type[moetune.MoetuneError], words: str
 ) -> None:
     with pytest.raises(kind, match=words) as caught:

@@ -58,9 +58,7 @@ def rows_of_fullest(loads: list[int], order: list[int], ranks: int) -> float:
     return max(sums) / sum(sums) * ranks
 
 
-def test_each_layers_experts_are_placed_and_the_step_is_that_much_shorter(
-    cli: Cli, routing: str
-) -> None:
+def test_each_layers_experts_are_placed_and_the_step_is_shorter(cli: Cli, routing: str) -> None:
     plan = planned(cli, routing)
     placement = plan["placement"]
     assert len(placement["layers"]) == LAYERS
@@ -92,9 +90,7 @@ def test_the_id_covers_every_layers_loads(cli: Cli, routing: str, tmp_path: Path
     assert planned(cli, written(tmp_path, layers))["id"] != first
 
 
-def test_equal_records_are_one_routing_for_all_layers_of_a_plan_in_natural_order(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_equal_records_are_the_natural_order_of_all_layers(cli: Cli, tmp_path: Path) -> None:
     """Even loads are a plan without routing, whose file is of each layer or of one."""
     even = planned(cli, written(tmp_path, [record([5] * EXPERTS)] * LAYERS))
     balanced = cli(*PLAN, "--json").document

@@ -26,9 +26,7 @@ def lab(cli: Cli) -> Path:
     return path
 
 
-def test_profiles_list_shows_the_reference_machines_without_a_database(
-    cli: Cli, database: Path
-) -> None:
+def test_profiles_list_shows_reference_machines_without_a_store(cli: Cli, database: Path) -> None:
     document = cli("profiles", "list", "--json").document
     assert document["schema"] == "moetune.profiles/1"
     assert [one["name"] for one in document["profiles"]] == list(NAMES)

@@ -56,9 +56,7 @@ def test_what_is_missing_is_named(cli: Cli) -> None:
         (("--base", "none"), "no reference machine"),
     ],
 )
-def test_a_wrong_flag_is_one_error_and_no_file(
-    cli: Cli, flags: tuple[str, str], words: str
-) -> None:
+def test_a_wrong_flag_is_an_error_and_no_file(cli: Cli, flags: tuple[str, str], words: str) -> None:
     result = cli("profiles", "new", "a.toml", *FLAGS, *flags)
     assert result.code == 2
     assert words in result.err

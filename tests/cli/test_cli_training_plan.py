@@ -80,9 +80,7 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--global-batch", "8"), ("--schedule", "1f1b")])
-def test_flags_of_decoders_are_refused_for_the_papers_models(
-    cli: Cli, flag: str, value: str
-) -> None:
+def test_flags_of_decoders_are_refused_for_papers_models(cli: Cli, flag: str, value: str) -> None:
     result = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", flag, value)
     assert result.code == 2
     assert flag in result.err
@@ -110,9 +108,7 @@ def test_a_schedule_and_stages_by_hand_are_kept_and_exported(cli: Cli, tmp_path:
     assert "Et*10|(t*12|)*2t*14L" in shown
 
 
-def test_exchanges_in_chunks_have_degrees_that_the_layers_plan_gets(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_exchanges_in_chunks_have_degrees_that_layers_get(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     pinned = (*QWEN, "--world-size", "16", "--ep", "8", "--pp", "2", "--micro-batch", "1",
               "--routing", "balanced")  # fmt: skip
@@ -304,9 +300,7 @@ def test_the_front_has_the_fastest_layout_for_each_memory(cli: Cli) -> None:
         ),
     ],
 )
-def test_a_hint_of_memory_leaves_out_what_does_not_help(
-    cli: Cli, flags: tuple[str, ...], hint: str
-) -> None:
+def test_a_hint_of_memory_has_only_what_helps(cli: Cli, flags: tuple[str, ...], hint: str) -> None:
     """Pins that are not there, and ranks where each gathers more than a device has."""
     refused = cli(
         "plan", "--target", "transformers", "--world-size", "16", "--global-batch", "32", "--seq",

@@ -44,9 +44,7 @@ def test_whatif_equals_the_plan_that_the_same_flags_make(cli: Cli, plan_id: str)
         (("--memory-limit", "1MiB"), 3, "memory"),
     ],
 )
-def test_whatif_says_what_is_wrong(
-    cli: Cli, plan_id: str, flags: tuple[str, ...], code: int, part: str
-) -> None:
+def test_refusals(cli: Cli, plan_id: str, flags: tuple[str, ...], code: int, part: str) -> None:
     result = cli("whatif", plan_id, *flags, "--json")
     assert (result.code, result.document["exit_code"]) == (code, code)
     assert part in result.document["error"] + result.document["hint"]

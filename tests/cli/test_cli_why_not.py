@@ -239,9 +239,7 @@ def test_a_plans_own_choice_is_said_to_be(cli: Cli, planned: Planned) -> None:
         (("training.json", "--layout", "dp 3 · tp 2"), "is not the 16 ranks"),
     ],
 )
-def test_wrong_values_name_the_flag(
-    cli: Cli, planned: Planned, arguments: tuple[str, ...], part: str
-) -> None:
+def test_wrong_values(cli: Cli, planned: Planned, arguments: tuple[str, ...], part: str) -> None:
     files = {
         "plan.json": XL, "training.json": MEGATRON,
     }  # fmt: skip

@@ -151,9 +151,7 @@ def test_graphs_that_recipes_take_are_planned_and_exported(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("visible", "expected"), [(None, 2), ("", CORES), ("1", 1), ("0,1", 2), ("0,1,2,3", 2)]
 )
-def test_devices_are_counted_without_a_driver(
-    tmp_path: Path, visible: str | None, expected: int
-) -> None:
+def test_devices_are_counted_by_torch(tmp_path: Path, visible: str | None, expected: int) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     assert num_devices(visible, tmp_path) == expected

@@ -70,9 +70,7 @@ def test_the_error_of_a_wrong_value_names_its_flag(
         (("serve", "--max-store", "3GiB"), "moetune db prune"),
     ],
 )
-def test_what_was_withdrawn_says_what_to_do_instead(
-    cli: Cli, arguments: tuple[str, ...], instead: str
-) -> None:
+def test_the_withdrawn_says_what_to_do(cli: Cli, arguments: tuple[str, ...], instead: str) -> None:
     refused = cli(*arguments)
     assert refused.code == 2
     assert "withdrawn" in refused.err

@@ -102,9 +102,7 @@ def _page(folder: Path, text: str) -> Path:
         ("Text.\n\n    moetune plan\n", "without a fence"),
     ],
 )  # fmt: skip
-def test_a_page_that_is_wrong_is_found_out(
-    reader: Reader, tmp_path: Path, text: str, complaint: str
-) -> None:
+def test_wrong_pages_fail(reader: Reader, tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(Exception, match=complaint):
         reader.read(_page(tmp_path, text))
 

@@ -43,9 +43,7 @@ def _profile(device: str, per_node: int = 8, *, kind: str = "cuda", **facts: str
         ("AMD Instinct MI250X", "mi250x", None, "xgmi"),
     ],
 )
-def test_a_device_is_recognized_by_its_name(
-    device: str, chip: str, generation: str | None, links: str
-) -> None:
+def test_devices_have_names(device: str, chip: str, generation: str | None, links: str) -> None:
     found = chip_of(device)
     assert found is not None
     assert (found.name, found.generation, found.links) == (chip, generation, links)

@@ -352,9 +352,7 @@ def test_an_unknown_target_is_refused_with_those_that_are_known() -> None:
          "adam-bf16-moments with ZeRO stage 0 … adam-bf16-moments with the dtype fp8"),
     ],
 )  # fmt: skip
-def test_dtypes_and_optimizers_are_refused_by_name(
-    target: str, sizes: dict[str, Any], words: str
-) -> None:
+def test_dtypes_and_optimizers_are_refused(target: str, sizes: dict[str, Any], words: str) -> None:
     found = refusals(target, "olmoe", sizes, dtype="fp8", optimizer="adam-bf16-moments")
     assert all(part in found for part in words.split(" … "))
 

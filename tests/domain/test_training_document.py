@@ -76,9 +76,7 @@ def test_a_training_plan_where_one_of_a_layer_is_wanted_says_what_runs_it() -> N
 @pytest.mark.parametrize(
     ("key", "value"), [("etp", 2), ("tp", 2), ("cp", 2), ("recompute", ["norm", "moe"])]
 )
-def test_a_plan_for_moetune_with_what_its_runtime_had_says_that_it_is_withdrawn(
-    key: str, value: object
-) -> None:
+def test_a_plan_for_moetune_says_what_its_runtime_has_no_longer(key: str, value: object) -> None:
     layout = TRAINING["layout"] | {"tp": 1, "cp": 1, "etp": 1, "recompute": ["full"], key: value}
     inputs = TRAINING["inputs"] | {"target": "moetune"}
     with pytest.raises(InputError, match=rf"the file has '{key}': .* was withdrawn on"):

@@ -145,9 +145,7 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
         (lambda: Question(model="gpt-s", nodes=10**9), "--nodes must be from 1 to"),
     ],
 )  # fmt: skip
-def test_values_that_mean_nothing_are_refused_by_name(
-    make: Callable[[], object], what: str
-) -> None:
+def test_values_of_no_meaning_are_refused_by_name(make: Callable[[], object], what: str) -> None:
     with pytest.raises(InputError) as caught:
         make()
     assert caught.value.what.startswith(what)
@@ -233,9 +231,7 @@ def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
          "--order interleaved excludes --expert-parallel tensor, where a chunk has one transfer"),
     ],
 )  # fmt: skip
-def test_a_request_that_cannot_be_planned_is_refused(
-    request_of: Callable[[], PlanRequest], what: str
-) -> None:
+def test_a_wrong_request_is_refused(request_of: Callable[[], PlanRequest], what: str) -> None:
     with pytest.raises(InputError) as caught:
         request_of().check()
     assert caught.value.what == what

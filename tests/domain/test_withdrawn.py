@@ -32,9 +32,7 @@ WITHDRAWN = "was withdrawn on 2026-11-28"
          "has 'quantization': experts in 8 bits"),
     ],
 )  # fmt: skip
-def test_a_plan_of_what_was_withdrawn_is_refused_by_name(
-    part: str, key: str, value: object, what: str
-) -> None:
+def test_a_withdrawn_plan_is_refused_by_name(part: str, key: str, value: object, what: str) -> None:
     document = encode(small_plan(layer=LAYER))
     document[part][key] = value
     with pytest.raises(InputError, match=f"{what}.*{WITHDRAWN}"):
@@ -95,9 +93,7 @@ def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> Non
         (ModelPlacement, "replicas", [1], "replicas of hot experts"),
     ],
 )
-def test_a_withdrawn_key_is_refused_with_what_to_do(
-    cls: type[Any], key: str, value: object, what: str
-) -> None:
+def test_a_withdrawn_key_has_a_hint(cls: type[Any], key: str, value: object, what: str) -> None:
     with pytest.raises(InputError, match=rf"^file has '{key}': {what}.*{WITHDRAWN}") as caught:
         decode(cls, {key: value}, "file")
     assert caught.value.hint
@@ -135,9 +131,7 @@ def test_a_sample_without_a_point_is_named_as_before() -> None:
         ({"model": None}, "moetune plan --num-layers, --num-heads, --seq, --vocab"),
     ],
 )
-def test_a_whole_model_of_before_says_how_to_plan_it_again(
-    inputs: dict[str, Any], command: str
-) -> None:
+def test_an_old_whole_model_says_how_to_plan_again(inputs: dict[str, Any], command: str) -> None:
     document = {**encode(small_plan(layer=LAYER)), "inputs": inputs, "transformer": {"zero": True}}
     with pytest.raises(InputError, match=WITHDRAWN) as seen:
         plan_from_document(document)

@@ -67,9 +67,7 @@ def test_megatrons_stages_have_every_block_once(
 
 @pytest.mark.parametrize("target", ["moetune", "bridge", "torchtitan"])
 @pytest.mark.parametrize("profile", ["h100-x8", "gone"])
-def test_a_launch_over_nodes_asks_for_an_address_first(
-    tmp_path: Path, target: str, profile: str
-) -> None:
+def test_a_launch_over_nodes_asks_for_an_address(tmp_path: Path, target: str, profile: str) -> None:
     """Without one torchrun's rendezvous has no host, and waits for minutes."""
     launch = exported(tmp_path, target, plan_document(LAYOUT, profile=profile)).launch
     assert launch.startswith(': "${MASTER_ADDR:?')
@@ -141,9 +139,7 @@ def test_a_pipeline_of_torchtitan_takes_all_micro_batches_at_once(tmp_path: Path
     assert 'fsdp_reshard_after_forward="always"' in flat
 
 
-def test_sequences_of_a_step_follow_from_the_batch_of_transformers_and_deepspeed(
-    tmp_path: Path,
-) -> None:
+def test_sequences_of_a_step_follow_from_batches_of_each_runtime(tmp_path: Path) -> None:
     document = plan_document({**LAYOUT, "micro_batch": 2})
     text = exported(tmp_path, "transformers", document).text
     given = {one: int(size) for one, size in re.findall(r"(\w+)=(\d+),", text)}
@@ -226,9 +222,7 @@ def test_a_layout_that_the_target_cannot_run_is_refused_by_name(
         ("dualpipe_v", 2, "DualPipeV"),
     ],
 )  # fmt: skip
-def test_torchtitan_gets_torchs_name_of_the_schedule(
-    tmp_path: Path, schedule: str, vpp: int, name: str
-) -> None:
+def test_torchtitan_has_the_schedules(tmp_path: Path, schedule: str, vpp: int, name: str) -> None:
     layout = {**INTERLEAVED, "schedule": schedule, "vpp": vpp, "stages": None}
     text = exported(tmp_path, "torchtitan", plan_document(layout)).text
     assert get_schedule_class(name).__name__ == f"Schedule{name}"
@@ -383,9 +377,7 @@ def test_an_export_has_what_the_runtime_needs_and_no_more(
 
 
 @pytest.mark.parametrize(("overlap", "connections"), [("none", 1), ("batch", 32)])
-def test_bridge_is_launched_with_as_many_connections(
-    tmp_path: Path, overlap: str, connections: int
-) -> None:
+def test_bridge_has_as_many_connections(tmp_path: Path, overlap: str, connections: int) -> None:
     found = exported(tmp_path, "bridge", plan_document({**PIPELINE, "overlap": overlap}))
     assert f" CUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun" in found.launch
 

@@ -97,9 +97,7 @@ def table(profile: Profile) -> dict[tuple[float, ...], float]:
         ("a100-x8", "h200-x8", Peaks(here="989TFLOP/s", base="312TFLOP/s")),
     ],
 )
-def test_published_gpus_are_predicted_from_each_other_within_the_spread(
-    base: str, other: str, peaks: Peaks
-) -> None:
+def test_published_gpus_predict_others_in_the_spread(base: str, other: str, peaks: Peaks) -> None:
     scaled = scaled_base(reference(base), BaseScaling(computation=peaks))
     spread = next(one.spread for one in scaled.tables if isinstance(one, GemmTable))
     predicted, published = table(scaled), table(reference(other))

@@ -230,9 +230,7 @@ def test_another_group_is_estimated_by_the_bytes_on_its_slowest_wire(
 @pytest.mark.parametrize(
     ("wanted", "place"), [((3, 0), 1), ((5, 0), 1), ((6, 0), 2), ((64, 0), 3), ((2, 2), 4)]
 )
-def test_the_nearest_group_on_the_same_kind_of_wire_stands_in(
-    wanted: tuple[int, int], place: int
-) -> None:
+def test_the_nearest_group_on_the_same_wire_stands_in(wanted: tuple[int, int], place: int) -> None:
     known = ((2, 0), (4, 0), (8, 0), (16, 0), (16, 4))
     profile = measured(
         [

@@ -70,9 +70,7 @@ def step_seconds(found: Profile, tokens: int, degree: int) -> float:
 
 
 @pytest.mark.parametrize("slowed", [1.5, 4.0])
-def test_load_in_half_of_the_visits_moves_predictions_by_less_than_eight_percent(
-    slowed: float,
-) -> None:
+def test_load_in_half_of_the_visits_moves_predictions_by_under_8_percent(slowed: float) -> None:
     quiet, loaded = profile(1, slowed=1.0), profile(2, slowed=slowed)
     for tokens in (256, 2048):
         for degree in (1, 2, 4, 16):

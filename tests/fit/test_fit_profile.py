@@ -184,9 +184,7 @@ def test_line_recovers_start_up_and_rate_despite_noise_and_stragglers(seed: int)
         unique_by=lambda one: one[0],
     )
 )  # fmt: skip
-def test_line_misses_by_no_more_than_the_non_negative_least_squares_of_scipy(
-    points: list[tuple[int, float]],
-) -> None:
+def test_line_misses_no_more_than_scipys_least_squares(points: list[tuple[int, float]]) -> None:
     sizes = np.array([2.0**at for at, _ in points])
     seconds = np.array([one for _, one in points])
     features = np.stack([1 / seconds, sizes / seconds], axis=1)
@@ -237,9 +235,7 @@ def test_a_twentieth_of_the_errors_lies_above_the_95th_percentile() -> None:
         (0.10, 0.30, "usable"), (0.10, 0.301, "suspect"), (0.101, 0.11, "suspect"),
     ],
 )  # fmt: skip
-def test_a_label_needs_both_the_median_and_the_tail(
-    usual: float, tail: float, quality: str
-) -> None:
+def test_a_label_needs_the_median_and_the_tail(usual: float, tail: float, quality: str) -> None:
     # Of 101 errors the six largest begin at the 95th percentile; the 90th is still usual.
     found = summary([usual] * 95 + [tail] * 6)
     assert found is not None

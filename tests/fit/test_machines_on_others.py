@@ -41,9 +41,7 @@ def test_a_machine_on_another_is_modelled_and_says_whose_numbers_it_has(name: st
 
 
 @pytest.mark.parametrize(("ranks", "published"), [(2, 47.671), (8, 312.912)])
-def test_an_all_reduce_of_mi300x_has_the_published_bus_bandwidth(
-    ranks: int, published: float
-) -> None:
+def test_all_reduces_of_mi300x_have_published_bandwidth(ranks: int, published: float) -> None:
     # stas00/ml-engineering, network/README.md: all_reduce_bench.py with 4 GiB.
     num_bytes = 4 * GIB
     wire = 2 * (ranks - 1) / ranks * num_bytes

@@ -71,9 +71,7 @@ def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estima
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("sequences", [1, 2, 3, 8])
-def test_every_micro_batch_at_every_tensor_parallel_width_is_covered(
-    width: int, sequences: int
-) -> None:
+def test_every_micro_batch_at_every_tensor_width_is_covered(width: int, sequences: int) -> None:
     costs = costs_by(points_of())
     for name, found in estimates(costs, width, sequences * 128):
         assert found is not None, name

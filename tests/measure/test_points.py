@@ -203,9 +203,7 @@ def test_impossible_groups_and_layers_are_refused() -> None:
     ("op", "sent"),
     [("all_to_all", 1), ("reduce_scatter", 1), ("send", 1), ("all_reduce", 2), ("all_gather", 4)],
 )
-def test_a_collective_takes_as_many_all_to_alls_as_it_sends_of_its_input(
-    op: CollectiveOp, sent: int
-) -> None:
+def test_a_collective_takes_as_many_all_to_alls_as_it_sends(op: CollectiveOp, sent: int) -> None:
     size = 2 if op == "send" else 4
     rates = Rates(
         macs_per_second={}, copy_bytes_per_second=1.0,
@@ -217,9 +215,7 @@ def test_a_collective_takes_as_many_all_to_alls_as_it_sends_of_its_input(
 
 
 @pytest.mark.parametrize(("num_experts", "rows"), [(1, 7), (2, 8), (3, 2), (4, 16), (9, 5), (8, 1)])
-def test_experts_of_a_measured_product_have_all_its_rows_between_them(
-    num_experts: int, rows: int
-) -> None:
+def test_experts_of_a_measured_product_share_all_its_rows(num_experts: int, rows: int) -> None:
     point = GemmPoint(dtype="float32", num_experts=num_experts, rows=rows, d_in=8, d_out=8)
 
     found = point.expert_rows

@@ -203,9 +203,7 @@ NOT_CONFIGS = [
 
 
 @pytest.mark.parametrize(("text", "said"), NOT_CONFIGS)
-def test_what_is_no_configuration_is_refused_by_name(
-    planner: ServicePlanner, text: str, said: str
-) -> None:
+def test_no_configuration_is_refused_by_name(planner: ServicePlanner, text: str, said: str) -> None:
     with client_of(create_app(planner, Access())) as client:
         found = post(client, "/new/keep", {**PASTED, "config_text": text})
     assert found.status_code == 422
@@ -248,9 +246,7 @@ def test_a_session_reads_answers_and_keeps_with_the_write_token_alone(
     assert post(guarded, "/new", LAYER).status_code == 401
 
 
-def test_a_visit_shows_a_question_for_the_own_machine_and_no_answer(
-    client: Client, planner: ServicePlanner
-) -> None:
+def test_a_visit_asks_for_this_machine_alone(client: Client, planner: ServicePlanner) -> None:
     assert "<option selected>h100-x8<" in client.get("/new").text
     planner.store.save_profile(lab_profile())
     page = client.get("/new")

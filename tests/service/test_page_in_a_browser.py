@@ -250,9 +250,7 @@ def test_no_page_is_wider_than_a_phone(
             assert page.locator("h1").inner_text() == "Machines"
 
 
-def test_everything_is_reached_with_the_keyboard_alone(
-    page: Page, plans: tuple[Plan, Plan]
-) -> None:
+def test_everything_is_reached_by_the_keyboard_alone(page: Page, plans: tuple[Plan, Plan]) -> None:
     page.goto("/")
     page.keyboard.press("Tab")
     assert focused(page) == "To the content"

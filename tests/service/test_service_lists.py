@@ -79,9 +79,7 @@ def test_a_profile_comes_back_as_it_was_sent_and_is_planned_with(client: Client,
     assert (fit["profile"], fit["machine_id"]) == ("Größe 7", machine["id"])
 
 
-def test_an_upload_is_read_as_a_file_with_its_base_and_units(
-    client: Client, tmp_path: Path
-) -> None:
+def test_an_upload_is_read_as_a_file_with_base_and_units(client: Client, tmp_path: Path) -> None:
     text = (
         'schema = 1\nname = "ours"\nbase = "h100-x8"\nprovenance = "modelled"\n'
         "[machine]\nnum_devices = 16\ndevices_per_node = 4\nmemory = '80GB'\n"
@@ -116,9 +114,7 @@ def test_a_profile_that_is_stored_already_is_not_stored_again(client: Client) ->
         (lambda text: text.replace("num_devices = 64", f"num_devices = {10**30}"), "64 bits"),
     ],
 )
-def test_a_profile_with_a_fault_is_refused_by_name_and_leaves_no_row(
-    steady: Client, spoil: Any, names: str
-) -> None:
+def test_a_wrong_profile_is_refused_and_not_kept(steady: Client, spoil: Any, names: str) -> None:
     text = spoil(bundled_profiles()["rtx2080ti-x64"].read_text())
     answer = steady.post("/v1/profiles", content=text.encode(), headers=TOML)
     assert answer.status_code in {400, 422}
@@ -149,7 +145,7 @@ def test_observations_are_kept_in_order_and_paged(client: Client) -> None:
         ({"surprise": 1}, "surprise"),
     ],
 )
-def test_one_wrong_observation_keeps_all_of_them_out(
+def test_a_wrong_observation_keeps_all_out(
     client: Client, spoil: dict[str, Any], names: str
 ) -> None:
     (plan_id,) = _plans(client, (1024,))

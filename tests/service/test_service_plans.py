@@ -40,9 +40,7 @@ def test_resolve_answers_with_the_document_of_the_command_line(
          "d_hidden": 2048, "num_experts": 8, "global_batch": 64},
     ],
 )  # fmt: skip
-def test_whole_models_of_papers_and_sizes_are_planned_for(
-    client: Client, asked: dict[str, Any]
-) -> None:
+def test_models_of_papers_and_sizes_are_planned_for(client: Client, asked: dict[str, Any]) -> None:
     made = client.post("/v1/plans:resolve", {**asked, "profile": "v100-x256", "world_size": 8})
     assert made.status_code == 200
     assert made.json()["predicted"]["step_seconds"] > 0
@@ -81,9 +79,7 @@ def test_the_inputs_of_a_plan_lead_to_the_same_plan(client: Client, asked: dict[
     assert "omit profile_fingerprint" in changed.json()["hint"]
 
 
-def test_a_known_plan_is_read_by_its_id_with_the_same_bytes_and_tag(
-    client: Client, inputs: dict[str, Any]
-) -> None:
+def test_a_known_plan_has_the_same_bytes_and_tag(client: Client, inputs: dict[str, Any]) -> None:
     made = client.post("/v1/plans:resolve", inputs)
     read = client.get(made.headers["content-location"])
     assert read.status_code == 200
@@ -93,9 +89,7 @@ def test_a_known_plan_is_read_by_its_id_with_the_same_bytes_and_tag(
 
 
 @pytest.mark.parametrize("form", ["{}", "W/{}", '"other", {}', "*"])
-def test_who_has_the_plan_already_is_sent_nothing(
-    client: Client, inputs: dict[str, Any], form: str
-) -> None:
+def test_who_has_the_plan_gets_nothing(client: Client, inputs: dict[str, Any], form: str) -> None:
     made = client.post("/v1/plans:resolve", inputs)
     etag = made.headers["etag"]
     path = made.headers["content-location"]
@@ -105,9 +99,7 @@ def test_who_has_the_plan_already_is_sent_nothing(
     assert client.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-def test_many_that_ask_for_one_new_plan_at_once_get_the_same_bytes(
-    client: Client, inputs: dict[str, Any]
-) -> None:
+def test_many_that_ask_at_once_get_the_same_bytes(client: Client, inputs: dict[str, Any]) -> None:
     answers = client.together([("/v1/plans:resolve", inputs)] * 48)
     assert {one.status_code for one in answers} == {200}
     assert len({one.content for one in answers}) == 1
@@ -116,9 +108,7 @@ def test_many_that_ask_for_one_new_plan_at_once_get_the_same_bytes(
 
 @pytest.mark.parametrize("part", ["", "/explain", "/trace"])
 @pytest.mark.parametrize("plan_id", [UNKNOWN, "3f9c21", "x", UNKNOWN.upper()])
-def test_an_unknown_id_is_a_404_that_says_where_the_ids_are(
-    steady: Client, plan_id: str, part: str
-) -> None:
+def test_an_unknown_id_says_where_the_ids_are(steady: Client, plan_id: str, part: str) -> None:
     answer = steady.get(f"/v1/plans/{plan_id}{part}")
     problem = answer.json()
     assert answer.status_code == problem["status"] == 404

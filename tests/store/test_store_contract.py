@@ -48,9 +48,7 @@ def test_runs_are_listed_newest_first_with_what_they_hold(store: SqlStore) -> No
     assert newest.created_at > oldest.created_at
 
 
-def test_open_run_finds_the_latest_run_of_this_software_that_is_not_complete(
-    store: SqlStore,
-) -> None:
+def test_open_run_is_the_latest_of_this_software_that_is_not_complete(store: SqlStore) -> None:
     fingerprint = CLUSTER.fingerprint
     assert store.open_run(name="h200", fingerprint=fingerprint) is None
     run_id = store.start_run(name="h200", cluster=CLUSTER, preset="quick")
@@ -135,7 +133,7 @@ def test_the_id_of_a_removed_run_is_never_given_again(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize("digit", ["0", "f"])
-def test_a_plan_comes_back_exactly_by_any_prefix_whatever_digit_follows(
+def test_a_plan_comes_back_by_any_prefix_and_digit_that_follows(
     store: SqlStore, digit: str
 ) -> None:
     plan = next(one for one in map(make_plan, itertools.count(1)) if one.id[2] == digit)
@@ -311,9 +309,7 @@ def test_values_that_no_column_holds_are_refused(store: SqlStore) -> None:
     seconds=st.lists(st.floats(SHORTEST_SECONDS, LONGEST_SECONDS), min_size=1),
     marks=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9)),
 )
-def test_any_sample_comes_back_exactly(
-    store: SqlStore, seconds: list[float], marks: list[str]
-) -> None:
+def test_any_sample_comes_back(store: SqlStore, seconds: list[float], marks: list[str]) -> None:
     sample = Sample(
         point=GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1),
         seconds=tuple(seconds),

@@ -69,9 +69,7 @@ def test_what_is_no_address_is_refused_without_its_password(address: str, part: 
     assert "secret" not in str(caught.value)
 
 
-def test_a_file_is_named_by_its_path_or_by_a_url(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_named_by_path_or_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     odd = "folder with spaces/100%20 ?#ü.db"
@@ -197,9 +195,7 @@ def test_what_one_may_not_read_or_write_is_said(open_folder: Path) -> None:
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
-def test_whatever_bytes_of_a_file_change_only_our_errors_come_out(
-    file: Path, data: st.DataObject
-) -> None:
+def test_only_our_errors_come_of_changed_bytes(file: Path, data: st.DataObject) -> None:
     whole = file.read_bytes()
     start = data.draw(st.integers(0, len(whole) - 1))
     junk = data.draw(st.binary(min_size=1, max_size=300))

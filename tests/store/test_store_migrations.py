@@ -86,9 +86,7 @@ def test_the_comparison_with_the_schema_sees_a_changed_table(url: str) -> None:
     assert any("ix_samples_run_id" in problem for problem in problems)
 
 
-def test_an_older_file_is_refused_untouched_until_it_is_upgraded_with_its_rows(
-    old_file: str,
-) -> None:
+def test_an_older_file_is_refused_until_it_is_upgraded_with_its_rows(old_file: str) -> None:
     before = Path(old_file).read_bytes()
     for read_only in (False, True):
         with pytest.raises(SchemaMismatchError) as caught:
@@ -292,9 +290,7 @@ def test_a_revision_that_fails_half_way_leaves_the_database_as_it_was(
         assert store.profile("h200-x8") == make_profile()
 
 
-def test_a_revision_that_would_leave_orphans_is_undone(
-    tmp_path: Path, next_revision: Callable[[str], str]
-) -> None:
+def test_a_revision_of_orphans_fails(tmp_path: Path, next_revision: Callable[[str], str]) -> None:
     url = f"{tmp_path}/moetune.db"
     with open_store(url) as store:
         store.save_profile(make_profile())
@@ -328,9 +324,7 @@ def test_other_tables_in_the_same_database_are_left_alone(url: str) -> None:
     execute(url, "SELECT 1 / (SELECT count(*) FROM theirs WHERE id = 7)")
 
 
-def test_the_migrations_are_found_in_the_package_first_and_then_in_the_checkout(
-    tmp_path: Path,
-) -> None:
+def test_migrations_are_of_the_package_first_and_then_of_the_checkout(tmp_path: Path) -> None:
     package = tmp_path / "moetune"
     package.mkdir()
     with pytest.raises(MoetuneError, match="migrations are missing"):

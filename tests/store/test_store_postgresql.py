@@ -89,9 +89,7 @@ def test_a_user_without_rights_is_told(network_url: URL, socket_url: str) -> Non
         open_store(shown(guest))
 
 
-def test_without_the_driver_the_command_that_installs_it_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_driver_its_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MoetuneError) as caught:
         open_store("postgresql+psycopg://user:guess-word@host/db")
@@ -108,9 +106,7 @@ def test_a_lost_connection_is_made_again(socket_url: str) -> None:
         assert len(store.runs()) == 3
 
 
-def test_a_connection_lost_at_the_commit_is_not_tried_again_and_said_to_be_open(
-    socket_url: str,
-) -> None:
+def test_a_connection_lost_at_the_commit_is_not_tried_again_but_open(socket_url: str) -> None:
     with open_store(socket_url) as store:
         commits = []
 
@@ -163,9 +159,7 @@ def test_conflicts_are_tried_again_once(
         ("22001", "cannot hold this value"), ("XX000", "failed"),
     ],
 )  # fmt: skip
-def test_errors_of_the_server_are_translated_and_not_tried_again(
-    socket_url: str, sqlstate: str, part: str
-) -> None:
+def test_errors_of_a_server_are_not_tried_again(socket_url: str, sqlstate: str, part: str) -> None:
     attempts = []
 
     def work(connection: Connection) -> None:
