@@ -82,14 +82,11 @@ def test_interference_reaches_the_plan(profile: Profile) -> None:
     assert disturbed.id != free.id
 
 
-@pytest.mark.parametrize(
-    ("kind", "lines", "expected"),
-    [
-        ("cuda", (FLOAT32, BFLOAT16), "bfloat16"), ("cuda", (FLOAT64, FLOAT32), "float32"),
-        ("cuda", (FLOAT64,), "float64"), ("cpu", (BFLOAT16, FLOAT32), "float32"),
-        ("cpu", (BFLOAT16, FLOAT64), "bfloat16"), ("cpu", (), "float32"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "lines", "expected"), [
+    ("cuda", (FLOAT32, BFLOAT16), "bfloat16"), ("cuda", (FLOAT64, FLOAT32), "float32"),
+    ("cuda", (FLOAT64,), "float64"), ("cpu", (BFLOAT16, FLOAT32), "float32"),
+    ("cpu", (BFLOAT16, FLOAT64), "bfloat16"), ("cpu", (), "float32"),
+])  # fmt: skip
 def test_the_default_dtype_is_what_the_machine_is_for(
     profile: Profile, kind: DeviceKind, lines: tuple[GemmLine, ...], expected: str
 ) -> None:

@@ -43,17 +43,14 @@ def verification(*steps: VerifiedStep) -> Verification:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "alone", "holds", "says"),
-    [
-        ({}, 2.5, True, "holds here: its step of 1.25 s is inside its range of 1.00 s to 2.00 s"),
-        ({"range_seconds": None}, 2.5, True, "takes 1.25 s, and it promised no range"),
-        ({"range_seconds": (2.0, 3.0)}, 2.5, False, "missed its own range of 2.00 s to 3.00 s"),
-        ({}, 1.0, False, "lost to one chunk, which is 25.0 % faster than its 1.25 s"),
-        ({}, 1.24, True, "holds here"),
-        ({"tolerance": 1e-9}, 2.5, False, "changed the numbers"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "alone", "holds", "says"), [
+    ({}, 2.5, True, "holds here: its step of 1.25 s is inside its range of 1.00 s to 2.00 s"),
+    ({"range_seconds": None}, 2.5, True, "takes 1.25 s, and it promised no range"),
+    ({"range_seconds": (2.0, 3.0)}, 2.5, False, "missed its own range of 2.00 s to 3.00 s"),
+    ({}, 1.0, False, "lost to one chunk, which is 25.0 % faster than its 1.25 s"),
+    ({}, 1.24, True, "holds here"),
+    ({"tolerance": 1e-9}, 2.5, False, "changed the numbers"),
+])  # fmt: skip
 def test_verification_in_words(
     changes: dict[str, Any], alone: float, says: str, *, holds: bool
 ) -> None:
@@ -64,13 +61,10 @@ def test_verification_in_words(
     assert found.document["has_lost"] is ("lost" in says)
 
 
-@pytest.mark.parametrize(
-    ("transfer", "experts", "named"),
-    [
-        (2.0, 1.2, "all_to_all"), (1.2, 0.5, "experts"), (2.0, None, "all_to_all"),
-        (MOVED * 0.99, 1 / MOVED * 1.01, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("transfer", "experts", "named"), [
+    (2.0, 1.2, "all_to_all"), (1.2, 0.5, "experts"), (2.0, None, "all_to_all"),
+    (MOVED * 0.99, 1 / MOVED * 1.01, ""),
+])  # fmt: skip
 def test_what_moved_most_is_named(transfer: float, experts: float | None, named: str) -> None:
     (section,) = verification_sections(PLAN, verification(ALONE, moved(transfer, experts)))
     others = {"all_to_all", "experts"} - {named}

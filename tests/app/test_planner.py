@@ -177,16 +177,13 @@ def test_the_planner_is_ready_until_its_database_is_gone_and_again_when_it_is_ba
     assert planner.resolve(ASKED) == plan
 
 
-@pytest.mark.parametrize(
-    ("question", "part"),
-    [
-        (WhatIf(), "nothing is changed"),
-        (WhatIf(changes={"model": "gpt-xl"}), "unknown key 'model'"),
-        (WhatIf(speeds={"network": 2.0}), "unknown key 'network'"),
-        (WhatIf(changes=DEGREES), "changes.constraints.max-degree must be from 1"),
-        (WhatIf(changes=DEGREES, spelling=AS_FIELDS), "max-degree must be from 1"),
-    ],
-)
+@pytest.mark.parametrize(("question", "part"), [
+    (WhatIf(), "nothing is changed"),
+    (WhatIf(changes={"model": "gpt-xl"}), "unknown key 'model'"),
+    (WhatIf(speeds={"network": 2.0}), "unknown key 'network'"),
+    (WhatIf(changes=DEGREES), "changes.constraints.max-degree must be from 1"),
+    (WhatIf(changes=DEGREES, spelling=AS_FIELDS), "max-degree must be from 1"),
+])  # fmt: skip
 def test_a_wrong_what_if_is_named(planner: ServicePlanner, question: WhatIf, part: str) -> None:
     with pytest.raises(InputError) as caught:
         whatif(planner, planner.draft(ASKED), question)

@@ -148,17 +148,14 @@ def test_disabled_asks_nobody(service: Stub, monkeypatch: pytest.MonkeyPatch) ->
     assert service.seen == []
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ({"tokens_per_rank": 40}, "lack 'model' or 'layer'"),
-        ({"model": "gpt-s", "tokens": 40}, r"no input 'tokens'\s+known: .* tokens_per_rank"),
-        ({"model": "gpt-s", "constraints": {"order": object()}}, "cannot be sent"),
-        ("../plans:resolve", "cannot be read"),
-        ("3f9c21", "begins with '3f9c21'"),
-        (None, "the ids of the plans"),
-    ],
-)
+@pytest.mark.parametrize(("source", "words"), [
+    ({"tokens_per_rank": 40}, "lack 'model' or 'layer'"),
+    ({"model": "gpt-s", "tokens": 40}, r"no input 'tokens'\s+known: .* tokens_per_rank"),
+    ({"model": "gpt-s", "constraints": {"order": object()}}, "cannot be sent"),
+    ("../plans:resolve", "cannot be read"),
+    ("3f9c21", "begins with '3f9c21'"),
+    (None, "the ids of the plans"),
+])  # fmt: skip
 def test_a_wrong_call_is_said_before_a_question(service: Stub, source: object, words: str) -> None:
     with pytest.raises(InputError, match=words):
         moetune.open_planbook(source, service=service.url)  # type: ignore[arg-type] # mistakes

@@ -112,21 +112,18 @@ def test_files_in_a_settings_file_lie_beside_it(tmp_path: Path, work: Path) -> N
     assert (settings.db, settings.profile) == ("postgresql://h/d", "lab")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "attribute", "expected"),
-    [
-        ("MOETUNE_ALLOW_MODELLED", "1", "allow_modelled", True),
-        ("MOETUNE_ALLOW_MODELLED", "TRUE", "allow_modelled", True),
-        ("MOETUNE_ALLOW_MODELLED", "false", "allow_modelled", False),
-        ("MOETUNE_MAX_DEGREE", "8", "max_degree", 8),
-        ("MOETUNE_MIN_CHUNK_TOKENS", "1k", "min_chunk_tokens", 1024),
-        ("MOETUNE_DTYPE", "float16", "dtype", "float16"),
-        ("MOETUNE_BUDGET", "2m", "budget", "2m"),
-        ("MOETUNE_URL", "http://planner:8642", "url", "http://planner:8642"),
-        ("MOETUNE_URL", "https://[::1]/moetune/", "url", "https://[::1]/moetune/"),
-        ("MOETUNE_PROFILE", "", "profile", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "attribute", "expected"), [
+    ("MOETUNE_ALLOW_MODELLED", "1", "allow_modelled", True),
+    ("MOETUNE_ALLOW_MODELLED", "TRUE", "allow_modelled", True),
+    ("MOETUNE_ALLOW_MODELLED", "false", "allow_modelled", False),
+    ("MOETUNE_MAX_DEGREE", "8", "max_degree", 8),
+    ("MOETUNE_MIN_CHUNK_TOKENS", "1k", "min_chunk_tokens", 1024),
+    ("MOETUNE_DTYPE", "float16", "dtype", "float16"),
+    ("MOETUNE_BUDGET", "2m", "budget", "2m"),
+    ("MOETUNE_URL", "http://planner:8642", "url", "http://planner:8642"),
+    ("MOETUNE_URL", "https://[::1]/moetune/", "url", "https://[::1]/moetune/"),
+    ("MOETUNE_PROFILE", "", "profile", None),
+])  # fmt: skip
 def test_variables_have_the_settings_own_type(
     tmp_path: Path, name: str, text: str, attribute: str, expected: object
 ) -> None:
@@ -134,18 +131,15 @@ def test_variables_have_the_settings_own_type(
     assert getattr(found.settings, attribute) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("MOETUNE_ALLOW_MODELLED", "yes"), ("MOETUNE_MAX_DEGREE", "many"),
-        ("MOETUNE_MAX_DEGREE", "0"), ("MOETUNE_PRESET", "slow"), ("MOETUNE_DTYPE", "int8"),
-        ("MOETUNE_BUDGET", "soon"), ("MOETUNE_URL", "planner:8642"),
-        ("MOETUNE_URL", "ftp://planner"), ("MOETUNE_URL", "http://"),
-        ("MOETUNE_URL", "http://planner:port"), ("MOETUNE_URL", "http://planner:0"),
-        ("MOETUNE_URL", "http://plan ner"), ("MOETUNE_URL", "http://planner\n"),
-        ("MOETUNE_URL", "http://[::1"), ("MOETUNE_URL", "http://planner/?token=7f3a"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "text"), [
+    ("MOETUNE_ALLOW_MODELLED", "yes"), ("MOETUNE_MAX_DEGREE", "many"),
+    ("MOETUNE_MAX_DEGREE", "0"), ("MOETUNE_PRESET", "slow"), ("MOETUNE_DTYPE", "int8"),
+    ("MOETUNE_BUDGET", "soon"), ("MOETUNE_URL", "planner:8642"),
+    ("MOETUNE_URL", "ftp://planner"), ("MOETUNE_URL", "http://"),
+    ("MOETUNE_URL", "http://planner:port"), ("MOETUNE_URL", "http://planner:0"),
+    ("MOETUNE_URL", "http://plan ner"), ("MOETUNE_URL", "http://planner\n"),
+    ("MOETUNE_URL", "http://[::1"), ("MOETUNE_URL", "http://planner/?token=7f3a"),
+])  # fmt: skip
 def test_a_wrong_variable_is_named(tmp_path: Path, name: str, text: str) -> None:
     with pytest.raises(InputError, match=name):
         _load(tmp_path, tmp_path, **{name: text})
@@ -186,14 +180,11 @@ def test_a_launch_is_read_whole() -> None:
     assert (found.master_addr, found.master_port) == ("node0", 1234)
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {"RANK": "0"}, {"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"},
-        {"RANK": "-1", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"},
-        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": ""},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("environ", [
+    {"RANK": "0"}, {"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"},
+    {"RANK": "-1", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"},
+    {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": ""},
+])  # fmt: skip
 def test_a_broken_launch_is_bad_input(environ: dict[str, str]) -> None:
     with pytest.raises(InputError, match=r"RANK|WORLD_SIZE|MASTER_PORT"):
         launch(environ)
@@ -207,14 +198,11 @@ def test_disabled_is_asked_for_by_variable() -> None:
         is_disabled({"MOETUNE_DISABLE": "please"})
 
 
-@pytest.mark.parametrize(
-    "db",
-    [
-        "postgresql+psycopg://me:secret@host:5432/db",
-        "postgresql://host/db?user=me&password=secret&sslmode=require",
-        "postgresql://me:sec/ret@host/db",
-    ],
-)
+@pytest.mark.parametrize("db", [
+    "postgresql+psycopg://me:secret@host:5432/db",
+    "postgresql://host/db?user=me&password=secret&sslmode=require",
+    "postgresql://me:sec/ret@host/db",
+])  # fmt: skip
 def test_passwords_are_hidden_and_nothing_else(db: str) -> None:
     shown = without_password(db)
     assert "sec" not in shown.replace("***", "")

@@ -16,16 +16,13 @@ BERT = ("--model", "bert-l", "--profile", "rtx2080ti-x64")
 A100 = ("--model", "bert-l", "--world-size", "4", "--profile", "a100-x4")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (*TOP2, "--order", "interleaved"),
-        (*TOP2, "--order", "dispatch_first"),
-        (*BERT, "--strategy", "S4", "--order", "interleaved"),
-        (*BERT, "--forward-degree", "5", "--order", "interleaved", "--max-degree", "8"),
-        (*A100, "--strategy", "S2", "--backward-degree", "3"),
-    ],
-)
+@pytest.mark.parametrize("arguments", [
+    (*TOP2, "--order", "interleaved"),
+    (*TOP2, "--order", "dispatch_first"),
+    (*BERT, "--strategy", "S4", "--order", "interleaved"),
+    (*BERT, "--forward-degree", "5", "--order", "interleaved", "--max-degree", "8"),
+    (*A100, "--strategy", "S2", "--backward-degree", "3"),
+])  # fmt: skip
 def test_the_plans_row_of_the_strategies_is_the_plan(cli: Cli, arguments: tuple[str, ...]) -> None:
     plan = cli("plan", *arguments, "--json").document
     found = cli("explain", plan["id"], "--json").document

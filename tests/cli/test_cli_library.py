@@ -120,15 +120,12 @@ def test_pruning_counts_before_it_deletes(cli: Cli, database: Path, plans: tuple
     assert "removed 0 plans" in cli(*prune).out
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("plans", "remove", "abc"), ("observations", "remove", "1"),
-        ("db", "prune", "--older-than", "1d"), ("db", "prune", "--older-than", "long"),
-        ("db", "prune", "--older-than", "3"), ("plans", "list", "--newer-than", "7"),
-        ("plans", "list", "--newer-than", "99999d"), ("observations", "list", "--plan", "zz"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("arguments", [
+    ("plans", "remove", "abc"), ("observations", "remove", "1"),
+    ("db", "prune", "--older-than", "1d"), ("db", "prune", "--older-than", "long"),
+    ("db", "prune", "--older-than", "3"), ("plans", "list", "--newer-than", "7"),
+    ("plans", "list", "--newer-than", "99999d"), ("observations", "list", "--plan", "zz"),
+])  # fmt: skip
 def test_a_refusal_makes_no_database(cli: Cli, database: Path, arguments: tuple[str, ...]) -> None:
     answer = cli(*arguments)
     assert answer.code == 2, answer

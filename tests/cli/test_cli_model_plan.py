@@ -100,13 +100,10 @@ def test_a_profile_without_the_rate_of_its_memory_is_named(cli: Cli) -> None:
     assert "no time of Adam in float16" in result.err
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (("verify",), "is the plan of a model's training"),
-        (("trace", "--nproc", "2"), "is a training plan, whose steps only its target runs"),
-    ],
-)
+@pytest.mark.parametrize(("command", "words"), [
+    (("verify",), "is the plan of a model's training"),
+    (("trace", "--nproc", "2"), "is a training plan, whose steps only its target runs"),
+])  # fmt: skip
 def test_what_runs_plans_says_it_runs_layers(
     cli: Cli, command: tuple[str, ...], words: str
 ) -> None:

@@ -275,15 +275,12 @@ def _pointer(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        (lambda home: _pointer(home / "plan.json"), r"Git LFS pointer.*\n.*git lfs pull"),
-        (lambda home: home, "is a folder, not a plan"),
-        (lambda _: "abcdef", "no plan has an id that begins with 'abcdef'"),
-        (lambda _: 7, "takes a path or an id, got 7"),
-    ],
-)
+@pytest.mark.parametrize(("made", "words"), [
+    (lambda home: _pointer(home / "plan.json"), r"Git LFS pointer.*\n.*git lfs pull"),
+    (lambda home: home, "is a folder, not a plan"),
+    (lambda _: "abcdef", "no plan has an id that begins with 'abcdef'"),
+    (lambda _: 7, "takes a path or an id, got 7"),
+])  # fmt: skip
 def test_what_is_no_plan_is_named(home: Path, made: Callable[[Path], Any], words: str) -> None:
     with pytest.raises(moetune.InputError, match=words):
         moetune.load_plan(made(home))

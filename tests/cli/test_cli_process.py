@@ -36,18 +36,15 @@ def _run(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "unwanted"),
-    [
-        (("--help",), (*HEAVY, "moetune.cli.plan", "moetune.cli.profile", "moetune.domain.plan")),
-        (("plan", "--help"), (*HEAVY, "moetune.domain.plan")),
-        (("profile", "--help"), HEAVY),
-        (("db", "--help"), HEAVY),
-        (("models", "list", "--json"), HEAVY),
-        (("models", "show", "deepseek-v3", "--json"), (*HEAVY, "moetune.cli.plan")),
-        (("plan", "--model", "tm-1", "--profile", "rtx2080ti-x64"), ("torch", "optuna")),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "unwanted"), [
+    (("--help",), (*HEAVY, "moetune.cli.plan", "moetune.cli.profile", "moetune.domain.plan")),
+    (("plan", "--help"), (*HEAVY, "moetune.domain.plan")),
+    (("profile", "--help"), HEAVY),
+    (("db", "--help"), HEAVY),
+    (("models", "list", "--json"), HEAVY),
+    (("models", "show", "deepseek-v3", "--json"), (*HEAVY, "moetune.cli.plan")),
+    (("plan", "--model", "tm-1", "--profile", "rtx2080ti-x64"), ("torch", "optuna")),
+])  # fmt: skip
 def test_a_command_loads_no_more_than_it_uses(
     tmp_path: Path, arguments: tuple[str, ...], unwanted: tuple[str, ...]
 ) -> None:
@@ -99,14 +96,11 @@ def _interrupted(program: "subprocess.Popen[str]") -> tuple[str, str]:
     raise AssertionError("the program ignores the interrupt key")
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
-        {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"},
-        {"COLUMNS": "5"},
-    ],
-)
+@pytest.mark.parametrize("environment", [
+    {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"},
+    {"COLUMNS": "5"},
+])  # fmt: skip
 def test_a_terminal_without_the_signs_or_with_few_columns_still_gets_the_answer(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

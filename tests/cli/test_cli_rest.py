@@ -11,13 +11,10 @@ import pytest
 from tests.cli.running import Cli
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("models", "list"), ("models", "show", "tm-1"), ("profiles", "list"),
-        ("profiles", "diff", "rtx2080ti-x32", "rtx2080ti-x64"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("arguments", [
+    ("models", "list"), ("models", "show", "tm-1"), ("profiles", "list"),
+    ("profiles", "diff", "rtx2080ti-x32", "rtx2080ti-x64"),
+])  # fmt: skip
 def test_json_has_the_values_of_what_is_shown(cli: Cli, arguments: tuple[str, ...]) -> None:
     shown = " ".join(cli(*arguments).out.split())
     sections = cli(*arguments, "--json").document["sections"]

@@ -121,15 +121,12 @@ def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli, planned: Planne
     assert "Without effect: " in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "part"),
-    [
-        (("plan.json", "--profile", "rtx2080ti-x32"), 5, "is not the one"),
-        (("training.json", "--model", "qwen3-30b-a3b"), 2, "is another one"),
-        (("plan.json", "--model", "olmoe"), 2, "--model is for the plans of"),
-        (("old.json",), 2, "this version of moetune predicts"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "part"), [
+    (("plan.json", "--profile", "rtx2080ti-x32"), 5, "is not the one"),
+    (("training.json", "--model", "qwen3-30b-a3b"), 2, "is another one"),
+    (("plan.json", "--model", "olmoe"), 2, "--model is for the plans of"),
+    (("old.json",), 2, "this version of moetune predicts"),
+])  # fmt: skip
 def test_what_cannot_be_priced_again_is_refused(
     cli: Cli, planned: Planned, arguments: tuple[str, ...], code: int, part: str
 ) -> None:

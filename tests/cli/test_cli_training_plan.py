@@ -283,23 +283,13 @@ def test_the_front_has_the_fastest_layout_for_each_memory(cli: Cli) -> None:
     assert plan["id"] == cli(*SEARCHED, "--json").document["id"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "hint"),
-    [
-        (
-            ("glm-4.5-air", "--profile", "rtx4090-x8"),
-            "take more ranks, or devices with more memory",
-        ),
-        (
-            ("glm-4.5-air", "--profile", "rtx4090-x8", "--recompute", "none"),
-            "take more ranks, or devices with more memory; leave more of the layout to the solver",
-        ),
-        (
-            ("longcat-flash", "--profile", "h200-x8"),
-            "take devices with more memory, or another --target",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("flags", "hint"), [
+    (("glm-4.5-air", "--profile", "rtx4090-x8"), "take more ranks, or devices with more memory"),
+    (("glm-4.5-air", "--profile", "rtx4090-x8", "--recompute", "none"),
+     "take more ranks, or devices with more memory; leave more of the layout to the solver"),
+    (("longcat-flash", "--profile", "h200-x8"),
+     "take devices with more memory, or another --target"),
+])  # fmt: skip
 def test_a_hint_of_memory_has_only_what_helps(cli: Cli, flags: tuple[str, ...], hint: str) -> None:
     """Pins that are not there, and ranks where each gathers more than a device has."""
     refused = cli(

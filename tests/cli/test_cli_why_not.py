@@ -30,22 +30,19 @@ def step_of(plan: dict[str, Any]) -> float:
     return float(plan["predicted"]["step_seconds"])
 
 
-@pytest.mark.parametrize(
-    ("flags", "asked", "pins"),
-    [
-        (XL, ("--degree", "8"), ("--forward-degree", "8", "--backward-degree", "8")),
-        (XL, ("--forward-degree", "2"), ("--forward-degree", "2", "--backward-degree", "2")),
-        (
-            XL, ("--strategy", "S4", "--backward-degree", "2"),
-            ("--strategy", "S4", "--forward-degree", "2", "--backward-degree", "2"),
-        ),
-        (MEGATRON, ("--layout", "tp=2,ep=4"), ("--tp", "2", "--ep", "4")),
-        (
-            MEGATRON, ("--layout", "recompute=norm,moe_act,offload-optimizer=0.5"),
-            ("--recompute", "norm,moe_act", "--offload-optimizer", "0.5"),
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("flags", "asked", "pins"), [
+    (XL, ("--degree", "8"), ("--forward-degree", "8", "--backward-degree", "8")),
+    (XL, ("--forward-degree", "2"), ("--forward-degree", "2", "--backward-degree", "2")),
+    (
+        XL, ("--strategy", "S4", "--backward-degree", "2"),
+        ("--strategy", "S4", "--forward-degree", "2", "--backward-degree", "2"),
+    ),
+    (MEGATRON, ("--layout", "tp=2,ep=4"), ("--tp", "2", "--ep", "4")),
+    (
+        MEGATRON, ("--layout", "recompute=norm,moe_act,offload-optimizer=0.5"),
+        ("--recompute", "norm,moe_act", "--offload-optimizer", "0.5"),
+    ),
+])  # fmt: skip
 def test_another_choice_is_the_plan_with_that_pin(
     cli: Cli, planned: Planned, flags: tuple[str, ...], asked: tuple[str, ...],
     pins: tuple[str, ...],
@@ -217,28 +214,22 @@ def test_a_plans_own_choice_is_said_to_be(cli: Cli, planned: Planned) -> None:
     assert why(cli, "plan.json", "--strategy", "S4")["kept_because"] != ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (
-            ("plan.json", "--degree", "4", "--backward-degree", "2"),
-            "--degree and --backward-degree",
-        ),
-        (("plan.json", "--degree", "999"), "--degree must be from 1 to 256"),
-        (("training.json", "--degree", "17"), "--degree must be from 1 to 16"),
-        (("plan.json", "--layout", "tp=2"), "--layout is for whole models"),
-        (("training.json", "--layout", "pq=1"), "--layout has no 'pq'"),
-        (("training.json", "--layout", "offload-optimizer=2"), "must be from 0 to 1"),
-        (("training.json", "--layout", "offload-optimizer=x"), "is no number"),
-        (("training.json", "--layout", "recompute=norms"), "norms is no module"),
-        (("training.json", "--layout", "tp=1,tp=2"), "names tp twice"),
-        (("training.json", "--strategy", "S1"), "--strategy is for layers"),
-        (("training.json", "--degree", "4"), "not in chunks"),
-        (("training.json", "--degree", "4", "--layout", "tp=1"), "exclude each other"),
-        (("training.json", "--layout", "dp=2"), "dp follows from"),
-        (("training.json", "--layout", "dp 3 · tp 2"), "is not the 16 ranks"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "part"), [
+    (("plan.json", "--degree", "4", "--backward-degree", "2"), "--degree and --backward-degree"),
+    (("plan.json", "--degree", "999"), "--degree must be from 1 to 256"),
+    (("training.json", "--degree", "17"), "--degree must be from 1 to 16"),
+    (("plan.json", "--layout", "tp=2"), "--layout is for whole models"),
+    (("training.json", "--layout", "pq=1"), "--layout has no 'pq'"),
+    (("training.json", "--layout", "offload-optimizer=2"), "must be from 0 to 1"),
+    (("training.json", "--layout", "offload-optimizer=x"), "is no number"),
+    (("training.json", "--layout", "recompute=norms"), "norms is no module"),
+    (("training.json", "--layout", "tp=1,tp=2"), "names tp twice"),
+    (("training.json", "--strategy", "S1"), "--strategy is for layers"),
+    (("training.json", "--degree", "4"), "not in chunks"),
+    (("training.json", "--degree", "4", "--layout", "tp=1"), "exclude each other"),
+    (("training.json", "--layout", "dp=2"), "dp follows from"),
+    (("training.json", "--layout", "dp 3 · tp 2"), "is not the 16 ranks"),
+])  # fmt: skip
 def test_wrong_values(cli: Cli, planned: Planned, arguments: tuple[str, ...], part: str) -> None:
     files = {
         "plan.json": XL, "training.json": MEGATRON,

@@ -61,15 +61,12 @@ def test_the_error_of_a_wrong_value_names_its_flag(
     assert flag in result.err.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "instead"),
-    [
-        (("plans", "export", "3f9c21"), "moetune plans show PLAN --json"),
-        (("profiles", "check", "lab"), "moetune profile --name"),
-        (("serve", "--plans-per-hour", "9"), "reverse proxy"),
-        (("serve", "--max-store", "3GiB"), "moetune db prune"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "instead"), [
+    (("plans", "export", "3f9c21"), "moetune plans show PLAN --json"),
+    (("profiles", "check", "lab"), "moetune profile --name"),
+    (("serve", "--plans-per-hour", "9"), "reverse proxy"),
+    (("serve", "--max-store", "3GiB"), "moetune db prune"),
+])  # fmt: skip
 def test_the_withdrawn_says_what_to_do(cli: Cli, arguments: tuple[str, ...], instead: str) -> None:
     refused = cli(*arguments)
     assert refused.code == 2

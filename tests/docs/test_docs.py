@@ -88,20 +88,17 @@ def _page(folder: Path, text: str) -> Path:
     return page
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("```yaml\na: 1\n```\n", "neither run nor marked"),
-        ("```\nls\n```\n", "neither run nor marked"),
-        ("<!-- not run: -->\n```yaml\na: 1\n```\n", "neither run nor marked"),
-        ("```sh\nfalse\n```\n", "false"),
-        ("```sh\nmoetune models show no-such-model\n```\n", "no-such-model"),
-        ("```console\n$ echo 12.5 ms\n12.6 ms\n```\n", r"12\.6 is not"),
-        ("```console\n$ echo 1 2\n1\n```\n", "the output goes on"),
-        ("<!-- not run: no cluster -->\n```sh\nsrun moetune plan --tp x\n```\n", "a number"),
-        ("Text.\n\n    moetune plan\n", "without a fence"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "complaint"), [
+    ("```yaml\na: 1\n```\n", "neither run nor marked"),
+    ("```\nls\n```\n", "neither run nor marked"),
+    ("<!-- not run: -->\n```yaml\na: 1\n```\n", "neither run nor marked"),
+    ("```sh\nfalse\n```\n", "false"),
+    ("```sh\nmoetune models show no-such-model\n```\n", "no-such-model"),
+    ("```console\n$ echo 12.5 ms\n12.6 ms\n```\n", r"12\.6 is not"),
+    ("```console\n$ echo 1 2\n1\n```\n", "the output goes on"),
+    ("<!-- not run: no cluster -->\n```sh\nsrun moetune plan --tp x\n```\n", "a number"),
+    ("Text.\n\n    moetune plan\n", "without a fence"),
+])  # fmt: skip
 def test_wrong_pages_fail(reader: Reader, tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(Exception, match=complaint):
         reader.read(_page(tmp_path, text))

@@ -28,28 +28,23 @@ def test_a_document_is_read_whole_and_written_again() -> None:
     assert plan.inputs.facts == planned_target(plan.inputs.target, "")
 
 
-@pytest.mark.parametrize(
-    ("document", "words"),
-    [
-        ({**TRAINING, "id": "abc"}, "id must be 64 hexadecimal digits"),
-        ({**TRAINING, "id": 7}, "id must be a text"),
-        ({**TRAINING, "alternatives": {}}, "alternatives must be a list"),
-        ({**TRAINING, "alternatives": [3]}, "alternatives[0] must be a table"),
-        ({**TRAINING, "layout": None}, "layout must be a table"),
-        ({**TRAINING, "layout": TRAINING["layout"] | {"tp": 0}}, "tp must be at least 1, got 0"),
-        ({**TRAINING, "layout": TRAINING["layout"] | {"recompute": ["x"]}}, "recompute[0] must be"),
-        ({**TRAINING, "layout": TRAINING["layout"] | {"stages": "Etx"}}, "stages 'Etx' have 'x'"),
-        ({**TRAINING, "layout": {"edp": 2}}, "layout lacks the key 'dp'"),
-        (
-            {**TRAINING, "predicted": TRAINING["predicted"] | {"step_seconds": 0.0}},
-            "step_seconds must be above 0, got 0.0",
-        ),
-        ({**TRAINING, "predicted": {"parts": {}}}, "lacks the key 'step_seconds'"),
-        ({**TRAINING, "memory": {"peak_bytes": 0.5, "parts": {}}}, "a whole number"),
-        ({**TRAINING, "fits": "yes"}, "fits must be true or false"),
-        ({**TRAINING, "inputs": TRAINING["inputs"] | {"target": "gpu"}}, "inputs.target"),
-    ],
-)
+@pytest.mark.parametrize(("document", "words"), [
+    ({**TRAINING, "id": "abc"}, "id must be 64 hexadecimal digits"),
+    ({**TRAINING, "id": 7}, "id must be a text"),
+    ({**TRAINING, "alternatives": {}}, "alternatives must be a list"),
+    ({**TRAINING, "alternatives": [3]}, "alternatives[0] must be a table"),
+    ({**TRAINING, "layout": None}, "layout must be a table"),
+    ({**TRAINING, "layout": TRAINING["layout"] | {"tp": 0}}, "tp must be at least 1, got 0"),
+    ({**TRAINING, "layout": TRAINING["layout"] | {"recompute": ["x"]}}, "recompute[0] must be"),
+    ({**TRAINING, "layout": TRAINING["layout"] | {"stages": "Etx"}}, "stages 'Etx' have 'x'"),
+    ({**TRAINING, "layout": {"edp": 2}}, "layout lacks the key 'dp'"),
+    ({**TRAINING, "predicted": TRAINING["predicted"] | {"step_seconds": 0.0}},
+     "step_seconds must be above 0, got 0.0"),
+    ({**TRAINING, "predicted": {"parts": {}}}, "lacks the key 'step_seconds'"),
+    ({**TRAINING, "memory": {"peak_bytes": 0.5, "parts": {}}}, "a whole number"),
+    ({**TRAINING, "fits": "yes"}, "fits must be true or false"),
+    ({**TRAINING, "inputs": TRAINING["inputs"] | {"target": "gpu"}}, "inputs.target"),
+])  # fmt: skip
 def test_what_is_wrong_is_named(document: Any, words: str) -> None:
     with pytest.raises(InputError) as caught:
         plan_from_document(document, "plan.json")

@@ -74,18 +74,15 @@ def test_a_launch_over_nodes_asks_for_an_address(tmp_path: Path, target: str, pr
     assert ("${NNODES:?" in launch) == (profile == "gone")
 
 
-@pytest.mark.parametrize(
-    ("model", "ranks", "scope"),
-    [
-        (QWEN, {}, ["attn", "moe_router", "moe_preprocess"]),
-        (DEEPSEEK, {**LATENT, "recompute": ["moe_act"]}, ["attn", "moe_router", "moe_preprocess"]),
-        (DEEPSEEK, {**LATENT, "recompute": ["moe_act"], "overlap": "none"},
-         ["attn", "mlp", "moe_router", "moe_preprocess"]),
-        ({**QWEN, "model": "nemotron-3-nano"},
-         {"pp": 1, "vpp": 1, "dp": 64, "recompute": ["norm"], "overlap": "none"},
-         ["attn", "mamba", "moe_router", "moe_preprocess"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "ranks", "scope"), [
+    (QWEN, {}, ["attn", "moe_router", "moe_preprocess"]),
+    (DEEPSEEK, {**LATENT, "recompute": ["moe_act"]}, ["attn", "moe_router", "moe_preprocess"]),
+    (DEEPSEEK, {**LATENT, "recompute": ["moe_act"], "overlap": "none"},
+     ["attn", "mlp", "moe_router", "moe_preprocess"]),
+    ({**QWEN, "model": "nemotron-3-nano"},
+     {"pp": 1, "vpp": 1, "dp": 64, "recompute": ["norm"], "overlap": "none"},
+     ["attn", "mamba", "moe_router", "moe_preprocess"]),
+])  # fmt: skip
 def test_partial_graphs_hold_all_but_exchanges_and_experts(
     tmp_path: Path, model: dict[str, Any], ranks: dict[str, Any], scope: list[str]
 ) -> None:
@@ -188,23 +185,20 @@ def test_mxfp8_of_torchtitan_is_its_converters(tmp_path: Path) -> None:
         exported(tmp_path, "torchtitan", plan_document(layout, DEEPSEEK, dtype="mxfp8"))
 
 
-@pytest.mark.parametrize(
-    ("to", "change", "words"),
-    [
-        ("megatron", {"recompute": ["moe", "norm"]}, "overlap batch with recomputation of moe"),
-        ("bridge", {"zero": 3}, "ZeRO-3 with pp 8"),
-        ("torchtitan", {}, "recomputation of moe_act"),
-        ("transformers", {}, "pp 8"),
-        ("deepspeed", {}, "pp 8"),
-        ("deepspeed", {**LAYOUT, "etp": 2, "edp": 4}, "etp 2"),
-        ("deepspeed", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
-        ("transformers", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
-        ("transformers", {**LAYOUT, "dp": 64, "tp": 4, "ep": 2}, "ep 2 with tp 4"),
-        ("transformers", {**LAYOUT, "dispatcher": "all_gather"}, "all_gather with ep 32 and tp 1"),
-        ("torchtitan", {**LAYOUT, "dp": 64, "tp": 4, "ep": 1, "etp": 2, "zero": 2}, "etp 2"),
-        ("moetune", {**LAYOUT, "zero": 2}, "ZeRO stage 2"),
-    ],
-)
+@pytest.mark.parametrize(("to", "change", "words"), [
+    ("megatron", {"recompute": ["moe", "norm"]}, "overlap batch with recomputation of moe"),
+    ("bridge", {"zero": 3}, "ZeRO-3 with pp 8"),
+    ("torchtitan", {}, "recomputation of moe_act"),
+    ("transformers", {}, "pp 8"),
+    ("deepspeed", {}, "pp 8"),
+    ("deepspeed", {**LAYOUT, "etp": 2, "edp": 4}, "etp 2"),
+    ("deepspeed", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
+    ("transformers", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
+    ("transformers", {**LAYOUT, "dp": 64, "tp": 4, "ep": 2}, "ep 2 with tp 4"),
+    ("transformers", {**LAYOUT, "dispatcher": "all_gather"}, "all_gather with ep 32 and tp 1"),
+    ("torchtitan", {**LAYOUT, "dp": 64, "tp": 4, "ep": 1, "etp": 2, "zero": 2}, "etp 2"),
+    ("moetune", {**LAYOUT, "zero": 2}, "ZeRO stage 2"),
+])  # fmt: skip
 def test_a_layout_that_the_target_cannot_run_is_refused_by_name(
     tmp_path: Path, to: str, change: dict[str, Any], words: str
 ) -> None:
@@ -214,14 +208,11 @@ def test_a_layout_that_the_target_cannot_run_is_refused_by_name(
     assert refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("schedule", "vpp", "name"),
-    [
-        ("1f1b", 1, "1F1B"), ("interleaved", 4, "Interleaved1F1B"),
-        ("zero_bubble", 1, "InterleavedZeroBubble"), ("zero_bubble_v", 2, "ZBVZeroBubble"),
-        ("dualpipe_v", 2, "DualPipeV"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("schedule", "vpp", "name"), [
+    ("1f1b", 1, "1F1B"), ("interleaved", 4, "Interleaved1F1B"),
+    ("zero_bubble", 1, "InterleavedZeroBubble"), ("zero_bubble_v", 2, "ZBVZeroBubble"),
+    ("dualpipe_v", 2, "DualPipeV"),
+])  # fmt: skip
 def test_torchtitan_has_the_schedules(tmp_path: Path, schedule: str, vpp: int, name: str) -> None:
     layout = {**INTERLEAVED, "schedule": schedule, "vpp": vpp, "stages": None}
     text = exported(tmp_path, "torchtitan", plan_document(layout)).text

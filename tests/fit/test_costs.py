@@ -276,15 +276,12 @@ def expert_products() -> list[Sample]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("shape", "rows", "trust"),
-    [
-        ((4, 512, 2048), 128, "measured"), ((4, 512, 2048), 200.25, "interpolated"),
-        ((4, 512, 2048), 4, "extrapolated"), ((2, 1024, 1024), 128, "interpolated"),
-        ((2, 1024, 1024), 99.5, "interpolated"), ((2, 1024, 1024), 5000, "extrapolated"),
-        ((16, 512, 2048), 128, "extrapolated"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("shape", "rows", "trust"), [
+    ((4, 512, 2048), 128, "measured"), ((4, 512, 2048), 200.25, "interpolated"),
+    ((4, 512, 2048), 4, "extrapolated"), ((2, 1024, 1024), 128, "interpolated"),
+    ((2, 1024, 1024), 99.5, "interpolated"), ((2, 1024, 1024), 5000, "extrapolated"),
+    ((16, 512, 2048), 128, "extrapolated"),
+])  # fmt: skip
 def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trust: str) -> None:
     num_experts, d_in, d_out = shape
     costs = costs_of(measured(expert_products()))

@@ -228,13 +228,10 @@ def test_a_twentieth_of_the_errors_lies_above_the_95th_percentile() -> None:
     assert found.beta_seconds == pytest.approx((1.0, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("usual", "tail", "quality"),
-    [
-        (0.05, 0.15, "good"), (0.05, 0.151, "usable"), (0.051, 0.06, "usable"),
-        (0.10, 0.30, "usable"), (0.10, 0.301, "suspect"), (0.101, 0.11, "suspect"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("usual", "tail", "quality"), [
+    (0.05, 0.15, "good"), (0.05, 0.151, "usable"), (0.051, 0.06, "usable"),
+    (0.10, 0.30, "usable"), (0.10, 0.301, "suspect"), (0.101, 0.11, "suspect"),
+])  # fmt: skip
 def test_a_label_needs_the_median_and_the_tail(usual: float, tail: float, quality: str) -> None:
     # Of 101 errors the six largest begin at the 95th percentile; the 90th is still usual.
     found = summary([usual] * 95 + [tail] * 6)

@@ -67,14 +67,11 @@ def test_programs_get_numbers_in_si_units() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "fact",
-    [
-        "A layer", "64 experts", "Cut the tokens.", "Because.", "forward", "12,345", "21.4 ms",
-        "3.00 GiB", "12.3 %", "it hides most", "it hides nothing <&>", "share: of the step",
-        "moetune profile",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("fact", [
+    "A layer", "64 experts", "Cut the tokens.", "Because.", "forward", "12,345", "21.4 ms",
+    "3.00 GiB", "12.3 %", "it hides most", "it hides nothing <&>", "share: of the step",
+    "moetune profile",
+])  # fmt: skip
 def test_screen_and_page_show_the_same_facts(capsys: pytest.CaptureFixture[str], fact: str) -> None:
     assert fact in " ".join(on_screen(capsys, SECTION).split())
     assert fact in on_page(SECTION)
@@ -122,18 +119,13 @@ def test_a_command_that_is_cut_goes_on_as_a_shell_reads_it() -> None:
         assert shlex.split(f"moetune{typed}") == ["moetune", "profile", *flags.split()]
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ("run `moetune doctor` <now>", "moetune doctor"),
-        (
-            "1 more; measure it:  moetune profile --top-k 1 --name lab.",
-            "moetune profile --top-k 1 --name lab",
-        ),
-        ("Measure it:  torchrun -m moetune profile\n  or not", "torchrun -m moetune profile"),
-        ("moetune cannot run pp 2: moetune", ""),
-    ],
-)
+@pytest.mark.parametrize(("words", "code"), [
+    ("run `moetune doctor` <now>", "moetune doctor"),
+    ("1 more; measure it:  moetune profile --top-k 1 --name lab.",
+     "moetune profile --top-k 1 --name lab"),
+    ("Measure it:  torchrun -m moetune profile\n  or not", "torchrun -m moetune profile"),
+    ("moetune cannot run pp 2: moetune", ""),
+])  # fmt: skip
 def test_a_page_sets_commands_as_code_and_keeps_their_flags_whole(words: str, code: str) -> None:
     page = str(environment().filters["ticked"](words))
     found = "".join(re.findall("<code>(.*?)</code>", page))

@@ -63,19 +63,16 @@ def plain(page: httpx.Response) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "", page.text))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        LAYER, {**LAYER, "tokens": "6k", "memory_limit": "1GiB"},
-        {**LAYER, "world_size": "32", "allow_modelled": "yes", "forward_degree": "2"},
-        {"d_model": "1024", "d_hidden": "2048", "num_experts": "64", "top_k": "2", "tokens": "4k",
-         "activation": "relu", "profile": "rtx2080ti-x64"},
-        MODEL, {**MODEL, "target": "torchtitan", "model": "deepseek-v2-lite"},
-        {**MODEL, "memory_limit": "60GiB", "pp": "2", "micro_batch": "1", "recompute": "norm"},
-        {**MODEL, "front": "yes", "optimizer": "adam-bf16", "routing": "natural"},
-        {**MODEL, "vpp": "1", "nodes": "1", "world_size": ""},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("fields", [
+    LAYER, {**LAYER, "tokens": "6k", "memory_limit": "1GiB"},
+    {**LAYER, "world_size": "32", "allow_modelled": "yes", "forward_degree": "2"},
+    {"d_model": "1024", "d_hidden": "2048", "num_experts": "64", "top_k": "2", "tokens": "4k",
+     "activation": "relu", "profile": "rtx2080ti-x64"},
+    MODEL, {**MODEL, "target": "torchtitan", "model": "deepseek-v2-lite"},
+    {**MODEL, "memory_limit": "60GiB", "pp": "2", "micro_batch": "1", "recompute": "norm"},
+    {**MODEL, "front": "yes", "optimizer": "adam-bf16", "routing": "natural"},
+    {**MODEL, "vpp": "1", "nodes": "1", "world_size": ""},
+])  # fmt: skip
 def test_an_answer_is_the_plan_of_its_command_and_the_page_of_the_kept_plan(
     client: Client, cli: Cli, fields: dict[str, str]  # noqa: F811 - a fixture
 ) -> None:  # fmt: skip
@@ -115,14 +112,11 @@ def test_the_api_plans_models_as_the_command_does_and_whatif_changes_them(
     assert changed["after"]["id"] == client.post("/v1/plans:resolve", body(MODEL)).json()["id"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("routing", "/etc/passwd", "routing must be balanced or natural"),
-        ("model", "/etc/passwd", "model must be a name of the list"),
-        ("world-size", str(2**20), "changes.world_size must be from 1 to 16384"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("routing", "/etc/passwd", "routing must be balanced or natural"),
+    ("model", "/etc/passwd", "model must be a name of the list"),
+    ("world-size", str(2**20), "changes.world_size must be from 1 to 16384"),
+])  # fmt: skip
 def test_a_changed_question_is_held_to_the_limits_of_a_new_one(
     client: Client, name: str, value: str, said: str
 ) -> None:

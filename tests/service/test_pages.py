@@ -204,23 +204,20 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
         connection.close()
 
 
-@pytest.mark.parametrize(
-    ("address", "status", "said"),
-    [
-        ("/?kind=person", 422, "kind must be layer, tensor, training or empty"),
-        ("/?profile=lab&after=nothing", 404, "nothing"),
-        ("/plans/0123450000", 404, "no plan has an id that begins with"),
-        ("/plans/not-an-id", 404, "not-an-id"),
-        ("/profiles/nobody", 404, "nobody"),
-        ("/observed?plan=zz", 404, "zz"),
-        ("/observed?after=-1", 422, "after: Input should be greater"),
-        ("/observed?after=99999999999999999999999", 422, "after: Input should be less"),
-        ("/?after=nothing", 404, "nothing"),
-        ("/compare?first=zz&second=zz", 404, "zz"),
-        ("/machines.csv", 404, ""),
-        ("/profiles/lab/nothing.csv", 404, "figures: fit"),
-    ],
-)
+@pytest.mark.parametrize(("address", "status", "said"), [
+    ("/?kind=person", 422, "kind must be layer, tensor, training or empty"),
+    ("/?profile=lab&after=nothing", 404, "nothing"),
+    ("/plans/0123450000", 404, "no plan has an id that begins with"),
+    ("/plans/not-an-id", 404, "not-an-id"),
+    ("/profiles/nobody", 404, "nobody"),
+    ("/observed?plan=zz", 404, "zz"),
+    ("/observed?after=-1", 422, "after: Input should be greater"),
+    ("/observed?after=99999999999999999999999", 422, "after: Input should be less"),
+    ("/?after=nothing", 404, "nothing"),
+    ("/compare?first=zz&second=zz", 404, "zz"),
+    ("/machines.csv", 404, ""),
+    ("/profiles/lab/nothing.csv", 404, "figures: fit"),
+])  # fmt: skip
 def test_what_is_missing_has_next_steps(full: Client, address: str, status: int, said: str) -> None:
     answer = full.get(address)
     assert answer.status_code == status
@@ -255,14 +252,11 @@ def test_what_if_shows_both_plans_and_saves_none(
     assert full_planner.reading.plans() == before
 
 
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
-        ("tokens_per_rank=many", "Tokens per rank: count 'many'"),
-        ("communication=nan", "communication"),
-        ("world_size=7", "7"),
-    ],
-)
+@pytest.mark.parametrize(("query", "said"), [
+    ("tokens_per_rank=many", "Tokens per rank: count 'many'"),
+    ("communication=nan", "communication"),
+    ("world_size=7", "7"),
+])  # fmt: skip
 def test_a_question_that_makes_no_sense_keeps_the_form_and_says_why(
     full: Client, plans: tuple[Plan, Plan], query: str, said: str
 ) -> None:

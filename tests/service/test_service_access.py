@@ -42,13 +42,10 @@ def test_reading_takes_either_token(steady_guarded: Client, path: str) -> None:
         assert steady_guarded.get(path, headers=_bearer(token)).status_code in {200, 404}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "Bearer wrong-token-0123456789", f"Bearer {READ}x", f"Bearer {READ[:-1]}", "Bearer", "",
-        f"Basic {READ}", READ, f"Token {READ}", "Bearer ä", f"Bearer {READ} {WRITE}",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("value", [
+    "Bearer wrong-token-0123456789", f"Bearer {READ}x", f"Bearer {READ[:-1]}", "Bearer", "",
+    f"Basic {READ}", READ, f"Token {READ}", "Bearer ä", f"Bearer {READ} {WRITE}",
+])  # fmt: skip
 def test_a_wrong_token_is_refused(steady_guarded: Client, value: str) -> None:
     headers = {"Authorization": value.encode("latin-1")}
     answer = steady_guarded.ask("GET", "/v1/plans", headers=headers)
@@ -86,14 +83,11 @@ def test_health_needs_no_token_and_has_no_reasons(planner: ServicePlanner, datab
     assert str(database) not in secret.text
 
 
-@pytest.mark.parametrize(
-    ("read", "write", "reads", "writes"),
-    [
-        (READ, None, {READ}, set[str]()),
-        (None, WRITE, {WRITE}, {WRITE}),
-        (READ, WRITE, {READ, WRITE}, {WRITE}),
-    ],
-)
+@pytest.mark.parametrize(("read", "write", "reads", "writes"), [
+    (READ, None, {READ}, set[str]()),
+    (None, WRITE, {WRITE}, {WRITE}),
+    (READ, WRITE, {READ, WRITE}, {WRITE}),
+])  # fmt: skip
 def test_one_token_alone_leaves_nothing_open(
     read: str | None, write: str | None, reads: set[str], writes: set[str]
 ) -> None:

@@ -32,14 +32,11 @@ def test_resolve_answers_with_the_document_of_the_command_line(
     assert answer.text == wanted
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"model": "ppmoe-6.7b"},
-        {"num_layers": 4, "num_heads": 8, "seq": 512, "vocab": 1000, "d_model": 512,
-         "d_hidden": 2048, "num_experts": 8, "global_batch": 64},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("asked", [
+    {"model": "ppmoe-6.7b"},
+    {"num_layers": 4, "num_heads": 8, "seq": 512, "vocab": 1000, "d_model": 512,
+     "d_hidden": 2048, "num_experts": 8, "global_batch": 64},
+])  # fmt: skip
 def test_models_of_papers_and_sizes_are_planned_for(client: Client, asked: dict[str, Any]) -> None:
     made = client.post("/v1/plans:resolve", {**asked, "profile": "v100-x256", "world_size": 8})
     assert made.status_code == 200
@@ -58,15 +55,12 @@ def test_a_layer_with_its_sizes_is_planned_for(client: Client) -> None:
     assert plan.pipeline.forward_degree <= 4
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        SMALL,
-        {"model": "ppmoe-6.7b", "profile": "v100-x256", "world_size": 8},
-        {"model": "olmoe", "profile": "h100-x8", "global_batch": 32, "seq": 2048, "tp": 2,
-         "target": "megatron", "recompute": "norm", "routing": "natural"},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("asked", [
+    SMALL,
+    {"model": "ppmoe-6.7b", "profile": "v100-x256", "world_size": 8},
+    {"model": "olmoe", "profile": "h100-x8", "global_batch": 32, "seq": 2048, "tp": 2,
+     "target": "megatron", "recompute": "norm", "routing": "natural"},
+])  # fmt: skip
 def test_the_inputs_of_a_plan_lead_to_the_same_plan(client: Client, asked: dict[str, Any]) -> None:
     first = client.post("/v1/plans:resolve", asked)
     inputs = first.json()["inputs"]
@@ -163,14 +157,11 @@ def test_another_choice_is_the_document_of_the_command_line(
     assert found.json()["schema"] == "moetune.why-not/1"
 
 
-@pytest.mark.parametrize(
-    ("query", "part"),
-    [
-        ("degree=0", "degree"),
-        ("layout=tp%3D2", "layout is for whole models"),
-        ("degre=2", "unknown parameter 'degre'"),
-    ],
-)
+@pytest.mark.parametrize(("query", "part"), [
+    ("degree=0", "degree"),
+    ("layout=tp%3D2", "layout is for whole models"),
+    ("degre=2", "unknown parameter 'degre'"),
+])  # fmt: skip
 def test_other_choices_that_cannot_be_are_refused_by_name(
     client: Client, inputs: dict[str, Any], query: str, part: str
 ) -> None:

@@ -36,13 +36,10 @@ def observation(**changes: object) -> Observation:
     return decode(Observation, {**ROW, **changes}, "row")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"seconds": [1e308]}, {"seconds": [1.0, 5e-324]}, {"seconds": [0.0]}, {"seconds": [1e8]},
-        {"predicted_seconds": 1e-320}, {"predicted_seconds": 0.0},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {"seconds": [1e308]}, {"seconds": [1.0, 5e-324]}, {"seconds": [0.0]}, {"seconds": [1e8]},
+    {"predicted_seconds": 1e-320}, {"predicted_seconds": 0.0},
+])  # fmt: skip
 def test_an_observation_that_no_step_takes_is_not_sound(changes: dict[str, Any]) -> None:
     strange = observation(**changes)
     assert not strange.is_sound
@@ -106,18 +103,15 @@ def times(seconds: float, size: float = 8.0) -> Iterator[Profile]:
     yield replace(PLAIN, tables=(exchange,))
 
 
-@pytest.mark.parametrize(
-    ("profile", "words"),
-    [
-        *(
-            (profile, "which no operation does")
-            for beta in (1e-300, 1e200)
-            for profile in rates(beta)
-        ),
-        *((profile, "which no") for seconds in (1e-320, 1e100) for profile in times(seconds)),
-        *((profile, "size 1e") for profile in [*times(1e-3, size=1e30)][2:]),
-    ],
-)
+@pytest.mark.parametrize(("profile", "words"), [
+    *(
+        (profile, "which no operation does")
+        for beta in (1e-300, 1e200)
+        for profile in rates(beta)
+    ),
+    *((profile, "which no") for seconds in (1e-320, 1e100) for profile in times(seconds)),
+    *((profile, "size 1e") for profile in [*times(1e-3, size=1e30)][2:]),
+])  # fmt: skip
 def test_what_no_machine_has_is_refused(profile: Profile, words: str) -> None:
     with pytest.raises(InputError, match=words):
         storable.check(profile)

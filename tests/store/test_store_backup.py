@@ -115,14 +115,11 @@ server:/with\040space /mnt/with\040space fuse.sshfs rw 0 0
 """.lstrip()
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/var/moetune.db", "ext4"), ("/home/me/moetune.db", "nfs4"),
-        ("/home/me/local/moetune.db", "xfs"), ("/home/me/localised/moetune.db", "nfs4"),
-        ("/homestead/moetune.db", "ext4"), ("/mnt/with space/moetune.db", "fuse.sshfs"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "kind"), [
+    ("/var/moetune.db", "ext4"), ("/home/me/moetune.db", "nfs4"),
+    ("/home/me/local/moetune.db", "xfs"), ("/home/me/localised/moetune.db", "nfs4"),
+    ("/homestead/moetune.db", "ext4"), ("/mnt/with space/moetune.db", "fuse.sshfs"),
+])  # fmt: skip
 def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind: str) -> None:
     assert file_system(Path(path), mounts=MOUNTS) == kind
 

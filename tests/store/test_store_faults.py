@@ -41,26 +41,23 @@ def every_use(url: str, target: Path) -> tuple[Maker, ...]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("address", "part"),
-    [
-        ("", "is no database"),
-        ("  ", "is no database"),
-        ("a\0b", "is no database"),
-        ("mysql://user:secret@host/db", "'mysql' are not supported"),
-        ("postgresql+psycopg2://user:secret@host/db", "'postgresql+psycopg2' are not supported"),
-        ("postgresql+psycopg://user:secret@host:port/db", "no database URL"),
-        ("postgresql:user:secret@host/db", "no database URL"),
-        ("nonsense://user:secret@", "not supported"),
-        ("://user:secret@host", "no database URL"),
-        ("sqlite:moetune.db", "no database URL"),
-        ("sqlite://moetune.db", "lacks a slash"),
-        ("sqlite://", "in memory"),
-        ("sqlite:///:memory:", "in memory"),
-        ("sqlite:///moetune.db?mode=ro", "takes no options"),
-        ("~nobody-of-this-name/moetune.db", "unknown home directory"),
-    ],
-)
+@pytest.mark.parametrize(("address", "part"), [
+    ("", "is no database"),
+    ("  ", "is no database"),
+    ("a\0b", "is no database"),
+    ("mysql://user:secret@host/db", "'mysql' are not supported"),
+    ("postgresql+psycopg2://user:secret@host/db", "'postgresql+psycopg2' are not supported"),
+    ("postgresql+psycopg://user:secret@host:port/db", "no database URL"),
+    ("postgresql:user:secret@host/db", "no database URL"),
+    ("nonsense://user:secret@", "not supported"),
+    ("://user:secret@host", "no database URL"),
+    ("sqlite:moetune.db", "no database URL"),
+    ("sqlite://moetune.db", "lacks a slash"),
+    ("sqlite://", "in memory"),
+    ("sqlite:///:memory:", "in memory"),
+    ("sqlite:///moetune.db?mode=ro", "takes no options"),
+    ("~nobody-of-this-name/moetune.db", "unknown home directory"),
+])  # fmt: skip
 def test_what_is_no_address_is_refused_without_its_password(address: str, part: str) -> None:
     with pytest.raises(InputError) as caught:
         open_store(address)

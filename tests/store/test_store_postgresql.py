@@ -58,14 +58,11 @@ def test_a_password_among_the_options_is_shown_nowhere(network_url: URL) -> None
     assert "guess-word" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "exit_code", "what", "hint"),
-    [
-        ({"password": "guess-word"}, 1, "refuses this user or password", "check the user"),
-        ({"database": "absent"}, 2, "does not exist", "createdb"),
-        ({"port": 1}, 1, "cannot be reached", "check that the server runs"),
-    ],
-)
+@pytest.mark.parametrize(("change", "exit_code", "what", "hint"), [
+    ({"password": "guess-word"}, 1, "refuses this user or password", "check the user"),
+    ({"database": "absent"}, 2, "does not exist", "createdb"),
+    ({"port": 1}, 1, "cannot be reached", "check that the server runs"),
+])  # fmt: skip
 def test_what_refuses_at_the_door_is_said_with_its_place(
     network_url: URL, change: dict[str, Any], exit_code: int, what: str, hint: str
 ) -> None:
@@ -151,14 +148,11 @@ def test_conflicts_are_tried_again_once(
     assert len(attempts) == 2
 
 
-@pytest.mark.parametrize(
-    ("sqlstate", "part"),
-    [
-        ("53100", "no space left; nothing was written"), ("25006", "is read-only"),
-        ("53300", "too many connections"), ("55P03", "stayed locked"),
-        ("22001", "cannot hold this value"), ("XX000", "failed"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("sqlstate", "part"), [
+    ("53100", "no space left; nothing was written"), ("25006", "is read-only"),
+    ("53300", "too many connections"), ("55P03", "stayed locked"),
+    ("22001", "cannot hold this value"), ("XX000", "failed"),
+])  # fmt: skip
 def test_errors_of_a_server_are_not_tried_again(socket_url: str, sqlstate: str, part: str) -> None:
     attempts = []
 
