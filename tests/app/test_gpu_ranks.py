@@ -22,10 +22,8 @@ def _launch(monkeypatch: pytest.MonkeyPatch, *, rank: int, world_size: int) -> L
         monkeypatch.setenv(name, str(rank))
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, str(world_size))
-    return Launch(
-        rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size,
-        master_addr="127.0.0.1", master_port=1,
-    )  # fmt: skip
+    return Launch(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size,
+                  master_addr="127.0.0.1", master_port=1)  # fmt: skip
 
 
 def _devices(*_: object) -> tuple[int, torch.device]:

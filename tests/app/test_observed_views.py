@@ -13,15 +13,11 @@ from tests.report.lab import lab_plan
 PLAN = lab_plan()
 TRANSFER = Operation(name="all_to_all", phase="forward", size=2**21, degree=2)
 EXPERTS = Operation(name="experts", phase="backward", size=2**30, degree=2)
-PLANNED = VerifiedStep(
-    forward_degree=2, backward_degree=2, strategy="none", is_planned=True, predicted_seconds=1.0,
-    forward_seconds=0.5, backward_seconds=0.6, step_seconds=1.25, raw_step_seconds=(1.25,),
-    deviation=2e-7,
-)  # fmt: skip
-ALONE = replace(
-    PLANNED, forward_degree=1, backward_degree=1, is_planned=False, predicted_seconds=3.0,
-    step_seconds=2.5,
-)  # fmt: skip
+PLANNED = VerifiedStep(forward_degree=2, backward_degree=2, strategy="none", is_planned=True,
+                       predicted_seconds=1.0, forward_seconds=0.5, backward_seconds=0.6,
+                       step_seconds=1.25, raw_step_seconds=(1.25,), deviation=2e-7)  # fmt: skip
+ALONE = replace(PLANNED, forward_degree=1, backward_degree=1, is_planned=False,
+                predicted_seconds=3.0, step_seconds=2.5)  # fmt: skip
 
 
 def moved(transfer: float, experts: float | None = 1.0) -> VerifiedStep:
@@ -37,10 +33,8 @@ def moved(transfer: float, experts: float | None = 1.0) -> VerifiedStep:
 
 
 def verification(*steps: VerifiedStep) -> Verification:
-    return Verification(
-        plan_id=PLAN.id, steps=steps, tolerance=1e-5, imbalance=1.25, device_id="ab",
-        range_seconds=(1, 2),
-    )  # fmt: skip
+    return Verification(plan_id=PLAN.id, steps=steps, tolerance=1e-5, imbalance=1.25,
+                        device_id="ab", range_seconds=(1, 2))  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "alone", "holds", "says"), [

@@ -106,10 +106,8 @@ def test_what_cannot_run_is_refused_by_name_on_all_ranks() -> None:
 
 def test_blocks_of_multi_token_prediction_are_refused_and_stages_without_them_are_not() -> None:
     def usable(stages: str | None) -> object:
-        layout = {
-            "dp": 8, "tp": 1, "dispatcher": "all_to_all", "overlap": "none", "stages": stages,
-            "offload_activations": 0.0, "offload_optimizer": 0.0,
-        }  # fmt: skip
+        layout = {"dp": 8, "tp": 1, "dispatcher": "all_to_all", "overlap": "none", "stages": stages,
+                  "offload_activations": 0.0, "offload_optimizer": 0.0}  # fmt: skip
         plan = training_plan(
             inputs=TRAINING["inputs"] | {"target": "moetune"}, layout=TRAINING["layout"] | layout
         )

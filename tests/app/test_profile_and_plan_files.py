@@ -48,12 +48,9 @@ dtypes = st.sampled_from(["float64", "float32", "bfloat16", "float16"])
 pairs = st.tuples(times, times)
 facts = st.dictionaries(words, words, max_size=4)
 classes = st.sampled_from(["comp", "comm", "mem"])
-errors = st.none() | st.builds(
-    FitError,
-    num_points=counts, median=times, p95=times, low=times, high=times,
-    quality=st.sampled_from(["good", "usable", "suspect"]),
-    alpha_seconds=pairs, beta_seconds=pairs,
-)  # fmt: skip
+errors = st.none() | st.builds(FitError, num_points=counts, median=times, p95=times, low=times,
+                               high=times, quality=st.sampled_from(["good", "usable", "suspect"]),
+                               alpha_seconds=pairs, beta_seconds=pairs)  # fmt: skip
 points = st.one_of(
     st.builds(
         GemmPoint, dtype=dtypes, rows=counts, d_in=counts, d_out=counts,
@@ -138,11 +135,9 @@ def test_a_file_with_a_base_has_what_differs_from_it(tmp_path: Path) -> None:
     assert base.network is not None
     facts = dict(base.fingerprint.hardware)
     del facts["nics"]  # of another rate there may be others
-    assert own == replace(
-        base, name="own", fingerprint=replace(base.fingerprint, hardware=facts),
-        machine=replace(base.machine, num_devices=64),
-        network=replace(base.network, nic_bytes_per_second=25e9),
-    )  # fmt: skip
+    assert own == replace(base, name="own", fingerprint=replace(base.fingerprint, hardware=facts),
+                          machine=replace(base.machine, num_devices=64),
+                          network=replace(base.network, nic_bytes_per_second=25e9))  # fmt: skip
     assert load_profile_file(path).digest != base.digest
     path.write_text(profile_to_toml(own))
     assert load_profile_file(path) == own

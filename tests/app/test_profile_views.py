@@ -88,10 +88,8 @@ def stores(tmp_path: Path) -> StoreFinder:
 
 def test_a_profile_is_listed_as_its_newest_run_with_samples_of_all(stores: StoreFinder) -> None:
     first = lab_profile()
-    second = replace(
-        first, machine=replace(first.machine, num_devices=16, device="New GPU"),
-        samples=first.samples[:10],
-    )  # fmt: skip
+    second = replace(first, machine=replace(first.machine, num_devices=16, device="New GPU"),
+                     samples=first.samples[:10])  # fmt: skip
     with stores() as store:
         assert store is not None
         for one in (first, lab_profile("other"), second):

@@ -58,10 +58,8 @@ def test_the_gate_chooses_what_was_drawn(dtype: str, top_k: int) -> None:
     [("natural", 8, "single experts"), (f"{LOADS} {LOADS} {LOADS} / 1", 24, "width 16")],
 )
 def test_what_tokens_cannot_follow_is_refused(routing: str, num_experts: int, words: str) -> None:
-    workload = Workload(
-        layer=LayerShape(d_model=16, d_hidden=8, num_experts=num_experts), world_size=1,
-        tokens_per_rank=8, routing=routing,
-    )  # fmt: skip
+    workload = Workload(layer=LayerShape(d_model=16, d_hidden=8, num_experts=num_experts),
+                        world_size=1, tokens_per_rank=8, routing=routing)  # fmt: skip
     with pytest.raises(InputError, match=words):
         expert_shares(workload)
 

@@ -95,10 +95,8 @@ def test_the_terms_are_part_of_the_plan_file(cli: Cli) -> None:
 def traced(cli: Cli, folder: Path, *pins: str) -> tuple[Any, list[Any], str]:
     """Return the plan, its bars, and what was said."""
     file, out = folder / "plan.json", folder / "trace.json"
-    plan = cli(
-        "plan", *OLMOE, "--world-size", "16", "--micro-batch", "1", *pins, "--json", "--output",
-        str(file),
-    ).document  # fmt: skip
+    plan = cli("plan", *OLMOE, "--world-size", "16", "--micro-batch", "1", *pins, "--json",
+               "--output", str(file)).document  # fmt: skip
     said = cli("trace", str(file), "--output", str(out)).out
     return plan, json.loads(out.read_text())["traceEvents"], said
 

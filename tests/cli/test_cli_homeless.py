@@ -11,10 +11,8 @@ import pytest
 from tests.cli.running import XL, Cli
 
 _LAYER = ("plan", *XL)
-_MODEL = (
-    "plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "256", "--seq",
-    "4096",
-)  # fmt: skip
+_MODEL = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "256",
+          "--seq", "4096")  # fmt: skip
 
 
 @pytest.fixture

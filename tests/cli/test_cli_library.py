@@ -26,10 +26,8 @@ def plans(cli: Cli) -> tuple[str, str]:
 
 
 def observe(database: Path, plan_id: str, count: int) -> None:
-    one = Observation(
-        plan_id=plan_id, forward_degree=1, backward_degree=1, tokens_per_rank=8,
-        predicted_seconds=1.0, seconds=(1.1,), source="training",
-    )  # fmt: skip
+    one = Observation(plan_id=plan_id, forward_degree=1, backward_degree=1, tokens_per_rank=8,
+                      predicted_seconds=1.0, seconds=(1.1,), source="training")  # fmt: skip
     with open_store(str(database)) as store:
         store.add_observations([one] * count)
 

@@ -9,11 +9,9 @@ from tests.cli.running import Cli
 from tests.solve.clusters import cluster_profile
 
 PLAN = ("plan", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
-SMALL = (
-    "plan", "--d-model", "64", "--d-hidden", "256", "--num-experts", "8", "--num-layers", "4",
-    "--num-heads", "4", "--seq", "128", "--vocab", "1000", "--world-size", "8", "--global-batch",
-    "64", "--profile", "a100-x8",
-)  # fmt: skip
+SMALL = ("plan", "--d-model", "64", "--d-hidden", "256", "--num-experts", "8", "--num-layers", "4",
+         "--num-heads", "4", "--seq", "128", "--vocab", "1000", "--world-size", "8",
+         "--global-batch", "64", "--profile", "a100-x8")  # fmt: skip
 SIZES = (
     "num-layers=4,num-heads=4,d-model=64,d-hidden=256,num-experts=8,top-k=1,activation=gelu,"
     "moe-every=2,seq=128,vocab=1000"

@@ -28,12 +28,10 @@ SIZES: dict[str, Any] = {
     "activation": "swiglu", "profile": "rtx2080ti-x64", "dtype": "fp16", "memory_limit": "10GB",
     "memory_taken": 2.5e8, "max_degree": 8, "order": "interleaved",
 }  # fmt: skip
-SIZES_FLAGS = (
-    "--d-model", "1024", "--d-hidden", "4096", "--num-experts", "64", "--top-k", "2", "--tokens",
-    "8192", "--activation", "swiglu", "--profile", "rtx2080ti-x64", "--dtype", "float16",
-    "--memory-limit", "10GB", "--memory-taken", "250MB", "--max-degree", "8", "--order",
-    "interleaved",
-)  # fmt: skip
+SIZES_FLAGS = ("--d-model", "1024", "--d-hidden", "4096", "--num-experts", "64", "--top-k", "2",
+               "--tokens", "8192", "--activation", "swiglu", "--profile", "rtx2080ti-x64",
+               "--dtype", "float16", "--memory-limit", "10GB", "--memory-taken", "250MB",
+               "--max-degree", "8", "--order", "interleaved")  # fmt: skip
 TRAINING: dict[str, Any] = {
     "model": "qwen3-30b-a3b", "profile": "h100-x8", "world_size": 64, "global_batch": 1024,
     "seq": "4k", "target": "megatron", "recompute": ["norm", "moe_act"],
@@ -202,10 +200,8 @@ def test_a_notebook_draws_the_page_without_scripts(arguments: dict[str, Any]) ->
 
 @pytest.mark.usefixtures("home")
 def test_everything_that_takes_a_plan_takes_it() -> None:
-    plan = moetune.plan(
-        d_model=8, d_hidden=16, num_experts=4, tokens=32, world_size=1, dtype="float16",
-        profile="rtx2080ti-x64", save=False,
-    )  # fmt: skip
+    plan = moetune.plan(d_model=8, d_hidden=16, num_experts=4, tokens=32, world_size=1,
+                        dtype="float16", profile="rtx2080ti-x64", save=False)  # fmt: skip
     layer = moetune.MoELayer(8, 16, 4, plan=plan)
     assert layer.shape == plan.workload.layer
     assert moetune.open_planbook(plan).plans == (plan.plan,)

@@ -18,10 +18,8 @@ PLAN = (
 
 
 def record(loads: list[int], *, top_k: int = TOP_K) -> RoutingRecord:
-    return RoutingRecord(
-        num_experts=len(loads), top_k=top_k, num_ranks=1, num_steps=10, loads=tuple(loads),
-        fullest_p50=1.0, fullest_p99=1.0,
-    )  # fmt: skip
+    return RoutingRecord(num_experts=len(loads), top_k=top_k, num_ranks=1, num_steps=10,
+                         loads=tuple(loads), fullest_p50=1.0, fullest_p99=1.0)  # fmt: skip
 
 
 def uneven(seed: int) -> list[int]:

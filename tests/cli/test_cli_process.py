@@ -20,20 +20,16 @@ print(json.dumps([code, sorted({{*sys.modules}} & {{*{unwanted!r}}})]), file=sys
 
 
 def _environment(home: Path, **more: str) -> dict[str, str]:
-    return {
-        "PATH": os.defpath, "HOME": str(home),
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]), **more,
-    }  # fmt: skip
+    return {"PATH": os.defpath, "HOME": str(home),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]), **more}  # fmt: skip
 
 
 def _run(
     home: Path, *words: str, check: bool = True, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        (sys.executable, *words),
-        env=_environment(home, **(environment or {})), cwd=home, capture_output=True, text=True,
-        check=check, encoding="utf-8", errors="replace",
-    )  # fmt: skip
+    return subprocess.run((sys.executable, *words), env=_environment(home, **(environment or {})),
+                          cwd=home, capture_output=True, text=True, check=check, encoding="utf-8",
+                          errors="replace")  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "unwanted"), [

@@ -8,12 +8,10 @@ import pytest
 from moetune.app.files import bundled_profiles, load_profile_file, profile_to_toml
 from tests.cli.running import Cli
 
-NAMES = (
-    "a100-x4", "a100-x8", "a800-x8", "b200-x8", "b300-x8", "b300-x8-efa", "gb200-nvl72",
-    "gb300-nvl72", "gh200-x1", "gh200-x4", "h100-96gb-x8", "h100-x8", "h100-x8-efa", "h20-x8",
-    "h200-x8", "h800-x8", "l40s-x8", "mi300x-x8", "mi355x-x8", "rtx2080ti-x16", "rtx2080ti-x32",
-    "rtx2080ti-x64", "rtx4090-x8", "v100-x256",
-)  # fmt: skip
+NAMES = ("a100-x4", "a100-x8", "a800-x8", "b200-x8", "b300-x8", "b300-x8-efa", "gb200-nvl72",
+         "gb300-nvl72", "gh200-x1", "gh200-x4", "h100-96gb-x8", "h100-x8", "h100-x8-efa", "h20-x8",
+         "h200-x8", "h800-x8", "l40s-x8", "mi300x-x8", "mi355x-x8", "rtx2080ti-x16",
+         "rtx2080ti-x32", "rtx2080ti-x64", "rtx4090-x8", "v100-x256")  # fmt: skip
 
 
 @pytest.fixture

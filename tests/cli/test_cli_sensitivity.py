@@ -92,10 +92,8 @@ def test_more_memory_saves_what_the_plan_with_more_memory_saves(cli: Cli, planne
 
 
 def test_a_layer_is_moved_by_a_chunk_each_way(cli: Cli) -> None:
-    flags = (
-        "--d-model", "256", "--d-hidden", "1024", "--num-experts", "4", "--tokens", "1k",
-        "--profile", LAB, "--max-degree", "4",
-    )  # fmt: skip
+    flags = ("--d-model", "256", "--d-hidden", "1024", "--num-experts", "4", "--tokens", "1k",
+             "--profile", LAB, "--max-degree", "4")  # fmt: skip
     plan = cli("plan", *flags, "--json", "--output", "plan.json").document
     found = cli("sensitivity", "plan.json", "--profile", LAB, "--json").document
     degree = plan["pipeline"]["forward_degree"]

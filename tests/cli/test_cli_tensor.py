@@ -13,10 +13,8 @@ group_size = 4
 alpha_seconds = 2e-5
 beta_seconds_per_byte = 1e-10
 """
-SIZES = (
-    "plan", "--d-model", "1024", "--d-hidden", "4096", "--num-experts", "16", "--top-k", "2",
-    "--tokens", "4k", "--dtype", "float16", "--world-size", "4",
-)  # fmt: skip
+SIZES = ("plan", "--d-model", "1024", "--d-hidden", "4096", "--num-experts", "16", "--top-k", "2",
+         "--tokens", "4k", "--dtype", "float16", "--world-size", "4")  # fmt: skip
 TENSOR = (*SIZES, "--profile", "node.toml", "--expert-parallel", "tensor")
 
 

@@ -50,16 +50,12 @@ def test_a_model_of_a_file_is_planned(cli: Cli, tmp_path: Path) -> None:
             }
         )
     )  # fmt: skip
-    plan = cli(
-        "plan", "--model", str(tmp_path), "--profile", "h100-x8", "--global-batch", "64", "--seq",
-        "1k", "--json",
-    ).document  # fmt: skip
+    plan = cli("plan", "--model", str(tmp_path), "--profile", "h100-x8", "--global-batch", "64",
+               "--seq", "1k", "--json").document  # fmt: skip
     assert plan["inputs"]["world_size"] == 8
     assert plan["layout"]["vpp"] == plan["layout"]["cp"] == 1
-    said = cli(
-        "plan", "--model", str(tmp_path), "--profile", "h100-x8", "--global-batch", "64", "--seq",
-        "1k", "--target", "megatron",
-    ).out  # fmt: skip
+    said = cli("plan", "--model", str(tmp_path), "--profile", "h100-x8", "--global-batch", "64",
+               "--seq", "1k", "--target", "megatron").out  # fmt: skip
     assert cli(*said.rpartition("moetune ")[2].split()).code == 0
 
 
@@ -292,10 +288,8 @@ def test_the_front_has_the_fastest_layout_for_each_memory(cli: Cli) -> None:
 ])  # fmt: skip
 def test_a_hint_of_memory_has_only_what_helps(cli: Cli, flags: tuple[str, ...], hint: str) -> None:
     """Pins that are not there, and ranks where each gathers more than a device has."""
-    refused = cli(
-        "plan", "--target", "transformers", "--world-size", "16", "--global-batch", "32", "--seq",
-        "4k", "--model", *flags,
-    )  # fmt: skip
+    refused = cli("plan", "--target", "transformers", "--world-size", "16", "--global-batch", "32",
+                  "--seq", "4k", "--model", *flags)  # fmt: skip
     assert refused.code == 3
     assert "memory binds" in refused.err
     assert refused.err.rstrip().splitlines()[-1].strip() == hint

@@ -14,10 +14,8 @@ def plan_id(cli: Cli) -> str:
 
 
 def test_whatif_shows_both_plans_and_stores_nothing(cli: Cli, plan_id: str) -> None:
-    result = cli(
-        "whatif", plan_id[:8], "--tokens", "32k", "--speed", "communication=2", "--speed",
-        "computation=1.5", "--json",
-    )  # fmt: skip
+    result = cli("whatif", plan_id[:8], "--tokens", "32k", "--speed", "communication=2", "--speed",
+                 "computation=1.5", "--json")  # fmt: skip
     document = result.document
     assert (result.code, document["schema"]) == (0, "moetune.whatif/1")
     assert document["before"]["id"] == plan_id

@@ -84,10 +84,8 @@ def test_what_does_not_fit_says_what_it_would_take(cli: Cli) -> None:
     plan = cli("plan", *XL, *limit, "--json", "--output", "plan.json").document
     roomy = cli("plan", *XL, "--strategy", "none", "--degree", "8", "--json")
     assert roomy.code == 2  # a plan has no such flag
-    roomy_plan = cli(
-        "plan", *XL, "--strategy", "none", "--forward-degree", "8", "--backward-degree", "8",
-        "--json",
-    ).document  # fmt: skip
+    roomy_plan = cli("plan", *XL, "--strategy", "none", "--forward-degree", "8",
+                     "--backward-degree", "8", "--json").document  # fmt: skip
     found = why(cli, "plan.json", "--strategy", "none", "--degree", "8")
     assert found["verdict"] == "too_large"
     assert found["other"]["step_seconds"] == step_of(roomy_plan)
@@ -152,10 +150,8 @@ def test_chunks_of_a_training_plan_are_priced_in_its_layout(cli: Cli) -> None:
     flags = ("plan", *TRAINING, "--overlap", "chunks", "--ep", "16", "--output", "plan.json")
     plan = cli(*flags, "--json").document
     degree = plan["layout"]["degree"]
-    same = why(
-        cli, "plan.json", "--forward-degree", str(degree["forward"]), "--backward-degree",
-        str(degree["backward"]),
-    )  # fmt: skip
+    same = why(cli, "plan.json", "--forward-degree", str(degree["forward"]), "--backward-degree",
+               str(degree["backward"]))  # fmt: skip
     assert same["verdict"] == "chosen"
     assert same["other"]["step_seconds"] == pytest.approx(same["chosen"]["step_seconds"], rel=1e-9)
     ahead = why(cli, "plan.json", "--forward-degree", str(degree["forward"]))
@@ -231,9 +227,7 @@ def test_a_plans_own_choice_is_said_to_be(cli: Cli, planned: Planned) -> None:
     (("training.json", "--layout", "dp 3 · tp 2"), "is not the 16 ranks"),
 ])  # fmt: skip
 def test_wrong_values(cli: Cli, planned: Planned, arguments: tuple[str, ...], part: str) -> None:
-    files = {
-        "plan.json": XL, "training.json": MEGATRON,
-    }  # fmt: skip
+    files = {"plan.json": XL, "training.json": MEGATRON}
     if arguments[0] in files:
         planned(arguments[0], *files[arguments[0]])
     result = cli("explain", *arguments, "--json")

@@ -108,10 +108,8 @@ def test_a_script_that_fails_on_one_rank_is_found_out(reader: Reader) -> None:
     assert reader is not None
     text = "import os, sys\nrank = int(os.environ['RANK'])\nprint(sys.argv[1:], 1 // (1 - rank))\n"
     Path("fails.py").write_text(text, encoding="utf-8")
-    code, out = launch(
-        ("torchrun", "--nproc-per-node", "2", "fails.py", "a"), environ=os.environ,
-        timeout_seconds=60,
-    )  # fmt: skip
+    code, out = launch(("torchrun", "--nproc-per-node", "2", "fails.py", "a"), environ=os.environ,
+                       timeout_seconds=60)  # fmt: skip
     assert code == 1
     assert "['a'] 1" in out
     assert "ZeroDivisionError" in out

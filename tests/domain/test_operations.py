@@ -64,10 +64,8 @@ def test_the_transfer_is_that_of_the_simulated_phase(
         tasks = tensor_parallel_tasks(compute_seconds=chunks[1], reduce_seconds=chunks[0])
     else:
         own = workload()
-        tasks = pipeline_tasks(
-            dispatch_seconds=chunks[0], compute_seconds=chunks[1], combine_seconds=chunks[0],
-            order="dispatch_first",
-        )  # fmt: skip
+        tasks = pipeline_tasks(dispatch_seconds=chunks[0], compute_seconds=chunks[1],
+                               combine_seconds=chunks[0], order="dispatch_first")  # fmt: skip
     phase = simulate(tasks, interference=Interference()).makespan_seconds
     found = transfer_seconds(own, degree=degree, phase_seconds=phase, compute_seconds=compute)
     assert math.isclose(found, transfer, rel_tol=1e-6, abs_tol=1e-9)

@@ -29,24 +29,18 @@ SHAPE = LayerShape(d_model=8, d_hidden=32, num_experts=4, top_k=2)
 
 
 def machine(*, num_devices: int = 8, memory_bytes: int = 2**30) -> Machine:
-    return Machine(
-        kind="cpu", device="test", num_devices=num_devices, devices_per_node=4,
-        memory_bytes=memory_bytes,
-    )  # fmt: skip
+    return Machine(kind="cpu", device="test", num_devices=num_devices, devices_per_node=4,
+                   memory_bytes=memory_bytes)  # fmt: skip
 
 
 def transformer(*, num_layers: int = 4, num_heads: int = 2, moe_every: int = 2) -> Transformer:
-    return Transformer(
-        moe=SHAPE, num_layers=num_layers, num_heads=num_heads, length=16, vocab_size=50,
-        moe_every=moe_every,
-    )  # fmt: skip
+    return Transformer(moe=SHAPE, num_layers=num_layers, num_heads=num_heads, length=16,
+                       vocab_size=50, moe_every=moe_every)  # fmt: skip
 
 
 def observation(*, tokens: int = 1, seconds: tuple[float, ...] = (1.0,)) -> Observation:
-    return Observation(
-        plan_id="0", forward_degree=1, backward_degree=1, tokens_per_rank=tokens,
-        predicted_seconds=1.0, seconds=seconds, source="verify",
-    )  # fmt: skip
+    return Observation(plan_id="0", forward_degree=1, backward_degree=1, tokens_per_rank=tokens,
+                       predicted_seconds=1.0, seconds=seconds, source="verify")  # fmt: skip
 
 
 def spread_over(num_nodes: int) -> CollectiveLine:
@@ -62,17 +56,13 @@ def gemm_line(alpha_seconds: float, beta_seconds: float) -> GemmLine:
 def table(
     *, points: Rows = ((1.0, 1.0),), group_size: int = 2, spread: float = 0.0
 ) -> CollectiveTable:
-    return CollectiveTable(
-        label="published", source="x", op="send", group_size=group_size, points=points,
-        spread=spread,
-    )  # fmt: skip
+    return CollectiveTable(label="published", source="x", op="send", group_size=group_size,
+                           points=points, spread=spread)  # fmt: skip
 
 
 def dispatcher(*, num_sms: int) -> DispatcherTable:
-    return DispatcherTable(
-        label="published", source="x", dispatcher="deepep", phase="dispatch", group_size=8,
-        num_sms=num_sms, points=((1.0, 1.0),),
-    )  # fmt: skip
+    return DispatcherTable(label="published", source="x", dispatcher="deepep", phase="dispatch",
+                           group_size=8, num_sms=num_sms, points=((1.0, 1.0),))  # fmt: skip
 
 
 def step(*, degree: int = 1, seconds: float = 1.0) -> StepRecord:

@@ -9,10 +9,8 @@ from moetune.huggingface.reader import language_model
 from moetune.huggingface.registry import model_names, named_model
 
 NEWEST = find_target("megatron")
-UNKNOWN = {
-    "hunyuan-a13b", "kimi-k2.5", "ling-flash-2.0", "mixtral-8x22b", "qwen3.5-122b-a10b",
-    "qwen3.6-27b", "qwen3.8-27b",
-}  # fmt: skip
+UNKNOWN = {"hunyuan-a13b", "kimi-k2.5", "ling-flash-2.0", "mixtral-8x22b", "qwen3.5-122b-a10b",
+           "qwen3.6-27b", "qwen3.8-27b"}  # fmt: skip
 """Models whose rotary base is in no source that was read."""
 
 

@@ -30,12 +30,10 @@ def megatron(folder: Path, layout: dict[str, Any], model: dict[str, Any] = QWEN)
 
 def test_megatron_gets_each_size_and_the_batch(tmp_path: Path) -> None:
     given = flags(megatron(tmp_path, PIPELINE))
-    sizes = {
-        "--tensor-model-parallel-size": 4, "--pipeline-model-parallel-size": 8,
-        "--context-parallel-size": 1, "--expert-model-parallel-size": 32,
-        "--expert-tensor-parallel-size": 1, "--micro-batch-size": 1, "--global-batch-size": 2048,
-        "--seq-length": 4096,
-    }  # fmt: skip
+    sizes = {"--tensor-model-parallel-size": 4, "--pipeline-model-parallel-size": 8,
+             "--context-parallel-size": 1, "--expert-model-parallel-size": 32,
+             "--expert-tensor-parallel-size": 1, "--micro-batch-size": 1,
+             "--global-batch-size": 2048, "--seq-length": 4096}  # fmt: skip
     assert {flag: int(given[flag][0]) for flag in sizes} == sizes
     assert given["--moe-token-dispatcher-type"] == ["flex"]
     assert given["--moe-flex-dispatcher-backend"] == ["deepep"]

@@ -319,10 +319,8 @@ def test_each_form_of_the_product_has_its_own_times() -> None:
 def attend(
     sequences: int, seconds: float, *, length: int = 128, num_heads: int = 4, head_dim: int = 64
 ) -> Sample:
-    point = AttentionPoint(
-        dtype="float32", num_sequences=sequences, length=length, num_heads=num_heads,
-        head_dim=head_dim,
-    )  # fmt: skip
+    point = AttentionPoint(dtype="float32", num_sequences=sequences, length=length,
+                           num_heads=num_heads, head_dim=head_dim)  # fmt: skip
     return Sample(point=point, seconds=(seconds,))
 
 

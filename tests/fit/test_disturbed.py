@@ -23,10 +23,8 @@ from tests.fit.measured import fitted
 
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=4, activation="gelu")
 MACHINE = Machine(kind="cpu", device="test", num_devices=2, devices_per_node=2, memory_bytes=2**34)
-POINTS = PointScope(
-    machine=MACHINE, dtypes=("float32",),
-    group_sizes=(2,), layers=(LAYER,), max_tokens=2048,
-).points().needed  # fmt: skip
+POINTS = PointScope(machine=MACHINE, dtypes=("float32",), group_sizes=(2,), layers=(LAYER,),
+                    max_tokens=2048).points().needed  # fmt: skip
 NUM_VISITS = 6
 
 

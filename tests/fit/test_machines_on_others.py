@@ -11,10 +11,8 @@ from moetune.fit.costs import costs_of
 from tests.fit.measured import read
 
 GIB = 2**30
-ON_OTHERS = (
-    "a800-x8", "gh200-x1", "gh200-x4", "h100-96gb-x8", "h20-x8", "l40s-x8", "mi300x-x8",
-    "mi355x-x8", "rtx4090-x8",
-)  # fmt: skip
+ON_OTHERS = ("a800-x8", "gh200-x1", "gh200-x4", "h100-96gb-x8", "h20-x8", "l40s-x8", "mi300x-x8",
+             "mi355x-x8", "rtx4090-x8")  # fmt: skip
 
 
 def site(name: str) -> Site:
@@ -74,10 +72,8 @@ def test_a_host_and_its_cards_are_those_of_the_sources() -> None:
     assert hosts["rtx4090-x8"] is None
     assert (hosts["h20-x8"], hosts["b300-x8"]) == (1024 * GIB, 4096 * GIB)
     cards = {name: site(name).num_nics for name in ON_OTHERS}
-    assert cards == {
-        "a800-x8": 4, "gh200-x1": 1, "gh200-x4": 4, "h100-96gb-x8": 8, "h20-x8": 8, "l40s-x8": 4,
-        "mi300x-x8": 8, "mi355x-x8": 8, "rtx4090-x8": 1,
-    }  # fmt: skip
+    assert cards == {"a800-x8": 4, "gh200-x1": 1, "gh200-x4": 4, "h100-96gb-x8": 8, "h20-x8": 8,
+                     "l40s-x8": 4, "mi300x-x8": 8, "mi355x-x8": 8, "rtx4090-x8": 1}  # fmt: skip
     assert site("gb200-nvl72").num_nics == 4
 
 

@@ -33,15 +33,11 @@ BASE = LinearCosts(
 
 
 def seconds(costs: Costs, decision: Decision, *, ranks: int = 8) -> float:
-    load = Workload(
-        layer=LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2),
-        world_size=ranks, tokens_per_rank=4096, dtype="bfloat16",
-    )  # fmt: skip
-    return step_time(
-        costs=layer_costs(workload=load, costs=costs), tokens=4096,
-        degree=decision.degree,
-        order=decision.order, strategy=decision.strategy,
-    ).seconds  # fmt: skip
+    load = Workload(layer=LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2),
+                    world_size=ranks, tokens_per_rank=4096, dtype="bfloat16")  # fmt: skip
+    return step_time(costs=layer_costs(workload=load, costs=costs), tokens=4096,
+                     degree=decision.degree, order=decision.order,
+                     strategy=decision.strategy).seconds  # fmt: skip
 
 
 def times(line: LinearCost, *, alpha: float = 1.0, beta: float = 1.0) -> LinearCost:

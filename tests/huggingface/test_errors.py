@@ -44,11 +44,9 @@ def test_a_field_that_nobody_knows_is_an_error_whatever_its_name(field: str, val
 
 def test_all_fields_in_the_way_are_in_one_message() -> None:
     with pytest.raises(InputError) as caught:
-        decoder(
-            QWEN3, num_key_value_heads=..., n_kv_heads=2, hidden_size="64",
-            layer_types=["magic"] * 4, num_experts_per_tok=9, memory_slots=7,
-            per_layer_config={"1": {"ffn_blocks": 2}},
-        )  # fmt: skip
+        decoder(QWEN3, num_key_value_heads=..., n_kv_heads=2, hidden_size="64",
+                layer_types=["magic"] * 4, num_experts_per_tok=9, memory_slots=7,
+                per_layer_config={"1": {"ffn_blocks": 2}})  # fmt: skip
     for word in ("num_key_value_heads is missing", "n_kv_heads (2)", "hidden_size", "'64'",
                  "['magic']", "memory_slots (7)", "ffn_blocks (2)"):  # fmt: skip
         assert word in caught.value.what

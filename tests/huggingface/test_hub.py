@@ -123,12 +123,10 @@ def test_variants_of_hunyuan_are_refused_by_name(changes: dict[str, object]) -> 
 
 
 def test_names_of_other_software_are_translated() -> None:
-    megatron = {
-        "model_type": "qwen3_moe", "hidden_size": 2048, "num_layers": 48,
-        "num_attention_heads": 32, "num_query_groups": 4, "kv_channels": 128,
-        "num_moe_experts": 128, "moe_router_topk": 8, "moe_ffn_hidden_size": 768,
-        "padded_vocab_size": 151936,
-    }  # fmt: skip
+    megatron = {"model_type": "qwen3_moe", "hidden_size": 2048, "num_layers": 48,
+                "num_attention_heads": 32, "num_query_groups": 4, "kv_channels": 128,
+                "num_moe_experts": 128, "moe_router_topk": 8, "moe_ffn_hidden_size": 768,
+                "padded_vocab_size": 151936}  # fmt: skip
     with pytest.raises(InputError) as caught:
         read_decoder(megatron, name="x", where="config.json")
     renamed = dict(megatron)

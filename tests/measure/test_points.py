@@ -31,10 +31,8 @@ GIB = 2**30
 def machine_of(
     num_ranks: int, kind: DeviceKind = "cpu", memory: int = 64 * GIB, per_node: int | None = None
 ) -> Machine:
-    return Machine(
-        kind=kind, device="test", num_devices=num_ranks, devices_per_node=per_node or num_ranks,
-        memory_bytes=memory,
-    )  # fmt: skip
+    return Machine(kind=kind, device="test", num_devices=num_ranks,
+                   devices_per_node=per_node or num_ranks, memory_bytes=memory)  # fmt: skip
 
 
 def choose(num_ranks: int = 2, preset: Preset = "quick", **more: object) -> tuple[Point, ...]:
@@ -205,10 +203,8 @@ def test_impossible_groups_and_layers_are_refused() -> None:
 )
 def test_a_collective_takes_as_many_all_to_alls_as_it_sends(op: CollectiveOp, sent: int) -> None:
     size = 2 if op == "send" else 4
-    rates = Rates(
-        macs_per_second={}, copy_bytes_per_second=1.0,
-        wires={(size, 0): LinearCost(alpha_seconds=0.5, beta_seconds=1e-3)},
-    )  # fmt: skip
+    rates = Rates(macs_per_second={}, copy_bytes_per_second=1.0,
+                  wires={(size, 0): LinearCost(alpha_seconds=0.5, beta_seconds=1e-3)})  # fmt: skip
     for in_flight in (1, 3):
         point = CollectivePoint(op=op, group_size=size, num_bytes=3000, in_flight=in_flight)
         assert operation_seconds(point, rates) == in_flight * (0.5 + 3.0 * sent)

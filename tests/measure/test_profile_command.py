@@ -17,10 +17,8 @@ from tests.documents import read_document
 from tests.ports import free_port
 
 TIMEOUT_SECONDS = 240
-SMALL_LAYER = (
-    "--preset", "quick", "--dtype", "float32", "--d-model", "64", "--d-hidden", "128",
-    "--num-experts", "4", "--tokens", "256", "--name", "lab",
-)  # fmt: skip
+SMALL_LAYER = ("--preset", "quick", "--dtype", "float32", "--d-model", "64", "--d-hidden", "128",
+               "--num-experts", "4", "--tokens", "256", "--name", "lab")  # fmt: skip
 
 pytestmark = pytest.mark.dist
 
@@ -148,10 +146,8 @@ def test_ctrl_c_ends_with_130_and_a_partial_run(planner: Desk) -> None:
 
 
 def test_ranks_of_a_launch_make_one_profile(planner: Desk) -> None:
-    launch = {
-        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-    }  # fmt: skip
+    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(free_port())}  # fmt: skip
     processes = [
         planner.start(
             *SMALL_LAYER, "--budget", "9s", "--json", RANK=rank, LOCAL_RANK=rank, **launch

@@ -26,10 +26,8 @@ from tests.report.lab import lab_profile
 from tests.service.asking import READ, WRITE, Client, client_of
 
 LAYER = {"model": "gpt-s", "profile": "rtx2080ti-x64", "world_size": "64", "tokens": "4096"}
-MODEL = {
-    "model": "olmoe", "profile": "h100-x8", "world_size": "8", "global_batch": "32", "seq": "2048",
-    "target": "megatron",
-}  # fmt: skip
+MODEL = {"model": "olmoe", "profile": "h100-x8", "world_size": "8", "global_batch": "32",
+         "seq": "2048", "target": "megatron"}  # fmt: skip
 CONFIG = {
     **QWEN3, "hidden_size": 1024, "num_hidden_layers": 8, "head_dim": 128, "vocab_size": 32_000,
     "moe_intermediate_size": 512, "intermediate_size": 2048,

@@ -25,10 +25,8 @@ CHANGES: list[tuple[dict[str, Any], int, str]] = [
     ({}, 422, "not named"),
     ({"plan_id": "ab" * 32, "inputs": SMALL}, 422, "not named"),
 ]
-BATCHES: list[dict[str, Any]] = [
-    {"observations": []}, {"observations": {}}, {"observations": None},
-    {"schema": "moetune.observations/2"}, {"more": 1},
-]  # fmt: skip
+BATCHES: list[dict[str, Any]] = [{"observations": []}, {"observations": {}}, {"observations": None},
+                                 {"schema": "moetune.observations/2"}, {"more": 1}]  # fmt: skip
 NO_DOCUMENTS = [
     (b"", 400, "JSON"), (b'{"model": "gpt-s", "profi', 400, "JSON"), (b"\xff\xfe\x00", 400, "JSON"),
     (b"[" * 10_000 + b"]" * 10_000, 400, "deep"), (b'{"a":' * 40 + b"1" + b"}" * 40, 400, "deep"),
@@ -36,10 +34,8 @@ NO_DOCUMENTS = [
     (b'{"a": 9223372036854775808}', 422, "64 bits"), (b'"\\ud800"', 422, ""),
     (b'{"\\ud800": "\\ud800"}', 422, ""), (b"[]", 422, ""), (b"null", 422, ""),
 ]  # fmt: skip
-KINDS = (
-    None, "text/plain", "application/x-www-form-urlencoded", "application/octet-stream",
-    "application/x-python-pickle", "multipart/form-data; boundary=x",
-)  # fmt: skip
+KINDS = (None, "text/plain", "application/x-www-form-urlencoded", "application/octet-stream",
+         "application/x-python-pickle", "multipart/form-data; boundary=x")  # fmt: skip
 Row = tuple[str, str, dict[str, Any], int, str]
 """Method, address, what is sent, and the answer's status and words."""
 

@@ -22,10 +22,8 @@ TOKEN = "write-token-0123456789"  # noqa: S105 - of a service that lives for a s
 
 
 def _run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), env=environment(home), cwd=home,
-        capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
+    return subprocess.run(command(*arguments), env=environment(home), cwd=home, capture_output=True,
+                          text=True, check=False, timeout=240)  # fmt: skip
 
 
 def _token_file(home: Path) -> Path:

@@ -45,10 +45,8 @@ def test_models_of_papers_and_sizes_are_planned_for(client: Client, asked: dict[
 
 def test_a_layer_with_its_sizes_is_planned_for(client: Client) -> None:
     layer = {"d_model": 512, "d_hidden": 2048, "num_experts": 64, "top_k": 2, "activation": "relu"}
-    asked = {
-        "layer": layer, "profile": "rtx2080ti-x64", "tokens_per_rank": 2048,
-        "world_size": 64, "dtype": "float16", "constraints": {"max-degree": "4"},
-    }  # fmt: skip
+    asked = {"layer": layer, "profile": "rtx2080ti-x64", "tokens_per_rank": 2048, "world_size": 64,
+             "dtype": "float16", "constraints": {"max-degree": "4"}}  # fmt: skip
     plan = plan_from_json(client.post("/v1/plans:resolve", asked).content, "answer").as_layer()
     assert encode(plan.inputs.layer) == layer
     assert (plan.inputs.world_size, plan.inputs.tokens_per_rank) == (64, 2048)
@@ -149,10 +147,8 @@ def test_another_choice_is_the_document_of_the_command_line(
     made = client.post("/v1/plans:resolve", inputs).json()
     (tmp_path / "plan.json").write_text(json.dumps(made), encoding="utf-8")
     found = client.get(f"/v1/plans/{made['id']}/explain?degree=8&strategy=none")
-    wanted = _by_command(
-        tmp_path, capfd, "explain", str(tmp_path / "plan.json"), "--degree", "8", "--strategy",
-        "none", "--json",
-    )  # fmt: skip
+    wanted = _by_command(tmp_path, capfd, "explain", str(tmp_path / "plan.json"), "--degree", "8",
+                         "--strategy", "none", "--json")  # fmt: skip
     assert found.text == canonical_json(json.loads(wanted)) + "\n"
     assert found.json()["schema"] == "moetune.why-not/1"
 

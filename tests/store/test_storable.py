@@ -24,10 +24,8 @@ MACHINE = Machine(
     kind="cuda", device="GPU", num_devices=2, devices_per_node=2, memory_bytes=2**30
 )  # fmt: skip
 PLAIN = Profile(name="one", provenance="published", machine=MACHINE)
-ROW = {
-    "plan_id": "a" * 64, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 8,
-    "predicted_seconds": 1.0, "seconds": [1.0], "source": "training",
-}  # fmt: skip
+ROW = {"plan_id": "a" * 64, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 8,
+       "predicted_seconds": 1.0, "seconds": [1.0], "source": "training"}  # fmt: skip
 LAYER = LayerShape(d_model=8, d_hidden=8, num_experts=2, top_k=1)
 WORKLOAD = Workload(layer=LAYER, tokens_per_rank=8, world_size=2, dtype="float32")
 
@@ -59,11 +57,9 @@ def test_the_times_of_operations_are_looked_at_too() -> None:
 
 
 def test_settled_sizes_plans_and_samples_have_bounds() -> None:
-    settled = Settled(
-        plan_id="a" * 64, hardware_id="b", memory_reuse=None, tokens_per_rank=8,
-        decision=Decision(forward_degree=1, backward_degree=1), seconds=(1.0,),
-        planned_seconds=1.0, num_steps=1,
-    )  # fmt: skip
+    settled = Settled(plan_id="a" * 64, hardware_id="b", memory_reuse=None, tokens_per_rank=8,
+                      decision=Decision(forward_degree=1, backward_degree=1), seconds=(1.0,),
+                      planned_seconds=1.0, num_steps=1)  # fmt: skip
     storable.check(settled)
     with pytest.raises(InputError, match="planned_seconds"):
         storable.check(replace(settled, planned_seconds=1e-300))
@@ -91,10 +87,8 @@ def rates(beta: float) -> Iterator[Profile]:
 
 def times(seconds: float, size: float = 8.0) -> Iterator[Profile]:
     """Yield profiles with a step, or a table's row, of that time."""
-    step = StepRecord(
-        workload=WORKLOAD, degree=1, chunks_seconds=seconds, overhead_seconds=0.0,
-        measured_seconds=seconds,
-    )  # fmt: skip
+    step = StepRecord(workload=WORKLOAD, degree=1, chunks_seconds=seconds, overhead_seconds=0.0,
+                      measured_seconds=seconds)  # fmt: skip
     source: dict[str, Any] = {"label": "published", "source": "s"}
     gemm = GemmTable(**source, dtype="float32", points=((1, 1, size, seconds),))
     exchange = CollectiveTable(**source, op="all_to_all", group_size=2, points=((size, seconds),))

@@ -26,11 +26,9 @@ def settled(plan_id: str, *seconds: float, tokens: int = 2**33) -> Settled:
     decision = Decision(
         forward_degree=4, backward_degree=3, order="interleaved", strategy="S4"
     )  # fmt: skip
-    return Settled(
-        plan_id=plan_id, hardware_id="0123456789abcdef", memory_reuse=None,
-        tokens_per_rank=tokens, decision=decision, seconds=seconds or (1 / 3, 0.1 + 0.2),
-        planned_seconds=1.0000000000000002e-9, num_steps=23,
-    )  # fmt: skip
+    return Settled(plan_id=plan_id, hardware_id="0123456789abcdef", memory_reuse=None,
+                   tokens_per_rank=tokens, decision=decision, seconds=seconds or (1 / 3, 0.1 + 0.2),
+                   planned_seconds=1.0000000000000002e-9, num_steps=23)  # fmt: skip
 
 
 def test_runs_are_listed_newest_first_with_what_they_hold(store: SqlStore) -> None:
@@ -169,10 +167,8 @@ def test_operations_of_observed_steps_come_back_exactly(store: SqlStore) -> None
         operation=operation, predicted_seconds=None, seconds=(1 / 3, 1e-9)
     )  # fmt: skip
     others = replace(times, operation=replace(operation, name="experts"), predicted_seconds=0.1)
-    made = replace(
-        observation(plan.id, 1.0, 2.0), operations=(times, others), device_id="0123456789abcdef",
-        strategy="S2",
-    )  # fmt: skip
+    made = replace(observation(plan.id, 1.0, 2.0), operations=(times, others),
+                   device_id="0123456789abcdef", strategy="S2")  # fmt: skip
     store.add_observations([made, observation(plan.id)])
     newest, oldest = store.observation_page(plan.id)
     assert (newest.value, oldest.value) == (observation(plan.id), made)

@@ -192,17 +192,13 @@ def with_samples(url: str, ops: tuple[str, ...]) -> None:
             connection, "machines", fingerprint="f", hardware_id="f", facts="{}", kind="cpu",
             device="test", num_devices=2, devices_per_node=1, memory_bytes=1, created_at="2026",
         )  # fmt: skip
-        insert(
-            connection, "runs", machine_id=1, name="lab", provenance="measured", preset="quick",
-            software="{}", status="complete", created_at="2026",
-        )  # fmt: skip
+        insert(connection, "runs", machine_id=1, name="lab", provenance="measured", preset="quick",
+               software="{}", status="complete", created_at="2026")  # fmt: skip
         for op in ops:
             point = {"kind": "collective", "op": op, "group_size": 2, "num_bytes": 8,
                      "in_flight": 1, "num_nodes": 0}  # fmt: skip
-            insert(
-                connection, "samples", run_id=1, kind="collective", point=json.dumps(point),
-                seconds="[0.5]", num_iterations=1, marks="[]", error="",
-            )  # fmt: skip
+            insert(connection, "samples", run_id=1, kind="collective", point=json.dumps(point),
+                   seconds="[0.5]", num_iterations=1, marks="[]", error="")  # fmt: skip
 
     run(url, work)
 
