@@ -30,25 +30,17 @@ def inputs_of(document: Any, profile: Profile = PROFILE) -> PlanInputs:
 
 REQUESTS = [
     *(PlanRequest(model=name) for name in MODELS),
-    PlanRequest(
-        layer=LAYER, tokens_per_rank=3000, world_size=32,
-        constraints={"allow-modelled": "true"},
-    ),
-    PlanRequest(
-        model="gpt-s", dtype="float16", memory_limit_bytes=2**33,
-        constraints={"memory-taken": str(2**30)},
-    ),
+    PlanRequest(layer=LAYER, tokens_per_rank=3000, world_size=32,
+                constraints={"allow-modelled": "true"}),
+    PlanRequest(model="gpt-s", dtype="float16", memory_limit_bytes=2**33,
+                constraints={"memory-taken": str(2**30)}),
     PlanRequest(
         model="gpt-xl",
-        constraints={
-            "forward-degree": "4", "max-degree": "16", "min-chunk-tokens": "128",
-            "order": "interleaved", "strategy": "S4",
-        },
+        constraints={"forward-degree": "4", "max-degree": "16", "min-chunk-tokens": "128",
+                     "order": "interleaved", "strategy": "S4"},
     ),
-    PlanRequest(
-        layer=LAYER, tokens_per_rank=512,
-        constraints={"expert-parallel": "tensor", "sequence-parallel": "true"},
-    ),
+    PlanRequest(layer=LAYER, tokens_per_rank=512,
+                constraints={"expert-parallel": "tensor", "sequence-parallel": "true"}),
 ]  # fmt: skip
 
 

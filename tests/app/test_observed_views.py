@@ -24,10 +24,8 @@ def moved(transfer: float, experts: float | None = 1.0) -> VerifiedStep:
     """Return the plan's step, whose operations take so many times what was predicted."""
     operations = (
         OperationTimes(operation=TRANSFER, predicted_seconds=0.01, seconds=(0.01 * transfer,)),
-        OperationTimes(
-            operation=EXPERTS, predicted_seconds=None if experts is None else 0.02,
-            seconds=(0.02 * (experts or 9.0),),
-        ),
+        OperationTimes(operation=EXPERTS, predicted_seconds=None if experts is None else 0.02,
+                       seconds=(0.02 * (experts or 9.0),)),
     )  # fmt: skip
     return replace(PLANNED, operations=operations)
 

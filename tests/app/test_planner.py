@@ -153,10 +153,8 @@ def test_reading_cannot_write(planner: ServicePlanner) -> None:
     with pytest.raises(MoetuneError, match="read-only"):
         planner.reading.add_observations(
             [
-                Observation(
-                    plan_id=plan.id, forward_degree=1, backward_degree=1, tokens_per_rank=1,
-                    predicted_seconds=1.0, seconds=(1.0,), source="training",
-                )
+                Observation(plan_id=plan.id, forward_degree=1, backward_degree=1, tokens_per_rank=1,
+                            predicted_seconds=1.0, seconds=(1.0,), source="training")
             ]
         )  # fmt: skip
 
@@ -209,11 +207,8 @@ SMALL = st.fixed_dictionaries(
     optional={
         "model": st.sampled_from(["gpt-s", "tm-1", "gpt-2.7b", "none"]),
         "layer": st.fixed_dictionaries(
-            {
-                "d_model": st.integers(0, 2**20),
-                "d_hidden": st.integers(0, 2**20),
-                "num_experts": st.sampled_from([0, 1, 64, 128, 2**20]),
-            }
+            {"d_model": st.integers(0, 2**20), "d_hidden": st.integers(0, 2**20),
+             "num_experts": st.sampled_from([0, 1, 64, 128, 2**20])}
         ),
         "world_size": st.sampled_from([1, 2, 64, 2**20]),
         "tokens_per_rank": st.integers(0, 2**31),

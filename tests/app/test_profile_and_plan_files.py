@@ -57,18 +57,12 @@ points = st.one_of(
         product=st.sampled_from(["forward", "grad_input", "grad_weight"]), num_experts=counts,
     ),
     st.builds(RowsPoint, op=words, dtype=words, rows=counts, width=counts),
-    st.builds(
-        CollectivePoint, op=st.sampled_from(["all_to_all", "send"]),
-        group_size=counts, num_bytes=counts, in_flight=counts, num_nodes=counts,
-    ),
-    st.builds(
-        AttentionPoint, dtype=dtypes, num_sequences=counts, length=counts, num_heads=counts,
-        head_dim=counts, backward=st.booleans(),
-    ),
-    st.builds(
-        CopyPoint, direction=st.sampled_from(["h2d", "d2h"]), pinned=st.booleans(),
-        num_bytes=counts, both_ways=st.booleans(),
-    ),
+    st.builds(CollectivePoint, op=st.sampled_from(["all_to_all", "send"]), group_size=counts,
+              num_bytes=counts, in_flight=counts, num_nodes=counts),
+    st.builds(AttentionPoint, dtype=dtypes, num_sequences=counts, length=counts, num_heads=counts,
+              head_dim=counts, backward=st.booleans()),
+    st.builds(CopyPoint, direction=st.sampled_from(["h2d", "d2h"]), pinned=st.booleans(),
+              num_bytes=counts, both_ways=st.booleans()),
     st.builds(InterferencePoint, victim=classes, others=st.lists(classes, max_size=2).map(tuple)),
 )  # fmt: skip
 samples = st.builds(
@@ -80,10 +74,8 @@ profiles = st.builds(
     name=words,
     provenance=st.sampled_from(["measured", "published", "modelled"]),
     citation=words,
-    machine=st.builds(
-        Machine, kind=st.sampled_from(["cpu", "cuda"]), device=words, num_devices=counts,
-        devices_per_node=counts, memory_bytes=counts,
-    ),
+    machine=st.builds(Machine, kind=st.sampled_from(["cpu", "cuda"]), device=words,
+                      num_devices=counts, devices_per_node=counts, memory_bytes=counts),
     gemm=st.lists(
         st.builds(
             GemmLine, dtype=dtypes, alpha_seconds=times, beta_seconds_per_mac=times, error=errors
@@ -91,11 +83,9 @@ profiles = st.builds(
         max_size=2,
     ).map(tuple),
     collective=st.lists(
-        st.builds(
-            CollectiveLine, op=st.sampled_from(["all_to_all", "all_reduce"]), group_size=counts,
-            alpha_seconds=times, beta_seconds_per_byte=times, in_flight=counts, num_nodes=counts,
-            error=errors,
-        ),
+        st.builds(CollectiveLine, op=st.sampled_from(["all_to_all", "all_reduce"]),
+                  group_size=counts, alpha_seconds=times, beta_seconds_per_byte=times,
+                  in_flight=counts, num_nodes=counts, error=errors),
         max_size=2,
     ).map(tuple),
     copy=st.lists(
@@ -105,12 +95,10 @@ profiles = st.builds(
         ),
         max_size=2,
     ).map(tuple),
-    interference=st.builds(
-        Interference,
-        comp=st.builds(CompSpeed, comm=speeds, mem=speeds, all=speeds),
-        comm=st.builds(CommSpeed, comp=speeds, mem=speeds, all=speeds),
-        mem=st.builds(MemSpeed, comp=speeds, comm=speeds, all=speeds),
-    ),
+    interference=st.builds(Interference,
+                           comp=st.builds(CompSpeed, comm=speeds, mem=speeds, all=speeds),
+                           comm=st.builds(CommSpeed, comp=speeds, mem=speeds, all=speeds),
+                           mem=st.builds(MemSpeed, comp=speeds, comm=speeds, all=speeds)),
     fingerprint=st.builds(Fingerprint, hardware=facts, software=facts),
     samples=st.lists(samples, max_size=3).map(tuple),
 )  # fmt: skip

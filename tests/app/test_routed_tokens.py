@@ -21,10 +21,8 @@ LOADS = "8 4 2 1 1 0 0 0"
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    loads=st.lists(st.floats(0, 100), min_size=4, max_size=12).filter(any),
-    top_k=st.integers(1, 4), num_tokens=st.integers(1, 300),
-)  # fmt: skip
+@given(loads=st.lists(st.floats(0, 100), min_size=4, max_size=12).filter(any),
+       top_k=st.integers(1, 4), num_tokens=st.integers(1, 300))  # fmt: skip
 def test_each_expert_is_drawn_as_often_as_its_share_and_once_for_a_token(
     loads: list[float], top_k: int, num_tokens: int
 ) -> None:

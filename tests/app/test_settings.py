@@ -169,10 +169,8 @@ def test_a_process_started_by_hand_is_no_launch() -> None:
 
 def test_a_launch_is_read_whole() -> None:
     found = launch(
-        {
-            "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8",
-            "MASTER_ADDR": "node0", "MASTER_PORT": "1234",
-        }
+        {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8",
+         "MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
     )  # fmt: skip
     assert found is not None
     assert (found.rank, found.world_size) == (9, 16)

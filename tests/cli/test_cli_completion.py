@@ -110,10 +110,8 @@ def test_a_real_shell_completes(tmp_path: Path, shell: str) -> None:
     command.chmod(0o755)
     done = subprocess.run(
         (program, "-c", ASK[shell]),
-        env={
-            "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.defpath}", "TERM": "dumb",
-            "PYTHONPATH": str(Path(app.__file__).resolve().parents[2]),
-        },
+        env={"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.defpath}", "TERM": "dumb",
+             "PYTHONPATH": str(Path(app.__file__).resolve().parents[2])},
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     assert done.stdout.split() == ["h100-96gb-x8", "h100-x8", "h100-x8-efa"]

@@ -80,10 +80,8 @@ def test_export_to_a_file_can_be_imported_again(cli: Cli, lab: Path) -> None:
 def test_diff_names_every_number_that_differs_and_no_other(cli: Cli, lab: Path) -> None:
     found = cli("profiles", "diff", "rtx2080ti-x64", str(lab.resolve()), "--json").document
     assert found["differences"] == [
-        {
-            "key": "all_to_all 64 ranks alpha_seconds", "first": 0.000783, "second": 0.001566,
-            "ratio": 2.0,
-        }
+        {"key": "all_to_all 64 ranks alpha_seconds", "first": 0.000783, "second": 0.001566,
+         "ratio": 2.0}
     ]  # fmt: skip
     assert "2.00" in cli("profiles", "diff", "rtx2080ti-x64", "./lab.toml").out
     same = cli("profiles", "diff", "rtx2080ti-x64", "rtx2080ti-x64")

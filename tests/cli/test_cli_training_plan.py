@@ -43,11 +43,9 @@ def test_a_pinned_layout_is_kept_and_the_numbers_agree(cli: Cli, tmp_path: Path)
 def test_a_model_of_a_file_is_planned(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps(
-            {
-                "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
-                "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
-                "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 1000,
-            }
+            {"model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
+             "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
+             "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 1000}
         )
     )  # fmt: skip
     plan = cli("plan", "--model", str(tmp_path), "--profile", "h100-x8", "--global-batch", "64",

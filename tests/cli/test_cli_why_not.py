@@ -33,15 +33,11 @@ def step_of(plan: dict[str, Any]) -> float:
 @pytest.mark.parametrize(("flags", "asked", "pins"), [
     (XL, ("--degree", "8"), ("--forward-degree", "8", "--backward-degree", "8")),
     (XL, ("--forward-degree", "2"), ("--forward-degree", "2", "--backward-degree", "2")),
-    (
-        XL, ("--strategy", "S4", "--backward-degree", "2"),
-        ("--strategy", "S4", "--forward-degree", "2", "--backward-degree", "2"),
-    ),
+    (XL, ("--strategy", "S4", "--backward-degree", "2"),
+     ("--strategy", "S4", "--forward-degree", "2", "--backward-degree", "2")),
     (MEGATRON, ("--layout", "tp=2,ep=4"), ("--tp", "2", "--ep", "4")),
-    (
-        MEGATRON, ("--layout", "recompute=norm,moe_act,offload-optimizer=0.5"),
-        ("--recompute", "norm,moe_act", "--offload-optimizer", "0.5"),
-    ),
+    (MEGATRON, ("--layout", "recompute=norm,moe_act,offload-optimizer=0.5"),
+     ("--recompute", "norm,moe_act", "--offload-optimizer", "0.5")),
 ])  # fmt: skip
 def test_another_choice_is_the_plan_with_that_pin(
     cli: Cli, planned: Planned, flags: tuple[str, ...], asked: tuple[str, ...],

@@ -12,10 +12,8 @@ WRONG = [
         "--model", "--profile", "--dtype", "--memory-limit", "--strategy", "--dispatcher",
     )),
     (LAYER, "--world-size", "0"),
-    *((DECODER, flag, "zz9") for flag in (
-        "--profile", "--seq", "--target", "--routing", "--dtype", "--recompute", "--stages",
-        "--offload-activations",
-    )),
+    *((DECODER, flag, "zz9") for flag in ("--profile", "--seq", "--target", "--routing", "--dtype",
+                                          "--recompute", "--stages", "--offload-activations")),
     (DECODER, "--offload-optimizer", "-1"),
     *((("profile", "--plan-only"), flag, "zz9") for flag in (
         "--budget", "--dtype", "--group-sizes", "--model", "--tokens",

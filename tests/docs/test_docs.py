@@ -39,10 +39,8 @@ def reader(
     for name in (*settings, "MOETUNE_TOKEN", "RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
-    for name, folder in (
-        ("HOME", "home"), ("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config"),
-        ("XDG_CACHE_HOME", "cache"),
-    ):  # fmt: skip
+    for name, folder in (("HOME", "home"), ("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config"),
+                         ("XDG_CACHE_HOME", "cache")):  # fmt: skip
         monkeypatch.setenv(name, str(tmp_path / folder))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

@@ -150,10 +150,8 @@ def test_a_plan_has_at_least_one_chunk_each_way() -> None:
 
 
 FRAMED: dict[str, Any] = encode(
-    Framed(
-        title="a", first=Circle(radius=2), shapes=(Circle(radius=0.5), Box(sides=(1, 2))),
-        corner=(1, "b"), names={"any": 1}, is_done=True,
-    )
+    Framed(title="a", first=Circle(radius=2), shapes=(Circle(radius=0.5), Box(sides=(1, 2))),
+           corner=(1, "b"), names={"any": 1}, is_done=True)
 )  # fmt: skip
 
 

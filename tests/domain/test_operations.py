@@ -51,10 +51,8 @@ def test_tensor_parallel_ranks_sum_tokens_and_share_their_pairs(
     ]
 
 
-@given(
-    degree=st.integers(1, 32), transfer=st.floats(1e-6, 1.0), compute=st.floats(1e-6, 1.0),
-    order=st.sampled_from(["dispatch_first", "tensor"]),
-)  # fmt: skip
+@given(degree=st.integers(1, 32), transfer=st.floats(1e-6, 1.0), compute=st.floats(1e-6, 1.0),
+       order=st.sampled_from(["dispatch_first", "tensor"]))  # fmt: skip
 def test_the_transfer_is_that_of_the_simulated_phase(
     degree: int, transfer: float, compute: float, order: str
 ) -> None:

@@ -16,10 +16,8 @@ def _profile(device: str, per_node: int = 8, *, kind: str = "cuda", **facts: str
     return Profile(
         name="some",
         provenance="measured",
-        machine=Machine(
-            kind="cpu" if kind == "cpu" else "cuda", device=device, num_devices=per_node,
-            devices_per_node=per_node, memory_bytes=80 * 10**9,
-        ),
+        machine=Machine(kind="cpu" if kind == "cpu" else "cuda", device=device,
+                        num_devices=per_node, devices_per_node=per_node, memory_bytes=80 * 10**9),
         fingerprint=Fingerprint(hardware=facts),
     )  # fmt: skip
 

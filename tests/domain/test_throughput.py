@@ -56,10 +56,8 @@ def test_a_layers_plan_has_its_rate_and_its_share_of_the_peak() -> None:
     ("h100-x8", {"model": "gpt-xl", "dtype": "bfloat16"}),
     (
         "v100-x256",
-        {
-            "model": "gpt-xl", "world_size": 8, "dtype": "float16",
-            "constraints": {"expert-parallel": "tensor", "allow-modelled": "true"},
-        },
+        {"model": "gpt-xl", "world_size": 8, "dtype": "float16",
+         "constraints": {"expert-parallel": "tensor", "allow-modelled": "true"}},
     ),
 ])  # fmt: skip
 def test_older_plans_are_counted_again_without_a_peak(profile: str, asked: dict[str, Any]) -> None:

@@ -112,11 +112,9 @@ def test_interference_is_the_time_alone_over_the_time_with_the_others() -> None:
         return Sample(point=point, seconds=seconds)
 
     profile = fitted(
-        [
-            sample("comm", (), 1.0, 1.0, 9.0), sample("comm", ("comp",), 1.25),
-            sample("comm", ("comp", "mem"), 2.0), sample("comp", (), 1.0),
-            sample("comp", ("comm",), 0.98), sample("mem", ("comp",), 3.0),
-        ]
+        [sample("comm", (), 1.0, 1.0, 9.0), sample("comm", ("comp",), 1.25),
+         sample("comm", ("comp", "mem"), 2.0), sample("comp", (), 1.0),
+         sample("comp", ("comm",), 0.98), sample("mem", ("comp",), 3.0)]
     )  # fmt: skip
 
     assert profile.interference.comm.comp == pytest.approx(0.8)
@@ -179,10 +177,8 @@ def test_line_recovers_start_up_and_rate_despite_noise_and_stragglers(seed: int)
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 20), st.floats(1e-5, 1e-1)), min_size=3, max_size=12,
-        unique_by=lambda one: one[0],
-    )
+    st.lists(st.tuples(st.integers(0, 20), st.floats(1e-5, 1e-1)), min_size=3, max_size=12,
+             unique_by=lambda one: one[0])
 )  # fmt: skip
 def test_line_misses_no_more_than_scipys_least_squares(points: list[tuple[int, float]]) -> None:
     sizes = np.array([2.0**at for at, _ in points])

@@ -36,10 +36,8 @@ def points_of(
     model: Transformer = MODEL, max_tokens: int = TOKENS, preset: Preset = "quick"
 ) -> tuple[Point, ...]:
     return (
-        PointScope(
-            machine=MACHINE, dtypes=(DTYPE,), group_sizes=(2, 4), models=(measured(model),),
-            preset=preset, max_tokens=max_tokens,
-        )
+        PointScope(machine=MACHINE, dtypes=(DTYPE,), group_sizes=(2, 4), models=(measured(model),),
+                   preset=preset, max_tokens=max_tokens)
         .points()
         .all
     )  # fmt: skip

@@ -71,10 +71,8 @@ def test_a_layers_own_products_and_payloads_are_covered(preset: Preset) -> None:
             for d_in, d_out in ((96, 384), (384, 96)):
                 for product in ("forward", "grad_input", "grad_weight"):
                     assert (
-                        GemmPoint(
-                            dtype="float32", product=product, num_experts=experts,
-                            rows=max(rows // experts, 1), d_in=d_in, d_out=d_out,
-                        )
+                        GemmPoint(dtype="float32", product=product, num_experts=experts,
+                                  rows=max(rows // experts, 1), d_in=d_in, d_out=d_out)
                         in points
                     )  # fmt: skip
         whole = 1024 * 2 * 96 * 4

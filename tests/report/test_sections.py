@@ -15,14 +15,10 @@ TABLE = Table(
     name="phases",
     header=("phase", "chunks", "step", "memory", "share", "why"),
     rows=(
-        (
-            Cell.words("forward", mark="chosen"), Cell.count(12_345), Cell.seconds(0.0214),
-            Cell.size(3 * 2**30), Cell.share(0.123), Cell.words("it hides most"),
-        ),
-        (
-            Cell.words("backward"), Cell.count(2), Cell.seconds(None), Cell.size(None),
-            Cell.share(None), Cell.words("it hides nothing <&>"),
-        ),
+        (Cell.words("forward", mark="chosen"), Cell.count(12_345), Cell.seconds(0.0214),
+         Cell.size(3 * 2**30), Cell.share(0.123), Cell.words("it hides most")),
+        (Cell.words("backward"), Cell.count(2), Cell.seconds(None), Cell.size(None),
+         Cell.share(None), Cell.words("it hides nothing <&>")),
     ),
     prose=("why",),
     notes=("share: of the step",),

@@ -42,10 +42,8 @@ def test_a_file_that_is_gone_is_not_made_and_taken_up_later(file: Path, tmp_path
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         away = tmp_path / "away.db"
         file.rename(away)
-        for use in (
-            lambda: store.save_plan(make_plan(2)), store.plans, reading.plans, store.check_ready,
-            reading.check_ready,
-        ):  # fmt: skip
+        for use in (lambda: store.save_plan(make_plan(2)), store.plans, reading.plans,
+                    store.check_ready, reading.check_ready):  # fmt: skip
             with pytest.raises(StoreUnavailableError, match="cannot be opened"):
                 use()
         assert not file.exists()
@@ -196,10 +194,8 @@ def test_a_postgresql_that_is_gone_is_said_and_taken_up_when_it_is_back(network_
             store.save_plan(make_plan(1))
             assert len(reading.plans()) == 1
             wire.cut()
-            for use in (
-                lambda: store.save_plan(make_plan(2)), reading.plans, store.check_ready,
-                reading.check_ready,
-            ):  # fmt: skip
+            for use in (lambda: store.save_plan(make_plan(2)), reading.plans, store.check_ready,
+                        reading.check_ready):  # fmt: skip
                 with pytest.raises(StoreUnavailableError) as caught:
                     use()
                 assert str(network_url.password) not in str(caught.value)

@@ -21,10 +21,8 @@ from moetune.store.database import Database
 from tests.report.lab import lab_plan
 
 CLUSTER = Cluster(
-    machine=Machine(
-        kind="cuda", device="NVIDIA H200", num_devices=8, devices_per_node=8,
-        memory_bytes=150_754_820_096,
-    ),
+    machine=Machine(kind="cuda", device="NVIDIA H200", num_devices=8, devices_per_node=8,
+                    memory_bytes=150_754_820_096),
     fingerprint=Fingerprint(
         hardware={"gpu": "NVIDIA H200", "cpu": "Größe"}, software={"torch": "2.13.0"}
     ),
