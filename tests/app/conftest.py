@@ -10,10 +10,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user with an empty home and no settings."""
     for name in ("MOETUNE_URL", "MOETUNE_DISABLE", "MOETUNE_DB", "MOETUNE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    for name, folder in (
-        ("HOME", ""), ("XDG_CACHE_HOME", "cache"), ("XDG_DATA_HOME", "data"),
-        ("XDG_CONFIG_HOME", ".config"),
-    ):  # fmt: skip
+    for name, folder in (("HOME", ""), ("XDG_CACHE_HOME", "cache"), ("XDG_DATA_HOME", "data"),
+                         ("XDG_CONFIG_HOME", ".config")):  # fmt: skip
         monkeypatch.setenv(name, str(tmp_path / folder))
     monkeypatch.chdir(tmp_path)
     return tmp_path

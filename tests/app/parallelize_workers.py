@@ -243,9 +243,7 @@ def checkpoints_and_the_meta_device(folder: str) -> None:
     trained.load_state_dict(decoder().state_dict())
     assert train(trained, losses) < SAME
     save({"model": trained.state_dict()}, checkpoint_id=folder)
-    for layout in (
-        {"dp": 4, "ep": 2, "zero": 3}, {"dp": 4, "ep": 4, "zero": 0},
-    ):  # fmt: skip
+    for layout in ({"dp": 4, "ep": 2, "zero": 3}, {"dp": 4, "ep": 4, "zero": 0}):
         again = _parallel(layout)
         loaded = again.state_dict()
         load({"model": loaded}, checkpoint_id=folder)

@@ -22,10 +22,8 @@ def _launch(monkeypatch: pytest.MonkeyPatch, *, rank: int, world_size: int) -> L
         monkeypatch.setenv(name, str(rank))
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, str(world_size))
-    return Launch(
-        rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size,
-        master_addr="127.0.0.1", master_port=1,
-    )  # fmt: skip
+    return Launch(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size,
+                  master_addr="127.0.0.1", master_port=1)  # fmt: skip
 
 
 def _devices(*_: object) -> tuple[int, torch.device]:
@@ -50,9 +48,7 @@ def test_a_rank_alone_has_the_first_device_and_without_one_the_cpu() -> None:
         assert rank_device() == torch.device("cuda", 0)
 
 
-def test_the_second_ranks_step_is_recorded_and_verified_on_its_own_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_second_ranks_step_is_verified_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = small_plan(
         layer=LayerShape(d_model=16, d_hidden=32, num_experts=4), world_size=2, tokens=2
     )

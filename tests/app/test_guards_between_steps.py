@@ -100,9 +100,7 @@ def test_resumed_measuring_omits_what_has_times_and_nothing_that_failed(database
 
 
 @pytest.mark.parametrize("is_other", [False, True])
-def test_resumed_measuring_takes_samples_of_this_very_machine_alone(
-    database: str, *, is_other: bool
-) -> None:
+def test_resumed_measuring_takes_samples_of_this_machine(database: str, *, is_other: bool) -> None:
     cluster = detect_cluster(REQUEST)
     fingerprint = cluster.fingerprint
     if is_other:

@@ -37,17 +37,12 @@ LAYERS = list(MODELS)
 
 @pytest.mark.parametrize("model", LAYERS)
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
-def test_the_terms_of_a_plan_are_those_it_was_made_from(
-    profile: Profile, model: str, order: Order
-) -> None:
+def test_a_plan_has_the_terms_it_was_made_from(profile: Profile, model: str, order: Order) -> None:
     _check_terms(profile, model, order)
 
 
 def _check_terms(profile: Profile, model: str, order: Order) -> None:
-    plan = make_plan(
-        PlanRequest(model=model, constraints={"order": order}),
-        profile=profile,
-    )
+    plan = make_plan(PlanRequest(model=model, constraints={"order": order}), profile=profile)
     found = LayerSubject(plan=plan, profile=profile)
     assert found.forward is not None
     assert found.backward is not None
@@ -87,17 +82,11 @@ def test_interference_reaches_the_plan(profile: Profile) -> None:
     assert disturbed.id != free.id
 
 
-@pytest.mark.parametrize(
-    ("kind", "lines", "expected"),
-    [
-        ("cuda", (FLOAT32, BFLOAT16), "bfloat16"),
-        ("cuda", (FLOAT64, FLOAT32), "float32"),
-        ("cuda", (FLOAT64,), "float64"),
-        ("cpu", (BFLOAT16, FLOAT32), "float32"),
-        ("cpu", (BFLOAT16, FLOAT64), "bfloat16"),
-        ("cpu", (), "float32"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "lines", "expected"), [
+    ("cuda", (FLOAT32, BFLOAT16), "bfloat16"), ("cuda", (FLOAT64, FLOAT32), "float32"),
+    ("cuda", (FLOAT64,), "float64"), ("cpu", (BFLOAT16, FLOAT32), "float32"),
+    ("cpu", (BFLOAT16, FLOAT64), "bfloat16"), ("cpu", (), "float32"),
+])  # fmt: skip
 def test_the_default_dtype_is_what_the_machine_is_for(
     profile: Profile, kind: DeviceKind, lines: tuple[GemmLine, ...], expected: str
 ) -> None:
@@ -107,10 +96,7 @@ def test_the_default_dtype_is_what_the_machine_is_for(
 
 def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profile) -> None:
     request = PlanRequest(
-        layer=LAYER,
-        tokens_per_rank=512,
-        world_size=32,
-        constraints={"allow-modelled": "true"},
+        layer=LAYER, tokens_per_rank=512, world_size=32, constraints={"allow-modelled": "true"}
     )
     plan = make_plan(request, profile=profile)
     named = "not measured: all_to_all of 32 ranks; all_to_all of 64 ranks stands in"

@@ -13,48 +13,37 @@ from tests.report.lab import lab_plan
 PLAN = lab_plan()
 TRANSFER = Operation(name="all_to_all", phase="forward", size=2**21, degree=2)
 EXPERTS = Operation(name="experts", phase="backward", size=2**30, degree=2)
-PLANNED = VerifiedStep(
-    forward_degree=2, backward_degree=2, strategy="none", is_planned=True, predicted_seconds=1.0,
-    forward_seconds=0.5, backward_seconds=0.6, step_seconds=1.25, raw_step_seconds=(1.25,),
-    deviation=2e-7,
-)  # fmt: skip
-ALONE = replace(
-    PLANNED, forward_degree=1, backward_degree=1, is_planned=False, predicted_seconds=3.0,
-    step_seconds=2.5,
-)  # fmt: skip
+PLANNED = VerifiedStep(forward_degree=2, backward_degree=2, strategy="none", is_planned=True,
+                       predicted_seconds=1.0, forward_seconds=0.5, backward_seconds=0.6,
+                       step_seconds=1.25, raw_step_seconds=(1.25,), deviation=2e-7)  # fmt: skip
+ALONE = replace(PLANNED, forward_degree=1, backward_degree=1, is_planned=False,
+                predicted_seconds=3.0, step_seconds=2.5)  # fmt: skip
 
 
 def moved(transfer: float, experts: float | None = 1.0) -> VerifiedStep:
     """Return the plan's step, whose operations take so many times what was predicted."""
     operations = (
         OperationTimes(operation=TRANSFER, predicted_seconds=0.01, seconds=(0.01 * transfer,)),
-        OperationTimes(
-            operation=EXPERTS, predicted_seconds=None if experts is None else 0.02,
-            seconds=(0.02 * (experts or 9.0),),
-        ),
+        OperationTimes(operation=EXPERTS, predicted_seconds=None if experts is None else 0.02,
+                       seconds=(0.02 * (experts or 9.0),)),
     )  # fmt: skip
     return replace(PLANNED, operations=operations)
 
 
 def verification(*steps: VerifiedStep) -> Verification:
-    return Verification(
-        plan_id=PLAN.id, steps=steps, tolerance=1e-5, imbalance=1.25, device_id="ab",
-        range_seconds=(1, 2),
-    )  # fmt: skip
+    return Verification(plan_id=PLAN.id, steps=steps, tolerance=1e-5, imbalance=1.25,
+                        device_id="ab", range_seconds=(1, 2))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "alone", "holds", "says"),
-    [
-        ({}, 2.5, True, "holds here: its step of 1.25 s is inside its range of 1.00 s to 2.00 s"),
-        ({"range_seconds": None}, 2.5, True, "takes 1.25 s, and it promised no range"),
-        ({"range_seconds": (2.0, 3.0)}, 2.5, False, "missed its own range of 2.00 s to 3.00 s"),
-        ({}, 1.0, False, "lost to one chunk, which is 25.0 % faster than its 1.25 s"),
-        ({}, 1.24, True, "holds here"),
-        ({"tolerance": 1e-9}, 2.5, False, "changed the numbers"),
-    ],
-)
-def test_a_verification_ends_in_a_sentence(
+@pytest.mark.parametrize(("changes", "alone", "holds", "says"), [
+    ({}, 2.5, True, "holds here: its step of 1.25 s is inside its range of 1.00 s to 2.00 s"),
+    ({"range_seconds": None}, 2.5, True, "takes 1.25 s, and it promised no range"),
+    ({"range_seconds": (2.0, 3.0)}, 2.5, False, "missed its own range of 2.00 s to 3.00 s"),
+    ({}, 1.0, False, "lost to one chunk, which is 25.0 % faster than its 1.25 s"),
+    ({}, 1.24, True, "holds here"),
+    ({"tolerance": 1e-9}, 2.5, False, "changed the numbers"),
+])  # fmt: skip
+def test_verification_in_words(
     changes: dict[str, Any], alone: float, says: str, *, holds: bool
 ) -> None:
     found = replace(verification(replace(ALONE, step_seconds=alone), PLANNED), **changes)
@@ -64,18 +53,11 @@ def test_a_verification_ends_in_a_sentence(
     assert found.document["has_lost"] is ("lost" in says)
 
 
-@pytest.mark.parametrize(
-    ("transfer", "experts", "named"),
-    [
-        (2.0, 1.2, "all_to_all"),
-        (1.2, 0.5, "experts"),
-        (2.0, None, "all_to_all"),
-        (MOVED * 0.99, 1 / MOVED * 1.01, ""),
-    ],
-)
-def test_the_operation_that_moved_most_is_named(
-    transfer: float, experts: float | None, named: str
-) -> None:
+@pytest.mark.parametrize(("transfer", "experts", "named"), [
+    (2.0, 1.2, "all_to_all"), (1.2, 0.5, "experts"), (2.0, None, "all_to_all"),
+    (MOVED * 0.99, 1 / MOVED * 1.01, ""),
+])  # fmt: skip
+def test_what_moved_most_is_named(transfer: float, experts: float | None, named: str) -> None:
     (section,) = verification_sections(PLAN, verification(ALONE, moved(transfer, experts)))
     others = {"all_to_all", "experts"} - {named}
     assert len(section.paragraphs) == (2 if named else 1)

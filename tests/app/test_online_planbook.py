@@ -74,9 +74,7 @@ def test_a_plan_that_is_only_a_file_is_stored_with_what_was_settled(tmp_path: Pa
     assert len(settled(tmp_path, plan)) == 1
 
 
-def test_disabled_is_stock_behaviour(
-    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disabled_is_stock(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOETUNE_DISABLE", "1")
     layer, book = online(tmp_path)
     for _ in range(3):
@@ -93,9 +91,7 @@ def test_a_book_that_is_not_online_takes_steps_too(tmp_path: Path, plan: Plan) -
     assert book.plans == (plan,)
 
 
-def test_without_optuna_the_way_to_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_optuna_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(MoetuneError, match="pip install") as caught:
         moetune.open_planbook(db=str(tmp_path / "it.db"), online=True)

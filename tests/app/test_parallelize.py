@@ -37,7 +37,7 @@ FOUR: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize(
     ("num_ranks", "layouts"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.thorough)]
 )
-def test_a_model_of_ones_own_trains_as_one_process_does(
+def test_a_model_trains_as_in_a_process(
     num_ranks: int, layouts: tuple[dict[str, Any], ...]
 ) -> None:
     assert run_ranks(own.layouts_train_alike, num_ranks, layouts) == [""] * num_ranks
@@ -106,10 +106,8 @@ def test_what_cannot_run_is_refused_by_name_on_all_ranks() -> None:
 
 def test_blocks_of_multi_token_prediction_are_refused_and_stages_without_them_are_not() -> None:
     def usable(stages: str | None) -> object:
-        layout = {
-            "dp": 8, "tp": 1, "dispatcher": "all_to_all", "overlap": "none", "stages": stages,
-            "offload_activations": 0.0, "offload_optimizer": 0.0,
-        }  # fmt: skip
+        layout = {"dp": 8, "tp": 1, "dispatcher": "all_to_all", "overlap": "none", "stages": stages,
+                  "offload_activations": 0.0, "offload_optimizer": 0.0}  # fmt: skip
         plan = training_plan(
             inputs=TRAINING["inputs"] | {"target": "moetune"}, layout=TRAINING["layout"] | layout
         )

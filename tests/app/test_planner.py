@@ -62,9 +62,7 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[PlanInputs]:
     return solved
 
 
-def test_a_question_is_answered_with_the_plan_of_the_command_line_and_kept(
-    planner: ServicePlanner,
-) -> None:
+def test_a_question_gets_the_plan_of_the_command_line_and_is_kept(planner: ServicePlanner) -> None:
     plan = planner.resolve(ASKED)
     profile = load_profile_file(bundled_profiles()[PUBLISHED])
     assert plan == make_plan(PlanRequest(model="gpt-s"), profile=profile)
@@ -155,10 +153,8 @@ def test_reading_cannot_write(planner: ServicePlanner) -> None:
     with pytest.raises(MoetuneError, match="read-only"):
         planner.reading.add_observations(
             [
-                Observation(
-                    plan_id=plan.id, forward_degree=1, backward_degree=1, tokens_per_rank=1,
-                    predicted_seconds=1.0, seconds=(1.0,), source="training",
-                )
+                Observation(plan_id=plan.id, forward_degree=1, backward_degree=1, tokens_per_rank=1,
+                            predicted_seconds=1.0, seconds=(1.0,), source="training")
             ]
         )  # fmt: skip
 
@@ -179,19 +175,14 @@ def test_the_planner_is_ready_until_its_database_is_gone_and_again_when_it_is_ba
     assert planner.resolve(ASKED) == plan
 
 
-@pytest.mark.parametrize(
-    ("question", "part"),
-    [
-        (WhatIf(), "nothing is changed"),
-        (WhatIf(changes={"model": "gpt-xl"}), "unknown key 'model'"),
-        (WhatIf(speeds={"network": 2.0}), "unknown key 'network'"),
-        (WhatIf(changes=DEGREES), "changes.constraints.max-degree must be from 1"),
-        (WhatIf(changes=DEGREES, spelling=AS_FIELDS), "max-degree must be from 1"),
-    ],
-)
-def test_a_what_if_that_is_wrong_is_named(
-    planner: ServicePlanner, question: WhatIf, part: str
-) -> None:
+@pytest.mark.parametrize(("question", "part"), [
+    (WhatIf(), "nothing is changed"),
+    (WhatIf(changes={"model": "gpt-xl"}), "unknown key 'model'"),
+    (WhatIf(speeds={"network": 2.0}), "unknown key 'network'"),
+    (WhatIf(changes=DEGREES), "changes.constraints.max-degree must be from 1"),
+    (WhatIf(changes=DEGREES, spelling=AS_FIELDS), "max-degree must be from 1"),
+])  # fmt: skip
+def test_a_wrong_what_if_is_named(planner: ServicePlanner, question: WhatIf, part: str) -> None:
     with pytest.raises(InputError) as caught:
         whatif(planner, planner.draft(ASKED), question)
     assert part in str(caught.value)
@@ -216,11 +207,8 @@ SMALL = st.fixed_dictionaries(
     optional={
         "model": st.sampled_from(["gpt-s", "tm-1", "gpt-2.7b", "none"]),
         "layer": st.fixed_dictionaries(
-            {
-                "d_model": st.integers(0, 2**20),
-                "d_hidden": st.integers(0, 2**20),
-                "num_experts": st.sampled_from([0, 1, 64, 128, 2**20]),
-            }
+            {"d_model": st.integers(0, 2**20), "d_hidden": st.integers(0, 2**20),
+             "num_experts": st.sampled_from([0, 1, 64, 128, 2**20])}
         ),
         "world_size": st.sampled_from([1, 2, 64, 2**20]),
         "tokens_per_rank": st.integers(0, 2**31),

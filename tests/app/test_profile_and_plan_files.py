@@ -48,49 +48,34 @@ dtypes = st.sampled_from(["float64", "float32", "bfloat16", "float16"])
 pairs = st.tuples(times, times)
 facts = st.dictionaries(words, words, max_size=4)
 classes = st.sampled_from(["comp", "comm", "mem"])
-errors = st.none() | st.builds(
-    FitError,
-    num_points=counts, median=times, p95=times, low=times, high=times,
-    quality=st.sampled_from(["good", "usable", "suspect"]),
-    alpha_seconds=pairs, beta_seconds=pairs,
-)  # fmt: skip
+errors = st.none() | st.builds(FitError, num_points=counts, median=times, p95=times, low=times,
+                               high=times, quality=st.sampled_from(["good", "usable", "suspect"]),
+                               alpha_seconds=pairs, beta_seconds=pairs)  # fmt: skip
 points = st.one_of(
     st.builds(
         GemmPoint, dtype=dtypes, rows=counts, d_in=counts, d_out=counts,
         product=st.sampled_from(["forward", "grad_input", "grad_weight"]), num_experts=counts,
     ),
     st.builds(RowsPoint, op=words, dtype=words, rows=counts, width=counts),
-    st.builds(
-        CollectivePoint, op=st.sampled_from(["all_to_all", "send"]),
-        group_size=counts, num_bytes=counts, in_flight=counts, num_nodes=counts,
-    ),
-    st.builds(
-        AttentionPoint, dtype=dtypes, num_sequences=counts, length=counts, num_heads=counts,
-        head_dim=counts, backward=st.booleans(),
-    ),
-    st.builds(
-        CopyPoint, direction=st.sampled_from(["h2d", "d2h"]), pinned=st.booleans(),
-        num_bytes=counts, both_ways=st.booleans(),
-    ),
+    st.builds(CollectivePoint, op=st.sampled_from(["all_to_all", "send"]), group_size=counts,
+              num_bytes=counts, in_flight=counts, num_nodes=counts),
+    st.builds(AttentionPoint, dtype=dtypes, num_sequences=counts, length=counts, num_heads=counts,
+              head_dim=counts, backward=st.booleans()),
+    st.builds(CopyPoint, direction=st.sampled_from(["h2d", "d2h"]), pinned=st.booleans(),
+              num_bytes=counts, both_ways=st.booleans()),
     st.builds(InterferencePoint, victim=classes, others=st.lists(classes, max_size=2).map(tuple)),
 )  # fmt: skip
 samples = st.builds(
-    Sample,
-    point=points,
-    seconds=st.lists(times, min_size=1, max_size=4).map(tuple),
-    num_iterations=counts,
-    marks=st.lists(words, max_size=2).map(tuple),
-    error=words,
-)
+    Sample, point=points, seconds=st.lists(times, min_size=1, max_size=4).map(tuple),
+    num_iterations=counts, marks=st.lists(words, max_size=2).map(tuple), error=words,
+)  # fmt: skip
 profiles = st.builds(
     Profile,
     name=words,
     provenance=st.sampled_from(["measured", "published", "modelled"]),
     citation=words,
-    machine=st.builds(
-        Machine, kind=st.sampled_from(["cpu", "cuda"]), device=words, num_devices=counts,
-        devices_per_node=counts, memory_bytes=counts,
-    ),
+    machine=st.builds(Machine, kind=st.sampled_from(["cpu", "cuda"]), device=words,
+                      num_devices=counts, devices_per_node=counts, memory_bytes=counts),
     gemm=st.lists(
         st.builds(
             GemmLine, dtype=dtypes, alpha_seconds=times, beta_seconds_per_mac=times, error=errors
@@ -98,11 +83,9 @@ profiles = st.builds(
         max_size=2,
     ).map(tuple),
     collective=st.lists(
-        st.builds(
-            CollectiveLine, op=st.sampled_from(["all_to_all", "all_reduce"]), group_size=counts,
-            alpha_seconds=times, beta_seconds_per_byte=times, in_flight=counts, num_nodes=counts,
-            error=errors,
-        ),
+        st.builds(CollectiveLine, op=st.sampled_from(["all_to_all", "all_reduce"]),
+                  group_size=counts, alpha_seconds=times, beta_seconds_per_byte=times,
+                  in_flight=counts, num_nodes=counts, error=errors),
         max_size=2,
     ).map(tuple),
     copy=st.lists(
@@ -112,12 +95,10 @@ profiles = st.builds(
         ),
         max_size=2,
     ).map(tuple),
-    interference=st.builds(
-        Interference,
-        comp=st.builds(CompSpeed, comm=speeds, mem=speeds, all=speeds),
-        comm=st.builds(CommSpeed, comp=speeds, mem=speeds, all=speeds),
-        mem=st.builds(MemSpeed, comp=speeds, comm=speeds, all=speeds),
-    ),
+    interference=st.builds(Interference,
+                           comp=st.builds(CompSpeed, comm=speeds, mem=speeds, all=speeds),
+                           comm=st.builds(CommSpeed, comp=speeds, mem=speeds, all=speeds),
+                           mem=st.builds(MemSpeed, comp=speeds, comm=speeds, all=speeds)),
     fingerprint=st.builds(Fingerprint, hardware=facts, software=facts),
     samples=st.lists(samples, max_size=3).map(tuple),
 )  # fmt: skip
@@ -142,13 +123,9 @@ def test_a_file_with_a_base_has_what_differs_from_it(tmp_path: Path) -> None:
     assert base.network is not None
     facts = dict(base.fingerprint.hardware)
     del facts["nics"]  # of another rate there may be others
-    assert own == replace(
-        base,
-        name="own",
-        fingerprint=replace(base.fingerprint, hardware=facts),
-        machine=replace(base.machine, num_devices=64),
-        network=replace(base.network, nic_bytes_per_second=25e9),
-    )
+    assert own == replace(base, name="own", fingerprint=replace(base.fingerprint, hardware=facts),
+                          machine=replace(base.machine, num_devices=64),
+                          network=replace(base.network, nic_bytes_per_second=25e9))  # fmt: skip
     assert load_profile_file(path).digest != base.digest
     path.write_text(profile_to_toml(own))
     assert load_profile_file(path) == own

@@ -19,10 +19,8 @@ def test_every_key_with_a_unit_is_its_si_key() -> None:
         {
             "machine": {"memory": "80GB", "kind": "cuda", "host_memory": "1TiB"},
             "fingerprint": {"hardware": {"cores": "9"}},
-            "network": {
-                "nics": 4, "nic_rate": "400Gbit/s", "startup": "180us", "startup_per_node": "2us",
-                "posted_chunk": "7.3us",
-            },
+            "network": {"nics": 4, "nic_rate": "400Gbit/s", "startup": "180us",
+                        "startup_per_node": "2us", "posted_chunk": "7.3us"},
             "gemm": [{"dtype": "bf16", "alpha": "5us", "rate": "700TFLOP/s"}],
             "collective": [{"alpha": "12us", "rate": "42GB/s"}],
             "copy": [{"alpha_seconds": 1e-5, "rate": "400Gbit/s"}],
@@ -40,10 +38,8 @@ def test_every_key_with_a_unit_is_its_si_key() -> None:
             "startup_seconds_per_node": approx(2e-6), "posted_chunk_seconds": approx(7.3e-6),
         },
         "gemm": [
-            {
-                "dtype": "bfloat16", "alpha_seconds": approx(5e-6),
-                "beta_seconds_per_mac": approx(1 / 350e12),
-            }
+            {"dtype": "bfloat16", "alpha_seconds": approx(5e-6),
+             "beta_seconds_per_mac": approx(1 / 350e12)}
         ],
         "collective": [{"alpha_seconds": approx(12e-6), "beta_seconds_per_byte": approx(1 / 42e9)}],
         "copy": [{"alpha_seconds": 1e-5, "beta_seconds_per_byte": approx(1 / 50e9)}],
@@ -64,14 +60,10 @@ def test_cards_are_shared_by_the_devices_of_a_node(nics: int, gbit: int, devices
 def test_both_forms_a_bare_number_and_a_text_in_si_are_refused(section: str) -> None:
     is_list = section not in {"machine", "network"}
     for key, unit in UNIT_KEYS[section].items():
-        for table, words in (
-            ({key: unit.example, unit.si: 1.0}, "has both"),
-            ({key: 42}, "has no unit"),
-            ({key: True}, "must be a text"),
-            ({key: "quick"}, key),
-            ({unit.si: unit.example}, "must be a number"),
-            ({key + "x": unit.example}, "unknown key"),
-        ):
+        for table, words in (({key: unit.example, unit.si: 1.0}, "has both"),
+                             ({key: 42}, "has no unit"), ({key: True}, "must be a text"),
+                             ({key: "quick"}, key), ({unit.si: unit.example}, "must be a number"),
+                             ({key + "x": unit.example}, "unknown key")):  # fmt: skip
             with pytest.raises(InputError, match=words) as caught:
                 read({section: [table] if is_list else table})
             where = f"profile.{section}" + ("[0]" if is_list else "")

@@ -66,42 +66,39 @@ def test_a_node_of_the_base_shares_the_files_cards(tmp_path: Path) -> None:
     assert profile.network.nic_bytes_per_second == 25e9
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "lacks the key 'schema'"),
-        ("schema = 1\nname = \n", "line 2"),
-        ("schema = 1\nname = 'own'\n", "lacks the key"),
-        (BASED.replace('name = "own"\n', ""), "lacks the key 'name'"),
-        (BASED.replace("schema = 1\n", ""), "lacks the key 'schema'"),
-        (BASED.replace("h100-x8", "h100x8"), "did you mean h100-x8? use one of"),
-        (BASED.replace("h100-x8", "../own.toml"), "no reference profile"),
-        (BASED + "[netwrok]\nnics = 8\n", "did you mean 'network'"),
-        (BASED + "[scaled]\ncompute = 1\n", "did you mean 'computation'"),
-        (BASED + "[scaled]\ncomputation = 3\n", "must be a table"),
-        (BASED + "[scaled]\nlinks = {here = '1TFLOP/s', base = '1GB/s'}\n", "profile.scaled"),
-        (HEAD + "[scaled]\n", "needs a base"),
-        (HEAD + GEMM.replace("500", "-500"), "profile.gemm[0].rate"),
-        (HEAD + GEMM.replace("500", "0"), "above 0"),
-        (HEAD + GEMM.replace("'500TFLOP/s'", "nan"), "profile.gemm[0].rate"),
-        (HEAD + GEMM.replace("'500TFLOP/s'", "500"), "has no unit"),
-        (HEAD + GEMM.replace("TFLOP/s", "TB/s"), "TFLOP/s"),
-        (HEAD + GEMM.replace("alpha = '5us'", "alpha_seconds = inf"), "finite number"),
-        (HEAD + GEMM.replace("alpha = '5us'", "alpha_seconds = 1e400"), "finite number"),
-        (HEAD + GEMM.replace("alpha = '5us'", "alpha_seconds = -1"), "at least 0"),
-        (HEAD + GEMM.replace("alpha", "alfa"), "did you mean 'alpha'"),
-        (HEAD + GEMM + GEMM.replace("500", "400"), "profile.gemm[1] repeats profile.gemm[0]"),
-        (HEAD + 2 * (COPY + "alpha = '1us'\nrate = '1GB/s'\n"), "profile.copy[1] repeats"),
-        (HEAD.replace("80GB", "80Gb"), "could be bits"),
-        (HEAD.replace('"80GB"', "80"), "has no unit"),
-        (BASED + POINTS + "[[1024, 1e-5], [1024, 2e-5]]\n", "tables[0].points[1] repeats"),
-        (BASED + POINTS + "[[1024, inf]]\n", "finite number"),
-        (BASED + "machine = 3\n", "profile.machine must be a table"),
-        (BASED + "[[network]]\nnics = 3\n", "must be a table"),
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS"),
-        ("a = " + "[" * 5000, "not valid TOML"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "words"), [
+    ("", "lacks the key 'schema'"),
+    ("schema = 1\nname = \n", "line 2"),
+    ("schema = 1\nname = 'own'\n", "lacks the key"),
+    (BASED.replace('name = "own"\n', ""), "lacks the key 'name'"),
+    (BASED.replace("schema = 1\n", ""), "lacks the key 'schema'"),
+    (BASED.replace("h100-x8", "h100x8"), "did you mean h100-x8? use one of"),
+    (BASED.replace("h100-x8", "../own.toml"), "no reference profile"),
+    (BASED + "[netwrok]\nnics = 8\n", "did you mean 'network'"),
+    (BASED + "[scaled]\ncompute = 1\n", "did you mean 'computation'"),
+    (BASED + "[scaled]\ncomputation = 3\n", "must be a table"),
+    (BASED + "[scaled]\nlinks = {here = '1TFLOP/s', base = '1GB/s'}\n", "profile.scaled"),
+    (HEAD + "[scaled]\n", "needs a base"),
+    (HEAD + GEMM.replace("500", "-500"), "profile.gemm[0].rate"),
+    (HEAD + GEMM.replace("500", "0"), "above 0"),
+    (HEAD + GEMM.replace("'500TFLOP/s'", "nan"), "profile.gemm[0].rate"),
+    (HEAD + GEMM.replace("'500TFLOP/s'", "500"), "has no unit"),
+    (HEAD + GEMM.replace("TFLOP/s", "TB/s"), "TFLOP/s"),
+    (HEAD + GEMM.replace("alpha = '5us'", "alpha_seconds = inf"), "finite number"),
+    (HEAD + GEMM.replace("alpha = '5us'", "alpha_seconds = 1e400"), "finite number"),
+    (HEAD + GEMM.replace("alpha = '5us'", "alpha_seconds = -1"), "at least 0"),
+    (HEAD + GEMM.replace("alpha", "alfa"), "did you mean 'alpha'"),
+    (HEAD + GEMM + GEMM.replace("500", "400"), "profile.gemm[1] repeats profile.gemm[0]"),
+    (HEAD + 2 * (COPY + "alpha = '1us'\nrate = '1GB/s'\n"), "profile.copy[1] repeats"),
+    (HEAD.replace("80GB", "80Gb"), "could be bits"),
+    (HEAD.replace('"80GB"', "80"), "has no unit"),
+    (BASED + POINTS + "[[1024, 1e-5], [1024, 2e-5]]\n", "tables[0].points[1] repeats"),
+    (BASED + POINTS + "[[1024, inf]]\n", "finite number"),
+    (BASED + "machine = 3\n", "profile.machine must be a table"),
+    (BASED + "[[network]]\nnics = 3\n", "must be a table"),
+    ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS"),
+    ("a = " + "[" * 5000, "not valid TOML"),
+])  # fmt: skip
 def test_a_wrong_file_is_one_error_with_its_place(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load(tmp_path, text)
@@ -111,15 +108,12 @@ def test_a_wrong_file_is_one_error_with_its_place(text: str, words: str, tmp_pat
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"PK\x03\x04\x14\x00", "zip"),
-        (b'name = "\xe9"', "UTF-8"),
-        (b"#" * (16 * 2**20 + 1), "16.0 MiB"),
-        (b"a" * 5_000_000, "not valid TOML"),
-    ],
-)
+@pytest.mark.parametrize(("content", "words"), [
+    (b"PK\x03\x04\x14\x00", "zip"),
+    (b'name = "\xe9"', "UTF-8"),
+    (b"#" * (16 * 2**20 + 1), "16.0 MiB"),
+    (b"a" * 5_000_000, "not valid TOML"),
+])  # fmt: skip
 def test_what_is_no_text_or_too_much_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_bytes(content)

@@ -86,14 +86,10 @@ def stores(tmp_path: Path) -> StoreFinder:
     return lambda: open_store(path)
 
 
-def test_a_profile_is_listed_once_as_its_newest_run_with_the_samples_of_all(
-    stores: StoreFinder,
-) -> None:
+def test_a_profile_is_listed_as_its_newest_run_with_samples_of_all(stores: StoreFinder) -> None:
     first = lab_profile()
-    second = replace(
-        first, machine=replace(first.machine, num_devices=16, device="New GPU"),
-        samples=first.samples[:10],
-    )  # fmt: skip
+    second = replace(first, machine=replace(first.machine, num_devices=16, device="New GPU"),
+                     samples=first.samples[:10])  # fmt: skip
     with stores() as store:
         assert store is not None
         for one in (first, lab_profile("other"), second):
@@ -106,9 +102,7 @@ def test_a_profile_is_listed_once_as_its_newest_run_with_the_samples_of_all(
     assert newest.created_at > listed[1].created_at
 
 
-def test_the_newest_measured_profile_is_found_and_published_ones_are_not(
-    stores: StoreFinder,
-) -> None:
+def test_the_newest_measured_profile_is_taken_and_no_published(stores: StoreFinder) -> None:
     with stores() as store:
         assert store is not None
         with pytest.raises(ProfileError):
@@ -128,9 +122,7 @@ def test_the_newest_measured_profile_is_found_and_published_ones_are_not(
     assert find_profile("rtx2080ti-x64", stores=stores).source == "bundled"
 
 
-def test_a_suspect_profile_and_one_of_a_cpu_are_no_default_where_there_are_others(
-    stores: StoreFinder,
-) -> None:
+def test_suspect_profiles_and_those_of_a_cpu_are_no_default_elsewhere(stores: StoreFinder) -> None:
     good = with_error(replace(lab_profile(), samples=()), error_of(quality="good"))
     suspect = error_of(quality="suspect")
     bad = replace(good, gemm=tuple(replace(line, error=suspect) for line in good.gemm))
@@ -175,9 +167,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_of_all(stores: StoreFinder
         assert "rtx2080ti-x64" not in gone.value.hint
 
 
-def test_a_measurement_that_was_ended_can_be_resumed_and_is_no_unknown_name(
-    stores: StoreFinder,
-) -> None:
+def test_an_ended_measurement_can_be_resumed_and_is_no_unknown_name(stores: StoreFinder) -> None:
     with stores() as store:
         assert store is not None
         cluster = Cluster(machine=MACHINE, fingerprint=FINGERPRINT)

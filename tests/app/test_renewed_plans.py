@@ -51,9 +51,7 @@ def test_the_service_is_asked_where_there_is_one() -> None:
     assert book.plans == (ALONE,)
 
 
-def test_without_the_profile_layers_run_one_chunk_after_one_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_the_profile_layers_warn_of_a_chunk(caplog: pytest.LogCaptureFixture) -> None:
     old = small_plan(layer=SHAPE, world_size=2)
     with caplog.at_level(logging.WARNING, "moetune"):
         book = moetune.open_planbook(old, renew=True)

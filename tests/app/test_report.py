@@ -57,9 +57,7 @@ def test_the_newest_plans_are_reported_with_the_newest_profile(
     assert "2026-03-04 05:06" in file.read_text(encoding="utf-8")
 
 
-def test_observed_steps_are_drawn_for_the_plan_that_they_are_of(
-    stores: StoreFinder, tmp_path: Path
-) -> None:
+def test_observed_steps_are_drawn_for_their_plan(stores: StoreFinder, tmp_path: Path) -> None:
     plan, other = lab_plan(64), lab_plan(128)
     with stores() as store:
         assert store is not None
@@ -74,9 +72,7 @@ def test_observed_steps_are_drawn_for_the_plan_that_they_are_of(
     assert counts[0] == counts[1] + 1
 
 
-def test_a_plan_of_a_file_is_reported_with_its_own_profile(
-    stores: StoreFinder, tmp_path: Path
-) -> None:
+def test_a_plan_of_a_file_is_reported_with_its_profile(stores: StoreFinder, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     plan = lab_plan(64)
     file.write_text(plan.text, encoding="utf-8")
@@ -126,9 +122,7 @@ def test_nothing_to_report_is_an_error(stores: StoreFinder, tmp_path: Path) -> N
     assert not (tmp_path / "out.html").exists()
 
 
-def test_an_unknown_plan_is_answered_with_the_newest_one(
-    stores: StoreFinder, tmp_path: Path
-) -> None:
+def test_an_unknown_plan_is_answered_with_the_newest(stores: StoreFinder, tmp_path: Path) -> None:
     def hint(wanted: str) -> str:
         with pytest.raises(InputError) as caught:
             find_plan(wanted, stores=stores)

@@ -21,10 +21,8 @@ LOADS = "8 4 2 1 1 0 0 0"
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    loads=st.lists(st.floats(0, 100), min_size=4, max_size=12).filter(any),
-    top_k=st.integers(1, 4), num_tokens=st.integers(1, 300),
-)  # fmt: skip
+@given(loads=st.lists(st.floats(0, 100), min_size=4, max_size=12).filter(any),
+       top_k=st.integers(1, 4), num_tokens=st.integers(1, 300))  # fmt: skip
 def test_each_expert_is_drawn_as_often_as_its_share_and_once_for_a_token(
     loads: list[float], top_k: int, num_tokens: int
 ) -> None:
@@ -58,10 +56,8 @@ def test_the_gate_chooses_what_was_drawn(dtype: str, top_k: int) -> None:
     [("natural", 8, "single experts"), (f"{LOADS} {LOADS} {LOADS} / 1", 24, "width 16")],
 )
 def test_what_tokens_cannot_follow_is_refused(routing: str, num_experts: int, words: str) -> None:
-    workload = Workload(
-        layer=LayerShape(d_model=16, d_hidden=8, num_experts=num_experts), world_size=1,
-        tokens_per_rank=8, routing=routing,
-    )  # fmt: skip
+    workload = Workload(layer=LayerShape(d_model=16, d_hidden=8, num_experts=num_experts),
+                        world_size=1, tokens_per_rank=8, routing=routing)  # fmt: skip
     with pytest.raises(InputError, match=words):
         expert_shares(workload)
 

@@ -85,7 +85,7 @@ def test_a_job_asks_for_its_inputs_runs_the_plan_and_reports(service: Stub) -> N
 
 
 @pytest.mark.parametrize("how", ["variable", "file"])
-def test_the_service_may_be_a_setting(
+def test_settings_count(
     service: Stub, home: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     if how == "variable":
@@ -148,20 +148,15 @@ def test_disabled_asks_nobody(service: Stub, monkeypatch: pytest.MonkeyPatch) ->
     assert service.seen == []
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ({"tokens_per_rank": 40}, "lack 'model' or 'layer'"),
-        ({"model": "gpt-s", "tokens": 40}, r"no input 'tokens'\s+known: .* tokens_per_rank"),
-        ({"model": "gpt-s", "constraints": {"order": object()}}, "cannot be sent"),
-        ("../plans:resolve", "cannot be read"),
-        ("3f9c21", "begins with '3f9c21'"),
-        (None, "the ids of the plans"),
-    ],
-)
-def test_a_mistake_in_the_call_is_said_before_anybody_is_asked(
-    service: Stub, source: object, words: str
-) -> None:
+@pytest.mark.parametrize(("source", "words"), [
+    ({"tokens_per_rank": 40}, "lack 'model' or 'layer'"),
+    ({"model": "gpt-s", "tokens": 40}, r"no input 'tokens'\s+known: .* tokens_per_rank"),
+    ({"model": "gpt-s", "constraints": {"order": object()}}, "cannot be sent"),
+    ("../plans:resolve", "cannot be read"),
+    ("3f9c21", "begins with '3f9c21'"),
+    (None, "the ids of the plans"),
+])  # fmt: skip
+def test_a_wrong_call_is_said_before_a_question(service: Stub, source: object, words: str) -> None:
     with pytest.raises(InputError, match=words):
         moetune.open_planbook(source, service=service.url)  # type: ignore[arg-type] # mistakes
     assert service.seen == []
@@ -175,9 +170,7 @@ def test_inputs_without_a_service_are_a_mistake(service: Stub) -> None:
         moetune.open_planbook(INPUTS, service=service.url, observe_every=-1)
 
 
-def test_two_ranks_get_a_plan_report_and_outlive_the_service(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_report_and_outlive_a_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service dies in mid-run: steps go on with the same plan and numbers on both ranks."""
 
     def answer(exchange: Exchange, seen: Seen) -> None:

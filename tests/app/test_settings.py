@@ -40,9 +40,7 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def test_flag_beats_variable_beats_project_beats_user_beats_default(
-    tmp_path: Path, work: Path
-) -> None:
+def test_a_flag_beats_variable_project_user_and_default(tmp_path: Path, work: Path) -> None:
     def origin_and_db(*, db: str | None = None, **environ: str) -> tuple[str, str]:
         found = load(environ={"HOME": str(tmp_path), **environ}, directory=work, db=db)
         return found.origins["db"], found.settings.db
@@ -93,9 +91,7 @@ def test_a_project_file_without_our_table_is_walked_past(tmp_path: Path, work: P
         _load(tmp_path, work)
 
 
-def test_a_named_file_replaces_all_others_and_no_files_reads_none(
-    tmp_path: Path, work: Path
-) -> None:
+def test_a_named_file_replaces_others_and_no_files_reads_none(tmp_path: Path, work: Path) -> None:
     _write(tmp_path / ".config/moetune/moetune.toml", "min_chunk_tokens = 3")
     _write(work / "moetune.toml", "max_degree = 4")
     named = _write(tmp_path / "named.toml", "max_degree = 9")
@@ -116,21 +112,18 @@ def test_files_in_a_settings_file_lie_beside_it(tmp_path: Path, work: Path) -> N
     assert (settings.db, settings.profile) == ("postgresql://h/d", "lab")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "attribute", "expected"),
-    [
-        ("MOETUNE_ALLOW_MODELLED", "1", "allow_modelled", True),
-        ("MOETUNE_ALLOW_MODELLED", "TRUE", "allow_modelled", True),
-        ("MOETUNE_ALLOW_MODELLED", "false", "allow_modelled", False),
-        ("MOETUNE_MAX_DEGREE", "8", "max_degree", 8),
-        ("MOETUNE_MIN_CHUNK_TOKENS", "1k", "min_chunk_tokens", 1024),
-        ("MOETUNE_DTYPE", "float16", "dtype", "float16"),
-        ("MOETUNE_BUDGET", "2m", "budget", "2m"),
-        ("MOETUNE_URL", "http://planner:8642", "url", "http://planner:8642"),
-        ("MOETUNE_URL", "https://[::1]/moetune/", "url", "https://[::1]/moetune/"),
-        ("MOETUNE_PROFILE", "", "profile", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "attribute", "expected"), [
+    ("MOETUNE_ALLOW_MODELLED", "1", "allow_modelled", True),
+    ("MOETUNE_ALLOW_MODELLED", "TRUE", "allow_modelled", True),
+    ("MOETUNE_ALLOW_MODELLED", "false", "allow_modelled", False),
+    ("MOETUNE_MAX_DEGREE", "8", "max_degree", 8),
+    ("MOETUNE_MIN_CHUNK_TOKENS", "1k", "min_chunk_tokens", 1024),
+    ("MOETUNE_DTYPE", "float16", "dtype", "float16"),
+    ("MOETUNE_BUDGET", "2m", "budget", "2m"),
+    ("MOETUNE_URL", "http://planner:8642", "url", "http://planner:8642"),
+    ("MOETUNE_URL", "https://[::1]/moetune/", "url", "https://[::1]/moetune/"),
+    ("MOETUNE_PROFILE", "", "profile", None),
+])  # fmt: skip
 def test_variables_have_the_settings_own_type(
     tmp_path: Path, name: str, text: str, attribute: str, expected: object
 ) -> None:
@@ -138,26 +131,15 @@ def test_variables_have_the_settings_own_type(
     assert getattr(found.settings, attribute) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("MOETUNE_ALLOW_MODELLED", "yes"),
-        ("MOETUNE_MAX_DEGREE", "many"),
-        ("MOETUNE_MAX_DEGREE", "0"),
-        ("MOETUNE_PRESET", "slow"),
-        ("MOETUNE_DTYPE", "int8"),
-        ("MOETUNE_BUDGET", "soon"),
-        ("MOETUNE_URL", "planner:8642"),
-        ("MOETUNE_URL", "ftp://planner"),
-        ("MOETUNE_URL", "http://"),
-        ("MOETUNE_URL", "http://planner:port"),
-        ("MOETUNE_URL", "http://planner:0"),
-        ("MOETUNE_URL", "http://plan ner"),
-        ("MOETUNE_URL", "http://planner\n"),
-        ("MOETUNE_URL", "http://[::1"),
-        ("MOETUNE_URL", "http://planner/?token=7f3a"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), [
+    ("MOETUNE_ALLOW_MODELLED", "yes"), ("MOETUNE_MAX_DEGREE", "many"),
+    ("MOETUNE_MAX_DEGREE", "0"), ("MOETUNE_PRESET", "slow"), ("MOETUNE_DTYPE", "int8"),
+    ("MOETUNE_BUDGET", "soon"), ("MOETUNE_URL", "planner:8642"),
+    ("MOETUNE_URL", "ftp://planner"), ("MOETUNE_URL", "http://"),
+    ("MOETUNE_URL", "http://planner:port"), ("MOETUNE_URL", "http://planner:0"),
+    ("MOETUNE_URL", "http://plan ner"), ("MOETUNE_URL", "http://planner\n"),
+    ("MOETUNE_URL", "http://[::1"), ("MOETUNE_URL", "http://planner/?token=7f3a"),
+])  # fmt: skip
 def test_a_wrong_variable_is_named(tmp_path: Path, name: str, text: str) -> None:
     with pytest.raises(InputError, match=name):
         _load(tmp_path, tmp_path, **{name: text})
@@ -187,10 +169,8 @@ def test_a_process_started_by_hand_is_no_launch() -> None:
 
 def test_a_launch_is_read_whole() -> None:
     found = launch(
-        {
-            "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8",
-            "MASTER_ADDR": "node0", "MASTER_PORT": "1234",
-        }
+        {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8",
+         "MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
     )  # fmt: skip
     assert found is not None
     assert (found.rank, found.world_size) == (9, 16)
@@ -198,17 +178,11 @@ def test_a_launch_is_read_whole() -> None:
     assert (found.master_addr, found.master_port) == ("node0", 1234)
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {"RANK": "0"},
-        {"WORLD_SIZE": "2"},
-        {"RANK": "2", "WORLD_SIZE": "2"},
-        {"RANK": "-1", "WORLD_SIZE": "2"},
-        {"RANK": "0", "WORLD_SIZE": "two"},
-        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": ""},
-    ],
-)
+@pytest.mark.parametrize("environ", [
+    {"RANK": "0"}, {"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"},
+    {"RANK": "-1", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"},
+    {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": ""},
+])  # fmt: skip
 def test_a_broken_launch_is_bad_input(environ: dict[str, str]) -> None:
     with pytest.raises(InputError, match=r"RANK|WORLD_SIZE|MASTER_PORT"):
         launch(environ)
@@ -222,14 +196,11 @@ def test_disabled_is_asked_for_by_variable() -> None:
         is_disabled({"MOETUNE_DISABLE": "please"})
 
 
-@pytest.mark.parametrize(
-    "db",
-    [
-        "postgresql+psycopg://me:secret@host:5432/db",
-        "postgresql://host/db?user=me&password=secret&sslmode=require",
-        "postgresql://me:sec/ret@host/db",
-    ],
-)
+@pytest.mark.parametrize("db", [
+    "postgresql+psycopg://me:secret@host:5432/db",
+    "postgresql://host/db?user=me&password=secret&sslmode=require",
+    "postgresql://me:sec/ret@host/db",
+])  # fmt: skip
 def test_passwords_are_hidden_and_nothing_else(db: str) -> None:
     shown = without_password(db)
     assert "sec" not in shown.replace("***", "")

@@ -67,9 +67,7 @@ def test_answers_and_errors_are_those_of_the_function(pool: SolverPool) -> None:
     assert pool.run(process_id) == pool.run(process_id) != os.getpid()
 
 
-def test_what_needs_too_much_memory_is_refused_and_the_next_question_answered(
-    pool: SolverPool,
-) -> None:
+def test_too_much_memory_is_refused_and_the_next_question_answered(pool: SolverPool) -> None:
     with pytest.raises(SolveLimitError, match="1 GiB"):
         pool.run(fill_memory, 2**32)
     assert pool.run(fill_memory, 2**20) == 2**20

@@ -6,19 +6,13 @@ from pathlib import Path
 import pytest
 
 from moetune.app import profile_quality
-from moetune.app.profile_quality import (
-    changes,
-    is_of_this_processor,
-    software_here,
-    stale_note,
-)
+from moetune.app.profile_quality import changes, is_of_this_processor, software_here, stale_note
 from moetune.domain.cluster import Fingerprint
 from tests.fit.measured import measured_profile
 
 SOFTWARE = {"torch": "2.12", "backend": "nccl", "nccl": "2.20", "python": "3.11"}
 PROFILE = replace(
-    measured_profile(),
-    fingerprint=Fingerprint(hardware={"cpu": "Lab CPU"}, software=SOFTWARE),
+    measured_profile(), fingerprint=Fingerprint(hardware={"cpu": "Lab CPU"}, software=SOFTWARE)
 )
 
 
@@ -32,9 +26,7 @@ def test_what_changes_speed_makes_a_profile_stale_and_nothing_else_does() -> Non
     assert changes(replace(PROFILE, fingerprint=Fingerprint()), now) == ()
 
 
-def test_the_note_names_the_change_and_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_note_names_the_change_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_quality, "is_of_this_processor", lambda _: True)
     monkeypatch.setattr(profile_quality, "software_here", lambda: {"torch": "2.13"})
     note = stale_note(PROFILE)

@@ -19,18 +19,14 @@ TOKENS = 1024
 
 
 def load_of(profile: Profile) -> Workload:
-    return Workload(
-        layer=LAYER, world_size=profile.machine.num_devices, tokens_per_rank=TOKENS,
-        dtype="float32",
-    )  # fmt: skip
+    return Workload(layer=LAYER, world_size=profile.machine.num_devices, tokens_per_rank=TOKENS,
+                    dtype="float32")  # fmt: skip
 
 
 def planned(profile: Profile, degree: int = 1) -> Plan:
     pins = {"forward-degree": str(degree), "strategy": "none", "allow-modelled": "true"}
-    request = PlanRequest(
-        layer=LAYER, world_size=profile.machine.num_devices, tokens_per_rank=TOKENS,
-        dtype="float32", constraints=pins,
-    )  # fmt: skip
+    request = PlanRequest(layer=LAYER, world_size=profile.machine.num_devices,
+                          tokens_per_rank=TOKENS, dtype="float32", constraints=pins)  # fmt: skip
     return make_plan(request, profile=profile)
 
 

@@ -11,10 +11,8 @@ CHUNKS = [Decision(forward_degree=degree, backward_degree=degree) for degree in 
 
 
 def steps_of(*, d_model: int = 16, num_experts: int = 4, tokens: int = 64) -> LayerSteps:
-    workload = Workload(
-        layer=LayerShape(d_model=d_model, d_hidden=32, num_experts=num_experts), world_size=1,
-        tokens_per_rank=tokens,
-    )  # fmt: skip
+    workload = Workload(layer=LayerShape(d_model=d_model, d_hidden=32, num_experts=num_experts),
+                        world_size=1, tokens_per_rank=tokens)  # fmt: skip
     return random_steps(workload, device=torch.device("cpu"))
 
 

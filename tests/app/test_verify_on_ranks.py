@@ -30,9 +30,7 @@ def plan_file(folder: Path) -> Path:
     return path
 
 
-def test_verify_refuses_a_plan_of_before_with_two_degrees(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_refuses_two_degrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     path.write_text(canonical_json(small_plan(layer=LAYER, degrees=(4, 3))))
     assert app.main(["--no-config", "verify", str(path), "--nproc", "2", "--json"]) == 2

@@ -40,9 +40,7 @@ def test_explanations_of_both_kinds_have_their_sections_in_one_order(layer: Laye
         assert {"plan", "why", "terms", "memory", "alternatives"} <= {*names}
 
 
-def test_options_of_a_layer_are_its_plan_and_powers_of_two_of_each_strategy(
-    layer: LayerSubject,
-) -> None:
+def test_options_of_a_layer_are_its_plan_and_powers_of_two_by_strategy(layer: LayerSubject) -> None:
     plan, options = layer.plan, [*options_of(layer)]
     first = options[0]
     assert [one.is_chosen for one in options] == [True] + [False] * (len(options) - 1)

@@ -46,19 +46,14 @@ def measured() -> Plan:
     return make_plan(SMALL, profile=MEASURED)
 
 
-@pytest.mark.parametrize(
-    ("changes", "request_"),
-    [
-        ({"tokens_per_rank": 32768}, PlanRequest(model="gpt-xl", tokens_per_rank=32768)),
-        ({"dtype": "float16"}, PlanRequest(model="gpt-xl", dtype="float16")),
-        ({"memory_limit_bytes": 2**31}, PlanRequest(model="gpt-xl", memory_limit_bytes=2**31)),
-        (
-            {"constraints": {"max-degree": "2"}, "tokens_per_rank": 512},
-            PlanRequest(model="gpt-xl", tokens_per_rank=512, constraints={"max-degree": "2"}),
-        ),
-        ({"tokens_per_rank": None}, PlanRequest(model="gpt-xl")),
-    ],
-)
+@pytest.mark.parametrize(("changes", "request_"), [
+    ({"tokens_per_rank": 32768}, PlanRequest(model="gpt-xl", tokens_per_rank=32768)),
+    ({"dtype": "float16"}, PlanRequest(model="gpt-xl", dtype="float16")),
+    ({"memory_limit_bytes": 2**31}, PlanRequest(model="gpt-xl", memory_limit_bytes=2**31)),
+    ({"constraints": {"max-degree": "2"}, "tokens_per_rank": 512},
+     PlanRequest(model="gpt-xl", tokens_per_rank=512, constraints={"max-degree": "2"})),
+    ({"tokens_per_rank": None}, PlanRequest(model="gpt-xl")),
+])  # fmt: skip
 def test_changed_inputs_give_the_plan_that_would_be_made_for_them(
     plan: Plan, changes: dict[str, object], request_: PlanRequest
 ) -> None:

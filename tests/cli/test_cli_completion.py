@@ -63,9 +63,7 @@ def test_plans_by_the_beginning_of_their_ids(complete: Cli, cli: Cli, home: Path
     assert not Path(other).exists()
 
 
-def test_nothing_is_said_where_the_store_or_the_settings_are_broken(
-    complete: Cli, home: Path
-) -> None:
+def test_nothing_is_said_where_store_or_settings_are_broken(complete: Cli, home: Path) -> None:
     broken = home / "broken.db"
     broken.write_bytes(b"no database" * 100)
     result = complete("--db", str(broken), "plan", "--profile", "h100-x8-")
@@ -112,12 +110,8 @@ def test_a_real_shell_completes(tmp_path: Path, shell: str) -> None:
     command.chmod(0o755)
     done = subprocess.run(
         (program, "-c", ASK[shell]),
-        env={
-            "HOME": str(tmp_path),
-            "PATH": f"{tmp_path}:{os.defpath}",
-            "TERM": "dumb",
-            "PYTHONPATH": str(Path(app.__file__).resolve().parents[2]),
-        },
+        env={"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.defpath}", "TERM": "dumb",
+             "PYTHONPATH": str(Path(app.__file__).resolve().parents[2])},
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     assert done.stdout.split() == ["h100-96gb-x8", "h100-x8", "h100-x8-efa"]

@@ -11,95 +11,70 @@ from tests.cli.running import Cli
 
 PLAN = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")
 PAPER = ("plan", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
-SIZES = (
-    "plan", "--d-model", "64", "--d-hidden", "256", "--num-experts", "8", "--num-layers", "4",
-    "--num-heads", "4", "--seq", "128", "--profile", "a100-x8",
-)  # fmt: skip
+SIZES = ("plan", "--d-model", "64", "--d-hidden", "256", "--num-experts", "8", "--num-layers", "4",
+         "--num-heads", "4", "--seq", "128", "--profile", "a100-x8")  # fmt: skip
 _JOB = ("--profile", "h100-x8", "--world-size", "64", "--global-batch", "128", "--seq", "4096")
 QWEN = ("plan", "--model", "qwen3-30b-a3b", *_JOB)
 MIXTRAL = ("plan", "--model", "mixtral-8x7b", *_JOB)
 TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("plan",), 2, ("nothing to plan for", "--model")),
-        (("plan", "--model", "gpt-xll"), 2, ("'gpt-xll' is unknown", "did you mean gpt-xl?")),
-        (("plan", "--model", "gpt-s"), 5, ("none was measured", "moetune profile")),
-        (("plan", "--model", "gpt-s", "--d-model", "8"), 2, ("exclude each other",)),
-        (("plan", "--d-model", "8"), 2, ("lacks --d-hidden, --num-experts",)),
-        ((*PLAN, "--tokens", "1k", "--batch", "2"), 2, ("exclude each other",)),
-        ((*PLAN, "--batch", "2"), 2, ("--batch and --seq go together",)),
-        ((*PLAN, "--world-size", "48"), 2, ("num_experts (64) does not divide", "48")),
-        ((*PLAN, "--dtype", "float64"), 5, ("no GEMM measured in float64", "moetune profile")),
-        ((*PLAN, "--memory-limit", "1MB"), 3, ("memory binds",)),
-        ((*PLAN, "--output", "no/such/plan.json"), 2, ("no/such/plan.json cannot be written",)),
-        (("plan", "--model", "gpt-s", "--profile", "lab.toml"), 2, ("lab.toml cannot be read",)),
-        ((*PLAN, "--d-modle", "8"), 2, ("--d-modle", "--d-model")),
-        ((*PLAN, "-q"), 2, ("write it before the command",)),
-        (("plane",), 2, ("'plane'", "'plan'")),
-        (("profiles", "lits"), 2, ("'lits'", "'list'", "moetune profiles --help")),
-        (("explain",), 2, ("Missing argument 'PLAN'",)),
-        (("explain", "abc"), 2, ("begins with 'abc'", "moetune plan")),
-        (("profiles", "show", "nothing"), 5, ("'nothing' is unknown",)),
-        (("profiles", "remove", "rtx2080ti-x64"), 5, ("comes with moetune",)),
-        (("profiles", "import", "lab.toml"), 2, ("lab.toml cannot be read",)),
-        (("profiles", "export", "rtx2080ti-x64", "--output", "/no/x"), 2, ("/no/x cannot be",)),
-        (("db", "check"), 2, ("there is no moetune database",)),
-        (("--config", "none.toml", "config", "show"), 2, ("none.toml cannot be read",)),
-        (("--db", "mysql://x/y", "profiles", "list"), 2, ("'mysql'", "postgresql")),
-        (("--db", "", "profiles", "list"), 2, ("db must not be empty",)),
-        ((*PAPER, "--pp", "32"), 2, ("larger than the 24 layers",)),
-        ((*PAPER, "--tp", "32"), 2, ("num_heads (16) does not divide by tp (32)", "nearest")),
-        ((*PAPER, "--memory-limit", "2GiB"), 3, ("memory binds", "take more ranks")),
-        ((*PAPER, "--strategy", "S4"), 2, ("--strategy is for layers, not for ppmoe-6.7b",)),
-        ((*PAPER, "--tokens", "16k"), 2, ("--tokens is for layers", "--global-batch")),
-        ((*PAPER, "--target", "megatron", "--dtype", "bfloat16"), 3, ("the family gpt",)),
-        ((*SIZES,), 2, ("a whole model lacks --vocab",)),
-        ((*PLAN, "--pp", "2"), 2, ("--pp is for whole models", "--model")),
-        (
-            ("plan", "--model", "mixtral-8x7b", "--profile", "h100-x8", "--moe-every", "2"),
-            2,
-            ("--moe-every is for a model by its sizes, and mixtral-8x7b has its own",),
-        ),
-        ((*QWEN[:-2],), 2, ("--seq",)),
-        ((*QWEN, "--dtype", "float64"), 2, ("float64",)),
-        ((*QWEN, "--target", "megatron", "--stages", "Et*40|t*7L"), 2, ("47",)),
-        ((*QWEN, "--d-hidden", "64"), 2, ("--d-hidden",)),
-        (
-            (*QWEN, "--world-size", "24", "--tp", "7", "--target", "megatron"),
-            2,
-            ("world_size",),
-        ),
-        (("memory", "gpt-s"), 2, ("not a whole model",)),
-        (("memory", "olmoe", "--tp", "3"), 2, ("tp",)),
-        (("memory", "nothing-7b"), 2, ("nothing-7b",)),
-        (
-            (*QWEN, "--target", "bridge@0.3", "--overlap", "chunks"),
-            3,
-            ("bridge (megatron-bridge 0.3.1) cannot run overlap chunks",),
-        ),
-        (
-            (*QWEN, "--overlap", "chunks", "--ep", "1", "--etp", "1"),
-            3,
-            ("overlap chunks with ep 1",),
-        ),
-        ((*QWEN, "--optimizer", "adam-bf16"), 3, ("adam-bf16",)),
-        ((*QWEN, "--target", "torchtitan", "--etp", "2", "--tp", "2"), 3, ("etp 2",)),
-        (
-            (*QWEN, "--target", "megatron", "--pp", "2", "--schedule", "zero_bubble"),
-            3,
-            ("zero_bubble",),
-        ),
-        ((*MIXTRAL, "--target", "bridge"), 3, ("mixtral-8x7b: it has no recipe",)),
-        (
-            (*MIXTRAL, "--target", "megatron@0.2"),
-            2,
-            ("version '0.2' of megatron is unknown", "megatron@0.16, megatron@0.17"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (("plan",), 2, ("nothing to plan for", "--model")),
+    (("plan", "--model", "gpt-xll"), 2, ("'gpt-xll' is unknown", "did you mean gpt-xl?")),
+    (("plan", "--model", "gpt-s"), 5, ("none was measured", "moetune profile")),
+    (("plan", "--model", "gpt-s", "--d-model", "8"), 2, ("exclude each other",)),
+    (("plan", "--d-model", "8"), 2, ("lacks --d-hidden, --num-experts",)),
+    ((*PLAN, "--tokens", "1k", "--batch", "2"), 2, ("exclude each other",)),
+    ((*PLAN, "--batch", "2"), 2, ("--batch and --seq go together",)),
+    ((*PLAN, "--world-size", "48"), 2, ("num_experts (64) does not divide", "48")),
+    ((*PLAN, "--dtype", "float64"), 5, ("no GEMM measured in float64", "moetune profile")),
+    ((*PLAN, "--memory-limit", "1MB"), 3, ("memory binds",)),
+    ((*PLAN, "--output", "no/such/plan.json"), 2, ("no/such/plan.json cannot be written",)),
+    (("plan", "--model", "gpt-s", "--profile", "lab.toml"), 2, ("lab.toml cannot be read",)),
+    ((*PLAN, "--d-modle", "8"), 2, ("--d-modle", "--d-model")),
+    ((*PLAN, "-q"), 2, ("write it before the command",)),
+    (("plane",), 2, ("'plane'", "'plan'")),
+    (("profiles", "lits"), 2, ("'lits'", "'list'", "moetune profiles --help")),
+    (("explain",), 2, ("Missing argument 'PLAN'",)),
+    (("explain", "abc"), 2, ("begins with 'abc'", "moetune plan")),
+    (("profiles", "show", "nothing"), 5, ("'nothing' is unknown",)),
+    (("profiles", "remove", "rtx2080ti-x64"), 5, ("comes with moetune",)),
+    (("profiles", "import", "lab.toml"), 2, ("lab.toml cannot be read",)),
+    (("profiles", "export", "rtx2080ti-x64", "--output", "/no/x"), 2, ("/no/x cannot be",)),
+    (("db", "check"), 2, ("there is no moetune database",)),
+    (("--config", "none.toml", "config", "show"), 2, ("none.toml cannot be read",)),
+    (("--db", "mysql://x/y", "profiles", "list"), 2, ("'mysql'", "postgresql")),
+    (("--db", "", "profiles", "list"), 2, ("db must not be empty",)),
+    ((*PAPER, "--pp", "32"), 2, ("larger than the 24 layers",)),
+    ((*PAPER, "--tp", "32"), 2, ("num_heads (16) does not divide by tp (32)", "nearest")),
+    ((*PAPER, "--memory-limit", "2GiB"), 3, ("memory binds", "take more ranks")),
+    ((*PAPER, "--strategy", "S4"), 2, ("--strategy is for layers, not for ppmoe-6.7b",)),
+    ((*PAPER, "--tokens", "16k"), 2, ("--tokens is for layers", "--global-batch")),
+    ((*PAPER, "--target", "megatron", "--dtype", "bfloat16"), 3, ("the family gpt",)),
+    ((*SIZES,), 2, ("a whole model lacks --vocab",)),
+    ((*PLAN, "--pp", "2"), 2, ("--pp is for whole models", "--model")),
+    (("plan", "--model", "mixtral-8x7b", "--profile", "h100-x8", "--moe-every", "2"), 2,
+     ("--moe-every is for a model by its sizes, and mixtral-8x7b has its own",)),
+    ((*QWEN[:-2],), 2, ("--seq",)),
+    ((*QWEN, "--dtype", "float64"), 2, ("float64",)),
+    ((*QWEN, "--target", "megatron", "--stages", "Et*40|t*7L"), 2, ("47",)),
+    ((*QWEN, "--d-hidden", "64"), 2, ("--d-hidden",)),
+    ((*QWEN, "--world-size", "24", "--tp", "7", "--target", "megatron"), 2, ("world_size",)),
+    (("memory", "gpt-s"), 2, ("not a whole model",)),
+    (("memory", "olmoe", "--tp", "3"), 2, ("tp",)),
+    (("memory", "nothing-7b"), 2, ("nothing-7b",)),
+    ((*QWEN, "--target", "bridge@0.3", "--overlap", "chunks"), 3,
+     ("bridge (megatron-bridge 0.3.1) cannot run overlap chunks",)),
+    ((*QWEN, "--overlap", "chunks", "--ep", "1", "--etp", "1"), 3, ("overlap chunks with ep 1",)),
+    ((*QWEN, "--optimizer", "adam-bf16"), 3, ("adam-bf16",)),
+    ((*QWEN, "--target", "torchtitan", "--etp", "2", "--tp", "2"), 3, ("etp 2",)),
+    ((*QWEN, "--target", "megatron", "--pp", "2", "--schedule", "zero_bubble"), 3,
+     ("zero_bubble",)),
+    ((*MIXTRAL, "--target", "bridge"), 3, ("mixtral-8x7b: it has no recipe",)),
+    ((*MIXTRAL, "--target", "megatron@0.2"), 2,
+     ("version '0.2' of megatron is unknown", "megatron@0.16, megatron@0.17")),
+])  # fmt: skip
 def test_wrong_input_says_what_and_what_next(
     cli: Cli, arguments: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
@@ -118,17 +93,12 @@ def test_wrong_input_says_what_and_what_next(
     assert document["error"] in result.err
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (TOML[: TOML.index("[[collective]]") + 40], ("not valid TOML", "line")),
-        ("not = = toml", ("not valid TOML", "line 1")),
-        ("", ("lacks the key 'schema'",)),
-    ],
-)
-def test_a_broken_profile_file_is_named_with_its_place(
-    cli: Cli, text: str, words: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("text", "words"), [
+    (TOML[: TOML.index("[[collective]]") + 40], ("not valid TOML", "line")),
+    ("not = = toml", ("not valid TOML", "line 1")),
+    ("", ("lacks the key 'schema'",)),
+])  # fmt: skip
+def test_a_broken_profile_is_named_with_place(cli: Cli, text: str, words: tuple[str, ...]) -> None:
     Path("lab.toml").write_text(text, encoding="utf-8")
     for arguments in (
         ("plan", "--model", "gpt-s", "--profile", "lab.toml"),
@@ -169,13 +139,9 @@ def test_a_file_that_is_no_database_is_bad_input_and_stays_as_it_is(cli: Cli, co
     notes = Path("notes.txt")
     notes.write_text("these are notes, " * 99, encoding="utf-8")
     arguments = {
-        "list": ("profiles", "list"),
-        "plan": PLAN,
-        "explain": ("explain", "abc"),
-        "current": ("db", "current"),
-        "check": ("db", "check"),
-        "doctor": ("doctor",),
-    }[command]
+        "list": ("profiles", "list"), "plan": PLAN, "explain": ("explain", "abc"),
+        "current": ("db", "current"), "check": ("db", "check"), "doctor": ("doctor",),
+    }[command]  # fmt: skip
     result = cli("--db", "notes.txt", *arguments)
     assert result.code == 2
     assert "notes.txt" in result.err + result.out
@@ -189,23 +155,12 @@ def _make_older(database: Path) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("profiles", "list"),
-        ("profiles", "show", "rtx2080ti-x64"),
-        ("profiles", "remove", "lab"),
-        PLAN,
-        ("plan", "--model", "gpt-s"),
-        ("explain", "abc"),
-        ("db", "current"),
-        ("db", "check"),
-        ("doctor",),
-    ],
-)
-def test_an_older_schema_is_said_and_exits_7(
-    cli: Cli, database: Path, arguments: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("arguments", [
+    ("profiles", "list"), ("profiles", "show", "rtx2080ti-x64"), ("profiles", "remove", "lab"),
+    PLAN, ("plan", "--model", "gpt-s"), ("explain", "abc"), ("db", "current"), ("db", "check"),
+    ("doctor",),
+])  # fmt: skip
+def test_an_older_schema_exits_with_7(cli: Cli, database: Path, arguments: tuple[str, ...]) -> None:
     assert cli("db", "upgrade").code == 0
     _make_older(database)
     result = cli(*arguments)

@@ -16,19 +16,14 @@ BERT = ("--model", "bert-l", "--profile", "rtx2080ti-x64")
 A100 = ("--model", "bert-l", "--world-size", "4", "--profile", "a100-x4")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (*TOP2, "--order", "interleaved"),
-        (*TOP2, "--order", "dispatch_first"),
-        (*BERT, "--strategy", "S4", "--order", "interleaved"),
-        (*BERT, "--forward-degree", "5", "--order", "interleaved", "--max-degree", "8"),
-        (*A100, "--strategy", "S2", "--backward-degree", "3"),
-    ],
-)
-def test_the_plans_own_row_among_the_strategies_is_the_plan(
-    cli: Cli, arguments: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("arguments", [
+    (*TOP2, "--order", "interleaved"),
+    (*TOP2, "--order", "dispatch_first"),
+    (*BERT, "--strategy", "S4", "--order", "interleaved"),
+    (*BERT, "--forward-degree", "5", "--order", "interleaved", "--max-degree", "8"),
+    (*A100, "--strategy", "S2", "--backward-degree", "3"),
+])  # fmt: skip
+def test_the_plans_row_of_the_strategies_is_the_plan(cli: Cli, arguments: tuple[str, ...]) -> None:
     plan = cli("plan", *arguments, "--json").document
     found = cli("explain", plan["id"], "--json").document
     (row,) = (one for one in found["strategies"] if one["is_chosen"])
@@ -100,18 +95,8 @@ def test_the_terms_are_part_of_the_plan_file(cli: Cli) -> None:
 def traced(cli: Cli, folder: Path, *pins: str) -> tuple[Any, list[Any], str]:
     """Return the plan, its bars, and what was said."""
     file, out = folder / "plan.json", folder / "trace.json"
-    plan = cli(
-        "plan",
-        *OLMOE,
-        "--world-size",
-        "16",
-        "--micro-batch",
-        "1",
-        *pins,
-        "--json",
-        "--output",
-        str(file),
-    ).document
+    plan = cli("plan", *OLMOE, "--world-size", "16", "--micro-batch", "1", *pins, "--json",
+               "--output", str(file)).document  # fmt: skip
     said = cli("trace", str(file), "--output", str(out)).out
     return plan, json.loads(out.read_text())["traceEvents"], said
 

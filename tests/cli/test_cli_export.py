@@ -51,16 +51,13 @@ def test_what_a_program_cannot_say_stands_beside_it(cli: Cli, plan: str) -> None
     assert "sequences of 4096 tokens" in result.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("plan.json", "--to", "colossalai"), 2, "target 'colossalai' is unknown"),
-        (("plan.json", "--to", "transformers"), 3, "cannot run pp 8"),
-        (("gone.json", "--to", "megatron"), 2, "gone.json"),
-        (("plan.json", "--to", "megatron", "--model", "no-such"), 2, "'no-such' is unknown"),
-        (("plan.json", "--to", "megatron", "--model", "qwen3-30b-a3b"), 2, "not of qwen3-30b-a3b"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (("plan.json", "--to", "colossalai"), 2, "target 'colossalai' is unknown"),
+    (("plan.json", "--to", "transformers"), 3, "cannot run pp 8"),
+    (("gone.json", "--to", "megatron"), 2, "gone.json"),
+    (("plan.json", "--to", "megatron", "--model", "no-such"), 2, "'no-such' is unknown"),
+    (("plan.json", "--to", "megatron", "--model", "qwen3-30b-a3b"), 2, "not of qwen3-30b-a3b"),
+])  # fmt: skip
 @pytest.mark.usefixtures("plan")
 def test_wrong_input(cli: Cli, arguments: tuple[str, ...], code: int, words: str) -> None:
     result = cli("export", *arguments)

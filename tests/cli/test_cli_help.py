@@ -34,9 +34,7 @@ def test_summaries_are_those_of_the_commands_and_are_not_cut(cli: Cli) -> None:
                 assert f"{key.split()[1]} {summary_of(str(one.help))}" in listed
 
 
-def test_help_of_plan_has_every_field_in_its_group_on_two_screens(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_of_plan_has_fields_on_two_screens(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli("plan", "--help").out.splitlines()
     titles = [line[:-1] for line in lines if re.fullmatch(r"[A-Z].*:", line)]
@@ -47,9 +45,7 @@ def test_help_of_plan_has_every_field_in_its_group_on_two_screens(
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_says_what_the_command_does_and_shows_its_options_and_an_example(
-    cli: Cli, name: str
-) -> None:
+def test_help_says_what_a_command_does_with_options_and_an_example(cli: Cli, name: str) -> None:
     result = cli(*name.split(), "--help")
     assert (result.code, result.err) == (0, "")
     usage, _, rest = result.out.partition("\n")

@@ -11,10 +11,8 @@ import pytest
 from tests.cli.running import XL, Cli
 
 _LAYER = ("plan", *XL)
-_MODEL = (
-    "plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "256", "--seq",
-    "4096",
-)  # fmt: skip
+_MODEL = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "256",
+          "--seq", "4096")  # fmt: skip
 
 
 @pytest.fixture
@@ -42,9 +40,7 @@ def test_a_named_store_and_plan_files_need_no_home(homeless: Cli) -> None:
 
 
 @pytest.mark.parametrize("flags", [_LAYER, _MODEL])
-def test_without_a_home_a_plan_is_written_and_the_store_warned_of(
-    homeless: Cli, flags: tuple[str, ...]
-) -> None:
+def test_without_a_home_plans_are_written_warning(homeless: Cli, flags: tuple[str, ...]) -> None:
     result = homeless(*flags, "--output", "plan.json")
     assert result.code == 0, result.err
     assert "warning: the plan is not saved in the store: this user has no home" in result.err
@@ -57,9 +53,7 @@ def test_without_a_home_a_plan_is_written_and_the_store_warned_of(
 
 
 @pytest.mark.parametrize("flags", [_LAYER, _MODEL])
-def test_a_store_that_fails_loses_no_written_plan(
-    cli: Cli, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_a_failing_store_loses_no_plan(cli: Cli, tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "text.db").write_text("no database")
     (tmp_path / "file").touch()
     for number, store in enumerate(("text.db", "file/moetune.db")):

@@ -26,10 +26,8 @@ def plans(cli: Cli) -> tuple[str, str]:
 
 
 def observe(database: Path, plan_id: str, count: int) -> None:
-    one = Observation(
-        plan_id=plan_id, forward_degree=1, backward_degree=1, tokens_per_rank=8,
-        predicted_seconds=1.0, seconds=(1.1,), source="training",
-    )  # fmt: skip
+    one = Observation(plan_id=plan_id, forward_degree=1, backward_degree=1, tokens_per_rank=8,
+                      predicted_seconds=1.0, seconds=(1.1,), source="training")  # fmt: skip
     with open_store(str(database)) as store:
         store.add_observations([one] * count)
 
@@ -39,28 +37,22 @@ def age(database: Path, table: str, condition: str = "1") -> None:
         connection.execute(f"UPDATE {table} SET created_at = ? WHERE {condition}", (OLD,))  # noqa: S608
 
 
-def test_plans_are_listed_by_model_profile_and_age(
-    cli: Cli, database: Path, plans: tuple[str, str]
-) -> None:
+def test_plans_are_listed_by_their_facts(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
     small, large = plans
     listed = cli("plans", "list", "--json").document
     assert listed["schema"] == "moetune.plans.list/1"
     assert [one["id"] for one in listed["plans"]] == [large, small]
     age(database, "plans", f"id = '{large}'")
     for arguments, expected in (
-        (("--model", "gpt-xl"), [large]),
-        (("--profile", "rtx2080ti-x64"), [small, large]),
-        (("--profile", "other"), []),
-        (("--newer-than", "7d"), [small]),
-    ):
+        (("--model", "gpt-xl"), [large]), (("--profile", "rtx2080ti-x64"), [small, large]),
+        (("--profile", "other"), []), (("--newer-than", "7d"), [small]),
+    ):  # fmt: skip
         found = cli("plans", "list", *arguments, "--json").document["plans"]
         assert [one["id"] for one in found] == expected
     assert small[:8] in cli("plans", "list").out
 
 
-def test_a_long_list_says_how_many_more_there_are(
-    cli: Cli, database: Path, plans: tuple[str, str]
-) -> None:
+def test_a_long_list_says_how_many_follow(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
     observe(database, plans[0], 25)
     assert "… and 5 more: --all" in cli("observations", "list").out
     assert "more: --all" not in cli("observations", "list", "--all").out
@@ -68,7 +60,7 @@ def test_a_long_list_says_how_many_more_there_are(
     assert len(cli("observations", "list", "--limit", "3", "--json").document["observations"]) == 3
 
 
-def test_observations_are_listed_by_plan_and_removed(
+def test_observations_come_and_are_removed(
     cli: Cli, database: Path, plans: tuple[str, str]
 ) -> None:
     for plan_id in plans:
@@ -82,9 +74,7 @@ def test_observations_are_listed_by_plan_and_removed(
     assert len(cli("observations", "list", "--json").document["observations"]) == 2
 
 
-def test_removed_plans_take_their_observations(
-    cli: Cli, database: Path, plans: tuple[str, str]
-) -> None:
+def test_removed_plans_take_observations(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
     observe(database, plans[0], 3)
     removed = cli("plans", "remove", plans[0][:8], "--json").document["removed"]
     assert removed == {"plans": 1, "observations": 3, "settled": 0}
@@ -112,9 +102,7 @@ def test_a_plan_is_shown_written_and_compared(cli: Cli, home: Path, plans: tuple
     assert "differ" in cli("plans", "diff", str(file), str(file)).out.lower()
 
 
-def test_pruning_counts_first_and_then_deletes(
-    cli: Cli, database: Path, plans: tuple[str, str]
-) -> None:
+def test_pruning_counts_before_it_deletes(cli: Cli, database: Path, plans: tuple[str, str]) -> None:
     observe(database, plans[0], 4)
     age(database, "observations")
     age(database, "plans", f"id = '{plans[0]}'")
@@ -130,18 +118,13 @@ def test_pruning_counts_first_and_then_deletes(
     assert "removed 0 plans" in cli(*prune).out
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("plans", "remove", "abc"), ("observations", "remove", "1"),
-        ("db", "prune", "--older-than", "1d"), ("db", "prune", "--older-than", "long"),
-        ("db", "prune", "--older-than", "3"), ("plans", "list", "--newer-than", "7"),
-        ("plans", "list", "--newer-than", "99999d"), ("observations", "list", "--plan", "zz"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_done_makes_no_database(
-    cli: Cli, database: Path, arguments: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("arguments", [
+    ("plans", "remove", "abc"), ("observations", "remove", "1"),
+    ("db", "prune", "--older-than", "1d"), ("db", "prune", "--older-than", "long"),
+    ("db", "prune", "--older-than", "3"), ("plans", "list", "--newer-than", "7"),
+    ("plans", "list", "--newer-than", "99999d"), ("observations", "list", "--plan", "zz"),
+])  # fmt: skip
+def test_a_refusal_makes_no_database(cli: Cli, database: Path, arguments: tuple[str, ...]) -> None:
     answer = cli(*arguments)
     assert answer.code == 2, answer
     assert "Traceback" not in answer.err
@@ -151,9 +134,7 @@ def test_what_cannot_be_done_makes_no_database(
 @pytest.mark.parametrize(
     "command", [("profiles", "show", "PROFILE"), ("profiles", "diff", "PROFILE", "rtx2080ti-x64")]
 )
-def test_long_tables_end_in_how_many_more_there_are(
-    cli: Cli, tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_long_tables_say_how_many_more(cli: Cli, tmp_path: Path, command: tuple[str, ...]) -> None:
     file = tmp_path / "lab.toml"
     profile = load_profile_file(bundled_profiles()["a100-x4"])
     rows = tuple(

@@ -11,13 +11,11 @@ def test_a_layout_takes_what_its_plan_says(cli: Cli) -> None:
         "memory", "qwen3-30b-a3b", "--world-size", "16", "--global-batch", "64", *pins, "--json"
     ).document
     first = mine["layouts"][0]
-    planned = cli(
-        "plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "16",
-        "--global-batch", "64", "--seq", "4k", "--target", "megatron", *pins, "--vpp", "1",
-        "--etp", str(first["layout"]["etp"]), "--micro-batch", "1", "--schedule", "1f1b",
-        "--dispatcher", "all_to_all", "--overlap", "none", "--stages", "Et*24|t*24L",
-        "--json",
-    ).document  # fmt: skip
+    planned = cli("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--world-size", "16",
+                  "--global-batch", "64", "--seq", "4k", "--target", "megatron", *pins, "--vpp",
+                  "1", "--etp", str(first["layout"]["etp"]), "--micro-batch", "1", "--schedule",
+                  "1f1b", "--dispatcher", "all_to_all", "--overlap", "none", "--stages",
+                  "Et*24|t*24L", "--json").document  # fmt: skip
     assert first["parts"] == planned["memory"]["parts"]
     assert first["peak_bytes"] == planned["memory"]["peak_bytes"]
 
@@ -48,11 +46,9 @@ def test_the_fewest_gpus_are_whole_nodes_on_which_a_plan_fits_too(cli: Cli) -> N
     assert ranks < 64  # the fewest of a power of two without the host
     assert first["layout"]["offload_optimizer"] > 0
     assert first["host_bytes"] > 0
-    planned = cli(
-        "plan", "--model", "qwen3-235b-a22b", "--profile", "h100-x8", "--world-size", str(ranks),
-        "--global-batch", str(found["inputs"]["global_batch"]), "--seq", "4k",
-        "--target", "megatron", "--json",
-    )  # fmt: skip
+    planned = cli("plan", "--model", "qwen3-235b-a22b", "--profile", "h100-x8", "--world-size",
+                  str(ranks), "--global-batch", str(found["inputs"]["global_batch"]), "--seq", "4k",
+                  "--target", "megatron", "--json")  # fmt: skip
     assert planned.code == 0
     assert planned.document["fits"]
 

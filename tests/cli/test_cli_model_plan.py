@@ -9,11 +9,9 @@ from tests.cli.running import Cli
 from tests.solve.clusters import cluster_profile
 
 PLAN = ("plan", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
-SMALL = (
-    "plan", "--d-model", "64", "--d-hidden", "256", "--num-experts", "8", "--num-layers", "4",
-    "--num-heads", "4", "--seq", "128", "--vocab", "1000", "--world-size", "8", "--global-batch",
-    "64", "--profile", "a100-x8",
-)  # fmt: skip
+SMALL = ("plan", "--d-model", "64", "--d-hidden", "256", "--num-experts", "8", "--num-layers", "4",
+         "--num-heads", "4", "--seq", "128", "--vocab", "1000", "--world-size", "8",
+         "--global-batch", "64", "--profile", "a100-x8")  # fmt: skip
 SIZES = (
     "num-layers=4,num-heads=4,d-model=64,d-hidden=256,num-experts=8,top-k=1,activation=gelu,"
     "moe-every=2,seq=128,vocab=1000"
@@ -100,14 +98,11 @@ def test_a_profile_without_the_rate_of_its_memory_is_named(cli: Cli) -> None:
     assert "no time of Adam in float16" in result.err
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (("verify",), "is the plan of a model's training"),
-        (("trace", "--nproc", "2"), "is a training plan, whose steps only its target runs"),
-    ],
-)
-def test_what_runs_a_plan_says_that_it_runs_layers(
+@pytest.mark.parametrize(("command", "words"), [
+    (("verify",), "is the plan of a model's training"),
+    (("trace", "--nproc", "2"), "is a training plan, whose steps only its target runs"),
+])  # fmt: skip
+def test_what_runs_plans_says_it_runs_layers(
     cli: Cli, command: tuple[str, ...], words: str
 ) -> None:
     assert cli(*PLAN, "--output", "plan.json").code == 0

@@ -28,12 +28,10 @@ SIZES: dict[str, Any] = {
     "activation": "swiglu", "profile": "rtx2080ti-x64", "dtype": "fp16", "memory_limit": "10GB",
     "memory_taken": 2.5e8, "max_degree": 8, "order": "interleaved",
 }  # fmt: skip
-SIZES_FLAGS = (
-    "--d-model", "1024", "--d-hidden", "4096", "--num-experts", "64", "--top-k", "2", "--tokens",
-    "8192", "--activation", "swiglu", "--profile", "rtx2080ti-x64", "--dtype", "float16",
-    "--memory-limit", "10GB", "--memory-taken", "250MB", "--max-degree", "8", "--order",
-    "interleaved",
-)  # fmt: skip
+SIZES_FLAGS = ("--d-model", "1024", "--d-hidden", "4096", "--num-experts", "64", "--top-k", "2",
+               "--tokens", "8192", "--activation", "swiglu", "--profile", "rtx2080ti-x64",
+               "--dtype", "float16", "--memory-limit", "10GB", "--memory-taken", "250MB",
+               "--max-degree", "8", "--order", "interleaved")  # fmt: skip
 TRAINING: dict[str, Any] = {
     "model": "qwen3-30b-a3b", "profile": "h100-x8", "world_size": 64, "global_batch": 1024,
     "seq": "4k", "target": "megatron", "recompute": ["norm", "moe_act"],
@@ -83,9 +81,7 @@ def test_a_plan_has_the_numbers_and_the_words_of_the_command_line(
     assert why.to_dict() == cli("explain", plan.id, "--json").document
 
 
-def test_a_training_plan_has_the_numbers_and_the_words_of_the_command_line(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_training_plans_have_the_words_of_the_command_line(cli: Cli, tmp_path: Path) -> None:
     plan = moetune.plan(**TRAINING)
     document = cli("plan", *TRAINING_FLAGS, "--json").document
     assert plan.to_dict() == document
@@ -204,10 +200,8 @@ def test_a_notebook_draws_the_page_without_scripts(arguments: dict[str, Any]) ->
 
 @pytest.mark.usefixtures("home")
 def test_everything_that_takes_a_plan_takes_it() -> None:
-    plan = moetune.plan(
-        d_model=8, d_hidden=16, num_experts=4, tokens=32, world_size=1, dtype="float16",
-        profile="rtx2080ti-x64", save=False,
-    )  # fmt: skip
+    plan = moetune.plan(d_model=8, d_hidden=16, num_experts=4, tokens=32, world_size=1,
+                        dtype="float16", profile="rtx2080ti-x64", save=False)  # fmt: skip
     layer = moetune.MoELayer(8, 16, 4, plan=plan)
     assert layer.shape == plan.workload.layer
     assert moetune.open_planbook(plan).plans == (plan.plan,)
@@ -262,7 +256,7 @@ WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [
 
 @pytest.mark.parametrize(("arguments", "kind", "words"), WRONG)
 @pytest.mark.usefixtures("home")
-def test_a_wrong_argument_is_named(
+def test_wrong_values(
     arguments: dict[str, Any], kind: type[moetune.MoetuneError], words: str
 ) -> None:
     with pytest.raises(kind, match=words) as caught:
@@ -277,15 +271,12 @@ def _pointer(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        (lambda home: _pointer(home / "plan.json"), r"Git LFS pointer.*\n.*git lfs pull"),
-        (lambda home: home, "is a folder, not a plan"),
-        (lambda _: "abcdef", "no plan has an id that begins with 'abcdef'"),
-        (lambda _: 7, "takes a path or an id, got 7"),
-    ],
-)
+@pytest.mark.parametrize(("made", "words"), [
+    (lambda home: _pointer(home / "plan.json"), r"Git LFS pointer.*\n.*git lfs pull"),
+    (lambda home: home, "is a folder, not a plan"),
+    (lambda _: "abcdef", "no plan has an id that begins with 'abcdef'"),
+    (lambda _: 7, "takes a path or an id, got 7"),
+])  # fmt: skip
 def test_what_is_no_plan_is_named(home: Path, made: Callable[[Path], Any], words: str) -> None:
     with pytest.raises(moetune.InputError, match=words):
         moetune.load_plan(made(home))

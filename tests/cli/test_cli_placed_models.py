@@ -18,10 +18,8 @@ PLAN = (
 
 
 def record(loads: list[int], *, top_k: int = TOP_K) -> RoutingRecord:
-    return RoutingRecord(
-        num_experts=len(loads), top_k=top_k, num_ranks=1, num_steps=10, loads=tuple(loads),
-        fullest_p50=1.0, fullest_p99=1.0,
-    )  # fmt: skip
+    return RoutingRecord(num_experts=len(loads), top_k=top_k, num_ranks=1, num_steps=10,
+                         loads=tuple(loads), fullest_p50=1.0, fullest_p99=1.0)  # fmt: skip
 
 
 def uneven(seed: int) -> list[int]:
@@ -58,9 +56,7 @@ def rows_of_fullest(loads: list[int], order: list[int], ranks: int) -> float:
     return max(sums) / sum(sums) * ranks
 
 
-def test_each_layers_experts_are_placed_and_the_step_is_that_much_shorter(
-    cli: Cli, routing: str
-) -> None:
+def test_each_layers_experts_are_placed_and_the_step_is_shorter(cli: Cli, routing: str) -> None:
     plan = planned(cli, routing)
     placement = plan["placement"]
     assert len(placement["layers"]) == LAYERS
@@ -92,9 +88,7 @@ def test_the_id_covers_every_layers_loads(cli: Cli, routing: str, tmp_path: Path
     assert planned(cli, written(tmp_path, layers))["id"] != first
 
 
-def test_equal_records_are_one_routing_for_all_layers_of_a_plan_in_natural_order(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_equal_records_are_the_natural_order_of_all_layers(cli: Cli, tmp_path: Path) -> None:
     """Even loads are a plan without routing, whose file is of each layer or of one."""
     even = planned(cli, written(tmp_path, [record([5] * EXPERTS)] * LAYERS))
     balanced = cli(*PLAN, "--json").document

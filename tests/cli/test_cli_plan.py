@@ -45,10 +45,8 @@ def test_plan_for_tm_1_is_the_minimum_of_the_closed_form(cli: Cli) -> None:
 
 
 def test_plan_of_a_pinned_degree_is_its_closed_form(cli: Cli) -> None:
-    plan = cli(
-        "plan", "--model", "tm-1", "--profile", "rtx2080ti-x64", "--json",
-        "--backward-degree", "5",
-    ).document  # fmt: skip
+    plan = cli("plan", "--model", "tm-1", "--profile", "rtx2080ti-x64", "--json",
+               "--backward-degree", "5").document  # fmt: skip
     expected = makespan_of(2)(5) + makespan_of(4)(5)
     assert plan["predicted"]["step_seconds"] == pytest.approx(expected, rel=1e-9)
     assert plan["inputs"]["constraints"] == {"backward-degree": "5"}
@@ -116,10 +114,8 @@ def test_a_layer_given_by_its_sizes_plans_as_the_model_of_those_sizes(cli: Cli) 
 
 
 def test_defaults_written_out_make_the_same_plan(cli: Cli) -> None:
-    spelled = cli(
-        *PLAN, "--json", "--world-size", "64", "--tokens", "8k",
-        "--max-degree", "64", "--min-chunk-tokens", "1",
-    )  # fmt: skip
+    spelled = cli(*PLAN, "--json", "--world-size", "64", "--tokens", "8k", "--max-degree", "64",
+                  "--min-chunk-tokens", "1")  # fmt: skip
     assert spelled.document == cli(*PLAN, "--json").document
 
 
@@ -133,10 +129,8 @@ def test_a_missing_group_size_names_the_command_that_measures_it(cli: Cli) -> No
 
 
 def test_an_accepted_estimate_is_said_in_the_plan(cli: Cli) -> None:
-    plan = cli(
-        "plan", "--model", "gpt-s", "--profile", "rtx2080ti-x16", "--world-size", "64",
-        "--allow-modelled", "--json",
-    ).document  # fmt: skip
+    plan = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x16", "--world-size", "64",
+               "--allow-modelled", "--json").document  # fmt: skip
     assert plan["predicted"]["trust"] == "modelled"
     assert plan["inputs"]["constraints"]["allow-modelled"] == "true"
     assert any("all_to_all of 16 ranks stands in" in text for text in plan["warnings"])
@@ -204,11 +198,9 @@ def test_what_was_not_measured_is_named_with_a_command_that_measures_it(cli: Cli
     command = next(one for one in plan["warnings"] if "moetune profile" in one)
     arguments = shlex.split(command.partition("moetune profile")[2])
     wanted = commands(get_command(program()))["profile"].make_context("profile", arguments).params
-    given = {
-        "name": "lab", "resume": True, "nproc": 2, "d_model": "256", "d_hidden": "1024",
-        "num_experts": "4", "top_k": "1", "activation": "gelu", "tokens": 1024,
-        "dtypes": ("float32",),
-    }  # fmt: skip
+    given = {"name": "lab", "resume": True, "nproc": 2, "d_model": "256", "d_hidden": "1024",
+             "num_experts": "4", "top_k": "1", "activation": "gelu", "tokens": 1024,
+             "dtypes": ("float32",)}  # fmt: skip
     assert given.items() <= wanted.items()
 
 

@@ -20,36 +20,27 @@ print(json.dumps([code, sorted({{*sys.modules}} & {{*{unwanted!r}}})]), file=sys
 
 
 def _environment(home: Path, **more: str) -> dict[str, str]:
-    return {
-        "PATH": os.defpath,
-        "HOME": str(home),
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-        **more,
-    }
+    return {"PATH": os.defpath, "HOME": str(home),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]), **more}  # fmt: skip
 
 
 def _run(
     home: Path, *words: str, check: bool = True, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        (sys.executable, *words),
-        env=_environment(home, **(environment or {})), cwd=home, capture_output=True, text=True,
-        check=check, encoding="utf-8", errors="replace",
-    )  # fmt: skip
+    return subprocess.run((sys.executable, *words), env=_environment(home, **(environment or {})),
+                          cwd=home, capture_output=True, text=True, check=check, encoding="utf-8",
+                          errors="replace")  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "unwanted"),
-    [
-        (("--help",), (*HEAVY, "moetune.cli.plan", "moetune.cli.profile", "moetune.domain.plan")),
-        (("plan", "--help"), (*HEAVY, "moetune.domain.plan")),
-        (("profile", "--help"), HEAVY),
-        (("db", "--help"), HEAVY),
-        (("models", "list", "--json"), HEAVY),
-        (("models", "show", "deepseek-v3", "--json"), (*HEAVY, "moetune.cli.plan")),
-        (("plan", "--model", "tm-1", "--profile", "rtx2080ti-x64"), ("torch", "optuna")),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "unwanted"), [
+    (("--help",), (*HEAVY, "moetune.cli.plan", "moetune.cli.profile", "moetune.domain.plan")),
+    (("plan", "--help"), (*HEAVY, "moetune.domain.plan")),
+    (("profile", "--help"), HEAVY),
+    (("db", "--help"), HEAVY),
+    (("models", "list", "--json"), HEAVY),
+    (("models", "show", "deepseek-v3", "--json"), (*HEAVY, "moetune.cli.plan")),
+    (("plan", "--model", "tm-1", "--profile", "rtx2080ti-x64"), ("torch", "optuna")),
+])  # fmt: skip
 def test_a_command_loads_no_more_than_it_uses(
     tmp_path: Path, arguments: tuple[str, ...], unwanted: tuple[str, ...]
 ) -> None:
@@ -101,14 +92,11 @@ def _interrupted(program: "subprocess.Popen[str]") -> tuple[str, str]:
     raise AssertionError("the program ignores the interrupt key")
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
-        {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"},
-        {"COLUMNS": "5"},
-    ],
-)
+@pytest.mark.parametrize("environment", [
+    {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"},
+    {"COLUMNS": "5"},
+])  # fmt: skip
 def test_a_terminal_without_the_signs_or_with_few_columns_still_gets_the_answer(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

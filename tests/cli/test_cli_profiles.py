@@ -8,12 +8,10 @@ import pytest
 from moetune.app.files import bundled_profiles, load_profile_file, profile_to_toml
 from tests.cli.running import Cli
 
-NAMES = (
-    "a100-x4", "a100-x8", "a800-x8", "b200-x8", "b300-x8", "b300-x8-efa", "gb200-nvl72",
-    "gb300-nvl72", "gh200-x1", "gh200-x4", "h100-96gb-x8", "h100-x8", "h100-x8-efa", "h20-x8",
-    "h200-x8", "h800-x8", "l40s-x8", "mi300x-x8", "mi355x-x8", "rtx2080ti-x16", "rtx2080ti-x32",
-    "rtx2080ti-x64", "rtx4090-x8", "v100-x256",
-)  # fmt: skip
+NAMES = ("a100-x4", "a100-x8", "a800-x8", "b200-x8", "b300-x8", "b300-x8-efa", "gb200-nvl72",
+         "gb300-nvl72", "gh200-x1", "gh200-x4", "h100-96gb-x8", "h100-x8", "h100-x8-efa", "h20-x8",
+         "h200-x8", "h800-x8", "l40s-x8", "mi300x-x8", "mi355x-x8", "rtx2080ti-x16",
+         "rtx2080ti-x32", "rtx2080ti-x64", "rtx4090-x8", "v100-x256")  # fmt: skip
 
 
 @pytest.fixture
@@ -26,9 +24,7 @@ def lab(cli: Cli) -> Path:
     return path
 
 
-def test_profiles_list_shows_the_reference_machines_without_a_database(
-    cli: Cli, database: Path
-) -> None:
+def test_profiles_list_shows_reference_machines_without_a_store(cli: Cli, database: Path) -> None:
     document = cli("profiles", "list", "--json").document
     assert document["schema"] == "moetune.profiles/1"
     assert [one["name"] for one in document["profiles"]] == list(NAMES)
@@ -84,13 +80,9 @@ def test_export_to_a_file_can_be_imported_again(cli: Cli, lab: Path) -> None:
 def test_diff_names_every_number_that_differs_and_no_other(cli: Cli, lab: Path) -> None:
     found = cli("profiles", "diff", "rtx2080ti-x64", str(lab.resolve()), "--json").document
     assert found["differences"] == [
-        {
-            "key": "all_to_all 64 ranks alpha_seconds",
-            "first": 0.000783,
-            "second": 0.001566,
-            "ratio": 2.0,
-        }
-    ]
+        {"key": "all_to_all 64 ranks alpha_seconds", "first": 0.000783, "second": 0.001566,
+         "ratio": 2.0}
+    ]  # fmt: skip
     assert "2.00" in cli("profiles", "diff", "rtx2080ti-x64", "./lab.toml").out
     same = cli("profiles", "diff", "rtx2080ti-x64", "rtx2080ti-x64")
     assert "are equal" in same.out

@@ -7,10 +7,8 @@ import pytest
 from moetune.app.files import load_profile_file
 from tests.cli.running import Cli
 
-FLAGS = (
-    "--gpu", "h100", "--gpus-per-node", "8", "--nodes", "8", "--nics", "8", "--nic-rate",
-    "400Gbit/s",
-)  # fmt: skip
+FLAGS = ("--gpu", "h100", "--gpus-per-node", "8", "--nodes", "8", "--nics", "8", "--nic-rate",
+         "400Gbit/s")  # fmt: skip
 
 
 def test_a_described_machine_is_planned_with_by_the_printed_command(cli: Cli) -> None:
@@ -47,18 +45,13 @@ def test_what_is_missing_is_named(cli: Cli) -> None:
     assert not list(Path().iterdir())
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--nic-rate", "400"), "--nic-rate: rate '400' has no unit"),
-        (("--memory", "80000000000"), "--memory: size '80000000000' has no unit"),
-        (("--gpu", "l20"), "known: a100"),
-        (("--base", "none"), "no reference machine"),
-    ],
-)
-def test_a_wrong_flag_is_one_error_and_no_file(
-    cli: Cli, flags: tuple[str, str], words: str
-) -> None:
+@pytest.mark.parametrize(("flags", "words"), [
+    (("--nic-rate", "400"), "--nic-rate: rate '400' has no unit"),
+    (("--memory", "80000000000"), "--memory: size '80000000000' has no unit"),
+    (("--gpu", "l20"), "known: a100"),
+    (("--base", "none"), "no reference machine"),
+])  # fmt: skip
+def test_a_wrong_flag_is_an_error_and_no_file(cli: Cli, flags: tuple[str, str], words: str) -> None:
     result = cli("profiles", "new", "a.toml", *FLAGS, *flags)
     assert result.code == 2
     assert words in result.err
@@ -104,10 +97,8 @@ def test_sizes_and_short_dtypes_are_understood_by_every_command(cli: Cli, size: 
     plan = cli("plan", *LAYER, "--memory-limit", size, "--dtype", "bf16", "--json").document
     assert plan["inputs"]["memory_limit_bytes"] == num_bytes
     assert plan["inputs"]["dtype"] == "bfloat16"
-    changed = cli(
-        "whatif", plan["id"], "--memory-limit", size.replace("80", "70"), "--dtype", "bf16",
-        "--json",
-    ).document  # fmt: skip
+    changed = cli("whatif", plan["id"], "--memory-limit", size.replace("80", "70"), "--dtype",
+                  "bf16", "--json").document  # fmt: skip
     assert changed["after"]["inputs"]["memory_limit_bytes"] == num_bytes * 7 // 8
     assert changed["after"]["inputs"]["dtype"] == "bfloat16"
     memory = cli("memory", "olmoe", "--device-memory", size, "--dtype", "bf16")

@@ -11,13 +11,10 @@ import pytest
 from tests.cli.running import Cli
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("models", "list"), ("models", "show", "tm-1"), ("profiles", "list"),
-        ("profiles", "diff", "rtx2080ti-x32", "rtx2080ti-x64"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("arguments", [
+    ("models", "list"), ("models", "show", "tm-1"), ("profiles", "list"),
+    ("profiles", "diff", "rtx2080ti-x32", "rtx2080ti-x64"),
+])  # fmt: skip
 def test_json_has_the_values_of_what_is_shown(cli: Cli, arguments: tuple[str, ...]) -> None:
     shown = " ".join(cli(*arguments).out.split())
     sections = cli(*arguments, "--json").document["sections"]
@@ -61,9 +58,7 @@ def test_db_backup_is_a_database_with_the_same_plans(cli: Cli) -> None:
     assert cli("db", "backup", "copy.db").code == 2
 
 
-def test_config_show_prints_every_setting_and_its_origin(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_show_prints_settings_and_origins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("moetune.toml").write_text("max_degree = 8", encoding="utf-8")
     monkeypatch.setenv("MOETUNE_ALLOW_MODELLED", "1")
     document = cli("config", "show", "--json", "--origin").document
@@ -143,9 +138,7 @@ def test_quiet_leaves_the_answer_and_drops_the_notes(cli: Cli) -> None:
     assert json.loads(loud.out) == cli(*arguments).document
 
 
-def test_colour_is_used_when_forced_and_never_with_no_color(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colour_is_forced_and_never_if_no_color(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     assert "\x1b[1" in cli("profiles", "show", "rtx2080ti-x64").out

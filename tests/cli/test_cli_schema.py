@@ -15,10 +15,8 @@ from tests.cli.running import OLMOE, Cli
 from tests.schemas import PUBLISHED, SCHEMAS, schema_text
 
 PLAN = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--dtype", "float16")
-TRAINING = (
-    "plan", *OLMOE, "--target", "megatron", "--tp", "1", "--pp", "1", "--ep", "8",
-    "--micro-batch", "1",
-)  # fmt: skip
+TRAINING = ("plan", *OLMOE, "--target", "megatron", "--tp", "1", "--pp", "1", "--ep", "8",
+            "--micro-batch", "1")  # fmt: skip
 
 
 def check(name: str, document: Any) -> None:
@@ -54,10 +52,8 @@ def test_documents_of_a_layers_plan(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_documents_of_a_whole_models_plan_an_export_and_an_error(cli: Cli, tmp_path: Path) -> None:
-    layout = cli(
-        "plan", "--model", "gpt-2.7b", "--profile", "a100-x4", "--world-size", "1",
-        "--memory-limit", "40GiB", "--json",
-    ).document  # fmt: skip
+    layout = cli("plan", "--model", "gpt-2.7b", "--profile", "a100-x4", "--world-size", "1",
+                 "--memory-limit", "40GiB", "--json").document  # fmt: skip
     assert layout["chunks"]["offload"]
     check("training-plan", layout)
     made = cli(*TRAINING, "--output", str(tmp_path / "training.json"))

@@ -92,10 +92,8 @@ def test_more_memory_saves_what_the_plan_with_more_memory_saves(cli: Cli, planne
 
 
 def test_a_layer_is_moved_by_a_chunk_each_way(cli: Cli) -> None:
-    flags = (
-        "--d-model", "256", "--d-hidden", "1024", "--num-experts", "4", "--tokens", "1k",
-        "--profile", LAB, "--max-degree", "4",
-    )  # fmt: skip
+    flags = ("--d-model", "256", "--d-hidden", "1024", "--num-experts", "4", "--tokens", "1k",
+             "--profile", LAB, "--max-degree", "4")  # fmt: skip
     plan = cli("plan", *flags, "--json", "--output", "plan.json").document
     found = cli("sensitivity", "plan.json", "--profile", LAB, "--json").document
     degree = plan["pipeline"]["forward_degree"]
@@ -121,15 +119,12 @@ def test_a_training_plan_follows_the_parts_of_its_step(cli: Cli, planned: Planne
     assert "Without effect: " in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "part"),
-    [
-        (("plan.json", "--profile", "rtx2080ti-x32"), 5, "is not the one"),
-        (("training.json", "--model", "qwen3-30b-a3b"), 2, "is another one"),
-        (("plan.json", "--model", "olmoe"), 2, "--model is for the plans of"),
-        (("old.json",), 2, "this version of moetune predicts"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "part"), [
+    (("plan.json", "--profile", "rtx2080ti-x32"), 5, "is not the one"),
+    (("training.json", "--model", "qwen3-30b-a3b"), 2, "is another one"),
+    (("plan.json", "--model", "olmoe"), 2, "--model is for the plans of"),
+    (("old.json",), 2, "this version of moetune predicts"),
+])  # fmt: skip
 def test_what_cannot_be_priced_again_is_refused(
     cli: Cli, planned: Planned, arguments: tuple[str, ...], code: int, part: str
 ) -> None:

@@ -21,10 +21,8 @@ from moetune.report.section import Section
 from tests.cli.running import Cli
 from tests.report.lab import LAYER, lab_profile
 
-BAD = FitError(
-    num_points=9, median=0.14, p95=0.41, low=1.0, high=2.0, quality="suspect",
-    alpha_seconds=(0.0, 1.0), beta_seconds=(0.0, 1.0),
-)  # fmt: skip
+BAD = FitError(num_points=9, median=0.14, p95=0.41, low=1.0, high=2.0, quality="suspect",
+               alpha_seconds=(0.0, 1.0), beta_seconds=(0.0, 1.0))  # fmt: skip
 GOOD = replace(BAD, median=0.01, p95=0.02, quality="good")
 SUSPECT = ProfileQuality(
     label="suspect", suspect=(SuspectGroup(group="GEMM", median_error=0.14, p95_error=0.41),)

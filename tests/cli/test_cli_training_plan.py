@@ -43,23 +43,17 @@ def test_a_pinned_layout_is_kept_and_the_numbers_agree(cli: Cli, tmp_path: Path)
 def test_a_model_of_a_file_is_planned(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps(
-            {
-                "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
-                "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
-                "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 1000,
-            }
+            {"model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
+             "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
+             "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 1000}
         )
     )  # fmt: skip
-    plan = cli(
-        "plan", "--model", str(tmp_path), "--profile", "h100-x8", "--global-batch", "64", "--seq",
-        "1k", "--json",
-    ).document  # fmt: skip
+    plan = cli("plan", "--model", str(tmp_path), "--profile", "h100-x8", "--global-batch", "64",
+               "--seq", "1k", "--json").document  # fmt: skip
     assert plan["inputs"]["world_size"] == 8
     assert plan["layout"]["vpp"] == plan["layout"]["cp"] == 1
-    said = cli(
-        "plan", "--model", str(tmp_path), "--profile", "h100-x8", "--global-batch", "64", "--seq",
-        "1k", "--target", "megatron",
-    ).out  # fmt: skip
+    said = cli("plan", "--model", str(tmp_path), "--profile", "h100-x8", "--global-batch", "64",
+               "--seq", "1k", "--target", "megatron").out  # fmt: skip
     assert cli(*said.rpartition("moetune ")[2].split()).code == 0
 
 
@@ -79,16 +73,8 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
     assert plan["predicted"]["step_seconds"] > 0
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--global-batch", "8"),
-        ("--schedule", "1f1b"),
-    ],
-)
-def test_flags_of_decoders_are_refused_for_the_papers_models(
-    cli: Cli, flag: str, value: str
-) -> None:
+@pytest.mark.parametrize(("flag", "value"), [("--global-batch", "8"), ("--schedule", "1f1b")])
+def test_flags_of_decoders_are_refused_for_papers_models(cli: Cli, flag: str, value: str) -> None:
     result = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", flag, value)
     assert result.code == 2
     assert flag in result.err
@@ -116,9 +102,7 @@ def test_a_schedule_and_stages_by_hand_are_kept_and_exported(cli: Cli, tmp_path:
     assert "Et*10|(t*12|)*2t*14L" in shown
 
 
-def test_exchanges_in_chunks_have_degrees_that_the_layers_plan_gets(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_exchanges_in_chunks_have_degrees_that_layers_get(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     pinned = (*QWEN, "--world-size", "16", "--ep", "8", "--pp", "2", "--micro-batch", "1",
               "--routing", "balanced")  # fmt: skip
@@ -293,31 +277,17 @@ def test_the_front_has_the_fastest_layout_for_each_memory(cli: Cli) -> None:
     assert plan["id"] == cli(*SEARCHED, "--json").document["id"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "hint"),
-    [
-        (
-            ("glm-4.5-air", "--profile", "rtx4090-x8"),
-            "take more ranks, or devices with more memory",
-        ),
-        (
-            ("glm-4.5-air", "--profile", "rtx4090-x8", "--recompute", "none"),
-            "take more ranks, or devices with more memory; leave more of the layout to the solver",
-        ),
-        (
-            ("longcat-flash", "--profile", "h200-x8"),
-            "take devices with more memory, or another --target",
-        ),
-    ],
-)
-def test_a_hint_of_memory_leaves_out_what_does_not_help(
-    cli: Cli, flags: tuple[str, ...], hint: str
-) -> None:
+@pytest.mark.parametrize(("flags", "hint"), [
+    (("glm-4.5-air", "--profile", "rtx4090-x8"), "take more ranks, or devices with more memory"),
+    (("glm-4.5-air", "--profile", "rtx4090-x8", "--recompute", "none"),
+     "take more ranks, or devices with more memory; leave more of the layout to the solver"),
+    (("longcat-flash", "--profile", "h200-x8"),
+     "take devices with more memory, or another --target"),
+])  # fmt: skip
+def test_a_hint_of_memory_has_only_what_helps(cli: Cli, flags: tuple[str, ...], hint: str) -> None:
     """Pins that are not there, and ranks where each gathers more than a device has."""
-    refused = cli(
-        "plan", "--target", "transformers", "--world-size", "16", "--global-batch", "32", "--seq",
-        "4k", "--model", *flags,
-    )  # fmt: skip
+    refused = cli("plan", "--target", "transformers", "--world-size", "16", "--global-batch", "32",
+                  "--seq", "4k", "--model", *flags)  # fmt: skip
     assert refused.code == 3
     assert "memory binds" in refused.err
     assert refused.err.rstrip().splitlines()[-1].strip() == hint

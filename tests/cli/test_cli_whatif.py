@@ -14,10 +14,8 @@ def plan_id(cli: Cli) -> str:
 
 
 def test_whatif_shows_both_plans_and_stores_nothing(cli: Cli, plan_id: str) -> None:
-    result = cli(
-        "whatif", plan_id[:8], "--tokens", "32k", "--speed", "communication=2", "--speed",
-        "computation=1.5", "--json",
-    )  # fmt: skip
+    result = cli("whatif", plan_id[:8], "--tokens", "32k", "--speed", "communication=2", "--speed",
+                 "computation=1.5", "--json")  # fmt: skip
     document = result.document
     assert (result.code, document["schema"]) == (0, "moetune.whatif/1")
     assert document["before"]["id"] == plan_id
@@ -35,18 +33,13 @@ def test_whatif_equals_the_plan_that_the_same_flags_make(cli: Cli, plan_id: str)
     assert found["after"] == made.document
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "part"),
-    [
-        ((), 2, "nothing is changed"),
-        (("--speed", "wire=2"), 2, "unknown key 'wire'"),
-        (("--constraint", "max-degree=999"), 2, "--constraint max-degree must be from 1 to 256"),
-        (("--memory-limit", "1MiB"), 3, "memory"),
-    ],
-)
-def test_whatif_says_what_is_wrong(
-    cli: Cli, plan_id: str, flags: tuple[str, ...], code: int, part: str
-) -> None:
+@pytest.mark.parametrize(("flags", "code", "part"), [
+    ((), 2, "nothing is changed"),
+    (("--speed", "wire=2"), 2, "unknown key 'wire'"),
+    (("--constraint", "max-degree=999"), 2, "--constraint max-degree must be from 1 to 256"),
+    (("--memory-limit", "1MiB"), 3, "memory"),
+])  # fmt: skip
+def test_refusals(cli: Cli, plan_id: str, flags: tuple[str, ...], code: int, part: str) -> None:
     result = cli("whatif", plan_id, *flags, "--json")
     assert (result.code, result.document["exit_code"]) == (code, code)
     assert part in result.document["error"] + result.document["hint"]
@@ -72,19 +65,14 @@ def training_id(cli: Cli) -> str:
     return str(document.document["id"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "flags"),
-    [
-        (("--constraint", "tp=2"), (*ON_H100, "--pp", "2", "--tp", "2")),
-        (("--constraint", "pp="), ON_H100),
-        (("--world-size", "32"), ("--profile", "h100-x8", "--world-size", "32", "--pp", "2")),
-        (("--profile", "b200-x8"), ("--profile", "b200-x8", "--world-size", "16", "--pp", "2")),
-        (
-            ("--memory-limit", "60GiB", "--dtype", "fp8"),
-            (*ON_H100, "--pp", "2", "--memory-limit", "60GiB", "--dtype", "fp8"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "flags"), [
+    (("--constraint", "tp=2"), (*ON_H100, "--pp", "2", "--tp", "2")),
+    (("--constraint", "pp="), ON_H100),
+    (("--world-size", "32"), ("--profile", "h100-x8", "--world-size", "32", "--pp", "2")),
+    (("--profile", "b200-x8"), ("--profile", "b200-x8", "--world-size", "16", "--pp", "2")),
+    (("--memory-limit", "60GiB", "--dtype", "fp8"),
+     (*ON_H100, "--pp", "2", "--memory-limit", "60GiB", "--dtype", "fp8")),
+])  # fmt: skip
 def test_whatif_of_a_training_is_the_plan_of_the_changed_flags(
     cli: Cli, training_id: str, changes: tuple[str, ...], flags: tuple[str, ...]
 ) -> None:

@@ -30,22 +30,15 @@ def step_of(plan: dict[str, Any]) -> float:
     return float(plan["predicted"]["step_seconds"])
 
 
-@pytest.mark.parametrize(
-    ("flags", "asked", "pins"),
-    [
-        (XL, ("--degree", "8"), ("--forward-degree", "8", "--backward-degree", "8")),
-        (XL, ("--forward-degree", "2"), ("--forward-degree", "2", "--backward-degree", "2")),
-        (
-            XL, ("--strategy", "S4", "--backward-degree", "2"),
-            ("--strategy", "S4", "--forward-degree", "2", "--backward-degree", "2"),
-        ),
-        (MEGATRON, ("--layout", "tp=2,ep=4"), ("--tp", "2", "--ep", "4")),
-        (
-            MEGATRON, ("--layout", "recompute=norm,moe_act,offload-optimizer=0.5"),
-            ("--recompute", "norm,moe_act", "--offload-optimizer", "0.5"),
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("flags", "asked", "pins"), [
+    (XL, ("--degree", "8"), ("--forward-degree", "8", "--backward-degree", "8")),
+    (XL, ("--forward-degree", "2"), ("--forward-degree", "2", "--backward-degree", "2")),
+    (XL, ("--strategy", "S4", "--backward-degree", "2"),
+     ("--strategy", "S4", "--forward-degree", "2", "--backward-degree", "2")),
+    (MEGATRON, ("--layout", "tp=2,ep=4"), ("--tp", "2", "--ep", "4")),
+    (MEGATRON, ("--layout", "recompute=norm,moe_act,offload-optimizer=0.5"),
+     ("--recompute", "norm,moe_act", "--offload-optimizer", "0.5")),
+])  # fmt: skip
 def test_another_choice_is_the_plan_with_that_pin(
     cli: Cli, planned: Planned, flags: tuple[str, ...], asked: tuple[str, ...],
     pins: tuple[str, ...],
@@ -87,10 +80,8 @@ def test_what_does_not_fit_says_what_it_would_take(cli: Cli) -> None:
     plan = cli("plan", *XL, *limit, "--json", "--output", "plan.json").document
     roomy = cli("plan", *XL, "--strategy", "none", "--degree", "8", "--json")
     assert roomy.code == 2  # a plan has no such flag
-    roomy_plan = cli(
-        "plan", *XL, "--strategy", "none", "--forward-degree", "8", "--backward-degree", "8",
-        "--json",
-    ).document  # fmt: skip
+    roomy_plan = cli("plan", *XL, "--strategy", "none", "--forward-degree", "8",
+                     "--backward-degree", "8", "--json").document  # fmt: skip
     found = why(cli, "plan.json", "--strategy", "none", "--degree", "8")
     assert found["verdict"] == "too_large"
     assert found["other"]["step_seconds"] == step_of(roomy_plan)
@@ -155,10 +146,8 @@ def test_chunks_of_a_training_plan_are_priced_in_its_layout(cli: Cli) -> None:
     flags = ("plan", *TRAINING, "--overlap", "chunks", "--ep", "16", "--output", "plan.json")
     plan = cli(*flags, "--json").document
     degree = plan["layout"]["degree"]
-    same = why(
-        cli, "plan.json", "--forward-degree", str(degree["forward"]), "--backward-degree",
-        str(degree["backward"]),
-    )  # fmt: skip
+    same = why(cli, "plan.json", "--forward-degree", str(degree["forward"]), "--backward-degree",
+               str(degree["backward"]))  # fmt: skip
     assert same["verdict"] == "chosen"
     assert same["other"]["step_seconds"] == pytest.approx(same["chosen"]["step_seconds"], rel=1e-9)
     ahead = why(cli, "plan.json", "--forward-degree", str(degree["forward"]))
@@ -183,10 +172,7 @@ def asked_of(kept: dict[str, Any]) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("flags", "profile", "missing"),
-    [
-        (XL, "rtx2080ti-x64", ("--degree", "61")),
-        (MEGATRON, "h100-x8", ("--layout", "tp=8,pp=2")),
-    ],
+    [(XL, "rtx2080ti-x64", ("--degree", "61")), (MEGATRON, "h100-x8", ("--layout", "tp=8,pp=2"))],
 )
 def test_kept_candidates_are_answered_without_the_profile(
     cli: Cli, flags: tuple[str, ...], profile: str, missing: tuple[str, ...]
@@ -220,34 +206,24 @@ def test_a_plans_own_choice_is_said_to_be(cli: Cli, planned: Planned) -> None:
     assert why(cli, "plan.json", "--strategy", "S4")["kept_because"] != ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (
-            ("plan.json", "--degree", "4", "--backward-degree", "2"),
-            "--degree and --backward-degree",
-        ),
-        (("plan.json", "--degree", "999"), "--degree must be from 1 to 256"),
-        (("training.json", "--degree", "17"), "--degree must be from 1 to 16"),
-        (("plan.json", "--layout", "tp=2"), "--layout is for whole models"),
-        (("training.json", "--layout", "pq=1"), "--layout has no 'pq'"),
-        (("training.json", "--layout", "offload-optimizer=2"), "must be from 0 to 1"),
-        (("training.json", "--layout", "offload-optimizer=x"), "is no number"),
-        (("training.json", "--layout", "recompute=norms"), "norms is no module"),
-        (("training.json", "--layout", "tp=1,tp=2"), "names tp twice"),
-        (("training.json", "--strategy", "S1"), "--strategy is for layers"),
-        (("training.json", "--degree", "4"), "not in chunks"),
-        (("training.json", "--degree", "4", "--layout", "tp=1"), "exclude each other"),
-        (("training.json", "--layout", "dp=2"), "dp follows from"),
-        (("training.json", "--layout", "dp 3 · tp 2"), "is not the 16 ranks"),
-    ],
-)
-def test_wrong_values_name_the_flag(
-    cli: Cli, planned: Planned, arguments: tuple[str, ...], part: str
-) -> None:
-    files = {
-        "plan.json": XL, "training.json": MEGATRON,
-    }  # fmt: skip
+@pytest.mark.parametrize(("arguments", "part"), [
+    (("plan.json", "--degree", "4", "--backward-degree", "2"), "--degree and --backward-degree"),
+    (("plan.json", "--degree", "999"), "--degree must be from 1 to 256"),
+    (("training.json", "--degree", "17"), "--degree must be from 1 to 16"),
+    (("plan.json", "--layout", "tp=2"), "--layout is for whole models"),
+    (("training.json", "--layout", "pq=1"), "--layout has no 'pq'"),
+    (("training.json", "--layout", "offload-optimizer=2"), "must be from 0 to 1"),
+    (("training.json", "--layout", "offload-optimizer=x"), "is no number"),
+    (("training.json", "--layout", "recompute=norms"), "norms is no module"),
+    (("training.json", "--layout", "tp=1,tp=2"), "names tp twice"),
+    (("training.json", "--strategy", "S1"), "--strategy is for layers"),
+    (("training.json", "--degree", "4"), "not in chunks"),
+    (("training.json", "--degree", "4", "--layout", "tp=1"), "exclude each other"),
+    (("training.json", "--layout", "dp=2"), "dp follows from"),
+    (("training.json", "--layout", "dp 3 · tp 2"), "is not the 16 ranks"),
+])  # fmt: skip
+def test_wrong_values(cli: Cli, planned: Planned, arguments: tuple[str, ...], part: str) -> None:
+    files = {"plan.json": XL, "training.json": MEGATRON}
     if arguments[0] in files:
         planned(arguments[0], *files[arguments[0]])
     result = cli("explain", *arguments, "--json")

@@ -33,11 +33,9 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_plans_are_made_explained_exported_and_drawn(tmp_path: Path) -> None:
-    commands = (
-        JOINT, ("explain", "joint.json"), ("export", "joint.json", "--to", "megatron"),
-        ("report", "--plan", "joint.json", "--output", "report.html"),
-        ("memory", "qwen3-30b-a3b"), ("plans", "list"),
-    )  # fmt: skip
+    commands = (JOINT, ("explain", "joint.json"), ("export", "joint.json", "--to", "megatron"),
+                ("report", "--plan", "joint.json", "--output", "report.html"),
+                ("memory", "qwen3-30b-a3b"), ("plans", "list"))  # fmt: skip
     for command in commands:
         done = run(tmp_path, *command)
         assert done.returncode == 0, (command, done.stderr)

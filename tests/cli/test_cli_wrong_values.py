@@ -12,10 +12,8 @@ WRONG = [
         "--model", "--profile", "--dtype", "--memory-limit", "--strategy", "--dispatcher",
     )),
     (LAYER, "--world-size", "0"),
-    *((DECODER, flag, "zz9") for flag in (
-        "--profile", "--seq", "--target", "--routing", "--dtype", "--recompute", "--stages",
-        "--offload-activations",
-    )),
+    *((DECODER, flag, "zz9") for flag in ("--profile", "--seq", "--target", "--routing", "--dtype",
+                                          "--recompute", "--stages", "--offload-activations")),
     (DECODER, "--offload-optimizer", "-1"),
     *((("profile", "--plan-only"), flag, "zz9") for flag in (
         "--budget", "--dtype", "--group-sizes", "--model", "--tokens",
@@ -61,18 +59,13 @@ def test_the_error_of_a_wrong_value_names_its_flag(
     assert flag in result.err.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "instead"),
-    [
-        (("plans", "export", "3f9c21"), "moetune plans show PLAN --json"),
-        (("profiles", "check", "lab"), "moetune profile --name"),
-        (("serve", "--plans-per-hour", "9"), "reverse proxy"),
-        (("serve", "--max-store", "3GiB"), "moetune db prune"),
-    ],
-)
-def test_what_was_withdrawn_says_what_to_do_instead(
-    cli: Cli, arguments: tuple[str, ...], instead: str
-) -> None:
+@pytest.mark.parametrize(("arguments", "instead"), [
+    (("plans", "export", "3f9c21"), "moetune plans show PLAN --json"),
+    (("profiles", "check", "lab"), "moetune profile --name"),
+    (("serve", "--plans-per-hour", "9"), "reverse proxy"),
+    (("serve", "--max-store", "3GiB"), "moetune db prune"),
+])  # fmt: skip
+def test_the_withdrawn_says_what_to_do(cli: Cli, arguments: tuple[str, ...], instead: str) -> None:
     refused = cli(*arguments)
     assert refused.code == 2
     assert "withdrawn" in refused.err

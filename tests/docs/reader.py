@@ -154,13 +154,8 @@ def _environment() -> dict[str, str]:
     # Programs of this interpreter's environment come first: torchrun, moetune.
     programs = str(Path(sys.executable).parent)
     path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
-    return {
-        **os.environ,
-        "PATH": programs + os.pathsep + os.environ["PATH"],
-        "PYTHONPATH": path,
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
+    return {**os.environ, "PATH": programs + os.pathsep + os.environ["PATH"], "PYTHONPATH": path,
+            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}  # fmt: skip
 
 
 def _answers(url: str) -> bool:

@@ -39,10 +39,8 @@ def reader(
     for name in (*settings, "MOETUNE_TOKEN", "RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
-    for name, folder in (
-        ("HOME", "home"), ("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config"),
-        ("XDG_CACHE_HOME", "cache"),
-    ):  # fmt: skip
+    for name, folder in (("HOME", "home"), ("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config"),
+                         ("XDG_CACHE_HOME", "cache")):  # fmt: skip
         monkeypatch.setenv(name, str(tmp_path / folder))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -88,23 +86,18 @@ def _page(folder: Path, text: str) -> Path:
     return page
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("```yaml\na: 1\n```\n", "neither run nor marked"),
-        ("```\nls\n```\n", "neither run nor marked"),
-        ("<!-- not run: -->\n```yaml\na: 1\n```\n", "neither run nor marked"),
-        ("```sh\nfalse\n```\n", "false"),
-        ("```sh\nmoetune models show no-such-model\n```\n", "no-such-model"),
-        ("```console\n$ echo 12.5 ms\n12.6 ms\n```\n", r"12\.6 is not"),
-        ("```console\n$ echo 1 2\n1\n```\n", "the output goes on"),
-        ("<!-- not run: no cluster -->\n```sh\nsrun moetune plan --tp x\n```\n", "a number"),
-        ("Text.\n\n    moetune plan\n", "without a fence"),
-    ],
-)  # fmt: skip
-def test_a_page_that_is_wrong_is_found_out(
-    reader: Reader, tmp_path: Path, text: str, complaint: str
-) -> None:
+@pytest.mark.parametrize(("text", "complaint"), [
+    ("```yaml\na: 1\n```\n", "neither run nor marked"),
+    ("```\nls\n```\n", "neither run nor marked"),
+    ("<!-- not run: -->\n```yaml\na: 1\n```\n", "neither run nor marked"),
+    ("```sh\nfalse\n```\n", "false"),
+    ("```sh\nmoetune models show no-such-model\n```\n", "no-such-model"),
+    ("```console\n$ echo 12.5 ms\n12.6 ms\n```\n", r"12\.6 is not"),
+    ("```console\n$ echo 1 2\n1\n```\n", "the output goes on"),
+    ("<!-- not run: no cluster -->\n```sh\nsrun moetune plan --tp x\n```\n", "a number"),
+    ("Text.\n\n    moetune plan\n", "without a fence"),
+])  # fmt: skip
+def test_wrong_pages_fail(reader: Reader, tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(Exception, match=complaint):
         reader.read(_page(tmp_path, text))
 
@@ -113,10 +106,8 @@ def test_a_script_that_fails_on_one_rank_is_found_out(reader: Reader) -> None:
     assert reader is not None
     text = "import os, sys\nrank = int(os.environ['RANK'])\nprint(sys.argv[1:], 1 // (1 - rank))\n"
     Path("fails.py").write_text(text, encoding="utf-8")
-    code, out = launch(
-        ("torchrun", "--nproc-per-node", "2", "fails.py", "a"), environ=os.environ,
-        timeout_seconds=60,
-    )  # fmt: skip
+    code, out = launch(("torchrun", "--nproc-per-node", "2", "fails.py", "a"), environ=os.environ,
+                       timeout_seconds=60)  # fmt: skip
     assert code == 1
     assert "['a'] 1" in out
     assert "ZeroDivisionError" in out

@@ -94,8 +94,7 @@ def test_pages_open_from_the_folder_on_a_phone(site: Path, browser: Browser) -> 
     page, wrong = context.new_page(), list[str]()
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on(
-        "request",
-        lambda asked: None if asked.url.startswith("file:") else wrong.append(asked.url),
+        "request", lambda asked: None if asked.url.startswith("file:") else wrong.append(asked.url)
     )
     for file in sorted(site.glob("*.html")):
         page.goto(file.as_uri())

@@ -55,14 +55,10 @@ def test_latent_attention_counts_its_low_rank_projections() -> None:
 
 
 def test_selected_keys_are_bounded_and_read_in_latent_form() -> None:
-    own = LatentAttention(
-        d_model=64, num_heads=4, q_rank=24, kv_rank=16, nope_dim=8, rope_dim=4, v_head_dim=8,
-        indexer=INDEXER,
-    )  # fmt: skip
-    borrowed = LatentAttention(
-        d_model=64, num_heads=4, q_rank=24, kv_rank=16, nope_dim=8, rope_dim=4, v_head_dim=8,
-        top_keys=16,
-    )  # fmt: skip
+    own = LatentAttention(d_model=64, num_heads=4, q_rank=24, kv_rank=16, nope_dim=8, rope_dim=4,
+                          v_head_dim=8, indexer=INDEXER)  # fmt: skip
+    borrowed = LatentAttention(d_model=64, num_heads=4, q_rank=24, kv_rank=16, nope_dim=8,
+                               rope_dim=4, v_head_dim=8, top_keys=16)  # fmt: skip
     indexer = 24 * 16 + 64 * (8 + 2)
     assert own.parameters - LATENT.parameters == indexer + 16
     assert borrowed.parameters == LATENT.parameters
@@ -91,14 +87,10 @@ def test_compressed_attention_reads_a_window_and_entries() -> None:
 
 
 def test_recurrent_mixers_cost_the_same_at_any_length() -> None:
-    delta = GatedDeltaNet(
-        d_model=64, num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=8, kernel=4,
-        gate_width=32, num_head_gates=8,
-    )  # fmt: skip
-    low_rank = GatedDeltaNet(
-        d_model=64, num_key_heads=4, num_value_heads=4, key_dim=8, value_dim=8, kernel=4,
-        gate_width=0, num_head_gates=4, gate_rank=8,
-    )  # fmt: skip
+    delta = GatedDeltaNet(d_model=64, num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=8,
+                          kernel=4, gate_width=32, num_head_gates=8)  # fmt: skip
+    low_rank = GatedDeltaNet(d_model=64, num_key_heads=4, num_value_heads=4, key_dim=8, value_dim=8,
+                             kernel=4, gate_width=0, num_head_gates=4, gate_rank=8)  # fmt: skip
     mamba2 = StateSpace(d_model=64, d_inner=128, d_state=16, kernel=4, num_groups=2, num_heads=8)
     mamba1 = StateSpace(d_model=64, d_inner=128, d_state=16, kernel=4, rank=4)
     lightning = LinearAttention(d_model=64, num_heads=4, num_kv_heads=4, head_dim=16, gate_width=64)
@@ -128,10 +120,8 @@ def test_names_say_what_a_token_reads() -> None:
     windowed = GroupedQueryAttention(
         d_model=64, num_heads=8, num_kv_heads=2, head_dim=16, v_head_dim=16, window=32
     )
-    borrowed = LatentAttention(
-        d_model=64, num_heads=4, q_rank=None, kv_rank=16, nope_dim=8, rope_dim=4, v_head_dim=8,
-        top_keys=16,
-    )  # fmt: skip
+    borrowed = LatentAttention(d_model=64, num_heads=4, q_rank=None, kv_rank=16, nope_dim=8,
+                               rope_dim=4, v_head_dim=8, top_keys=16)  # fmt: skip
     assert windowed.name == "attention, window 32"
     assert GROUPED.name == "attention"
     assert borrowed.name == "latent attention, top 16 keys of an earlier block"

@@ -65,24 +65,21 @@ def test_a_good_document_is_read_and_written_back() -> None:
     assert read({**GOOD, "schema": 1}).schema == 1
 
 
-@pytest.mark.parametrize(
-    ("document", "what"),
-    [
-        ([], "drawing lacks the key 'schema'"),
-        ({"shapes": []}, "drawing lacks the key 'schema'"),
-        ({**GOOD, "schema": 3}, "drawing has schema 3, this moetune reads 1, 2"),
-        ({"schema": 2}, "drawing lacks the key 'shapes'"),
-        ({"schema": 2, "shapes": "box"}, "drawing.shapes must be a list, got 'box'"),
-        (with_shape(kind="box", sides=[1]), "drawing.shapes[0].sides must have 2 entries, got 1"),
-        (with_shape(kind="box", sides=[1, 2.5]), "drawing.shapes[0].sides[1] must be a whole"),
-        (with_shape(kind="line"), "drawing.shapes[0].kind must be one of circle, box, got 'line'"),
-        ({"schema": 2, "shapes": [7]}, "drawing.shapes[0].kind must be one of circle, box"),
-        (with_shape(kind="circle", radius=10**400), "drawing.shapes[0].radius must be a finite"),
-        (with_shape(kind="circle", radius=1e999), "drawing.shapes[0].radius must be a finite"),
-        (with_shape(kind="box", sides=[1, LARGEST + 1]), "drawing.shapes[0].sides[1] is too large"),
-        ({**GOOD, "title": 3}, "drawing.title must be a text, got 3"),
-    ],
-)
+@pytest.mark.parametrize(("document", "what"), [
+    ([], "drawing lacks the key 'schema'"),
+    ({"shapes": []}, "drawing lacks the key 'schema'"),
+    ({**GOOD, "schema": 3}, "drawing has schema 3, this moetune reads 1, 2"),
+    ({"schema": 2}, "drawing lacks the key 'shapes'"),
+    ({"schema": 2, "shapes": "box"}, "drawing.shapes must be a list, got 'box'"),
+    (with_shape(kind="box", sides=[1]), "drawing.shapes[0].sides must have 2 entries, got 1"),
+    (with_shape(kind="box", sides=[1, 2.5]), "drawing.shapes[0].sides[1] must be a whole"),
+    (with_shape(kind="line"), "drawing.shapes[0].kind must be one of circle, box, got 'line'"),
+    ({"schema": 2, "shapes": [7]}, "drawing.shapes[0].kind must be one of circle, box"),
+    (with_shape(kind="circle", radius=10**400), "drawing.shapes[0].radius must be a finite"),
+    (with_shape(kind="circle", radius=1e999), "drawing.shapes[0].radius must be a finite"),
+    (with_shape(kind="box", sides=[1, LARGEST + 1]), "drawing.shapes[0].sides[1] is too large"),
+    ({**GOOD, "title": 3}, "drawing.title must be a text, got 3"),
+])  # fmt: skip
 def test_what_is_wrong_is_named_with_its_path(document: object, what: str) -> None:
     with pytest.raises(InputError) as caught:
         read(document)
@@ -122,17 +119,14 @@ def test_a_file_that_is_no_json_is_named() -> None:
         plan_from_json("{", "best.json")
 
 
-@pytest.mark.parametrize(
-    ("ranges", "what"),
-    [
-        (((0, 10, 1, 1),), "pipeline.ranges: [0, 10, 1, 1] is no range"),
-        (((5, 4, 1, 1),), "pipeline.ranges: [5, 4, 1, 1] is no range"),
-        (((1, 4, 0, 1),), "pipeline.ranges: [1, 4, 0, 1] is no range"),
-        (((1, 4, 1, 0),), "pipeline.ranges: [1, 4, 1, 0] is no range"),
-        (((1, 4, 1, 1), (6, 9, 1, 1)), "pipeline.ranges: 6 does not follow 4"),
-        (((1, 4, 1, 1), (4, 9, 1, 1)), "pipeline.ranges: 4 does not follow 4"),
-    ],
-)
+@pytest.mark.parametrize(("ranges", "what"), [
+    (((0, 10, 1, 1),), "pipeline.ranges: [0, 10, 1, 1] is no range"),
+    (((5, 4, 1, 1),), "pipeline.ranges: [5, 4, 1, 1] is no range"),
+    (((1, 4, 0, 1),), "pipeline.ranges: [1, 4, 0, 1] is no range"),
+    (((1, 4, 1, 0),), "pipeline.ranges: [1, 4, 1, 0] is no range"),
+    (((1, 4, 1, 1), (6, 9, 1, 1)), "pipeline.ranges: 6 does not follow 4"),
+    (((1, 4, 1, 1), (4, 9, 1, 1)), "pipeline.ranges: 4 does not follow 4"),
+])  # fmt: skip
 def test_ranges_of_a_plan_follow_one_another(ranges: tuple[Range, ...], what: str) -> None:
     with pytest.raises(InputError) as caught:
         plan(*ranges)
@@ -156,10 +150,8 @@ def test_a_plan_has_at_least_one_chunk_each_way() -> None:
 
 
 FRAMED: dict[str, Any] = encode(
-    Framed(
-        title="a", first=Circle(radius=2), shapes=(Circle(radius=0.5), Box(sides=(1, 2))),
-        corner=(1, "b"), names={"any": 1}, is_done=True,
-    )
+    Framed(title="a", first=Circle(radius=2), shapes=(Circle(radius=0.5), Box(sides=(1, 2))),
+           corner=(1, "b"), names={"any": 1}, is_done=True)
 )  # fmt: skip
 
 
@@ -174,22 +166,13 @@ def test_a_schema_accepts_what_encode_writes() -> None:
     validator.validate({**FRAMED, "frame": None})
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        _without("title"),
-        {**FRAMED, "unknown": 1},
-        {**FRAMED, "title": 1},
-        {**FRAMED, "is_done": 1},
-        {**FRAMED, "corner": [1]},
-        {**FRAMED, "corner": [1, "b", 2]},
-        {**FRAMED, "corner": ["b", 1]},
-        {**FRAMED, "names": {"any": "1"}},
-        {**FRAMED, "shapes": [{"kind": "box", "radius": 1}]},
-        {**FRAMED, "first": {"kind": "box", "radius": 1}},
-        {**FRAMED, "shapes": {}},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    _without("title"), {**FRAMED, "unknown": 1}, {**FRAMED, "title": 1},
+    {**FRAMED, "is_done": 1}, {**FRAMED, "corner": [1]}, {**FRAMED, "corner": [1, "b", 2]},
+    {**FRAMED, "corner": ["b", 1]}, {**FRAMED, "names": {"any": "1"}},
+    {**FRAMED, "shapes": [{"kind": "box", "radius": 1}]},
+    {**FRAMED, "first": {"kind": "box", "radius": 1}}, {**FRAMED, "shapes": {}},
+])  # fmt: skip
 def test_a_schema_refuses_what_decode_refuses(wrong: dict[str, Any]) -> None:
     assert not validator_for(schema_of(Keys(of=Framed))).is_valid(wrong)
     with pytest.raises(InputError):
@@ -232,26 +215,20 @@ FORMS = (
 )
 
 
-@pytest.mark.parametrize(
-    "good",
-    [
-        PUT_TOGETHER, {**PUT_TOGETHER, "note": "b"},
-        {"schema": "list/1", "file": "c"},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("good", [
+    PUT_TOGETHER, {**PUT_TOGETHER, "note": "b"},
+    {"schema": "list/1", "file": "c"},
+])  # fmt: skip
 def test_documents_that_are_put_together_have_one_of_their_forms(good: dict[str, Any]) -> None:
     validator_for(schema_of(*FORMS, tag="list/1")).validate(good)
     assert not validator_for(schema_of(FORMS[1], tag="list/1")).is_valid(PUT_TOGETHER)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {**PUT_TOGETHER, "schema": "list/2"}, {**PUT_TOGETHER, "file": "c"},
-        {**PUT_TOGETHER, "note": None}, {**PUT_TOGETHER, "last": {}},
-        {**PUT_TOGETHER, "rows": [{"id": 1}]},
-        {**PUT_TOGETHER, "rows": [{**PUT_TOGETHER["rows"][0], "more": 1}]}, {"schema": "list/1"},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("wrong", [
+    {**PUT_TOGETHER, "schema": "list/2"}, {**PUT_TOGETHER, "file": "c"},
+    {**PUT_TOGETHER, "note": None}, {**PUT_TOGETHER, "last": {}},
+    {**PUT_TOGETHER, "rows": [{"id": 1}]},
+    {**PUT_TOGETHER, "rows": [{**PUT_TOGETHER["rows"][0], "more": 1}]}, {"schema": "list/1"},
+])  # fmt: skip
 def test_other_keys_and_types_are_refused(wrong: dict[str, Any]) -> None:
     assert not validator_for(schema_of(*FORMS, tag="list/1")).is_valid(wrong)

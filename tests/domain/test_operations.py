@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from moetune.app.plan import make_plan
 from moetune.domain.interference import Interference
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.operations import (
-    Operation,
-    operations_of,
-    predicted_seconds,
-    transfer_seconds,
-)
+from moetune.domain.operations import Operation, operations_of, predicted_seconds, transfer_seconds
 from moetune.domain.plan import SAFE_DECISION
 from moetune.solve.layer.timeline import pipeline_tasks, simulate, tensor_parallel_tasks
 from tests.app.observed import PLAN, PROFILE, REQUEST
@@ -56,12 +51,8 @@ def test_tensor_parallel_ranks_sum_tokens_and_share_their_pairs(
     ]
 
 
-@given(
-    degree=st.integers(1, 32),
-    transfer=st.floats(1e-6, 1.0),
-    compute=st.floats(1e-6, 1.0),
-    order=st.sampled_from(["dispatch_first", "tensor"]),
-)
+@given(degree=st.integers(1, 32), transfer=st.floats(1e-6, 1.0), compute=st.floats(1e-6, 1.0),
+       order=st.sampled_from(["dispatch_first", "tensor"]))  # fmt: skip
 def test_the_transfer_is_that_of_the_simulated_phase(
     degree: int, transfer: float, compute: float, order: str
 ) -> None:
@@ -71,10 +62,8 @@ def test_the_transfer_is_that_of_the_simulated_phase(
         tasks = tensor_parallel_tasks(compute_seconds=chunks[1], reduce_seconds=chunks[0])
     else:
         own = workload()
-        tasks = pipeline_tasks(
-            dispatch_seconds=chunks[0], compute_seconds=chunks[1], combine_seconds=chunks[0],
-            order="dispatch_first",
-        )  # fmt: skip
+        tasks = pipeline_tasks(dispatch_seconds=chunks[0], compute_seconds=chunks[1],
+                               combine_seconds=chunks[0], order="dispatch_first")  # fmt: skip
     phase = simulate(tasks, interference=Interference()).makespan_seconds
     found = transfer_seconds(own, degree=degree, phase_seconds=phase, compute_seconds=compute)
     assert math.isclose(found, transfer, rel_tol=1e-6, abs_tol=1e-9)

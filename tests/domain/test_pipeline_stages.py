@@ -13,16 +13,11 @@ from moetune.domain.pipeline import (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "stages"),
-    [
-        ("Ettt|(tt|)*3,m|L", ["Ettt", "tt", "tt", "tt", "m", "L"]),
-        ("Et*3|tt|L", ["Ettt", "tt", "L"]),
-        ("E|(t|)*2tL", ["E", "t", "t", "tL"]),
-        ("Et(|t)*2, L", ["Et", "t", "tL"]),
-        ("E(tt|t*3|)*2L", ["Ett", "ttt", "tt", "ttt", "L"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "stages"), [
+    ("Ettt|(tt|)*3,m|L", ["Ettt", "tt", "tt", "tt", "m", "L"]),
+    ("Et*3|tt|L", ["Ettt", "tt", "L"]), ("E|(t|)*2tL", ["E", "t", "t", "tL"]),
+    ("Et(|t)*2, L", ["Et", "t", "tL"]), ("E(tt|t*3|)*2L", ["Ett", "ttt", "tt", "ttt", "L"]),
+])  # fmt: skip
 def test_stages_are_read_as_megatron_does(text: str, stages: list[str]) -> None:
     assert list(read_stages(text)) == stages
 
@@ -54,17 +49,11 @@ def test_embedding_and_head_are_stages_where_there_are_more_than_blocks() -> Non
     assert stage_sizes(7, 3) == [2, 3, 2]
 
 
-@pytest.mark.parametrize(
-    ("text", "predictions", "what"),
-    [
-        ("Ett||tL", 0, "stage 2 is empty"),
-        ("ttt|L", 0, "embedding"),
-        ("Ett|L", 0, "number 2, and the model has 3"),
-        ("Ettt|L", 1, "multi-token prediction"),
-        ("Ettt|m", 1, "head"),
-        ("Ett|m|tL", 1, "order"),
-    ],
-)
+@pytest.mark.parametrize(("text", "predictions", "what"), [
+    ("Ett||tL", 0, "stage 2 is empty"), ("ttt|L", 0, "embedding"),
+    ("Ett|L", 0, "number 2, and the model has 3"), ("Ettt|L", 1, "multi-token prediction"),
+    ("Ettt|m", 1, "head"), ("Ett|m|tL", 1, "order"),
+])  # fmt: skip
 def test_stages_of_another_model_are_named(text: str, predictions: int, what: str) -> None:
     found = wrong_stages(tuple(text.split("|")), 3, predictions)
     assert found is not None

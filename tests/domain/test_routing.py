@@ -33,16 +33,13 @@ def test_no_expert_gets_a_token_twice() -> None:
     assert NATURAL.skew(8, 2, 8) <= 4
 
 
-@pytest.mark.parametrize(
-    ("loads", "words"),
-    [
-        ((), "routing f is empty"),
-        ((0.0, 0.0), "all 2 loads are 0"),
-        ((1.0, -2.0), "the load of expert 1 is -2"),
-        ((float("nan"), 1.0), "the load of expert 0 is nan"),
-        ((1.0, 1.0, float("inf")), "the load of expert 2 is inf"),
-    ],
-)
+@pytest.mark.parametrize(("loads", "words"), [
+    ((), "routing f is empty"),
+    ((0.0, 0.0), "all 2 loads are 0"),
+    ((1.0, -2.0), "the load of expert 1 is -2"),
+    ((float("nan"), 1.0), "the load of expert 0 is nan"),
+    ((1.0, 1.0, float("inf")), "the load of expert 2 is inf"),
+])  # fmt: skip
 def test_the_error_names_the_load_that_is_wrong(loads: tuple[float, ...], words: str) -> None:
     with pytest.raises(InputError, match=words):
         ExpertLoads(name="f", loads=loads)

@@ -40,19 +40,14 @@ def test_nothing_recorded_is_refused() -> None:
             record_of(rows, (0, 0), top_k=1, num_ranks=2)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"loads": [1, 2]}, "loads must have 4 numbers"),
-        ({"loads": [1, 2, 3, -1]}, "loads must have 4 numbers"),
-        ({"num_ranks": 3}, "num_ranks must divide"),
-        ({"num_ranks": 0}, "num_ranks must divide"),
-        ({"fullest_p50": 0.5}, "from 1 to num_ranks"),
-        ({"fullest_p99": 9.0}, "from 1 to num_ranks"),
-        ({"schema": "moetune.plan/1"}, "schema"),
-        ({"more": 1}, "more"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"loads": [1, 2]}, "loads must have 4 numbers"),
+    ({"loads": [1, 2, 3, -1]}, "loads must have 4 numbers"),
+    ({"num_ranks": 3}, "num_ranks must divide"), ({"num_ranks": 0}, "num_ranks must divide"),
+    ({"fullest_p50": 0.5}, "from 1 to num_ranks"),
+    ({"fullest_p99": 9.0}, "from 1 to num_ranks"), ({"schema": "moetune.plan/1"}, "schema"),
+    ({"more": 1}, "more"),
+])  # fmt: skip
 def test_wrong_records_are_refused_by_name(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         routing_record(json.dumps(json.loads(record().text) | change), "f")

@@ -16,36 +16,29 @@ def _profile(device: str, per_node: int = 8, *, kind: str = "cuda", **facts: str
     return Profile(
         name="some",
         provenance="measured",
-        machine=Machine(
-            kind="cpu" if kind == "cpu" else "cuda", device=device, num_devices=per_node,
-            devices_per_node=per_node, memory_bytes=80 * 10**9,
-        ),
+        machine=Machine(kind="cpu" if kind == "cpu" else "cuda", device=device,
+                        num_devices=per_node, devices_per_node=per_node, memory_bytes=80 * 10**9),
         fingerprint=Fingerprint(hardware=facts),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("device", "chip", "generation", "links"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100", "hopper", "nvlink"),
-        ("NVIDIA H100 PCIe", "h100", "hopper", "pcie"),
-        ("NVIDIA H100 NVL", "h100", "hopper", "pcie"),
-        ("NVIDIA GH200 480GB", "gh200", "hopper", "nvlink"),
-        ("NVIDIA B300 SXM6 AC", "b300", "blackwell", "nvlink"),
-        ("NVIDIA GeForce RTX 4090", "rtx4090", "ada", "pcie"),
-        ("4090", "rtx4090", "ada", "pcie"),
-        ("NVIDIA GeForce RTX 4090 D", "rtx4090d", "ada", "pcie"),
-        ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada", "ada", "pcie"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000", "blackwell", "pcie"),
-        ("NVIDIA A800-SXM4-80GB", "a800", "ampere", "nvlink"),
-        ("Tesla V100-SXM2-32GB", "v100", "volta", "nvlink"),
-        ("AMD Instinct MI300X OAM", "mi300x", "cdna3", "xgmi"),
-        ("AMD Instinct MI250X", "mi250x", None, "xgmi"),
-    ],
-)
-def test_a_device_is_recognized_by_its_name(
-    device: str, chip: str, generation: str | None, links: str
-) -> None:
+@pytest.mark.parametrize(("device", "chip", "generation", "links"), [
+    ("NVIDIA H100 80GB HBM3", "h100", "hopper", "nvlink"),
+    ("NVIDIA H100 PCIe", "h100", "hopper", "pcie"),
+    ("NVIDIA H100 NVL", "h100", "hopper", "pcie"),
+    ("NVIDIA GH200 480GB", "gh200", "hopper", "nvlink"),
+    ("NVIDIA B300 SXM6 AC", "b300", "blackwell", "nvlink"),
+    ("NVIDIA GeForce RTX 4090", "rtx4090", "ada", "pcie"),
+    ("4090", "rtx4090", "ada", "pcie"),
+    ("NVIDIA GeForce RTX 4090 D", "rtx4090d", "ada", "pcie"),
+    ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada", "ada", "pcie"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000", "blackwell", "pcie"),
+    ("NVIDIA A800-SXM4-80GB", "a800", "ampere", "nvlink"),
+    ("Tesla V100-SXM2-32GB", "v100", "volta", "nvlink"),
+    ("AMD Instinct MI300X OAM", "mi300x", "cdna3", "xgmi"),
+    ("AMD Instinct MI250X", "mi250x", None, "xgmi"),
+])  # fmt: skip
+def test_devices_have_names(device: str, chip: str, generation: str | None, links: str) -> None:
     found = chip_of(device)
     assert found is not None
     assert (found.name, found.generation, found.links) == (chip, generation, links)
@@ -92,19 +85,12 @@ def test_rocm_numbers_are_no_compute_capability() -> None:
     assert (site.vendor, site.generation, site.capability) == ("amd", "cdna3", None)
 
 
-@pytest.mark.parametrize(
-    ("device", "formats"),
-    [
-        ("Tesla V100-SXM2-32GB", ""),
-        ("NVIDIA A100-SXM4-80GB", ""),
-        ("NVIDIA L40S", "fp8"),
-        ("NVIDIA H20", "fp8"),
-        ("NVIDIA B200", "fp8 mxfp8 nvfp4"),
-        ("NVIDIA GeForce RTX 5090", "fp8 nvfp4"),
-        ("AMD Instinct MI300X", "fp8"),
-        ("AMD Instinct MI355X", "fp8 mxfp8"),
-    ],
-)
+@pytest.mark.parametrize(("device", "formats"), [
+    ("Tesla V100-SXM2-32GB", ""), ("NVIDIA A100-SXM4-80GB", ""), ("NVIDIA L40S", "fp8"),
+    ("NVIDIA H20", "fp8"), ("NVIDIA B200", "fp8 mxfp8 nvfp4"),
+    ("NVIDIA GeForce RTX 5090", "fp8 nvfp4"), ("AMD Instinct MI300X", "fp8"),
+    ("AMD Instinct MI355X", "fp8 mxfp8"),
+])  # fmt: skip
 def test_narrow_formats_are_those_of_the_generation(device: str, formats: str) -> None:
     site = site_of(_profile(device))
     assert [one for one in ("fp8", "mxfp8", "nvfp4") if site.multiplies(one)] == formats.split()
@@ -127,14 +113,11 @@ def test_a_host_that_computes_has_its_ranks_memory() -> None:
     assert site.multiplies("fp8") is False
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "words"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "fp8", "use --dtype bfloat16, or"),
-        ("NVIDIA H100 80GB HBM3", "mxfp8", "use --dtype bfloat16 or fp8, or"),
-        ("AMD Instinct MI355X", "nvfp4", "bfloat16 or fp8 or mxfp8, or"),
-    ],
-)
+@pytest.mark.parametrize(("device", "dtype", "words"), [
+    ("NVIDIA A100-SXM4-80GB", "fp8", "use --dtype bfloat16, or"),
+    ("NVIDIA H100 80GB HBM3", "mxfp8", "use --dtype bfloat16 or fp8, or"),
+    ("AMD Instinct MI355X", "nvfp4", "bfloat16 or fp8 or mxfp8, or"),
+])  # fmt: skip
 def test_a_format_without_units_is_refused_by_name(device: str, dtype: str, words: str) -> None:
     with pytest.raises(InputError) as caught:
         check_format(_profile(device), dtype)

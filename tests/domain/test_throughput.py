@@ -11,13 +11,7 @@ from moetune.domain.any_plan import plan_from_document
 from moetune.domain.chips import peak_flops
 from moetune.domain.document import encode
 from moetune.domain.experts import RoutedExperts, Router
-from moetune.domain.layer import (
-    LayerShape,
-    Throughput,
-    Workload,
-    layer_flops,
-    rate,
-)
+from moetune.domain.layer import LayerShape, Throughput, Workload, layer_flops, rate
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Plan
 from moetune.fit.speeds import Speeds, scale_profile
@@ -58,19 +52,14 @@ def test_a_layers_plan_has_its_rate_and_its_share_of_the_peak() -> None:
     assert predicted.mfu == pytest.approx(expected / 989.5e12)
 
 
-@pytest.mark.parametrize(
-    ("profile", "asked"),
-    [
-        ("h100-x8", {"model": "gpt-xl", "dtype": "bfloat16"}),
-        (
-            "v100-x256",
-            {
-                "model": "gpt-xl", "world_size": 8, "dtype": "float16",
-                "constraints": {"expert-parallel": "tensor", "allow-modelled": "true"},
-            },
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("profile", "asked"), [
+    ("h100-x8", {"model": "gpt-xl", "dtype": "bfloat16"}),
+    (
+        "v100-x256",
+        {"model": "gpt-xl", "world_size": 8, "dtype": "float16",
+         "constraints": {"expert-parallel": "tensor", "allow-modelled": "true"}},
+    ),
+])  # fmt: skip
 def test_older_plans_are_counted_again_without_a_peak(profile: str, asked: dict[str, Any]) -> None:
     plan = plan_on(profile, **asked)
     known = plan.throughput

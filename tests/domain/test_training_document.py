@@ -28,28 +28,23 @@ def test_a_document_is_read_whole_and_written_again() -> None:
     assert plan.inputs.facts == planned_target(plan.inputs.target, "")
 
 
-@pytest.mark.parametrize(
-    ("document", "words"),
-    [
-        ({**TRAINING, "id": "abc"}, "id must be 64 hexadecimal digits"),
-        ({**TRAINING, "id": 7}, "id must be a text"),
-        ({**TRAINING, "alternatives": {}}, "alternatives must be a list"),
-        ({**TRAINING, "alternatives": [3]}, "alternatives[0] must be a table"),
-        ({**TRAINING, "layout": None}, "layout must be a table"),
-        ({**TRAINING, "layout": TRAINING["layout"] | {"tp": 0}}, "tp must be at least 1, got 0"),
-        ({**TRAINING, "layout": TRAINING["layout"] | {"recompute": ["x"]}}, "recompute[0] must be"),
-        ({**TRAINING, "layout": TRAINING["layout"] | {"stages": "Etx"}}, "stages 'Etx' have 'x'"),
-        ({**TRAINING, "layout": {"edp": 2}}, "layout lacks the key 'dp'"),
-        (
-            {**TRAINING, "predicted": TRAINING["predicted"] | {"step_seconds": 0.0}},
-            "step_seconds must be above 0, got 0.0",
-        ),
-        ({**TRAINING, "predicted": {"parts": {}}}, "lacks the key 'step_seconds'"),
-        ({**TRAINING, "memory": {"peak_bytes": 0.5, "parts": {}}}, "a whole number"),
-        ({**TRAINING, "fits": "yes"}, "fits must be true or false"),
-        ({**TRAINING, "inputs": TRAINING["inputs"] | {"target": "gpu"}}, "inputs.target"),
-    ],
-)
+@pytest.mark.parametrize(("document", "words"), [
+    ({**TRAINING, "id": "abc"}, "id must be 64 hexadecimal digits"),
+    ({**TRAINING, "id": 7}, "id must be a text"),
+    ({**TRAINING, "alternatives": {}}, "alternatives must be a list"),
+    ({**TRAINING, "alternatives": [3]}, "alternatives[0] must be a table"),
+    ({**TRAINING, "layout": None}, "layout must be a table"),
+    ({**TRAINING, "layout": TRAINING["layout"] | {"tp": 0}}, "tp must be at least 1, got 0"),
+    ({**TRAINING, "layout": TRAINING["layout"] | {"recompute": ["x"]}}, "recompute[0] must be"),
+    ({**TRAINING, "layout": TRAINING["layout"] | {"stages": "Etx"}}, "stages 'Etx' have 'x'"),
+    ({**TRAINING, "layout": {"edp": 2}}, "layout lacks the key 'dp'"),
+    ({**TRAINING, "predicted": TRAINING["predicted"] | {"step_seconds": 0.0}},
+     "step_seconds must be above 0, got 0.0"),
+    ({**TRAINING, "predicted": {"parts": {}}}, "lacks the key 'step_seconds'"),
+    ({**TRAINING, "memory": {"peak_bytes": 0.5, "parts": {}}}, "a whole number"),
+    ({**TRAINING, "fits": "yes"}, "fits must be true or false"),
+    ({**TRAINING, "inputs": TRAINING["inputs"] | {"target": "gpu"}}, "inputs.target"),
+])  # fmt: skip
 def test_what_is_wrong_is_named(document: Any, words: str) -> None:
     with pytest.raises(InputError) as caught:
         plan_from_document(document, "plan.json")
@@ -76,9 +71,7 @@ def test_a_training_plan_where_one_of_a_layer_is_wanted_says_what_runs_it() -> N
 @pytest.mark.parametrize(
     ("key", "value"), [("etp", 2), ("tp", 2), ("cp", 2), ("recompute", ["norm", "moe"])]
 )
-def test_a_plan_for_moetune_with_what_its_runtime_had_says_that_it_is_withdrawn(
-    key: str, value: object
-) -> None:
+def test_a_plan_for_moetune_says_what_its_runtime_has_no_longer(key: str, value: object) -> None:
     layout = TRAINING["layout"] | {"tp": 1, "cp": 1, "etp": 1, "recompute": ["full"], key: value}
     inputs = TRAINING["inputs"] | {"target": "moetune"}
     with pytest.raises(InputError, match=rf"the file has '{key}': .* was withdrawn on"):

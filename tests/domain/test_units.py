@@ -50,15 +50,12 @@ def test_what_is_no_number_with_a_unit_is_refused(text: str) -> None:
         assert repr(text) in caught.value.what
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 s"), (1.0, "1.00 s"), (12.34, "12.3 s"), (123.4, "123 s"), (1234.0, "1234 s"),
-        (0.1, "100 ms"), (1e-3, "1.00 ms"), (0.9e-3, "900 µs"), (1e-6, "1.00 µs"),
-        (0.9e-6, "900 ns"), (1e-9, "1.00 ns"), (-0.0214, "-21.4 ms"),
-        (8.9e-16, "0 s"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.0, "0 s"), (1.0, "1.00 s"), (12.34, "12.3 s"), (123.4, "123 s"), (1234.0, "1234 s"),
+    (0.1, "100 ms"), (1e-3, "1.00 ms"), (0.9e-3, "900 µs"), (1e-6, "1.00 µs"),
+    (0.9e-6, "900 ns"), (1e-9, "1.00 ns"), (-0.0214, "-21.4 ms"),
+    (8.9e-16, "0 s"),
+])  # fmt: skip
 def test_durations_have_three_digits_in_the_unit_of_their_size(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
@@ -86,8 +83,7 @@ def test_sizes_need_a_unit_and_short_ones_are_decimal() -> None:
 
 
 numbers = st.one_of(
-    st.integers(1, 10**6).map(str),
-    st.floats(0.01, 1e6).map(lambda one: f"{one:.6f}"),
+    st.integers(1, 10**6).map(str), st.floats(0.01, 1e6).map(lambda one: f"{one:.6f}")
 )
 
 
@@ -114,13 +110,10 @@ def test_arithmetic_and_start_ups_are_in_si(number: str) -> None:
         assert parse_startup(f"{number}{unit}") == pytest.approx(value * factor)
 
 
-@pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        *((parse_rate, f"50{unit}") for unit in ("Gb/s", "gb/s", "Gbps", "GBps", " b/s", "GBPS")),
-        (parse_bytes, "80Gb"), (parse_bytes, "80Gib"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("parse", "text"), [
+    *((parse_rate, f"50{unit}") for unit in ("Gb/s", "gb/s", "Gbps", "GBps", " b/s", "GBPS")),
+    (parse_bytes, "80Gb"), (parse_bytes, "80Gib"),
+])  # fmt: skip
 def test_what_could_be_in_bits_is_refused(parse: Callable[[str], float], text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse(text)
@@ -137,11 +130,9 @@ def test_a_rate_is_a_number_above_0(text: str) -> None:
 
 def test_a_bare_number_is_answered_with_the_units_it_could_have() -> None:
     for parse, text, units in (
-        (parse_rate, "42", ("42GB/s", "42Gbit/s")),
-        (parse_flops, "989", ("989TFLOP/s",)),
-        (parse_startup, "12", ("12us", "12ms")),
-        (parse_bytes, "80000000000", ("80000000000B",)),
-    ):
+        (parse_rate, "42", ("42GB/s", "42Gbit/s")), (parse_flops, "989", ("989TFLOP/s",)),
+        (parse_startup, "12", ("12us", "12ms")), (parse_bytes, "80000000000", ("80000000000B",)),
+    ):  # fmt: skip
         with pytest.raises(InputError, match="has no unit") as caught:
             parse(text)
         assert all(one in caught.value.hint for one in units)

@@ -29,24 +29,18 @@ SHAPE = LayerShape(d_model=8, d_hidden=32, num_experts=4, top_k=2)
 
 
 def machine(*, num_devices: int = 8, memory_bytes: int = 2**30) -> Machine:
-    return Machine(
-        kind="cpu", device="test", num_devices=num_devices, devices_per_node=4,
-        memory_bytes=memory_bytes,
-    )  # fmt: skip
+    return Machine(kind="cpu", device="test", num_devices=num_devices, devices_per_node=4,
+                   memory_bytes=memory_bytes)  # fmt: skip
 
 
 def transformer(*, num_layers: int = 4, num_heads: int = 2, moe_every: int = 2) -> Transformer:
-    return Transformer(
-        moe=SHAPE, num_layers=num_layers, num_heads=num_heads, length=16, vocab_size=50,
-        moe_every=moe_every,
-    )  # fmt: skip
+    return Transformer(moe=SHAPE, num_layers=num_layers, num_heads=num_heads, length=16,
+                       vocab_size=50, moe_every=moe_every)  # fmt: skip
 
 
 def observation(*, tokens: int = 1, seconds: tuple[float, ...] = (1.0,)) -> Observation:
-    return Observation(
-        plan_id="0", forward_degree=1, backward_degree=1, tokens_per_rank=tokens,
-        predicted_seconds=1.0, seconds=seconds, source="verify",
-    )  # fmt: skip
+    return Observation(plan_id="0", forward_degree=1, backward_degree=1, tokens_per_rank=tokens,
+                       predicted_seconds=1.0, seconds=seconds, source="verify")  # fmt: skip
 
 
 def spread_over(num_nodes: int) -> CollectiveLine:
@@ -62,17 +56,13 @@ def gemm_line(alpha_seconds: float, beta_seconds: float) -> GemmLine:
 def table(
     *, points: Rows = ((1.0, 1.0),), group_size: int = 2, spread: float = 0.0
 ) -> CollectiveTable:
-    return CollectiveTable(
-        label="published", source="x", op="send", group_size=group_size, points=points,
-        spread=spread,
-    )  # fmt: skip
+    return CollectiveTable(label="published", source="x", op="send", group_size=group_size,
+                           points=points, spread=spread)  # fmt: skip
 
 
 def dispatcher(*, num_sms: int) -> DispatcherTable:
-    return DispatcherTable(
-        label="published", source="x", dispatcher="deepep", phase="dispatch", group_size=8,
-        num_sms=num_sms, points=((1.0, 1.0),),
-    )  # fmt: skip
+    return DispatcherTable(label="published", source="x", dispatcher="deepep", phase="dispatch",
+                           group_size=8, num_sms=num_sms, points=((1.0, 1.0),))  # fmt: skip
 
 
 def step(*, degree: int = 1, seconds: float = 1.0) -> StepRecord:
@@ -92,62 +82,57 @@ def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sam
     return Sample(point=point, seconds=seconds, error=error, marks=marks)
 
 
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda: machine(num_devices=0), "num_devices must be at least 1, got 0"),
-        (lambda: machine(memory_bytes=-1), "memory_bytes must be at least 1, got -1"),
-        (lambda: CompSpeed(comm=0.0), "comm must be a speed above 0 and at most 1, got 0.0"),
-        (lambda: CompSpeed(all=1.5), "all must be a speed above 0 and at most 1, got 1.5"),
-        (lambda: LayerShape(d_model=8, d_hidden=8, num_experts=2, top_k=3), "top_k (3) is larger"),
-        (lambda: Workload(layer=SHAPE, world_size=2, tokens_per_rank=0), "tokens_per_rank must be"),
-        (lambda: transformer(num_layers=0), "num_layers must be at least 1, got 0"),
-        (lambda: transformer(moe_every=-1), "moe_every must be at least 0, got -1"),
-        (lambda: transformer(moe_every=5), "moe_every (5) is larger than num_layers (4)"),
-        (lambda: transformer(num_layers=10**9), "num_layers must be from 1 to"),
-        (lambda: transformer(moe_every=0), "moe_every is 0, but there are"),
-        (lambda: spread_over(-1), "num_nodes must be at least 0, got -1"),
-        (lambda: gemm_line(0.0, 0.0), "alpha and beta must be at least 0, and one of them"),
-        (lambda: gemm_line(-1.0, 2.0), "alpha and beta must be at least 0, and one of them"),
-        (lambda: observation(tokens=0), "tokens_per_rank must be at least 1, got 0"),
-        (lambda: observation(seconds=()), "seconds is empty"),
-        (lambda: observation(seconds=(1.0, math.nan)), "seconds must be finite"),
-        (lambda: observation(seconds=(1.0, -1e-9)), "seconds must be finite and not negative"),
-        (lambda: sample(1.0, 0.0), "seconds must be positive and finite"),
-        (lambda: sample(math.inf), "seconds must be positive and finite"),
-        (sample, "seconds is empty and no error says why"),
-        (lambda: table(points=()), "points is empty"),
-        (lambda: table(points=((1.0, 2.0, 3.0),)), "a row of points must have 2 numbers, got 3"),
-        (lambda: table(points=((1.0, 0.0),)), "sizes and seconds must be positive"),
-        (lambda: table(group_size=1), "group_size must be at least 2, got 1"),
-        (lambda: table(spread=2.0), "spread must be from 0 to 1, got 2.0"),
-        (lambda: dispatcher(num_sms=-1), "group_size must be at least 2, and num_sms not negative"),
-        (lambda: Network(source="x", nic_bytes_per_second=0.0), "nic_bytes_per_second must be"),
-        (lambda: Network(source="x", nic_bytes_per_second=1.0, startup_seconds=-1.0), "a loss, a"),
-        (lambda: step(degree=0), "degree must be at least 1, got 0"),
-        (lambda: step(seconds=math.inf), "the times of a step must be positive and finite"),
-        (lambda: operation_times(0.0), "experts: seconds must be positive and finite"),
-        (lambda: LayerShape(d_model=8, d_hidden=True, num_experts=2), "d_hidden must be a whole"),
-        (lambda: Degrees(forward=1, backward=0), "backward must be at least 1, got 0"),
-        (lambda: FoldedLayout(ep=0), "ep must be at least 1, got 0"),
-        (lambda: parse_count("1.3"), "count '1.3' is not a whole number"),
-        (lambda: parse_bytes("9" * 400 + "GB"), "size '999"),
-        (lambda: parse_age("3"), "duration '3' has no unit"),
-        (lambda: LayerRouting.of("uneven"), "routing 'uneven' is neither balanced nor natural"),
-        (lambda: LayerRouting.of("1 2 / 0.5"), "the spread of a routing must be 1 or more, got"),
-        (lambda: ExpertLoads(name="f", loads=(1.0,) * 4).check(8), "routing f has the loads of 4"),
-        (lambda: routing_record("{", "f"), "f is not valid JSON"),
-        (lambda: in_si({"network": {"nics": 4}}, devices_per_node=8), "profile.network lacks the"),
-        (lambda: in_si({"network": {"nics": 0, "nic_rate": "1GB/s"}}, devices_per_node=8),
-         "profile.network.nics must be a whole number of at least 1, got 0"),
-        (lambda: Question(model="gpt-s", nodes=2, world_size=16),
-         "--nodes and --world-size both say how many ranks"),
-        (lambda: Question(model="gpt-s", nodes=10**9), "--nodes must be from 1 to"),
-    ],
-)  # fmt: skip
-def test_values_that_mean_nothing_are_refused_by_name(
-    make: Callable[[], object], what: str
-) -> None:
+@pytest.mark.parametrize(("make", "what"), [
+    (lambda: machine(num_devices=0), "num_devices must be at least 1, got 0"),
+    (lambda: machine(memory_bytes=-1), "memory_bytes must be at least 1, got -1"),
+    (lambda: CompSpeed(comm=0.0), "comm must be a speed above 0 and at most 1, got 0.0"),
+    (lambda: CompSpeed(all=1.5), "all must be a speed above 0 and at most 1, got 1.5"),
+    (lambda: LayerShape(d_model=8, d_hidden=8, num_experts=2, top_k=3), "top_k (3) is larger"),
+    (lambda: Workload(layer=SHAPE, world_size=2, tokens_per_rank=0), "tokens_per_rank must be"),
+    (lambda: transformer(num_layers=0), "num_layers must be at least 1, got 0"),
+    (lambda: transformer(moe_every=-1), "moe_every must be at least 0, got -1"),
+    (lambda: transformer(moe_every=5), "moe_every (5) is larger than num_layers (4)"),
+    (lambda: transformer(num_layers=10**9), "num_layers must be from 1 to"),
+    (lambda: transformer(moe_every=0), "moe_every is 0, but there are"),
+    (lambda: spread_over(-1), "num_nodes must be at least 0, got -1"),
+    (lambda: gemm_line(0.0, 0.0), "alpha and beta must be at least 0, and one of them"),
+    (lambda: gemm_line(-1.0, 2.0), "alpha and beta must be at least 0, and one of them"),
+    (lambda: observation(tokens=0), "tokens_per_rank must be at least 1, got 0"),
+    (lambda: observation(seconds=()), "seconds is empty"),
+    (lambda: observation(seconds=(1.0, math.nan)), "seconds must be finite"),
+    (lambda: observation(seconds=(1.0, -1e-9)), "seconds must be finite and not negative"),
+    (lambda: sample(1.0, 0.0), "seconds must be positive and finite"),
+    (lambda: sample(math.inf), "seconds must be positive and finite"),
+    (sample, "seconds is empty and no error says why"),
+    (lambda: table(points=()), "points is empty"),
+    (lambda: table(points=((1.0, 2.0, 3.0),)), "a row of points must have 2 numbers, got 3"),
+    (lambda: table(points=((1.0, 0.0),)), "sizes and seconds must be positive"),
+    (lambda: table(group_size=1), "group_size must be at least 2, got 1"),
+    (lambda: table(spread=2.0), "spread must be from 0 to 1, got 2.0"),
+    (lambda: dispatcher(num_sms=-1), "group_size must be at least 2, and num_sms not negative"),
+    (lambda: Network(source="x", nic_bytes_per_second=0.0), "nic_bytes_per_second must be"),
+    (lambda: Network(source="x", nic_bytes_per_second=1.0, startup_seconds=-1.0), "a loss, a"),
+    (lambda: step(degree=0), "degree must be at least 1, got 0"),
+    (lambda: step(seconds=math.inf), "the times of a step must be positive and finite"),
+    (lambda: operation_times(0.0), "experts: seconds must be positive and finite"),
+    (lambda: LayerShape(d_model=8, d_hidden=True, num_experts=2), "d_hidden must be a whole"),
+    (lambda: Degrees(forward=1, backward=0), "backward must be at least 1, got 0"),
+    (lambda: FoldedLayout(ep=0), "ep must be at least 1, got 0"),
+    (lambda: parse_count("1.3"), "count '1.3' is not a whole number"),
+    (lambda: parse_bytes("9" * 400 + "GB"), "size '999"),
+    (lambda: parse_age("3"), "duration '3' has no unit"),
+    (lambda: LayerRouting.of("uneven"), "routing 'uneven' is neither balanced nor natural"),
+    (lambda: LayerRouting.of("1 2 / 0.5"), "the spread of a routing must be 1 or more, got"),
+    (lambda: ExpertLoads(name="f", loads=(1.0,) * 4).check(8), "routing f has the loads of 4"),
+    (lambda: routing_record("{", "f"), "f is not valid JSON"),
+    (lambda: in_si({"network": {"nics": 4}}, devices_per_node=8), "profile.network lacks the"),
+    (lambda: in_si({"network": {"nics": 0, "nic_rate": "1GB/s"}}, devices_per_node=8),
+     "profile.network.nics must be a whole number of at least 1, got 0"),
+    (lambda: Question(model="gpt-s", nodes=2, world_size=16),
+     "--nodes and --world-size both say how many ranks"),
+    (lambda: Question(model="gpt-s", nodes=10**9), "--nodes must be from 1 to"),
+])  # fmt: skip
+def test_values_of_no_meaning_are_refused_by_name(make: Callable[[], object], what: str) -> None:
     with pytest.raises(InputError) as caught:
         make()
     assert caught.value.what.startswith(what)
@@ -221,21 +206,16 @@ def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
     return PlanRequest(model=model, constraints=constraints)
 
 
-@pytest.mark.parametrize(
-    ("request_of", "what"),
-    [
-        (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=0),
-         "--tokens must be from 1 to 2147483648, got 0"),
-        (lambda: PlanRequest(layer=SHAPE), "the number of tokens is missing"),
-        (PlanRequest, "there is nothing to plan for"),
-        (lambda: PlanRequest(model="ppmoe-6.7b"), "ppmoe-6.7b is a whole model, and no layer"),
-        (lambda: pinned({"order": "interleaved", "expert-parallel": "tensor"}, model="gpt-s"),
-         "--order interleaved excludes --expert-parallel tensor, where a chunk has one transfer"),
-    ],
-)  # fmt: skip
-def test_a_request_that_cannot_be_planned_is_refused(
-    request_of: Callable[[], PlanRequest], what: str
-) -> None:
+@pytest.mark.parametrize(("request_of", "what"), [
+    (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=0),
+     "--tokens must be from 1 to 2147483648, got 0"),
+    (lambda: PlanRequest(layer=SHAPE), "the number of tokens is missing"),
+    (PlanRequest, "there is nothing to plan for"),
+    (lambda: PlanRequest(model="ppmoe-6.7b"), "ppmoe-6.7b is a whole model, and no layer"),
+    (lambda: pinned({"order": "interleaved", "expert-parallel": "tensor"}, model="gpt-s"),
+     "--order interleaved excludes --expert-parallel tensor, where a chunk has one transfer"),
+])  # fmt: skip
+def test_a_wrong_request_is_refused(request_of: Callable[[], PlanRequest], what: str) -> None:
     with pytest.raises(InputError) as caught:
         request_of().check()
     assert caught.value.what == what

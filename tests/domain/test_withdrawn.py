@@ -24,17 +24,12 @@ LAYER = LayerShape(d_model=8, d_hidden=16, num_experts=4)
 WITHDRAWN = "was withdrawn on 2026-11-28"
 
 
-@pytest.mark.parametrize(
-    ("part", "key", "value", "what"),
-    [
-        ("pipeline", "dispatcher", "hierarchical", "plan.pipeline has 'dispatcher': "),
-        ("inputs", "constraints", {"quantization": "fp8_rowwise"},
-         "has 'quantization': experts in 8 bits"),
-    ],
-)  # fmt: skip
-def test_a_plan_of_what_was_withdrawn_is_refused_by_name(
-    part: str, key: str, value: object, what: str
-) -> None:
+@pytest.mark.parametrize(("part", "key", "value", "what"), [
+    ("pipeline", "dispatcher", "hierarchical", "plan.pipeline has 'dispatcher': "),
+    ("inputs", "constraints", {"quantization": "fp8_rowwise"},
+     "has 'quantization': experts in 8 bits"),
+])  # fmt: skip
+def test_a_withdrawn_plan_is_refused_by_name(part: str, key: str, value: object, what: str) -> None:
     document = encode(small_plan(layer=LAYER))
     document[part][key] = value
     with pytest.raises(InputError, match=f"{what}.*{WITHDRAWN}"):
@@ -80,24 +75,19 @@ def test_a_profile_is_read_without_what_only_withdrawn_things_asked_for() -> Non
     assert without_unread_points("no table") == "no table"
 
 
-@pytest.mark.parametrize(
-    ("cls", "key", "value", "what"),
-    [
-        (Alternative, "layout", {"dp": 8}, "the planner of the papers' whole models"),
-        (Plan, "chunks", {"offload": True}, "the planner of the papers' whole models"),
-        (Observation, "overlap", "both", "two batches in turns"),
-        (Observation, "dispatcher", "hierarchical", "the hierarchical exchange"),
-        (TrainingInputs, "search_trials", 64, "the search by trials"),
-        (LayoutRequest, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
-        (FoldedLayout, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
-        (Profile, "corrections", [{}], "correction by observed steps"),
-        (PlacementChoice, "replicas", [1], "replicas of hot experts"),
-        (ModelPlacement, "replicas", [1], "replicas of hot experts"),
-    ],
-)
-def test_a_withdrawn_key_is_refused_with_what_to_do(
-    cls: type[Any], key: str, value: object, what: str
-) -> None:
+@pytest.mark.parametrize(("cls", "key", "value", "what"), [
+    (Alternative, "layout", {"dp": 8}, "the planner of the papers' whole models"),
+    (Plan, "chunks", {"offload": True}, "the planner of the papers' whole models"),
+    (Observation, "overlap", "both", "two batches in turns"),
+    (Observation, "dispatcher", "hierarchical", "the hierarchical exchange"),
+    (TrainingInputs, "search_trials", 64, "the search by trials"),
+    (LayoutRequest, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
+    (FoldedLayout, "dispatcher_sms", 20, "the choice of DeepEP's SMs"),
+    (Profile, "corrections", [{}], "correction by observed steps"),
+    (PlacementChoice, "replicas", [1], "replicas of hot experts"),
+    (ModelPlacement, "replicas", [1], "replicas of hot experts"),
+])  # fmt: skip
+def test_a_withdrawn_key_has_a_hint(cls: type[Any], key: str, value: object, what: str) -> None:
     with pytest.raises(InputError, match=rf"^file has '{key}': {what}.*{WITHDRAWN}") as caught:
         decode(cls, {key: value}, "file")
     assert caught.value.hint
@@ -125,19 +115,12 @@ def test_a_sample_without_a_point_is_named_as_before() -> None:
         profile_from_document([])
 
 
-@pytest.mark.parametrize(
-    ("inputs", "command"),
-    [
-        (
-            {"model": "ppmoe-6.7b", "world_size": 32, "profile": "v100-x256"},
-            "moetune plan --model ppmoe-6.7b --world-size 32 --profile v100-x256",
-        ),
-        ({"model": None}, "moetune plan --num-layers, --num-heads, --seq, --vocab"),
-    ],
-)
-def test_a_whole_model_of_before_says_how_to_plan_it_again(
-    inputs: dict[str, Any], command: str
-) -> None:
+@pytest.mark.parametrize(("inputs", "command"), [
+    ({"model": "ppmoe-6.7b", "world_size": 32, "profile": "v100-x256"},
+     "moetune plan --model ppmoe-6.7b --world-size 32 --profile v100-x256"),
+    ({"model": None}, "moetune plan --num-layers, --num-heads, --seq, --vocab"),
+])  # fmt: skip
+def test_an_old_whole_model_says_how_to_plan_again(inputs: dict[str, Any], command: str) -> None:
     document = {**encode(small_plan(layer=LAYER)), "inputs": inputs, "transformer": {"zero": True}}
     with pytest.raises(InputError, match=WITHDRAWN) as seen:
         plan_from_document(document)

@@ -29,17 +29,13 @@ def plan_document(
     return {
         "schema": "moetune.training-plan/1",
         "id": "0123456789abcdef" * 4,
-        "inputs": {
-            "seq": 4096, "dtype": "bfloat16", "profile": "h100-x8", "target": "megatron",
-            "pins": {}, "memory_limit_bytes": 1, **model, **inputs,
-        },
+        "inputs": {"seq": 4096, "dtype": "bfloat16", "profile": "h100-x8", "target": "megatron",
+                   "pins": {}, "memory_limit_bytes": 1, **model, **inputs},
         "layout": layout,
         "predicted": {"step_seconds": 2.0, "parts": {"experts": 1.5, "exchange": 0.5}},
         "memory": {"peak_bytes": 2**30, "parts": {"parameters": 2**30}},
-        "confidence": {
-            "probability_best": 0.5, "expected_regret": 0.01, "p05_step_seconds": 1.8,
-            "p95_step_seconds": 2.4,
-        },
+        "confidence": {"probability_best": 0.5, "expected_regret": 0.01, "p05_step_seconds": 1.8,
+                       "p95_step_seconds": 2.4},
         "fits": True,
     }  # fmt: skip
 

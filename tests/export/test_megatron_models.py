@@ -9,10 +9,8 @@ from moetune.huggingface.reader import language_model
 from moetune.huggingface.registry import model_names, named_model
 
 NEWEST = find_target("megatron")
-UNKNOWN = {
-    "hunyuan-a13b", "kimi-k2.5", "ling-flash-2.0", "mixtral-8x22b", "qwen3.5-122b-a10b",
-    "qwen3.6-27b", "qwen3.8-27b",
-}  # fmt: skip
+UNKNOWN = {"hunyuan-a13b", "kimi-k2.5", "ling-flash-2.0", "mixtral-8x22b", "qwen3.5-122b-a10b",
+           "qwen3.6-27b", "qwen3.8-27b"}  # fmt: skip
 """Models whose rotary base is in no source that was read."""
 
 
@@ -30,20 +28,13 @@ def test_the_rotary_base_of_named_models_is_known() -> None:
     assert {name for name in names if "--rotary-base" in str(described(name).notes)} == UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("name", "base", "percent", "epsilon"),
-    [
-        ("llama-3-8b", 500_000, None, 1e-5),
-        ("qwen3-30b-a3b", 1_000_000, None, 1e-6),
-        ("glm-4.5", 1_000_000, 0.5, 1e-5),
-        ("minimax-m2", 5_000_000, 0.5, 1e-6),
-        ("qwen3.5-35b-a3b", 10_000_000, 0.25, 1e-6),
-        ("qwen3-omni-30b-a3b", 1_000_000, None, 1e-6),
-        ("nemotron-4-15b", 10_000, 0.5, 1e-5),
-        ("nemotron-3-nano", None, None, 1e-5),
-        ("gpt-oss-20b", 150_000, None, 1e-5),
-    ],
-)
+@pytest.mark.parametrize(("name", "base", "percent", "epsilon"), [
+    ("llama-3-8b", 500_000, None, 1e-5), ("qwen3-30b-a3b", 1_000_000, None, 1e-6),
+    ("glm-4.5", 1_000_000, 0.5, 1e-5), ("minimax-m2", 5_000_000, 0.5, 1e-6),
+    ("qwen3.5-35b-a3b", 10_000_000, 0.25, 1e-6), ("qwen3-omni-30b-a3b", 1_000_000, None, 1e-6),
+    ("nemotron-4-15b", 10_000, 0.5, 1e-5), ("nemotron-3-nano", None, None, 1e-5),
+    ("gpt-oss-20b", 150_000, None, 1e-5),
+])  # fmt: skip
 def test_positions_and_norms_are_those_of_its_authors(
     name: str, base: int | None, percent: float | None, epsilon: float
 ) -> None:

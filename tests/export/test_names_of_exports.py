@@ -45,10 +45,8 @@ NARROW = plan_document(PIPELINE, optimizer="adam-bf16")
 FOUR_BITS = plan_document(PIPELINE, dtype="nvfp4", profile="b200-x8")
 OFFLOADED = plan_document({**LAYOUT, "recompute": ["none"], "zero": 1, "offload_activations": 0.2})
 HOST = plan_document({**LAYOUT, "zero": 1, "offload_optimizer": 0.5})
-MEGATRONS = {
-    "flat": FLAT, "split": SPLIT, "latent": LATENT, "plain": PLAIN, "narrow": NARROW,
-    "offloaded": OFFLOADED, "host": HOST, "four bits": FOUR_BITS,
-}  # fmt: skip
+MEGATRONS = {"flat": FLAT, "split": SPLIT, "latent": LATENT, "plain": PLAIN, "narrow": NARROW,
+             "offloaded": OFFLOADED, "host": HOST, "four bits": FOUR_BITS}  # fmt: skip
 TITANS = {
     "flat": FLAT,
     "split": plan_document({**PIPELINE, "recompute": ["full"], "overlap": "none", "zero": 2}),
@@ -171,10 +169,8 @@ def test_deepspeed_reads_the_keys(tmp_path: Path, name: str) -> None:
     assert document["expert_parallel"]["preset_model"] in facts["presets"]
     assert set(document["zero_optimization"]) <= set(facts["zero_optimization"])
     rest = set(document) - {"expert_parallel", "zero_optimization", "tensor_parallel"}
-    assert rest == {
-        "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16", "optimizer",
-        "dataloader_drop_last",
-    }  # fmt: skip
+    assert rest == {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16",
+                    "optimizer", "dataloader_drop_last"}  # fmt: skip
 
 
 def test_moetune_runs_the_module(tmp_path: Path) -> None:

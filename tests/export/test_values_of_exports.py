@@ -30,12 +30,10 @@ def megatron(folder: Path, layout: dict[str, Any], model: dict[str, Any] = QWEN)
 
 def test_megatron_gets_each_size_and_the_batch(tmp_path: Path) -> None:
     given = flags(megatron(tmp_path, PIPELINE))
-    sizes = {
-        "--tensor-model-parallel-size": 4, "--pipeline-model-parallel-size": 8,
-        "--context-parallel-size": 1, "--expert-model-parallel-size": 32,
-        "--expert-tensor-parallel-size": 1, "--micro-batch-size": 1, "--global-batch-size": 2048,
-        "--seq-length": 4096,
-    }  # fmt: skip
+    sizes = {"--tensor-model-parallel-size": 4, "--pipeline-model-parallel-size": 8,
+             "--context-parallel-size": 1, "--expert-model-parallel-size": 32,
+             "--expert-tensor-parallel-size": 1, "--micro-batch-size": 1,
+             "--global-batch-size": 2048, "--seq-length": 4096}  # fmt: skip
     assert {flag: int(given[flag][0]) for flag in sizes} == sizes
     assert given["--moe-token-dispatcher-type"] == ["flex"]
     assert given["--moe-flex-dispatcher-backend"] == ["deepep"]
@@ -67,27 +65,22 @@ def test_megatrons_stages_have_every_block_once(
 
 @pytest.mark.parametrize("target", ["moetune", "bridge", "torchtitan"])
 @pytest.mark.parametrize("profile", ["h100-x8", "gone"])
-def test_a_launch_over_nodes_asks_for_an_address_first(
-    tmp_path: Path, target: str, profile: str
-) -> None:
+def test_a_launch_over_nodes_asks_for_an_address(tmp_path: Path, target: str, profile: str) -> None:
     """Without one torchrun's rendezvous has no host, and waits for minutes."""
     launch = exported(tmp_path, target, plan_document(LAYOUT, profile=profile)).launch
     assert launch.startswith(': "${MASTER_ADDR:?')
     assert ("${NNODES:?" in launch) == (profile == "gone")
 
 
-@pytest.mark.parametrize(
-    ("model", "ranks", "scope"),
-    [
-        (QWEN, {}, ["attn", "moe_router", "moe_preprocess"]),
-        (DEEPSEEK, {**LATENT, "recompute": ["moe_act"]}, ["attn", "moe_router", "moe_preprocess"]),
-        (DEEPSEEK, {**LATENT, "recompute": ["moe_act"], "overlap": "none"},
-         ["attn", "mlp", "moe_router", "moe_preprocess"]),
-        ({**QWEN, "model": "nemotron-3-nano"},
-         {"pp": 1, "vpp": 1, "dp": 64, "recompute": ["norm"], "overlap": "none"},
-         ["attn", "mamba", "moe_router", "moe_preprocess"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "ranks", "scope"), [
+    (QWEN, {}, ["attn", "moe_router", "moe_preprocess"]),
+    (DEEPSEEK, {**LATENT, "recompute": ["moe_act"]}, ["attn", "moe_router", "moe_preprocess"]),
+    (DEEPSEEK, {**LATENT, "recompute": ["moe_act"], "overlap": "none"},
+     ["attn", "mlp", "moe_router", "moe_preprocess"]),
+    ({**QWEN, "model": "nemotron-3-nano"},
+     {"pp": 1, "vpp": 1, "dp": 64, "recompute": ["norm"], "overlap": "none"},
+     ["attn", "mamba", "moe_router", "moe_preprocess"]),
+])  # fmt: skip
 def test_partial_graphs_hold_all_but_exchanges_and_experts(
     tmp_path: Path, model: dict[str, Any], ranks: dict[str, Any], scope: list[str]
 ) -> None:
@@ -105,12 +98,10 @@ def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
     text = exported(tmp_path, "bridge", plan_document(LATENT, DEEPSEEK, dtype="fp8")).text
     for line in (
         "cfg.model.expert_tensor_parallel_size = 1",
-        "cfg.model.virtual_pipeline_model_parallel_size = 2",
-        "cfg.model.mtp_num_layers = 1",
-        "cfg.mixed_precision.fp8_recipe = 'blockwise'",
-        "cfg.train.global_batch_size = 8192",
+        "cfg.model.virtual_pipeline_model_parallel_size = 2", "cfg.model.mtp_num_layers = 1",
+        "cfg.mixed_precision.fp8_recipe = 'blockwise'", "cfg.train.global_batch_size = 8192",
         "cfg.model.moe_flex_dispatcher_backend = 'deepep'",
-    ):
+    ):  # fmt: skip
         assert f"    {line}\n" in text
     [letters] = re.findall(r"pipeline_model_parallel_layout = '(.*)'", text)
     assert [letters] == flags(megatron(tmp_path, LATENT, DEEPSEEK))[
@@ -143,9 +134,7 @@ def test_a_pipeline_of_torchtitan_takes_all_micro_batches_at_once(tmp_path: Path
     assert 'fsdp_reshard_after_forward="always"' in flat
 
 
-def test_sequences_of_a_step_follow_from_the_batch_of_transformers_and_deepspeed(
-    tmp_path: Path,
-) -> None:
+def test_sequences_of_a_step_follow_from_batches_of_each_runtime(tmp_path: Path) -> None:
     document = plan_document({**LAYOUT, "micro_batch": 2})
     text = exported(tmp_path, "transformers", document).text
     given = {one: int(size) for one, size in re.findall(r"(\w+)=(\d+),", text)}
@@ -194,23 +183,20 @@ def test_mxfp8_of_torchtitan_is_its_converters(tmp_path: Path) -> None:
         exported(tmp_path, "torchtitan", plan_document(layout, DEEPSEEK, dtype="mxfp8"))
 
 
-@pytest.mark.parametrize(
-    ("to", "change", "words"),
-    [
-        ("megatron", {"recompute": ["moe", "norm"]}, "overlap batch with recomputation of moe"),
-        ("bridge", {"zero": 3}, "ZeRO-3 with pp 8"),
-        ("torchtitan", {}, "recomputation of moe_act"),
-        ("transformers", {}, "pp 8"),
-        ("deepspeed", {}, "pp 8"),
-        ("deepspeed", {**LAYOUT, "etp": 2, "edp": 4}, "etp 2"),
-        ("deepspeed", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
-        ("transformers", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
-        ("transformers", {**LAYOUT, "dp": 64, "tp": 4, "ep": 2}, "ep 2 with tp 4"),
-        ("transformers", {**LAYOUT, "dispatcher": "all_gather"}, "all_gather with ep 32 and tp 1"),
-        ("torchtitan", {**LAYOUT, "dp": 64, "tp": 4, "ep": 1, "etp": 2, "zero": 2}, "etp 2"),
-        ("moetune", {**LAYOUT, "zero": 2}, "ZeRO stage 2"),
-    ],
-)
+@pytest.mark.parametrize(("to", "change", "words"), [
+    ("megatron", {"recompute": ["moe", "norm"]}, "overlap batch with recomputation of moe"),
+    ("bridge", {"zero": 3}, "ZeRO-3 with pp 8"),
+    ("torchtitan", {}, "recomputation of moe_act"),
+    ("transformers", {}, "pp 8"),
+    ("deepspeed", {}, "pp 8"),
+    ("deepspeed", {**LAYOUT, "etp": 2, "edp": 4}, "etp 2"),
+    ("deepspeed", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
+    ("transformers", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
+    ("transformers", {**LAYOUT, "dp": 64, "tp": 4, "ep": 2}, "ep 2 with tp 4"),
+    ("transformers", {**LAYOUT, "dispatcher": "all_gather"}, "all_gather with ep 32 and tp 1"),
+    ("torchtitan", {**LAYOUT, "dp": 64, "tp": 4, "ep": 1, "etp": 2, "zero": 2}, "etp 2"),
+    ("moetune", {**LAYOUT, "zero": 2}, "ZeRO stage 2"),
+])  # fmt: skip
 def test_a_layout_that_the_target_cannot_run_is_refused_by_name(
     tmp_path: Path, to: str, change: dict[str, Any], words: str
 ) -> None:
@@ -220,19 +206,12 @@ def test_a_layout_that_the_target_cannot_run_is_refused_by_name(
     assert refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("schedule", "vpp", "name"),
-    [
-        ("1f1b", 1, "1F1B"),
-        ("interleaved", 4, "Interleaved1F1B"),
-        ("zero_bubble", 1, "InterleavedZeroBubble"),
-        ("zero_bubble_v", 2, "ZBVZeroBubble"),
-        ("dualpipe_v", 2, "DualPipeV"),
-    ],
-)
-def test_torchtitan_gets_torchs_name_of_the_schedule(
-    tmp_path: Path, schedule: str, vpp: int, name: str
-) -> None:
+@pytest.mark.parametrize(("schedule", "vpp", "name"), [
+    ("1f1b", 1, "1F1B"), ("interleaved", 4, "Interleaved1F1B"),
+    ("zero_bubble", 1, "InterleavedZeroBubble"), ("zero_bubble_v", 2, "ZBVZeroBubble"),
+    ("dualpipe_v", 2, "DualPipeV"),
+])  # fmt: skip
+def test_torchtitan_has_the_schedules(tmp_path: Path, schedule: str, vpp: int, name: str) -> None:
     layout = {**INTERLEAVED, "schedule": schedule, "vpp": vpp, "stages": None}
     text = exported(tmp_path, "torchtitan", plan_document(layout)).text
     assert get_schedule_class(name).__name__ == f"Schedule{name}"
@@ -387,9 +366,7 @@ def test_an_export_has_what_the_runtime_needs_and_no_more(
 
 
 @pytest.mark.parametrize(("overlap", "connections"), [("none", 1), ("batch", 32)])
-def test_bridge_is_launched_with_as_many_connections(
-    tmp_path: Path, overlap: str, connections: int
-) -> None:
+def test_bridge_has_as_many_connections(tmp_path: Path, overlap: str, connections: int) -> None:
     found = exported(tmp_path, "bridge", plan_document({**PIPELINE, "overlap": overlap}))
     assert f" CUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun" in found.launch
 

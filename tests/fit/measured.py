@@ -48,10 +48,8 @@ def _times() -> Iterator[tuple[Point, float]]:
     for form, rows, experts in product(get_args(GemmForm), (32, 128, 512, 2048), (1, 2, 4)):
         macs = experts * rows * SHAPE[0] * SHAPE[1]
         yield (
-            GemmPoint(
-                dtype="float32", product=form, num_experts=experts, rows=rows, d_in=SHAPE[0],
-                d_out=SHAPE[1],
-            ),
+            GemmPoint(dtype="float32", product=form, num_experts=experts, rows=rows, d_in=SHAPE[0],
+                      d_out=SHAPE[1]),
             2e-5 + macs * 2e-13,
         )  # fmt: skip
     for op, rows in product(("gelu", "gelu_backward", "gather", "scatter_add"), (64, 1024)):

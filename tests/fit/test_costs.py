@@ -127,12 +127,9 @@ def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
     )
 
     for in_flight, rate, trust in (
-        (1, 4e-9, "measured"),
-        (4, 2e-9, "measured"),
-        (2, 2e-9, "interpolated"),
-        (10, 1e-9, "interpolated"),
-        (64, 1e-9, "interpolated"),
-    ):
+        (1, 4e-9, "measured"), (4, 2e-9, "measured"), (2, 2e-9, "interpolated"),
+        (10, 1e-9, "interpolated"), (64, 1e-9, "interpolated"),
+    ):  # fmt: skip
         found = costs.seconds(CollectiveKey("all_to_all", 2, in_flight=in_flight), 2**14)
         assert found.seconds == pytest.approx(rate * 2**14)
         assert found.trust == trust
@@ -233,9 +230,7 @@ def test_another_group_is_estimated_by_the_bytes_on_its_slowest_wire(
 @pytest.mark.parametrize(
     ("wanted", "place"), [((3, 0), 1), ((5, 0), 1), ((6, 0), 2), ((64, 0), 3), ((2, 2), 4)]
 )
-def test_the_nearest_group_on_the_same_kind_of_wire_stands_in(
-    wanted: tuple[int, int], place: int
-) -> None:
+def test_the_nearest_group_on_the_same_wire_stands_in(wanted: tuple[int, int], place: int) -> None:
     known = ((2, 0), (4, 0), (8, 0), (16, 0), (16, 4))
     profile = measured(
         [
@@ -281,18 +276,12 @@ def expert_products() -> list[Sample]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("shape", "rows", "trust"),
-    [
-        ((4, 512, 2048), 128, "measured"),
-        ((4, 512, 2048), 200.25, "interpolated"),
-        ((4, 512, 2048), 4, "extrapolated"),
-        ((2, 1024, 1024), 128, "interpolated"),
-        ((2, 1024, 1024), 99.5, "interpolated"),
-        ((2, 1024, 1024), 5000, "extrapolated"),
-        ((16, 512, 2048), 128, "extrapolated"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "rows", "trust"), [
+    ((4, 512, 2048), 128, "measured"), ((4, 512, 2048), 200.25, "interpolated"),
+    ((4, 512, 2048), 4, "extrapolated"), ((2, 1024, 1024), 128, "interpolated"),
+    ((2, 1024, 1024), 99.5, "interpolated"), ((2, 1024, 1024), 5000, "extrapolated"),
+    ((16, 512, 2048), 128, "extrapolated"),
+])  # fmt: skip
 def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trust: str) -> None:
     num_experts, d_in, d_out = shape
     costs = costs_of(measured(expert_products()))
@@ -330,10 +319,8 @@ def test_each_form_of_the_product_has_its_own_times() -> None:
 def attend(
     sequences: int, seconds: float, *, length: int = 128, num_heads: int = 4, head_dim: int = 64
 ) -> Sample:
-    point = AttentionPoint(
-        dtype="float32", num_sequences=sequences, length=length, num_heads=num_heads,
-        head_dim=head_dim,
-    )  # fmt: skip
+    point = AttentionPoint(dtype="float32", num_sequences=sequences, length=length,
+                           num_heads=num_heads, head_dim=head_dim)  # fmt: skip
     return Sample(point=point, seconds=(seconds,))
 
 

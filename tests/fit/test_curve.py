@@ -54,9 +54,7 @@ def test_time_never_falls_as_the_size_grows(
 
 
 @given(points)
-def test_a_measured_size_returns_its_median_where_times_rise(
-    given_points: list[tuple[int, float]],
-) -> None:
+def test_a_measured_size_has_its_median_if_rising(given_points: list[tuple[int, float]]) -> None:
     rising = zip(given_points, sorted(seconds for _, seconds in given_points), strict=True)
     kept = [(size, seconds) for (size, _), seconds in rising]
     curve = through(kept)

@@ -23,10 +23,8 @@ from tests.fit.measured import fitted
 
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=4, activation="gelu")
 MACHINE = Machine(kind="cpu", device="test", num_devices=2, devices_per_node=2, memory_bytes=2**34)
-POINTS = PointScope(
-    machine=MACHINE, dtypes=("float32",),
-    group_sizes=(2,), layers=(LAYER,), max_tokens=2048,
-).points().needed  # fmt: skip
+POINTS = PointScope(machine=MACHINE, dtypes=("float32",), group_sizes=(2,), layers=(LAYER,),
+                    max_tokens=2048).points().needed  # fmt: skip
 NUM_VISITS = 6
 
 
@@ -70,9 +68,7 @@ def step_seconds(found: Profile, tokens: int, degree: int) -> float:
 
 
 @pytest.mark.parametrize("slowed", [1.5, 4.0])
-def test_load_in_half_of_the_visits_moves_predictions_by_less_than_eight_percent(
-    slowed: float,
-) -> None:
+def test_load_in_half_of_the_visits_moves_predictions_by_under_8_percent(slowed: float) -> None:
     quiet, loaded = profile(1, slowed=1.0), profile(2, slowed=slowed)
     for tokens in (256, 2048):
         for degree in (1, 2, 4, 16):

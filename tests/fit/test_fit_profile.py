@@ -74,11 +74,8 @@ def test_profile_has_a_line_for_every_operation_that_was_measured() -> None:
 
     assert [line.dtype for line in profile.gemm] == ["bfloat16", "float32"]
     assert [(line.op, line.group_size, line.in_flight) for line in profile.collective] == [
-        ("all_to_all", 2, 1),
-        ("all_to_all", 2, 4),
-        ("all_to_all", 4, 1),
-        ("all_to_all", 4, 4),
-    ]
+        ("all_to_all", 2, 1), ("all_to_all", 2, 4), ("all_to_all", 4, 1), ("all_to_all", 4, 4),
+    ]  # fmt: skip
     assert {(line.pinned, line.both_ways) for line in profile.copy} == {
         (True, True), (True, False), (False, True), (False, False)
     }  # fmt: skip
@@ -115,15 +112,10 @@ def test_interference_is_the_time_alone_over_the_time_with_the_others() -> None:
         return Sample(point=point, seconds=seconds)
 
     profile = fitted(
-        [
-            sample("comm", (), 1.0, 1.0, 9.0),
-            sample("comm", ("comp",), 1.25),
-            sample("comm", ("comp", "mem"), 2.0),
-            sample("comp", (), 1.0),
-            sample("comp", ("comm",), 0.98),
-            sample("mem", ("comp",), 3.0),
-        ]
-    )
+        [sample("comm", (), 1.0, 1.0, 9.0), sample("comm", ("comp",), 1.25),
+         sample("comm", ("comp", "mem"), 2.0), sample("comp", (), 1.0),
+         sample("comp", ("comm",), 0.98), sample("mem", ("comp",), 3.0)]
+    )  # fmt: skip
 
     assert profile.interference.comm.comp == pytest.approx(0.8)
     assert profile.interference.comm.all == pytest.approx(0.5)
@@ -149,9 +141,7 @@ def test_same_samples_and_seed_give_the_same_profile_and_order_does_not_matter()
         max_size=12,
     )
 )
-def test_whatever_was_measured_makes_a_valid_profile(
-    points: list[tuple[int, list[float]]],
-) -> None:
+def test_whatever_was_measured_makes_a_valid_profile(points: list[tuple[int, list[float]]]) -> None:
     profile = fitted([all_to_all(size, *seconds) for size, seconds in points])
 
     for line in profile.collective:
@@ -187,16 +177,10 @@ def test_line_recovers_start_up_and_rate_despite_noise_and_stragglers(seed: int)
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 20), st.floats(1e-5, 1e-1)),
-        min_size=3,
-        max_size=12,
-        unique_by=lambda one: one[0],
-    )
-)
-def test_line_misses_by_no_more_than_the_non_negative_least_squares_of_scipy(
-    points: list[tuple[int, float]],
-) -> None:
+    st.lists(st.tuples(st.integers(0, 20), st.floats(1e-5, 1e-1)), min_size=3, max_size=12,
+             unique_by=lambda one: one[0])
+)  # fmt: skip
+def test_line_misses_no_more_than_scipys_least_squares(points: list[tuple[int, float]]) -> None:
     sizes = np.array([2.0**at for at, _ in points])
     seconds = np.array([one for _, one in points])
     features = np.stack([1 / seconds, sizes / seconds], axis=1)
@@ -240,16 +224,11 @@ def test_a_twentieth_of_the_errors_lies_above_the_95th_percentile() -> None:
     assert found.beta_seconds == pytest.approx((1.0, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("usual", "tail", "quality"),
-    [
-        (0.05, 0.15, "good"), (0.05, 0.151, "usable"), (0.051, 0.06, "usable"),
-        (0.10, 0.30, "usable"), (0.10, 0.301, "suspect"), (0.101, 0.11, "suspect"),
-    ],
-)  # fmt: skip
-def test_a_label_needs_both_the_median_and_the_tail(
-    usual: float, tail: float, quality: str
-) -> None:
+@pytest.mark.parametrize(("usual", "tail", "quality"), [
+    (0.05, 0.15, "good"), (0.05, 0.151, "usable"), (0.051, 0.06, "usable"),
+    (0.10, 0.30, "usable"), (0.10, 0.301, "suspect"), (0.101, 0.11, "suspect"),
+])  # fmt: skip
+def test_a_label_needs_the_median_and_the_tail(usual: float, tail: float, quality: str) -> None:
     # Of 101 errors the six largest begin at the 95th percentile; the 90th is still usual.
     found = summary([usual] * 95 + [tail] * 6)
     assert found is not None

@@ -11,10 +11,8 @@ from moetune.fit.costs import costs_of
 from tests.fit.measured import read
 
 GIB = 2**30
-ON_OTHERS = (
-    "a800-x8", "gh200-x1", "gh200-x4", "h100-96gb-x8", "h20-x8", "l40s-x8", "mi300x-x8",
-    "mi355x-x8", "rtx4090-x8",
-)  # fmt: skip
+ON_OTHERS = ("a800-x8", "gh200-x1", "gh200-x4", "h100-96gb-x8", "h20-x8", "l40s-x8", "mi300x-x8",
+             "mi355x-x8", "rtx4090-x8")  # fmt: skip
 
 
 def site(name: str) -> Site:
@@ -41,9 +39,7 @@ def test_a_machine_on_another_is_modelled_and_says_whose_numbers_it_has(name: st
 
 
 @pytest.mark.parametrize(("ranks", "published"), [(2, 47.671), (8, 312.912)])
-def test_an_all_reduce_of_mi300x_has_the_published_bus_bandwidth(
-    ranks: int, published: float
-) -> None:
+def test_all_reduces_of_mi300x_have_published_bandwidth(ranks: int, published: float) -> None:
     # stas00/ml-engineering, network/README.md: all_reduce_bench.py with 4 GiB.
     num_bytes = 4 * GIB
     wire = 2 * (ranks - 1) / ranks * num_bytes
@@ -59,18 +55,12 @@ def test_exchanges_of_amds_meshes_are_near_those_of_uccl(name: str, published: f
     assert rate == pytest.approx(published, rel=0.15)
 
 
-@pytest.mark.parametrize(
-    ("name", "base", "ratio"),
-    [
-        ("h20-x8", "h100-x8", 989.5 / 148),
-        ("l40s-x8", "h100-x8", 989.5 / 362.05),
-        ("rtx4090-x8", "h100-x8", 989.5 / 165.2),
-        ("mi300x-x8", "h100-x8", 794.5 / 668.4),
-        ("mi355x-x8", "b200-x8", 1745 / 1565),
-        ("gh200-x4", "h100-x8", 1),
-        ("a800-x8", "a100-x8", 1),
-    ],
-)
+@pytest.mark.parametrize(("name", "base", "ratio"), [
+    ("h20-x8", "h100-x8", 989.5 / 148), ("l40s-x8", "h100-x8", 989.5 / 362.05),
+    ("rtx4090-x8", "h100-x8", 989.5 / 165.2), ("mi300x-x8", "h100-x8", 794.5 / 668.4),
+    ("mi355x-x8", "b200-x8", 1745 / 1565), ("gh200-x4", "h100-x8", 1),
+    ("a800-x8", "a100-x8", 1),
+])  # fmt: skip
 def test_a_gemm_goes_by_the_ratio_of_the_rates(name: str, base: str, ratio: float) -> None:
     assert gemm(name) / gemm(base) == pytest.approx(ratio, rel=0.01)
 
@@ -82,10 +72,8 @@ def test_a_host_and_its_cards_are_those_of_the_sources() -> None:
     assert hosts["rtx4090-x8"] is None
     assert (hosts["h20-x8"], hosts["b300-x8"]) == (1024 * GIB, 4096 * GIB)
     cards = {name: site(name).num_nics for name in ON_OTHERS}
-    assert cards == {
-        "a800-x8": 4, "gh200-x1": 1, "gh200-x4": 4, "h100-96gb-x8": 8, "h20-x8": 8, "l40s-x8": 4,
-        "mi300x-x8": 8, "mi355x-x8": 8, "rtx4090-x8": 1,
-    }  # fmt: skip
+    assert cards == {"a800-x8": 4, "gh200-x1": 1, "gh200-x4": 4, "h100-96gb-x8": 8, "h20-x8": 8,
+                     "l40s-x8": 4, "mi300x-x8": 8, "mi355x-x8": 8, "rtx4090-x8": 1}  # fmt: skip
     assert site("gb200-nvl72").num_nics == 4
 
 

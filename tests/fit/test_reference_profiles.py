@@ -57,20 +57,13 @@ def test_the_a100_profile_has_the_wires_and_the_memory_of_the_data_sheets() -> N
     assert site_of(profile).host_memory_bytes == 500e9
 
 
-@pytest.mark.parametrize(
-    ("op", "group_size", "num_nodes", "num_bytes", "seconds"),
-    [
-        # Worked out by hand from 300 GB/s inside a node, 12.5 GB/s between, eight to a node.
-        ("all_reduce", 8, 1, 300e9, 1.75),
-        ("all_reduce", 32, 4, 12.5e9, 2 * 31 / 32),
-        ("all_reduce", 4, 4, 12.5e9 / 8, 1.5),
-        ("all_to_all", 32, 4, 12.5e9 / 8, 24 / 32),
-        ("all_to_all", 4, 4, 12.5e9 / 8, 3 / 4),
-        ("all_gather", 8, 1, 300e9, 7),
-        ("send", 2, 2, 12.5e9 / 8, 1),
-        ("send", 16, 2, 12.5e9, 1),
-    ],
-)
+@pytest.mark.parametrize(("op", "group_size", "num_nodes", "num_bytes", "seconds"), [
+    # Worked out by hand from 300 GB/s inside a node, 12.5 GB/s between, eight to a node.
+    ("all_reduce", 8, 1, 300e9, 1.75), ("all_reduce", 32, 4, 12.5e9, 2 * 31 / 32),
+    ("all_reduce", 4, 4, 12.5e9 / 8, 1.5), ("all_to_all", 32, 4, 12.5e9 / 8, 24 / 32),
+    ("all_to_all", 4, 4, 12.5e9 / 8, 3 / 4), ("all_gather", 8, 1, 300e9, 7),
+    ("send", 2, 2, 12.5e9 / 8, 1), ("send", 16, 2, 12.5e9, 1),
+])  # fmt: skip
 def test_the_v100_profile_has_the_wires_of_the_paper(
     op: CollectiveOp, group_size: int, num_nodes: int, num_bytes: float, seconds: float
 ) -> None:

@@ -33,15 +33,11 @@ BASE = LinearCosts(
 
 
 def seconds(costs: Costs, decision: Decision, *, ranks: int = 8) -> float:
-    load = Workload(
-        layer=LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2),
-        world_size=ranks, tokens_per_rank=4096, dtype="bfloat16",
-    )  # fmt: skip
-    return step_time(
-        costs=layer_costs(workload=load, costs=costs), tokens=4096,
-        degree=decision.degree,
-        order=decision.order, strategy=decision.strategy,
-    ).seconds  # fmt: skip
+    load = Workload(layer=LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2),
+                    world_size=ranks, tokens_per_rank=4096, dtype="bfloat16")  # fmt: skip
+    return step_time(costs=layer_costs(workload=load, costs=costs), tokens=4096,
+                     degree=decision.degree, order=decision.order,
+                     strategy=decision.strategy).seconds  # fmt: skip
 
 
 def times(line: LinearCost, *, alpha: float = 1.0, beta: float = 1.0) -> LinearCost:
@@ -51,23 +47,15 @@ def times(line: LinearCost, *, alpha: float = 1.0, beta: float = 1.0) -> LinearC
 
 
 @pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
-@pytest.mark.parametrize(
-    ("part", "written"),
-    [
-        ("gemm rate", replace(BASE, gemm_cost=times(GEMM, beta=1.5))),
-        ("gemm start-up", replace(BASE, gemm_cost=times(GEMM, alpha=1.5))),
-        ("all_to_all bandwidth", replace(BASE, transfer_cost=times(ALL_TO_ALL, beta=1.5))),
-        ("all_to_all start-up", replace(BASE, transfer_cost=times(ALL_TO_ALL, alpha=1.5))),
-        ("copies", replace(BASE, copy_cost=times(COPY, alpha=1.5, beta=1.5))),
-        (
-            "memory-bound operations",
-            replace(
-                BASE,
-                rows_seconds={name: 1.5 * one for name, one in BASE.rows_seconds.items()},
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("part", "written"), [
+    ("gemm rate", replace(BASE, gemm_cost=times(GEMM, beta=1.5))),
+    ("gemm start-up", replace(BASE, gemm_cost=times(GEMM, alpha=1.5))),
+    ("all_to_all bandwidth", replace(BASE, transfer_cost=times(ALL_TO_ALL, beta=1.5))),
+    ("all_to_all start-up", replace(BASE, transfer_cost=times(ALL_TO_ALL, alpha=1.5))),
+    ("copies", replace(BASE, copy_cost=times(COPY, alpha=1.5, beta=1.5))),
+    ("memory-bound operations",
+     replace(BASE, rows_seconds={name: 1.5 * one for name, one in BASE.rows_seconds.items()})),
+])  # fmt: skip
 def test_a_slower_part_is_the_machine_with_the_slower_number(
     part: str, written: LinearCosts, strategy: Strategy
 ) -> None:

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.huggingface.registry import (
-    named_model,
-    read_model,
-    resolve_name,
-)
+from moetune.huggingface.registry import named_model, read_model, resolve_name
 from tests.huggingface.configs import DEEPSEEK, NEMOTRON, QWEN3, decoder
 
 HUNYUAN = {**QWEN3, "model_type": "hunyuan_v1_moe", "moe_topk": 2, "num_experts_per_tok": None}
@@ -48,11 +44,9 @@ def test_a_field_that_nobody_knows_is_an_error_whatever_its_name(field: str, val
 
 def test_all_fields_in_the_way_are_in_one_message() -> None:
     with pytest.raises(InputError) as caught:
-        decoder(
-            QWEN3, num_key_value_heads=..., n_kv_heads=2, hidden_size="64",
-            layer_types=["magic"] * 4, num_experts_per_tok=9, memory_slots=7,
-            per_layer_config={"1": {"ffn_blocks": 2}},
-        )  # fmt: skip
+        decoder(QWEN3, num_key_value_heads=..., n_kv_heads=2, hidden_size="64",
+                layer_types=["magic"] * 4, num_experts_per_tok=9, memory_slots=7,
+                per_layer_config={"1": {"ffn_blocks": 2}})  # fmt: skip
     for word in ("num_key_value_heads is missing", "n_kv_heads (2)", "hidden_size", "'64'",
                  "['magic']", "memory_slots (7)", "ffn_blocks (2)"):  # fmt: skip
         assert word in caught.value.what
@@ -103,71 +97,65 @@ def test_a_class_stands_for_the_type_where_that_is_missing() -> None:
         decoder(QWEN3, model_type=..., architectures=["Qwen3MoeV9ForCausalLM"])
 
 
-@pytest.mark.parametrize(
-    ("base", "field"),
-    [
-        (QWEN3, "model_type"), (QWEN3, "hidden_size"), (QWEN3, "num_hidden_layers"),
-        (QWEN3, "num_attention_heads"), (QWEN3, "num_experts"), (QWEN3, "num_experts_per_tok"),
-        (QWEN3, "moe_intermediate_size"), (QWEN3, "vocab_size"), (DEEPSEEK, "kv_lora_rank"),
-        (DEEPSEEK, "intermediate_size"), (DEEPSEEK, "q_lora_rank"), (DEEPSEEK, "n_shared_experts"),
-        (DEEPSEEK, "first_k_dense_replace"), (DEEPSEEK, "n_group"),
-        (QWEN3, "num_key_value_heads"), (NEMOTRON, "hybrid_override_pattern"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("base", "field"), [
+    (QWEN3, "model_type"), (QWEN3, "hidden_size"), (QWEN3, "num_hidden_layers"),
+    (QWEN3, "num_attention_heads"), (QWEN3, "num_experts"), (QWEN3, "num_experts_per_tok"),
+    (QWEN3, "moe_intermediate_size"), (QWEN3, "vocab_size"), (DEEPSEEK, "kv_lora_rank"),
+    (DEEPSEEK, "intermediate_size"), (DEEPSEEK, "q_lora_rank"), (DEEPSEEK, "n_shared_experts"),
+    (DEEPSEEK, "first_k_dense_replace"), (DEEPSEEK, "n_group"),
+    (QWEN3, "num_key_value_heads"), (NEMOTRON, "hybrid_override_pattern"),
+])  # fmt: skip
 def test_a_missing_size_has_no_default(base: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError, match=f"{field}.* is missing"):
         decoder(base, **{field: ...})
 
 
-@pytest.mark.parametrize(
-    ("base", "changes", "words"),
-    [
-        (QWEN3, {"num_local_experts": 16}, ("num_experts (8)", "num_local_experts (16)")),
-        (QWEN3, {"num_experts_per_tok": 9}, ("top_k (9)", "experts (8)")),
-        (QWEN3, {"num_attention_heads": 7}, ("num_heads (7)", "num_kv_heads (2)")),
-        (QWEN3, {"num_attention_heads": 6, "head_dim": ...}, ("hidden_size (64)", "(6)")),
-        (QWEN3, {"mlp_layer_types": ["sparse"]}, ("mlp_layer_types", "1 entries for 4")),
-        (QWEN3, {"mlp_layer_types": ["sparse"] * 3 + ["magic"]}, ("['magic']",)),
-        (QWEN3, {"layer_types": ["full_attention"] * 3 + ["magic"]}, ("['magic']",)),
-        (QWEN3, {"layer_types": ["linear_attention"] * 4}, ("qwen3_moe", "linear")),
-        (QWEN3, {"use_sliding_window": True, "sliding_window": 8}, ("max_window_layers",)),
-        (DEEPSEEK, {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2},
-         ("first_k_dense_replace (1)", "mlp_layer_types")),
-        (DEEPSEEK, {"first_k_dense_replace": 5}, ("5 dense", "4 blocks")),
-        (DEEPSEEK, {"qk_head_dim": 13}, ("qk_head_dim (13)", "8 + 4")),
-        (DEEPSEEK, {"n_group": 3}, ("8 experts", "3 groups")),
-        (DEEPSEEK, {"topk_group": 0}, ("topk_group", "0")),
-        (DEEPSEEK, {"scoring_func": "magic"}, ("'magic'",)),
-        (NEMOTRON, {"hybrid_override_pattern": "MEX"}, ("['X']",)),
-        (NEMOTRON, {"num_hidden_layers": 9}, ("num_hidden_layers (9)", "(4)")),
-        (NEMOTRON, {"layers_block_type": ["mamba"]}, ("hybrid_override_pattern", "differ")),
-        (NEMOTRON, {"layers_block_type": ["magic"]}, ("['magic']",)),
-        # values of the wrong type
-        (QWEN3, {"hidden_size": "64"}, ("hidden_size",)),
-        (QWEN3, {"hidden_size": 0}, ("hidden_size",)),
-        (QWEN3, {"num_experts": 8.0}, ("num_experts",)),
-        (QWEN3, {"num_experts": True}, ("num_experts",)),
-        (QWEN3, {"attention_bias": 1}, ("attention_bias",)),
-        (QWEN3, {"model_type": 7}, ("model_type",)),
-        (QWEN3, {"mlp_only_layers": "0"}, ("mlp_only_layers",)),
-        (QWEN3, {"vocab_size": -1}, ("vocab_size",)),
-        # other variants
-        (QWEN3, {"use_qk_norm": False}, ("use_qk_norm is false",)),
-        (QWEN3, {"position_embedding_type": "absolute"}, ("position_embedding_type",)),
-        (HUNYUAN, {"use_cla": True}, ("use_cla is true",)),
-        (HUNYUAN, {"num_shared_expert": [2, 1, 1, 1]}, ("num_shared_expert",)),
-        (HUNYUAN, {"moe_topk": [1], "intermediate_size": ...}, ("moe_topk",)),
-        (QWEN3, {"model_type": "step3p5", "moe_every_n_layer": 2}, ("moe_every_n_layer is 2",)),
-        (GEMMA, {"hidden_size_per_layer_input": 8}, ("hidden_size_per_layer_input",)),
-        (GEMMA, {"use_double_wide_mlp": True}, ("use_double_wide_mlp",)),
-        (GEMMA, {"num_kv_shared_layers": 2}, ("num_kv_shared_layers",)),
-        (QWEN3, {"model_type": "llama4_text", "intermediate_size_mlp": 8,
-                 "interleave_moe_layer_step": 2, "moe_layers": [0]}, ("moe_layers",)),
-        (QWEN3, {"model_type": "deepseek_v4", "compress_ratios": [0, 4, 8, 4]}, ("8",)),
-        (QWEN3, {"model_type": "lfm2_moe"}, ("layer_types",)),
-        (DEEPSEEK, {"model_type": "kimi_linear", "linear_attn_config": {}}, ("full_attn_layers",)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("base", "changes", "words"), [
+    (QWEN3, {"num_local_experts": 16}, ("num_experts (8)", "num_local_experts (16)")),
+    (QWEN3, {"num_experts_per_tok": 9}, ("top_k (9)", "experts (8)")),
+    (QWEN3, {"num_attention_heads": 7}, ("num_heads (7)", "num_kv_heads (2)")),
+    (QWEN3, {"num_attention_heads": 6, "head_dim": ...}, ("hidden_size (64)", "(6)")),
+    (QWEN3, {"mlp_layer_types": ["sparse"]}, ("mlp_layer_types", "1 entries for 4")),
+    (QWEN3, {"mlp_layer_types": ["sparse"] * 3 + ["magic"]}, ("['magic']",)),
+    (QWEN3, {"layer_types": ["full_attention"] * 3 + ["magic"]}, ("['magic']",)),
+    (QWEN3, {"layer_types": ["linear_attention"] * 4}, ("qwen3_moe", "linear")),
+    (QWEN3, {"use_sliding_window": True, "sliding_window": 8}, ("max_window_layers",)),
+    (DEEPSEEK, {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2},
+     ("first_k_dense_replace (1)", "mlp_layer_types")),
+    (DEEPSEEK, {"first_k_dense_replace": 5}, ("5 dense", "4 blocks")),
+    (DEEPSEEK, {"qk_head_dim": 13}, ("qk_head_dim (13)", "8 + 4")),
+    (DEEPSEEK, {"n_group": 3}, ("8 experts", "3 groups")),
+    (DEEPSEEK, {"topk_group": 0}, ("topk_group", "0")),
+    (DEEPSEEK, {"scoring_func": "magic"}, ("'magic'",)),
+    (NEMOTRON, {"hybrid_override_pattern": "MEX"}, ("['X']",)),
+    (NEMOTRON, {"num_hidden_layers": 9}, ("num_hidden_layers (9)", "(4)")),
+    (NEMOTRON, {"layers_block_type": ["mamba"]}, ("hybrid_override_pattern", "differ")),
+    (NEMOTRON, {"layers_block_type": ["magic"]}, ("['magic']",)),
+    # values of the wrong type
+    (QWEN3, {"hidden_size": "64"}, ("hidden_size",)),
+    (QWEN3, {"hidden_size": 0}, ("hidden_size",)),
+    (QWEN3, {"num_experts": 8.0}, ("num_experts",)),
+    (QWEN3, {"num_experts": True}, ("num_experts",)),
+    (QWEN3, {"attention_bias": 1}, ("attention_bias",)),
+    (QWEN3, {"model_type": 7}, ("model_type",)),
+    (QWEN3, {"mlp_only_layers": "0"}, ("mlp_only_layers",)),
+    (QWEN3, {"vocab_size": -1}, ("vocab_size",)),
+    # other variants
+    (QWEN3, {"use_qk_norm": False}, ("use_qk_norm is false",)),
+    (QWEN3, {"position_embedding_type": "absolute"}, ("position_embedding_type",)),
+    (HUNYUAN, {"use_cla": True}, ("use_cla is true",)),
+    (HUNYUAN, {"num_shared_expert": [2, 1, 1, 1]}, ("num_shared_expert",)),
+    (HUNYUAN, {"moe_topk": [1], "intermediate_size": ...}, ("moe_topk",)),
+    (QWEN3, {"model_type": "step3p5", "moe_every_n_layer": 2}, ("moe_every_n_layer is 2",)),
+    (GEMMA, {"hidden_size_per_layer_input": 8}, ("hidden_size_per_layer_input",)),
+    (GEMMA, {"use_double_wide_mlp": True}, ("use_double_wide_mlp",)),
+    (GEMMA, {"num_kv_shared_layers": 2}, ("num_kv_shared_layers",)),
+    (QWEN3, {"model_type": "llama4_text", "intermediate_size_mlp": 8,
+             "interleave_moe_layer_step": 2, "moe_layers": [0]}, ("moe_layers",)),
+    (QWEN3, {"model_type": "deepseek_v4", "compress_ratios": [0, 4, 8, 4]}, ("8",)),
+    (QWEN3, {"model_type": "lfm2_moe"}, ("layer_types",)),
+    (DEEPSEEK, {"model_type": "kimi_linear", "linear_attn_config": {}}, ("full_attn_layers",)),
+])  # fmt: skip
 def test_fields_in_the_way_are_named(
     base: dict[str, Any], changes: dict[str, object], words: tuple[str, ...]
 ) -> None:
@@ -196,15 +184,12 @@ def test_files_are_read_from_a_path_or_its_folder(tmp_path: Path) -> None:
         read_model(tmp_path / "none")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n", "Git LFS"),
-        (b"PK\x03\x04rest", "zip archive"),
-        (b'{"_class_name": "UNet2DConditionModel"}', r"diffusion model \(UNet2DConditionModel\)"),
-        (b'{"weight_map": {}}', "index of weights"),
-    ],
-)
+@pytest.mark.parametrize(("content", "words"), [
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n", "Git LFS"),
+    (b"PK\x03\x04rest", "zip archive"),
+    (b'{"_class_name": "UNet2DConditionModel"}', r"diffusion model \(UNet2DConditionModel\)"),
+    (b'{"weight_map": {}}', "index of weights"),
+])  # fmt: skip
 def test_a_file_of_another_kind_is_named(tmp_path: Path, content: bytes, words: str) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(content)
@@ -214,20 +199,17 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path, content: bytes, words: 
     assert error.value.hint
 
 
-@pytest.mark.parametrize(
-    ("spelling", "name"),
-    [
-        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
-        ("qwen3-next", "qwen3-next-80b-a3b"),
-        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
-        ("meta-llama/Meta-Llama-3.1-70B", "llama-3-70b"),
-        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", "nemotron-3-super"),
-        ("ernie-4.5", "ernie-4.5-300b-a47b"),
-        ("gpt_oss_120b", "gpt-oss-120b"),
-        ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4", "nemotron-3.5-lightning"),
-        ("deepseek-v3-16b", "deepseek-v2-lite"),
-    ],
-)
+@pytest.mark.parametrize(("spelling", "name"), [
+    ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+    ("qwen3-next", "qwen3-next-80b-a3b"),
+    ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+    ("meta-llama/Meta-Llama-3.1-70B", "llama-3-70b"),
+    ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", "nemotron-3-super"),
+    ("ernie-4.5", "ernie-4.5-300b-a47b"),
+    ("gpt_oss_120b", "gpt-oss-120b"),
+    ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4", "nemotron-3.5-lightning"),
+    ("deepseek-v3-16b", "deepseek-v2-lite"),
+])  # fmt: skip
 def test_usual_spellings_of_names_are_known(spelling: str, name: str) -> None:
     assert resolve_name(spelling) == name
 

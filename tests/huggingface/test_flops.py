@@ -6,14 +6,8 @@ from moetune.domain.attention import mean_context
 from moetune.huggingface.registry import named_model
 from tests.huggingface.configs import DEEPSEEK, NEMOTRON, QWEN3, decoder
 
-PUBLISHED = {
-    "qwen3-30b-a3b": 23.0,
-    "qwen3-235b-a22b": 148.0,
-    "deepseek-v3": 260.0,
-    "kimi-k2": 204.5,
-    "deepseek-v4-flash": 90.9,
-    "gpt-oss-120b": 32.64,
-}
+PUBLISHED = {"qwen3-30b-a3b": 23.0, "qwen3-235b-a22b": 148.0, "deepseek-v3": 260.0,
+             "kimi-k2": 204.5, "deepseek-v4-flash": 90.9, "gpt-oss-120b": 32.64}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -73,10 +67,8 @@ def test_experts_on_a_latent_width_without_a_gate_cost_two_small_gemms() -> None
 
 
 def test_zero_experts_cost_nothing() -> None:
-    longcat = {
-        **DEEPSEEK, "model_type": "longcat_flash", "num_layers": 2, "ffn_hidden_size": 96,
-        "expert_ffn_hidden_size": 32, "moe_topk": 4, "zero_expert_num": 8,
-    }  # fmt: skip
+    longcat = {**DEEPSEEK, "model_type": "longcat_flash", "num_layers": 2, "ffn_hidden_size": 96,
+               "expert_ffn_hidden_size": 32, "moe_topk": 4, "zero_expert_num": 8}  # fmt: skip
     dropped = ("num_hidden_layers", "n_shared_experts", "num_experts_per_tok", "n_group",
                "moe_intermediate_size", "intermediate_size", "first_k_dense_replace",
                "topk_group")  # fmt: skip

@@ -31,10 +31,8 @@ STEP: dict[str, Any] = {
     "num_hidden_layers": 45, "num_attention_heads": 64, "num_attention_groups": 8,
     "head_dim": 128, "vocab_size": 128896, "sliding_window": 512,
     "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 12,
-    "attention_other_setting": {
-        "attention_type": "sliding_attention", "num_attention_heads": 96,
-        "num_attention_groups": 8, "head_dim": 128, "true_head_dim": 128,
-    },
+    "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 96,
+                                "num_attention_groups": 8, "head_dim": 128, "true_head_dim": 128},
     "use_head_wise_attn_gate": True, "use_moe": True, "moe_num_experts": 288, "moe_top_k": 8,
     "moe_intermediate_size": 1280, "share_expert_dim": 1280, "moe_every_n_layer": 1,
     "moe_layers_enum": ",".join(map(str, range(3, 45))), "moe_layer_offset": 0,
@@ -123,12 +121,10 @@ def test_variants_of_hunyuan_are_refused_by_name(changes: dict[str, object]) -> 
 
 
 def test_names_of_other_software_are_translated() -> None:
-    megatron = {
-        "model_type": "qwen3_moe", "hidden_size": 2048, "num_layers": 48,
-        "num_attention_heads": 32, "num_query_groups": 4, "kv_channels": 128,
-        "num_moe_experts": 128, "moe_router_topk": 8, "moe_ffn_hidden_size": 768,
-        "padded_vocab_size": 151936,
-    }  # fmt: skip
+    megatron = {"model_type": "qwen3_moe", "hidden_size": 2048, "num_layers": 48,
+                "num_attention_heads": 32, "num_query_groups": 4, "kv_channels": 128,
+                "num_moe_experts": 128, "moe_router_topk": 8, "moe_ffn_hidden_size": 768,
+                "padded_vocab_size": 151936}  # fmt: skip
     with pytest.raises(InputError) as caught:
         read_decoder(megatron, name="x", where="config.json")
     renamed = dict(megatron)

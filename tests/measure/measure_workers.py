@@ -8,10 +8,7 @@ from moetune.comm.agree import first_text, largest, vote
 from moetune.domain.errors import InputError
 from moetune.domain.samples import Point, Sample
 from moetune.measure.device import Device
-from moetune.measure.operations import (
-    Experiment,
-    local_operation,
-)
+from moetune.measure.operations import Experiment, local_operation
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, News, run_session
 from moetune.measure.timing import Effort, FailedPointError, measure

@@ -25,9 +25,7 @@ WINDOWS = st.tuples(st.integers(0, 30), st.integers(1, 20)).map(lambda pair: (pa
 
 
 @given(WINDOWS, INTERVALS)
-def test_overlap_counts_every_covered_moment_once(
-    window: tuple[int, int], busy: list[tuple[int, int]]
-) -> None:
+def test_overlap_counts_moments_once(window: tuple[int, int], busy: list[tuple[int, int]]) -> None:
     moments = range(*window)
     covered = sum(any(low <= moment < high for low, high in busy) for moment in moments)
     assert overlap(window, busy) == pytest.approx(covered / len(moments))
@@ -87,9 +85,7 @@ def test_a_point_whose_aggressor_stops_by_itself_fails() -> None:
         measure(scene, device=Device(), ranks=MeasuringRanks(), effort=effort)
 
 
-def test_an_operation_that_waits_for_the_load_beside_it_to_end_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_operation_that_waits_for_its_load_to_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's copy engine serves one stream for as long as there is work in it."""
     monkeypatch.setattr("moetune.measure.background._LONGEST_BLOCK_SECONDS", 0.2)
     served = threading.Lock()

@@ -19,13 +19,8 @@ from moetune.measure.layer_points import MeasuredModel
 from moetune.measure.points import PointScope
 
 MACHINE = Machine(kind="cpu", device="lab", num_devices=4, devices_per_node=2, memory_bytes=2**34)
-MODEL = Transformer(
-    moe=LayerShape(d_model=256, d_hidden=1024, num_experts=4),
-    num_layers=4,
-    num_heads=4,
-    length=128,
-    vocab_size=250,
-)
+MODEL = Transformer(moe=LayerShape(d_model=256, d_hidden=1024, num_experts=4), num_layers=4,
+                    num_heads=4, length=128, vocab_size=250)  # fmt: skip
 WORDS = {1: 250, 2: 125, 4: 63}
 """Tokens of the vocabulary on the busiest of so many ranks."""
 TOKENS = 1024
@@ -41,17 +36,11 @@ def points_of(
     model: Transformer = MODEL, max_tokens: int = TOKENS, preset: Preset = "quick"
 ) -> tuple[Point, ...]:
     return (
-        PointScope(
-            machine=MACHINE,
-            dtypes=(DTYPE,),
-            group_sizes=(2, 4),
-            models=(measured(model),),
-            preset=preset,
-            max_tokens=max_tokens,
-        )
+        PointScope(machine=MACHINE, dtypes=(DTYPE,), group_sizes=(2, 4), models=(measured(model),),
+                   preset=preset, max_tokens=max_tokens)
         .points()
         .all
-    )
+    )  # fmt: skip
 
 
 def costs_by(points: tuple[Point, ...]) -> Costs:
@@ -61,15 +50,10 @@ def costs_by(points: tuple[Point, ...]) -> Costs:
 
 def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estimate | None]]:
     """Ask for everything of one micro-batch on one of `width` tensor-parallel ranks."""
-    shapes = {
-        "qkv": (256, 768 // width), "out": (256, 256 // width), "up": (256, 1024 // width),
-        "down": (1024 // width, 256), "head": (256, WORDS[width]),
-    }  # fmt: skip
+    shapes = {"qkv": (256, 768 // width), "out": (256, 256 // width), "up": (256, 1024 // width),
+              "down": (1024 // width, 256), "head": (256, WORDS[width])}  # fmt: skip
     for (name, (d_in, d_out)), form in ((pair, one) for pair in shapes.items() for one in PRODUCTS):
-        yield (
-            f"{name} {form}",
-            costs.seconds(GemmKey(DTYPE, form, 1, d_in, d_out), rows),
-        )
+        yield (f"{name} {form}", costs.seconds(GemmKey(DTYPE, form, 1, d_in, d_out), rows))
     for backward in (False, True):
         yield (
             "attention",
@@ -81,9 +65,7 @@ def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estima
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("sequences", [1, 2, 3, 8])
-def test_every_micro_batch_at_every_tensor_parallel_width_is_covered(
-    width: int, sequences: int
-) -> None:
+def test_every_micro_batch_at_every_tensor_width_is_covered(width: int, sequences: int) -> None:
     costs = costs_by(points_of())
     for name, found in estimates(costs, width, sequences * 128):
         assert found is not None, name
@@ -123,10 +105,8 @@ def test_a_step_of_the_optimiser_is_measured_on_all_parameters_and_on_shards() -
 
 def test_a_gpu_measures_the_hosts_optimizer_step_too() -> None:
     def ops(machine: Machine) -> set[str]:
-        chosen = PointScope(
-            machine=machine,
-            dtypes=(DTYPE,), group_sizes=(2,), models=(measured(MODEL),),
-        ).points()  # fmt: skip
+        chosen = PointScope(machine=machine, dtypes=(DTYPE,), group_sizes=(2,),
+                            models=(measured(MODEL),)).points()  # fmt: skip
         return {point.op for point in chosen.all if isinstance(point, RowsPoint)}
 
     assert "host_adam" not in ops(MACHINE)

@@ -6,12 +6,7 @@ from collections.abc import Iterable
 from moetune.domain.cluster import Machine
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import LayerShape
-from moetune.domain.samples import (
-    CollectivePoint,
-    CopyPoint,
-    InterferencePoint,
-    Point,
-)
+from moetune.domain.samples import CollectivePoint, CopyPoint, InterferencePoint, Point
 from moetune.measure.estimate import Rates, visit_seconds
 from moetune.measure.points import PointChoice, PointScope, default_group_sizes
 from moetune.measure.session import _EFFORTS, Assignment, _affordable, _estimates
@@ -20,18 +15,14 @@ EFFORT = _EFFORTS["full", "cuda"]
 
 
 def _machine(num_ranks: int) -> Machine:
-    return Machine(
-        kind="cuda", device="a GPU of 139 GiB", num_devices=num_ranks, devices_per_node=num_ranks,
-        memory_bytes=139 * 2**30,
-    )  # fmt: skip
+    return Machine(kind="cuda", device="a GPU of 139 GiB", num_devices=num_ranks,
+                   devices_per_node=num_ranks, memory_bytes=139 * 2**30)  # fmt: skip
 
 
 def _choice(num_ranks: int, layers: tuple[LayerShape, ...]) -> PointChoice:
-    return PointScope(
-        machine=_machine(num_ranks),
-        dtypes=("float32", "bfloat16"), group_sizes=default_group_sizes(num_ranks),
-        layers=layers, preset="full", max_tokens=16384,
-    ).points()  # fmt: skip
+    return PointScope(machine=_machine(num_ranks), dtypes=("float32", "bfloat16"),
+                      group_sizes=default_group_sizes(num_ranks), layers=layers, preset="full",
+                      max_tokens=16384).points()  # fmt: skip
 
 
 def _rates(points: Iterable[Point]) -> Rates:

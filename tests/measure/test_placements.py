@@ -46,9 +46,7 @@ def test_every_group_at_the_stride_of_a_tensor_parallel_width_is_consecutive_or_
 
 
 @pytest.mark.parametrize(("num_ranks", "per_node"), SHAPES)
-def test_groups_of_one_kind_tile_the_ranks_evenly_over_their_nodes(
-    num_ranks: int, per_node: int
-) -> None:
+def test_groups_of_a_kind_tile_the_ranks_over_their_nodes(num_ranks: int, per_node: int) -> None:
     machine = machine_of(num_ranks, per_node)
     sizes = [size for size in divisors(num_ranks) if size > 1]
     for group in (*((size, 0) for size in sizes), *spread_groups(sizes, machine)):
@@ -73,7 +71,5 @@ def test_four_ranks_on_two_nodes() -> None:
     ("group", "same"),
     [((4, 1), (4, 0)), ((16, 2), (16, 0)), ((12, 2), (12, 0)), ((4, 2), (4, 2)), ((2, 0), (2, 0))],
 )
-def test_a_group_on_as_many_nodes_as_consecutive_ranks_is_one_of_them(
-    group: Group, same: Group
-) -> None:
+def test_a_group_on_as_many_nodes_as_consecutive_ranks_is_theirs(group: Group, same: Group) -> None:
     assert canonical(group, machine_of(32, 8)) == same

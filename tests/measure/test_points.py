@@ -19,10 +19,7 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
 )
-from moetune.measure.estimate import (
-    Rates,
-    operation_seconds,
-)
+from moetune.measure.estimate import Rates, operation_seconds
 from moetune.measure.grid import Preset
 from moetune.measure.kernels import other_kernels
 from moetune.measure.points import PointScope, default_group_sizes
@@ -32,28 +29,17 @@ GIB = 2**30
 
 
 def machine_of(
-    num_ranks: int,
-    kind: DeviceKind = "cpu",
-    memory: int = 64 * GIB,
-    per_node: int | None = None,
+    num_ranks: int, kind: DeviceKind = "cpu", memory: int = 64 * GIB, per_node: int | None = None
 ) -> Machine:
-    return Machine(
-        kind=kind,
-        device="test",
-        num_devices=num_ranks,
-        devices_per_node=per_node or num_ranks,
-        memory_bytes=memory,
-    )
+    return Machine(kind=kind, device="test", num_devices=num_ranks,
+                   devices_per_node=per_node or num_ranks, memory_bytes=memory)  # fmt: skip
 
 
 def choose(num_ranks: int = 2, preset: Preset = "quick", **more: object) -> tuple[Point, ...]:
     arguments: dict[str, object] = {
-        "machine": machine_of(num_ranks),
-        "dtypes": ("float32",),
-        "group_sizes": default_group_sizes(num_ranks),
-        "preset": preset,
-        **more,
-    }
+        "machine": machine_of(num_ranks), "dtypes": ("float32",),
+        "group_sizes": default_group_sizes(num_ranks), "preset": preset, **more,
+    }  # fmt: skip
     return PointScope(**arguments).points().all  # type: ignore[arg-type] # the keywords are the test's own
 
 
@@ -85,10 +71,8 @@ def test_a_layers_own_products_and_payloads_are_covered(preset: Preset) -> None:
             for d_in, d_out in ((96, 384), (384, 96)):
                 for product in ("forward", "grad_input", "grad_weight"):
                     assert (
-                        GemmPoint(
-                            dtype="float32", product=product, num_experts=experts,
-                            rows=max(rows // experts, 1), d_in=d_in, d_out=d_out,
-                        )
+                        GemmPoint(dtype="float32", product=product, num_experts=experts,
+                                  rows=max(rows // experts, 1), d_in=d_in, d_out=d_out)
                         in points
                     )  # fmt: skip
         whole = 1024 * 2 * 96 * 4
@@ -215,23 +199,17 @@ def test_impossible_groups_and_layers_are_refused() -> None:
     ("op", "sent"),
     [("all_to_all", 1), ("reduce_scatter", 1), ("send", 1), ("all_reduce", 2), ("all_gather", 4)],
 )
-def test_a_collective_takes_as_many_all_to_alls_as_it_sends_of_its_input(
-    op: CollectiveOp, sent: int
-) -> None:
+def test_a_collective_takes_as_many_all_to_alls_as_it_sends(op: CollectiveOp, sent: int) -> None:
     size = 2 if op == "send" else 4
-    rates = Rates(
-        macs_per_second={}, copy_bytes_per_second=1.0,
-        wires={(size, 0): LinearCost(alpha_seconds=0.5, beta_seconds=1e-3)},
-    )  # fmt: skip
+    rates = Rates(macs_per_second={}, copy_bytes_per_second=1.0,
+                  wires={(size, 0): LinearCost(alpha_seconds=0.5, beta_seconds=1e-3)})  # fmt: skip
     for in_flight in (1, 3):
         point = CollectivePoint(op=op, group_size=size, num_bytes=3000, in_flight=in_flight)
         assert operation_seconds(point, rates) == in_flight * (0.5 + 3.0 * sent)
 
 
 @pytest.mark.parametrize(("num_experts", "rows"), [(1, 7), (2, 8), (3, 2), (4, 16), (9, 5), (8, 1)])
-def test_experts_of_a_measured_product_have_all_its_rows_between_them(
-    num_experts: int, rows: int
-) -> None:
+def test_experts_of_a_measured_product_share_all_its_rows(num_experts: int, rows: int) -> None:
     point = GemmPoint(dtype="float32", num_experts=num_experts, rows=rows, d_in=8, d_out=8)
 
     found = point.expert_rows

@@ -17,10 +17,8 @@ from tests.documents import read_document
 from tests.ports import free_port
 
 TIMEOUT_SECONDS = 240
-SMALL_LAYER = (
-    "--preset", "quick", "--dtype", "float32", "--d-model", "64", "--d-hidden", "128",
-    "--num-experts", "4", "--tokens", "256", "--name", "lab",
-)  # fmt: skip
+SMALL_LAYER = ("--preset", "quick", "--dtype", "float32", "--d-model", "64", "--d-hidden", "128",
+               "--num-experts", "4", "--tokens", "256", "--name", "lab")  # fmt: skip
 
 pytestmark = pytest.mark.dist
 
@@ -36,13 +34,9 @@ class Desk:
         command = [sys.executable, "-m", "moetune", "--no-config", "--db", self.db, "profile"]
         environ = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **os.environ, **variables}
         process = subprocess.Popen(
-            [*command, *arguments],
-            env=environ,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+            [*command, *arguments], env=environ, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
         self._started.append(process)
         return process
 
@@ -97,7 +91,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_killed_profile_keeps_its_points_and_resume_measures_only_the_rest(
+def test_a_killed_profile_keeps_points_and_resume_adds_the_rest(
     planner: Desk, tmp_path: Path
 ) -> None:
     temporary = tmp_path / "temporary"
@@ -152,10 +146,8 @@ def test_ctrl_c_ends_with_130_and_a_partial_run(planner: Desk) -> None:
 
 
 def test_ranks_of_a_launch_make_one_profile(planner: Desk) -> None:
-    launch = {
-        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-    }  # fmt: skip
+    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(free_port())}  # fmt: skip
     processes = [
         planner.start(
             *SMALL_LAYER, "--budget", "9s", "--json", RANK=rank, LOCAL_RANK=rank, **launch

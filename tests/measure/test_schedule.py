@@ -84,9 +84,7 @@ def test_rounds_have_different_orders() -> None:
 
 
 @given(families, st.integers(0, 5))
-def test_kinds_take_turns_so_that_a_short_session_has_all_of_them(
-    points: list[Point], seed: int
-) -> None:
+def test_kinds_take_turns_so_a_short_session_has_all(points: list[Point], seed: int) -> None:
     first, _ = round_of([points], 0, seed)
     assert sorted(map(repr, first)) == sorted(map(repr, points))
     kinds = {one.kind for one in points}
@@ -94,9 +92,7 @@ def test_kinds_take_turns_so_that_a_short_session_has_all_of_them(
 
 
 @given(families, st.integers(0, 5))
-def test_a_session_that_ends_in_its_first_round_has_the_largest_sizes(
-    points: list[Point], seed: int
-) -> None:
+def test_a_session_that_ends_early_has_the_largest_sizes(points: list[Point], seed: int) -> None:
     first, _ = round_of([points], 0, seed)
     for number in range(1, len(first) + 1):
         visited = first[:number]

@@ -77,9 +77,7 @@ def test_every_role_of_the_theme_has_a_light_and_a_dark_value() -> None:
         assert re.search(rf"--{role}: light-dark\(#\w+, #\w+\);", sheet), role
 
 
-def test_every_row_has_the_columns_of_its_header_and_survives_csv(
-    drawn: list[Figure],
-) -> None:
+def test_every_row_has_the_columns_of_its_header_and_survives_csv(drawn: list[Figure]) -> None:
     for figure in drawn:
         assert figure.rows, figure.title
         header, *rows = csv.reader(io.StringIO(figure.csv))
@@ -145,12 +143,9 @@ def test_the_timeline_has_every_span_and_ends_when_the_plan_says() -> None:
 
 
 option = st.builds(
-    Option,
-    name=st.just("x"),
-    group=st.just("g"),
-    step_seconds=st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.5]),
-    memory_bytes=st.integers(1, 6),
-)
+    Option, name=st.just("x"), group=st.just("g"),
+    step_seconds=st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.5]), memory_bytes=st.integers(1, 6),
+)  # fmt: skip
 
 
 @given(st.lists(option, min_size=1, max_size=12))

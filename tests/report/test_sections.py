@@ -15,14 +15,10 @@ TABLE = Table(
     name="phases",
     header=("phase", "chunks", "step", "memory", "share", "why"),
     rows=(
-        (
-            Cell.words("forward", mark="chosen"), Cell.count(12_345), Cell.seconds(0.0214),
-            Cell.size(3 * 2**30), Cell.share(0.123), Cell.words("it hides most"),
-        ),
-        (
-            Cell.words("backward"), Cell.count(2), Cell.seconds(None), Cell.size(None),
-            Cell.share(None), Cell.words("it hides nothing <&>"),
-        ),
+        (Cell.words("forward", mark="chosen"), Cell.count(12_345), Cell.seconds(0.0214),
+         Cell.size(3 * 2**30), Cell.share(0.123), Cell.words("it hides most")),
+        (Cell.words("backward"), Cell.count(2), Cell.seconds(None), Cell.size(None),
+         Cell.share(None), Cell.words("it hides nothing <&>")),
     ),
     prose=("why",),
     notes=("share: of the step",),
@@ -67,20 +63,17 @@ def test_programs_get_numbers_in_si_units() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "fact",
-    [
-        "A layer", "64 experts", "Cut the tokens.", "Because.", "forward", "12,345", "21.4 ms",
-        "3.00 GiB", "12.3 %", "it hides most", "it hides nothing <&>", "share: of the step",
-        "moetune profile",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("fact", [
+    "A layer", "64 experts", "Cut the tokens.", "Because.", "forward", "12,345", "21.4 ms",
+    "3.00 GiB", "12.3 %", "it hides most", "it hides nothing <&>", "share: of the step",
+    "moetune profile",
+])  # fmt: skip
 def test_screen_and_page_show_the_same_facts(capsys: pytest.CaptureFixture[str], fact: str) -> None:
     assert fact in " ".join(on_screen(capsys, SECTION).split())
     assert fact in on_page(SECTION)
 
 
-def test_without_colour_it_reads_as_well(
+def test_it_reads_plain(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = on_screen(capsys, SECTION, color=False)
@@ -122,18 +115,13 @@ def test_a_command_that_is_cut_goes_on_as_a_shell_reads_it() -> None:
         assert shlex.split(f"moetune{typed}") == ["moetune", "profile", *flags.split()]
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ("run `moetune doctor` <now>", "moetune doctor"),
-        (
-            "1 more; measure it:  moetune profile --top-k 1 --name lab.",
-            "moetune profile --top-k 1 --name lab",
-        ),
-        ("Measure it:  torchrun -m moetune profile\n  or not", "torchrun -m moetune profile"),
-        ("moetune cannot run pp 2: moetune", ""),
-    ],
-)
+@pytest.mark.parametrize(("words", "code"), [
+    ("run `moetune doctor` <now>", "moetune doctor"),
+    ("1 more; measure it:  moetune profile --top-k 1 --name lab.",
+     "moetune profile --top-k 1 --name lab"),
+    ("Measure it:  torchrun -m moetune profile\n  or not", "torchrun -m moetune profile"),
+    ("moetune cannot run pp 2: moetune", ""),
+])  # fmt: skip
 def test_a_page_sets_commands_as_code_and_keeps_their_flags_whole(words: str, code: str) -> None:
     page = str(environment().filters["ticked"](words))
     found = "".join(re.findall("<code>(.*?)</code>", page))

@@ -92,6 +92,7 @@ def test_a_layer_with_a_kernel_equals_dense(kernel: ExpertKernel, activation: Ac
         layer.pin(step)
         same = layer(x)
         check([same, *torch.autograd.grad(same.sum(), list(layer.parameters()))], [y, *grads])
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))  # once its kernel is loaded
 
 
 def _install(folder: Path, version: str) -> None:

@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -165,8 +166,8 @@ def test_gradients_of_float32_parameters_are_one_product_each(
 
     wanted = run()
     monkeypatch.setattr(weight_grads, "add_product", lambda *_, **__: alone.append(_))
-    with grouped_workers.grouped(torch._grouped_mm):
-        made = run()
+    layer.pin(replace(decision(degree=2), kernel="grouped_mm"))
+    made = run()
     assert not alone
     for one, other in zip(made, wanted, strict=True):
         assert one.dtype == torch.float32

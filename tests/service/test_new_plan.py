@@ -26,10 +26,8 @@ from tests.report.lab import lab_profile
 from tests.service.asking import READ, WRITE, Client, client_of
 
 LAYER = {"model": "gpt-s", "profile": "rtx2080ti-x64", "world_size": "64", "tokens": "4096"}
-MODEL = {
-    "model": "olmoe", "profile": "h100-x8", "world_size": "8", "global_batch": "32", "seq": "2048",
-    "target": "megatron",
-}  # fmt: skip
+MODEL = {"model": "olmoe", "profile": "h100-x8", "world_size": "8", "global_batch": "32",
+         "seq": "2048", "target": "megatron"}  # fmt: skip
 CONFIG = {
     **QWEN3, "hidden_size": 1024, "num_hidden_layers": 8, "head_dim": 128, "vocab_size": 32_000,
     "moe_intermediate_size": 512, "intermediate_size": 2048,
@@ -63,19 +61,16 @@ def plain(page: httpx.Response) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "", page.text))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        LAYER, {**LAYER, "tokens": "6k", "memory_limit": "1GiB"},
-        {**LAYER, "world_size": "32", "allow_modelled": "yes", "forward_degree": "2"},
-        {"d_model": "1024", "d_hidden": "2048", "num_experts": "64", "top_k": "2", "tokens": "4k",
-         "activation": "relu", "profile": "rtx2080ti-x64"},
-        MODEL, {**MODEL, "target": "torchtitan", "model": "deepseek-v2-lite"},
-        {**MODEL, "memory_limit": "60GiB", "pp": "2", "micro_batch": "1", "recompute": "norm"},
-        {**MODEL, "front": "yes", "optimizer": "adam-bf16", "routing": "natural"},
-        {**MODEL, "vpp": "1", "nodes": "1", "world_size": ""},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("fields", [
+    LAYER, {**LAYER, "tokens": "6k", "memory_limit": "1GiB"},
+    {**LAYER, "world_size": "32", "allow_modelled": "yes", "forward_degree": "2"},
+    {"d_model": "1024", "d_hidden": "2048", "num_experts": "64", "top_k": "2", "tokens": "4k",
+     "activation": "relu", "profile": "rtx2080ti-x64"},
+    MODEL, {**MODEL, "target": "torchtitan", "model": "deepseek-v2-lite"},
+    {**MODEL, "memory_limit": "60GiB", "pp": "2", "micro_batch": "1", "recompute": "norm"},
+    {**MODEL, "front": "yes", "optimizer": "adam-bf16", "routing": "natural"},
+    {**MODEL, "vpp": "1", "nodes": "1", "world_size": ""},
+])  # fmt: skip
 def test_an_answer_is_the_plan_of_its_command_and_the_page_of_the_kept_plan(
     client: Client, cli: Cli, fields: dict[str, str]  # noqa: F811 - a fixture
 ) -> None:  # fmt: skip
@@ -115,14 +110,11 @@ def test_the_api_plans_models_as_the_command_does_and_whatif_changes_them(
     assert changed["after"]["id"] == client.post("/v1/plans:resolve", body(MODEL)).json()["id"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("routing", "/etc/passwd", "routing must be balanced or natural"),
-        ("model", "/etc/passwd", "model must be a name of the list"),
-        ("world-size", str(2**20), "changes.world_size must be from 1 to 16384"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("routing", "/etc/passwd", "routing must be balanced or natural"),
+    ("model", "/etc/passwd", "model must be a name of the list"),
+    ("world-size", str(2**20), "changes.world_size must be from 1 to 16384"),
+])  # fmt: skip
 def test_a_changed_question_is_held_to_the_limits_of_a_new_one(
     client: Client, name: str, value: str, said: str
 ) -> None:
@@ -203,9 +195,7 @@ NOT_CONFIGS = [
 
 
 @pytest.mark.parametrize(("text", "said"), NOT_CONFIGS)
-def test_what_is_no_configuration_is_refused_by_name(
-    planner: ServicePlanner, text: str, said: str
-) -> None:
+def test_no_configuration_is_refused_by_name(planner: ServicePlanner, text: str, said: str) -> None:
     with client_of(create_app(planner, Access())) as client:
         found = post(client, "/new/keep", {**PASTED, "config_text": text})
     assert found.status_code == 422
@@ -248,9 +238,7 @@ def test_a_session_reads_answers_and_keeps_with_the_write_token_alone(
     assert post(guarded, "/new", LAYER).status_code == 401
 
 
-def test_a_visit_shows_a_question_for_the_own_machine_and_no_answer(
-    client: Client, planner: ServicePlanner
-) -> None:
+def test_a_visit_asks_for_this_machine_alone(client: Client, planner: ServicePlanner) -> None:
     assert "<option selected>h100-x8<" in client.get("/new").text
     planner.store.save_profile(lab_profile())
     page = client.get("/new")

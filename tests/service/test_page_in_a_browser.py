@@ -229,11 +229,9 @@ def test_no_page_is_wider_than_a_phone(
     browser: Browser, site: Served, empty_site: Served, plans: tuple[Plan, Plan]
 ) -> None:
     first, second = (plan.id for plan in plans)
-    pages = (
-        "/", "/machines", "/models", "/models/deepseek-v3", "/profiles/lab", f"/plans/{first}",
-        f"/plans/{second}", "/observed",
-        f"/compare?first={first}&second={second}", f"/whatif?plan={first}&world_size=2",
-    )  # fmt: skip
+    pages = ("/", "/machines", "/models", "/models/deepseek-v3", "/profiles/lab", f"/plans/{first}",
+             f"/plans/{second}", "/observed", f"/compare?first={first}&second={second}",
+             f"/whatif?plan={first}&world_size=2")  # fmt: skip
     size = {"width": 390, "height": 844}
     for url, paths in ((site.url, pages), (empty_site.url, ("/",))):
         with watched(browser, url, viewport=size, has_touch=True, is_mobile=True) as page:
@@ -250,9 +248,7 @@ def test_no_page_is_wider_than_a_phone(
             assert page.locator("h1").inner_text() == "Machines"
 
 
-def test_everything_is_reached_with_the_keyboard_alone(
-    page: Page, plans: tuple[Plan, Plan]
-) -> None:
+def test_everything_is_reached_by_the_keyboard_alone(page: Page, plans: tuple[Plan, Plan]) -> None:
     page.goto("/")
     page.keyboard.press("Tab")
     assert focused(page) == "To the content"

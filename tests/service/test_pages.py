@@ -115,9 +115,7 @@ def test_an_empty_store_says_what_to_run_first(client: Client) -> None:
     assert "rtx2080ti-x64" in words(client.get("/machines"))
 
 
-def test_every_page_is_whole_and_asks_for_nothing_from_elsewhere(
-    full: Client, addresses: list[str]
-) -> None:
+def test_every_page_is_whole_and_loads_nothing_else(full: Client, addresses: list[str]) -> None:
     for page in addresses:
         answer = full.get(page)
         assert answer.status_code in {200, 404}, page
@@ -206,26 +204,21 @@ def test_a_plan_that_another_program_broke_is_named_in_the_list(
         connection.close()
 
 
-@pytest.mark.parametrize(
-    ("address", "status", "said"),
-    [
-        ("/?kind=person", 422, "kind must be layer, tensor, training or empty"),
-        ("/?profile=lab&after=nothing", 404, "nothing"),
-        ("/plans/0123450000", 404, "no plan has an id that begins with"),
-        ("/plans/not-an-id", 404, "not-an-id"),
-        ("/profiles/nobody", 404, "nobody"),
-        ("/observed?plan=zz", 404, "zz"),
-        ("/observed?after=-1", 422, "after: Input should be greater"),
-        ("/observed?after=99999999999999999999999", 422, "after: Input should be less"),
-        ("/?after=nothing", 404, "nothing"),
-        ("/compare?first=zz&second=zz", 404, "zz"),
-        ("/machines.csv", 404, ""),
-        ("/profiles/lab/nothing.csv", 404, "figures: fit"),
-    ],
-)
-def test_what_is_not_there_is_said_with_the_next_step(
-    full: Client, address: str, status: int, said: str
-) -> None:
+@pytest.mark.parametrize(("address", "status", "said"), [
+    ("/?kind=person", 422, "kind must be layer, tensor, training or empty"),
+    ("/?profile=lab&after=nothing", 404, "nothing"),
+    ("/plans/0123450000", 404, "no plan has an id that begins with"),
+    ("/plans/not-an-id", 404, "not-an-id"),
+    ("/profiles/nobody", 404, "nobody"),
+    ("/observed?plan=zz", 404, "zz"),
+    ("/observed?after=-1", 422, "after: Input should be greater"),
+    ("/observed?after=99999999999999999999999", 422, "after: Input should be less"),
+    ("/?after=nothing", 404, "nothing"),
+    ("/compare?first=zz&second=zz", 404, "zz"),
+    ("/machines.csv", 404, ""),
+    ("/profiles/lab/nothing.csv", 404, "figures: fit"),
+])  # fmt: skip
+def test_what_is_missing_has_next_steps(full: Client, address: str, status: int, said: str) -> None:
     answer = full.get(address)
     assert answer.status_code == status
     assert said in words(answer)
@@ -259,14 +252,11 @@ def test_what_if_shows_both_plans_and_saves_none(
     assert full_planner.reading.plans() == before
 
 
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
-        ("tokens_per_rank=many", "Tokens per rank: count 'many'"),
-        ("communication=nan", "communication"),
-        ("world_size=7", "7"),
-    ],
-)
+@pytest.mark.parametrize(("query", "said"), [
+    ("tokens_per_rank=many", "Tokens per rank: count 'many'"),
+    ("communication=nan", "communication"),
+    ("world_size=7", "7"),
+])  # fmt: skip
 def test_a_question_that_makes_no_sense_keeps_the_form_and_says_why(
     full: Client, plans: tuple[Plan, Plan], query: str, said: str
 ) -> None:
@@ -280,9 +270,7 @@ def test_a_question_that_makes_no_sense_keeps_the_form_and_says_why(
         assert f'name="{name}" value="{value}"' in answer.text
 
 
-def test_observations_are_paged_and_their_file_has_all(
-    full: Client, plans: tuple[Plan, Plan]
-) -> None:
+def test_observations_are_paged_and_a_file_has_all(full: Client, plans: tuple[Plan, Plan]) -> None:
     address = f"/observed?plan={plans[0].id}"
     seen: list[str] = []
     while address:
@@ -320,9 +308,7 @@ def test_pages_are_no_part_of_the_api(full: Client) -> None:
     ]
 
 
-def test_training_plans_are_listed_shown_explained_and_compared(
-    full: Client, plans: tuple[Plan, Plan]
-) -> None:
+def test_training_plans_are_listed_and_compared(full: Client, plans: tuple[Plan, Plan]) -> None:
     listed = full.get("/?kind=training").text
     assert TRAINING[:12] in listed
     assert plans[0].id[:12] not in listed
@@ -370,9 +356,7 @@ def test_files_of_the_services_machine_are_no_models(client: Client, name: str) 
     assert client.get(f"/models/{name}").status_code == 404
 
 
-def test_a_browser_at_an_unknown_address_gets_a_page_and_a_program_a_problem(
-    steady: Client,
-) -> None:
+def test_at_an_unknown_address_a_browser_gets_a_page_a_program_a_problem(steady: Client) -> None:
     page = steady.get("/nothing", headers={"Accept": "text/html,*/*"})
     assert page.status_code == 404
     assert page.headers["content-type"].startswith("text/html")

@@ -12,12 +12,10 @@ LISTS = ("plans", "machines", "fits", "profiles", "observations")
 CODES = {409: 3, 422: 2, 424: 5}
 """The command line's exit codes by status."""
 QUESTIONS: list[tuple[dict[str, Any], int, str]] = [
-    ({"model": "gpt-9"}, 422, "gpt-9"),
-    ({"world_size": 0}, 422, "world_size"),
-    ({"profile": "nowhere"}, 424, "nowhere"),
-    ({"memory_limit_bytes": 1000}, 409, "memory"),
+    ({"model": "gpt-9"}, 422, "gpt-9"), ({"world_size": 0}, 422, "world_size"),
+    ({"profile": "nowhere"}, 424, "nowhere"), ({"memory_limit_bytes": 1000}, 409, "memory"),
     ({"schema": "moetune.inputs/2"}, 422, "moetune.inputs/2"),
-]
+]  # fmt: skip
 CHANGES: list[tuple[dict[str, Any], int, str]] = [
     ({"plan_id": 3}, 422, "plan_id"),
     ({"plan_id": "3f9c21"}, 404, "3f9c21"),
@@ -27,29 +25,17 @@ CHANGES: list[tuple[dict[str, Any], int, str]] = [
     ({}, 422, "not named"),
     ({"plan_id": "ab" * 32, "inputs": SMALL}, 422, "not named"),
 ]
-BATCHES: list[dict[str, Any]] = [
-    {"observations": []}, {"observations": {}}, {"observations": None},
-    {"schema": "moetune.observations/2"}, {"more": 1},
-]  # fmt: skip
+BATCHES: list[dict[str, Any]] = [{"observations": []}, {"observations": {}}, {"observations": None},
+                                 {"schema": "moetune.observations/2"}, {"more": 1}]  # fmt: skip
 NO_DOCUMENTS = [
-    (b"", 400, "JSON"),
-    (b'{"model": "gpt-s", "profi', 400, "JSON"),
-    (b"\xff\xfe\x00", 400, "JSON"),
-    (b"[" * 10_000 + b"]" * 10_000, 400, "deep"),
-    (b'{"a":' * 40 + b"1" + b"}" * 40, 400, "deep"),
-    (b"1" * 5000, 400, "JSON"),
-    (b'{"a": 1e999}', 422, "inf"),
-    (b'{"a": NaN}', 422, "nan"),
-    (b'{"a": 9223372036854775808}', 422, "64 bits"),
-    (b'"\\ud800"', 422, ""),
-    (b'{"\\ud800": "\\ud800"}', 422, ""),
-    (b"[]", 422, ""),
-    (b"null", 422, ""),
-]
-KINDS = (
-    None, "text/plain", "application/x-www-form-urlencoded", "application/octet-stream",
-    "application/x-python-pickle", "multipart/form-data; boundary=x",
-)  # fmt: skip
+    (b"", 400, "JSON"), (b'{"model": "gpt-s", "profi', 400, "JSON"), (b"\xff\xfe\x00", 400, "JSON"),
+    (b"[" * 10_000 + b"]" * 10_000, 400, "deep"), (b'{"a":' * 40 + b"1" + b"}" * 40, 400, "deep"),
+    (b"1" * 5000, 400, "JSON"), (b'{"a": 1e999}', 422, "inf"), (b'{"a": NaN}', 422, "nan"),
+    (b'{"a": 9223372036854775808}', 422, "64 bits"), (b'"\\ud800"', 422, ""),
+    (b'{"\\ud800": "\\ud800"}', 422, ""), (b"[]", 422, ""), (b"null", 422, ""),
+]  # fmt: skip
+KINDS = (None, "text/plain", "application/x-www-form-urlencoded", "application/octet-stream",
+         "application/x-python-pickle", "multipart/form-data; boundary=x")  # fmt: skip
 Row = tuple[str, str, dict[str, Any], int, str]
 """Method, address, what is sent, and the answer's status and words."""
 

@@ -22,10 +22,8 @@ TOKEN = "write-token-0123456789"  # noqa: S105 - of a service that lives for a s
 
 
 def _run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), env=environment(home), cwd=home,
-        capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
+    return subprocess.run(command(*arguments), env=environment(home), cwd=home, capture_output=True,
+                          text=True, check=False, timeout=240)  # fmt: skip
 
 
 def _token_file(home: Path) -> Path:
@@ -125,14 +123,11 @@ def test_a_port_in_use_is_bad_input_that_names_it(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        (("--host", "0.0.0.0"), "no token is set"),  # noqa: S104 - it is refused
-        (("--host", "192.0.2.1", "--write-token-file", "token"), "cannot listen on 192.0.2.1"),
-        (("--host", "no.such.host.invalid"), "no.such.host.invalid"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "names"), [
+    (("--host", "0.0.0.0"), "no token is set"),  # noqa: S104 - it is refused
+    (("--host", "192.0.2.1", "--write-token-file", "token"), "cannot listen on 192.0.2.1"),
+    (("--host", "no.such.host.invalid"), "no.such.host.invalid"),
+])  # fmt: skip
 def test_a_start_that_cannot_be_is_bad_input(
     tmp_path: Path, arguments: tuple[str, ...], names: str,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],

@@ -42,13 +42,10 @@ def test_reading_takes_either_token(steady_guarded: Client, path: str) -> None:
         assert steady_guarded.get(path, headers=_bearer(token)).status_code in {200, 404}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "Bearer wrong-token-0123456789", f"Bearer {READ}x", f"Bearer {READ[:-1]}", "Bearer", "",
-        f"Basic {READ}", READ, f"Token {READ}", "Bearer ä", f"Bearer {READ} {WRITE}",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("value", [
+    "Bearer wrong-token-0123456789", f"Bearer {READ}x", f"Bearer {READ[:-1]}", "Bearer", "",
+    f"Basic {READ}", READ, f"Token {READ}", "Bearer ä", f"Bearer {READ} {WRITE}",
+])  # fmt: skip
 def test_a_wrong_token_is_refused(steady_guarded: Client, value: str) -> None:
     headers = {"Authorization": value.encode("latin-1")}
     answer = steady_guarded.ask("GET", "/v1/plans", headers=headers)
@@ -74,9 +71,7 @@ def test_a_token_in_the_address_opens_nothing(steady_guarded: Client) -> None:
         assert steady_guarded.get(f"/v1/plans?{name}={READ}").status_code == 401
 
 
-def test_health_needs_no_token_and_tells_no_reasons(
-    planner: ServicePlanner, database: Path
-) -> None:
+def test_health_needs_no_token_and_has_no_reasons(planner: ServicePlanner, database: Path) -> None:
     with client_of(create_app(planner, Access(read_token=READ))) as client:
         assert client.get("/healthz").status_code == 200
         assert client.get("/readyz").json()["ready"] is True
@@ -88,14 +83,11 @@ def test_health_needs_no_token_and_tells_no_reasons(
     assert str(database) not in secret.text
 
 
-@pytest.mark.parametrize(
-    ("read", "write", "reads", "writes"),
-    [
-        (READ, None, {READ}, set[str]()),
-        (None, WRITE, {WRITE}, {WRITE}),
-        (READ, WRITE, {READ, WRITE}, {WRITE}),
-    ],
-)
+@pytest.mark.parametrize(("read", "write", "reads", "writes"), [
+    (READ, None, {READ}, set[str]()),
+    (None, WRITE, {WRITE}, {WRITE}),
+    (READ, WRITE, {READ, WRITE}, {WRITE}),
+])  # fmt: skip
 def test_one_token_alone_leaves_nothing_open(
     read: str | None, write: str | None, reads: set[str], writes: set[str]
 ) -> None:
@@ -111,9 +103,7 @@ def _log_in(client: Client, token: str, target: str = "/observed?plan=1") -> Any
 
 
 @pytest.mark.parametrize("token", [READ, WRITE])
-def test_a_browser_gets_in_with_the_form_and_reads_with_its_cookie(
-    steady_guarded: Client, token: str
-) -> None:
+def test_a_browser_signs_in_and_reads_with_its_cookie(steady_guarded: Client, token: str) -> None:
     form = steady_guarded.get("/login?next=/observed")
     assert (form.status_code, form.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert 'value="/observed"' in form.text
@@ -285,18 +275,14 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, text: str) -> Non
 
 
 @pytest.mark.parametrize("num_characters", [4096, 4097, 10_000])
-def test_a_file_too_long_for_a_token_is_refused_and_not_cut(
-    tmp_path: Path, num_characters: int
-) -> None:
+def test_a_file_too_long_for_a_token_is_refused(tmp_path: Path, num_characters: int) -> None:
     with pytest.raises(InputError):
         read_token_file(_token_file(tmp_path, "a" * num_characters))
     assert read_token_file(_token_file(tmp_path, "a" * 4095)) == "a" * 4095
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.exists])
-def test_a_token_file_that_is_none_is_refused(
-    tmp_path: Path, make: Callable[[Path], object]
-) -> None:
+def test_a_file_without_a_token_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "token")
     with pytest.raises(InputError, match="token file"):
         read_token_file(tmp_path / "token")

@@ -32,17 +32,12 @@ def test_resolve_answers_with_the_document_of_the_command_line(
     assert answer.text == wanted
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"model": "ppmoe-6.7b"},
-        {"num_layers": 4, "num_heads": 8, "seq": 512, "vocab": 1000, "d_model": 512,
-         "d_hidden": 2048, "num_experts": 8, "global_batch": 64},
-    ],
-)  # fmt: skip
-def test_whole_models_of_papers_and_sizes_are_planned_for(
-    client: Client, asked: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("asked", [
+    {"model": "ppmoe-6.7b"},
+    {"num_layers": 4, "num_heads": 8, "seq": 512, "vocab": 1000, "d_model": 512,
+     "d_hidden": 2048, "num_experts": 8, "global_batch": 64},
+])  # fmt: skip
+def test_models_of_papers_and_sizes_are_planned_for(client: Client, asked: dict[str, Any]) -> None:
     made = client.post("/v1/plans:resolve", {**asked, "profile": "v100-x256", "world_size": 8})
     assert made.status_code == 200
     assert made.json()["predicted"]["step_seconds"] > 0
@@ -50,25 +45,20 @@ def test_whole_models_of_papers_and_sizes_are_planned_for(
 
 def test_a_layer_with_its_sizes_is_planned_for(client: Client) -> None:
     layer = {"d_model": 512, "d_hidden": 2048, "num_experts": 64, "top_k": 2, "activation": "relu"}
-    asked = {
-        "layer": layer, "profile": "rtx2080ti-x64", "tokens_per_rank": 2048,
-        "world_size": 64, "dtype": "float16", "constraints": {"max-degree": "4"},
-    }  # fmt: skip
+    asked = {"layer": layer, "profile": "rtx2080ti-x64", "tokens_per_rank": 2048, "world_size": 64,
+             "dtype": "float16", "constraints": {"max-degree": "4"}}  # fmt: skip
     plan = plan_from_json(client.post("/v1/plans:resolve", asked).content, "answer").as_layer()
     assert encode(plan.inputs.layer) == layer
     assert (plan.inputs.world_size, plan.inputs.tokens_per_rank) == (64, 2048)
     assert plan.pipeline.forward_degree <= 4
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        SMALL,
-        {"model": "ppmoe-6.7b", "profile": "v100-x256", "world_size": 8},
-        {"model": "olmoe", "profile": "h100-x8", "global_batch": 32, "seq": 2048, "tp": 2,
-         "target": "megatron", "recompute": "norm", "routing": "natural"},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("asked", [
+    SMALL,
+    {"model": "ppmoe-6.7b", "profile": "v100-x256", "world_size": 8},
+    {"model": "olmoe", "profile": "h100-x8", "global_batch": 32, "seq": 2048, "tp": 2,
+     "target": "megatron", "recompute": "norm", "routing": "natural"},
+])  # fmt: skip
 def test_the_inputs_of_a_plan_lead_to_the_same_plan(client: Client, asked: dict[str, Any]) -> None:
     first = client.post("/v1/plans:resolve", asked)
     inputs = first.json()["inputs"]
@@ -81,9 +71,7 @@ def test_the_inputs_of_a_plan_lead_to_the_same_plan(client: Client, asked: dict[
     assert "omit profile_fingerprint" in changed.json()["hint"]
 
 
-def test_a_known_plan_is_read_by_its_id_with_the_same_bytes_and_tag(
-    client: Client, inputs: dict[str, Any]
-) -> None:
+def test_a_known_plan_has_the_same_bytes_and_tag(client: Client, inputs: dict[str, Any]) -> None:
     made = client.post("/v1/plans:resolve", inputs)
     read = client.get(made.headers["content-location"])
     assert read.status_code == 200
@@ -93,9 +81,7 @@ def test_a_known_plan_is_read_by_its_id_with_the_same_bytes_and_tag(
 
 
 @pytest.mark.parametrize("form", ["{}", "W/{}", '"other", {}', "*"])
-def test_who_has_the_plan_already_is_sent_nothing(
-    client: Client, inputs: dict[str, Any], form: str
-) -> None:
+def test_who_has_the_plan_gets_nothing(client: Client, inputs: dict[str, Any], form: str) -> None:
     made = client.post("/v1/plans:resolve", inputs)
     etag = made.headers["etag"]
     path = made.headers["content-location"]
@@ -105,9 +91,7 @@ def test_who_has_the_plan_already_is_sent_nothing(
     assert client.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-def test_many_that_ask_for_one_new_plan_at_once_get_the_same_bytes(
-    client: Client, inputs: dict[str, Any]
-) -> None:
+def test_many_that_ask_at_once_get_the_same_bytes(client: Client, inputs: dict[str, Any]) -> None:
     answers = client.together([("/v1/plans:resolve", inputs)] * 48)
     assert {one.status_code for one in answers} == {200}
     assert len({one.content for one in answers}) == 1
@@ -116,9 +100,7 @@ def test_many_that_ask_for_one_new_plan_at_once_get_the_same_bytes(
 
 @pytest.mark.parametrize("part", ["", "/explain", "/trace"])
 @pytest.mark.parametrize("plan_id", [UNKNOWN, "3f9c21", "x", UNKNOWN.upper()])
-def test_an_unknown_id_is_a_404_that_says_where_the_ids_are(
-    steady: Client, plan_id: str, part: str
-) -> None:
+def test_an_unknown_id_says_where_the_ids_are(steady: Client, plan_id: str, part: str) -> None:
     answer = steady.get(f"/v1/plans/{plan_id}{part}")
     problem = answer.json()
     assert answer.status_code == problem["status"] == 404
@@ -165,22 +147,17 @@ def test_another_choice_is_the_document_of_the_command_line(
     made = client.post("/v1/plans:resolve", inputs).json()
     (tmp_path / "plan.json").write_text(json.dumps(made), encoding="utf-8")
     found = client.get(f"/v1/plans/{made['id']}/explain?degree=8&strategy=none")
-    wanted = _by_command(
-        tmp_path, capfd, "explain", str(tmp_path / "plan.json"), "--degree", "8", "--strategy",
-        "none", "--json",
-    )  # fmt: skip
+    wanted = _by_command(tmp_path, capfd, "explain", str(tmp_path / "plan.json"), "--degree", "8",
+                         "--strategy", "none", "--json")  # fmt: skip
     assert found.text == canonical_json(json.loads(wanted)) + "\n"
     assert found.json()["schema"] == "moetune.why-not/1"
 
 
-@pytest.mark.parametrize(
-    ("query", "part"),
-    [
-        ("degree=0", "degree"),
-        ("layout=tp%3D2", "layout is for whole models"),
-        ("degre=2", "unknown parameter 'degre'"),
-    ],
-)
+@pytest.mark.parametrize(("query", "part"), [
+    ("degree=0", "degree"),
+    ("layout=tp%3D2", "layout is for whole models"),
+    ("degre=2", "unknown parameter 'degre'"),
+])  # fmt: skip
 def test_other_choices_that_cannot_be_are_refused_by_name(
     client: Client, inputs: dict[str, Any], query: str, part: str
 ) -> None:

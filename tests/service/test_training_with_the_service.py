@@ -90,11 +90,9 @@ def test_two_ranks_train_with_a_plan_of_the_service_and_outlive_it(tmp_path: Pat
     db = tmp_path / "team.db"
     with ThreadPoolExecutor(1) as beside, served(tmp_path, db=db) as service:
         upload = httpx.post(
-            f"{service.url}/v1/profiles",
-            content=profile_to_toml(lab_profile()),
-            headers={"Content-Type": "application/toml"},
-            timeout=PATIENCE_SECONDS,
-        )
+            f"{service.url}/v1/profiles", content=profile_to_toml(lab_profile()),
+            headers={"Content-Type": "application/toml"}, timeout=PATIENCE_SECONDS,
+        )  # fmt: skip
         assert upload.status_code == 201
         # Its first plan takes a slow host longer than a job waits for an answer.
         inputs = {"world_size": 2, **ASKED}

@@ -125,10 +125,8 @@ def socket_url(server: Server) -> str:
 @pytest.fixture
 def network_url(server: Server) -> URL:
     """An empty PostgreSQL database by the way that needs one."""
-    return URL.create(
-        "postgresql+psycopg", username="moetune", password=PASSWORD, host="127.0.0.1",
-        port=server.port, database=server.empty("two"),
-    )  # fmt: skip
+    return URL.create("postgresql+psycopg", username="moetune", password=PASSWORD, host="127.0.0.1",
+                      port=server.port, database=server.empty("two"))  # fmt: skip
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

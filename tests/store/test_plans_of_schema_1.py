@@ -75,9 +75,7 @@ def test_they_are_listed_and_read_with_their_ids_and_schema(old: ServicePlanner)
 
 
 @pytest.mark.parametrize("plan_id", LAYERS)
-def test_an_explanation_has_no_terms_and_says_to_plan_again(
-    old: ServicePlanner, plan_id: str
-) -> None:
+def test_an_explanation_lacks_terms_and_says_plan_again(old: ServicePlanner, plan_id: str) -> None:
     plan = plan_of(old, plan_id)
     found = old.explain(plan)
     assert isinstance(found, LayerSubject)

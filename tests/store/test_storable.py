@@ -13,13 +13,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Decision
-from moetune.domain.profile import (
-    CollectiveLine,
-    CopyLine,
-    GemmLine,
-    Profile,
-    RowsLine,
-)
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile, RowsLine
 from moetune.domain.records import LONGEST_SECONDS, SHORTEST_SECONDS, Observation, Settled
 from moetune.domain.reference import CollectiveTable, GemmTable, Network
 from moetune.domain.samples import GemmPoint, Sample, StepRecord
@@ -30,10 +24,8 @@ MACHINE = Machine(
     kind="cuda", device="GPU", num_devices=2, devices_per_node=2, memory_bytes=2**30
 )  # fmt: skip
 PLAIN = Profile(name="one", provenance="published", machine=MACHINE)
-ROW = {
-    "plan_id": "a" * 64, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 8,
-    "predicted_seconds": 1.0, "seconds": [1.0], "source": "training",
-}  # fmt: skip
+ROW = {"plan_id": "a" * 64, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 8,
+       "predicted_seconds": 1.0, "seconds": [1.0], "source": "training"}  # fmt: skip
 LAYER = LayerShape(d_model=8, d_hidden=8, num_experts=2, top_k=1)
 WORKLOAD = Workload(layer=LAYER, tokens_per_rank=8, world_size=2, dtype="float32")
 
@@ -42,13 +34,10 @@ def observation(**changes: object) -> Observation:
     return decode(Observation, {**ROW, **changes}, "row")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"seconds": [1e308]}, {"seconds": [1.0, 5e-324]}, {"seconds": [0.0]}, {"seconds": [1e8]},
-        {"predicted_seconds": 1e-320}, {"predicted_seconds": 0.0},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {"seconds": [1e308]}, {"seconds": [1.0, 5e-324]}, {"seconds": [0.0]}, {"seconds": [1e8]},
+    {"predicted_seconds": 1e-320}, {"predicted_seconds": 0.0},
+])  # fmt: skip
 def test_an_observation_that_no_step_takes_is_not_sound(changes: dict[str, Any]) -> None:
     strange = observation(**changes)
     assert not strange.is_sound
@@ -68,11 +57,9 @@ def test_the_times_of_operations_are_looked_at_too() -> None:
 
 
 def test_settled_sizes_plans_and_samples_have_bounds() -> None:
-    settled = Settled(
-        plan_id="a" * 64, hardware_id="b", memory_reuse=None, tokens_per_rank=8,
-        decision=Decision(forward_degree=1, backward_degree=1), seconds=(1.0,),
-        planned_seconds=1.0, num_steps=1,
-    )  # fmt: skip
+    settled = Settled(plan_id="a" * 64, hardware_id="b", memory_reuse=None, tokens_per_rank=8,
+                      decision=Decision(forward_degree=1, backward_degree=1), seconds=(1.0,),
+                      planned_seconds=1.0, num_steps=1)  # fmt: skip
     storable.check(settled)
     with pytest.raises(InputError, match="planned_seconds"):
         storable.check(replace(settled, planned_seconds=1e-300))
@@ -100,10 +87,8 @@ def rates(beta: float) -> Iterator[Profile]:
 
 def times(seconds: float, size: float = 8.0) -> Iterator[Profile]:
     """Yield profiles with a step, or a table's row, of that time."""
-    step = StepRecord(
-        workload=WORKLOAD, degree=1, chunks_seconds=seconds, overhead_seconds=0.0,
-        measured_seconds=seconds,
-    )  # fmt: skip
+    step = StepRecord(workload=WORKLOAD, degree=1, chunks_seconds=seconds, overhead_seconds=0.0,
+                      measured_seconds=seconds)  # fmt: skip
     source: dict[str, Any] = {"label": "published", "source": "s"}
     gemm = GemmTable(**source, dtype="float32", points=((1, 1, size, seconds),))
     exchange = CollectiveTable(**source, op="all_to_all", group_size=2, points=((size, seconds),))
@@ -112,18 +97,15 @@ def times(seconds: float, size: float = 8.0) -> Iterator[Profile]:
     yield replace(PLAIN, tables=(exchange,))
 
 
-@pytest.mark.parametrize(
-    ("profile", "words"),
-    [
-        *(
-            (profile, "which no operation does")
-            for beta in (1e-300, 1e200)
-            for profile in rates(beta)
-        ),
-        *((profile, "which no") for seconds in (1e-320, 1e100) for profile in times(seconds)),
-        *((profile, "size 1e") for profile in [*times(1e-3, size=1e30)][2:]),
-    ],
-)
+@pytest.mark.parametrize(("profile", "words"), [
+    *(
+        (profile, "which no operation does")
+        for beta in (1e-300, 1e200)
+        for profile in rates(beta)
+    ),
+    *((profile, "which no") for seconds in (1e-320, 1e100) for profile in times(seconds)),
+    *((profile, "size 1e") for profile in [*times(1e-3, size=1e30)][2:]),
+])  # fmt: skip
 def test_what_no_machine_has_is_refused(profile: Profile, words: str) -> None:
     with pytest.raises(InputError, match=words):
         storable.check(profile)

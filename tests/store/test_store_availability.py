@@ -13,10 +13,7 @@ import psycopg
 import pytest
 from sqlalchemy import URL
 
-from moetune.domain.errors import (
-    SchemaMismatchError,
-    StoreUnavailableError,
-)
+from moetune.domain.errors import SchemaMismatchError, StoreUnavailableError
 from moetune.store import SqlStore, open_store
 from tests.store.values import execute, make_plan
 
@@ -38,22 +35,15 @@ def pair(url: str) -> Iterator[tuple[SqlStore, SqlStore]]:
         yield store, reading
 
 
-def test_a_file_that_is_gone_is_said_not_made_again_and_taken_up_when_it_is_back(
-    file: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_is_gone_is_not_made_and_taken_up_later(file: Path, tmp_path: Path) -> None:
     with open_store(str(file)) as store, open_store(str(file), read_only=True) as reading:
         store.save_plan(make_plan(1))
         with closing(sqlite3.connect(file)) as other:
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         away = tmp_path / "away.db"
         file.rename(away)
-        for use in (
-            lambda: store.save_plan(make_plan(2)),
-            store.plans,
-            reading.plans,
-            store.check_ready,
-            reading.check_ready,
-        ):
+        for use in (lambda: store.save_plan(make_plan(2)), store.plans, reading.plans,
+                    store.check_ready, reading.check_ready):  # fmt: skip
             with pytest.raises(StoreUnavailableError, match="cannot be opened"):
                 use()
         assert not file.exists()
@@ -64,9 +54,7 @@ def test_a_file_that_is_gone_is_said_not_made_again_and_taken_up_when_it_is_back
         assert [one.tokens_per_rank for one in reading.plans()] == [3, 1]
 
 
-def test_a_file_that_is_put_in_its_place_is_read_and_written_instead(
-    file: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_is_put_in_its_place_is_taken_instead(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.db"
     with open_store(str(other)) as store:
         store.save_plan(make_plan(7))
@@ -133,9 +121,7 @@ def test_another_schema_is_not_ready(pair: tuple[SqlStore, SqlStore], url: str) 
             store.check_ready()
 
 
-def test_a_database_that_lost_its_tables_is_no_bad_question(
-    pair: tuple[SqlStore, SqlStore], url: str
-) -> None:
+def test_a_database_without_tables_is_at_fault(pair: tuple[SqlStore, SqlStore], url: str) -> None:
     for table in ("observations", "settled", "plans", "moetune_revision"):
         execute(url, f"DROP TABLE {table}")
     for store in pair:
@@ -208,12 +194,8 @@ def test_a_postgresql_that_is_gone_is_said_and_taken_up_when_it_is_back(network_
             store.save_plan(make_plan(1))
             assert len(reading.plans()) == 1
             wire.cut()
-            for use in (
-                lambda: store.save_plan(make_plan(2)),
-                reading.plans,
-                store.check_ready,
-                reading.check_ready,
-            ):
+            for use in (lambda: store.save_plan(make_plan(2)), reading.plans, store.check_ready,
+                        reading.check_ready):  # fmt: skip
                 with pytest.raises(StoreUnavailableError) as caught:
                     use()
                 assert str(network_url.password) not in str(caught.value)

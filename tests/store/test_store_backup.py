@@ -92,9 +92,7 @@ def test_a_damaged_database_gives_no_backup(tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_backup_into_a_folder_that_takes_nothing_fails_with_a_clear_error(
-    tmp_path: Path,
-) -> None:
+def test_a_backup_into_a_folder_that_takes_nothing_fails_with_a_clear_error(tmp_path: Path) -> None:
     open_store(str(tmp_path / "moetune.db")).close()
     with pytest.raises(MoetuneError, match=r"/proc/copy\.db"):
         backup(str(tmp_path / "moetune.db"), Path("/proc/copy.db"))
@@ -117,17 +115,11 @@ server:/with\040space /mnt/with\040space fuse.sshfs rw 0 0
 """.lstrip()
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/var/moetune.db", "ext4"),
-        ("/home/me/moetune.db", "nfs4"),
-        ("/home/me/local/moetune.db", "xfs"),
-        ("/home/me/localised/moetune.db", "nfs4"),
-        ("/homestead/moetune.db", "ext4"),
-        ("/mnt/with space/moetune.db", "fuse.sshfs"),
-    ],
-)
+@pytest.mark.parametrize(("path", "kind"), [
+    ("/var/moetune.db", "ext4"), ("/home/me/moetune.db", "nfs4"),
+    ("/home/me/local/moetune.db", "xfs"), ("/home/me/localised/moetune.db", "nfs4"),
+    ("/homestead/moetune.db", "ext4"), ("/mnt/with space/moetune.db", "fuse.sshfs"),
+])  # fmt: skip
 def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind: str) -> None:
     assert file_system(Path(path), mounts=MOUNTS) == kind
 

@@ -16,14 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, event
 
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.store import (
-    backup,
-    check,
-    current,
-    engine,
-    open_store,
-    upgrade,
-)
+from moetune.store import backup, check, current, engine, open_store, upgrade
 from tests.store.values import CLUSTER, MEASURED, make_plan, make_profile
 
 pytestmark = pytest.mark.unmeasured
@@ -43,35 +36,28 @@ def file(tmp_path: Path) -> Path:
 
 def every_use(url: str, target: Path) -> tuple[Maker, ...]:
     return (
-        lambda: open_store(url).close(),
-        lambda: open_store(url, read_only=True).close(),
-        lambda: current(url),
-        lambda: check(url),
-        lambda: upgrade(url),
-        lambda: backup(url, target),
-    )
+        lambda: open_store(url).close(), lambda: open_store(url, read_only=True).close(),
+        lambda: current(url), lambda: check(url), lambda: upgrade(url), lambda: backup(url, target),
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("address", "part"),
-    [
-        ("", "is no database"),
-        ("  ", "is no database"),
-        ("a\0b", "is no database"),
-        ("mysql://user:secret@host/db", "'mysql' are not supported"),
-        ("postgresql+psycopg2://user:secret@host/db", "'postgresql+psycopg2' are not supported"),
-        ("postgresql+psycopg://user:secret@host:port/db", "no database URL"),
-        ("postgresql:user:secret@host/db", "no database URL"),
-        ("nonsense://user:secret@", "not supported"),
-        ("://user:secret@host", "no database URL"),
-        ("sqlite:moetune.db", "no database URL"),
-        ("sqlite://moetune.db", "lacks a slash"),
-        ("sqlite://", "in memory"),
-        ("sqlite:///:memory:", "in memory"),
-        ("sqlite:///moetune.db?mode=ro", "takes no options"),
-        ("~nobody-of-this-name/moetune.db", "unknown home directory"),
-    ],
-)
+@pytest.mark.parametrize(("address", "part"), [
+    ("", "is no database"),
+    ("  ", "is no database"),
+    ("a\0b", "is no database"),
+    ("mysql://user:secret@host/db", "'mysql' are not supported"),
+    ("postgresql+psycopg2://user:secret@host/db", "'postgresql+psycopg2' are not supported"),
+    ("postgresql+psycopg://user:secret@host:port/db", "no database URL"),
+    ("postgresql:user:secret@host/db", "no database URL"),
+    ("nonsense://user:secret@", "not supported"),
+    ("://user:secret@host", "no database URL"),
+    ("sqlite:moetune.db", "no database URL"),
+    ("sqlite://moetune.db", "lacks a slash"),
+    ("sqlite://", "in memory"),
+    ("sqlite:///:memory:", "in memory"),
+    ("sqlite:///moetune.db?mode=ro", "takes no options"),
+    ("~nobody-of-this-name/moetune.db", "unknown home directory"),
+])  # fmt: skip
 def test_what_is_no_address_is_refused_without_its_password(address: str, part: str) -> None:
     with pytest.raises(InputError) as caught:
         open_store(address)
@@ -80,30 +66,22 @@ def test_what_is_no_address_is_refused_without_its_password(address: str, part: 
     assert "secret" not in str(caught.value)
 
 
-def test_a_file_is_named_by_its_path_or_by_a_url(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_named_by_path_or_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     odd = "folder with spaces/100%20 ?#ü.db"
     for address, path in (
-        ("plain.db", "plain.db"),
-        ("sqlite:///plain.db", "plain.db"),
-        (f"sqlite:///{tmp_path}/deep/er.db", "deep/er.db"),
-        ("~/home.db", "home.db"),
-        (odd, odd),
-    ):
+        ("plain.db", "plain.db"), ("sqlite:///plain.db", "plain.db"),
+        (f"sqlite:///{tmp_path}/deep/er.db", "deep/er.db"), ("~/home.db", "home.db"), (odd, odd),
+    ):  # fmt: skip
         with open_store(address) as store:
             assert store.location == str(tmp_path / path)
         assert (tmp_path / path).read_bytes().startswith(b"SQLite format 3\0")
 
 
 _NO_DATABASES = (
-    b"x",
-    b"name = 'profile'\n" * 99,
-    b"SQLite format 3\0" + b"\xff" * 4080,
-    b"\0" * 4096,
-)
+    b"x", b"name = 'profile'\n" * 99, b"SQLite format 3\0" + b"\xff" * 4080, b"\0" * 4096,
+)  # fmt: skip
 _CUTS = (1, 99, 100, 512, 4095, 4096, 4097, 20_000, -4096)
 
 
@@ -214,9 +192,7 @@ def test_what_one_may_not_read_or_write_is_said(open_folder: Path) -> None:
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
-def test_whatever_bytes_of_a_file_change_only_our_errors_come_out(
-    file: Path, data: st.DataObject
-) -> None:
+def test_only_our_errors_come_of_changed_bytes(file: Path, data: st.DataObject) -> None:
     whole = file.read_bytes()
     start = data.draw(st.integers(0, len(whole) - 1))
     junk = data.draw(st.binary(min_size=1, max_size=300))

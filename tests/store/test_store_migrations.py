@@ -86,9 +86,7 @@ def test_the_comparison_with_the_schema_sees_a_changed_table(url: str) -> None:
     assert any("ix_samples_run_id" in problem for problem in problems)
 
 
-def test_an_older_file_is_refused_untouched_until_it_is_upgraded_with_its_rows(
-    old_file: str,
-) -> None:
+def test_an_older_file_is_refused_until_it_is_upgraded_with_its_rows(old_file: str) -> None:
     before = Path(old_file).read_bytes()
     for read_only in (False, True):
         with pytest.raises(SchemaMismatchError) as caught:
@@ -194,17 +192,13 @@ def with_samples(url: str, ops: tuple[str, ...]) -> None:
             connection, "machines", fingerprint="f", hardware_id="f", facts="{}", kind="cpu",
             device="test", num_devices=2, devices_per_node=1, memory_bytes=1, created_at="2026",
         )  # fmt: skip
-        insert(
-            connection, "runs", machine_id=1, name="lab", provenance="measured", preset="quick",
-            software="{}", status="complete", created_at="2026",
-        )  # fmt: skip
+        insert(connection, "runs", machine_id=1, name="lab", provenance="measured", preset="quick",
+               software="{}", status="complete", created_at="2026")  # fmt: skip
         for op in ops:
             point = {"kind": "collective", "op": op, "group_size": 2, "num_bytes": 8,
                      "in_flight": 1, "num_nodes": 0}  # fmt: skip
-            insert(
-                connection, "samples", run_id=1, kind="collective", point=json.dumps(point),
-                seconds="[0.5]", num_iterations=1, marks="[]", error="",
-            )  # fmt: skip
+            insert(connection, "samples", run_id=1, kind="collective", point=json.dumps(point),
+                   seconds="[0.5]", num_iterations=1, marks="[]", error="")  # fmt: skip
 
     run(url, work)
 
@@ -292,9 +286,7 @@ def test_a_revision_that_fails_half_way_leaves_the_database_as_it_was(
         assert store.profile("h200-x8") == make_profile()
 
 
-def test_a_revision_that_would_leave_orphans_is_undone(
-    tmp_path: Path, next_revision: Callable[[str], str]
-) -> None:
+def test_a_revision_of_orphans_fails(tmp_path: Path, next_revision: Callable[[str], str]) -> None:
     url = f"{tmp_path}/moetune.db"
     with open_store(url) as store:
         store.save_profile(make_profile())
@@ -328,9 +320,7 @@ def test_other_tables_in_the_same_database_are_left_alone(url: str) -> None:
     execute(url, "SELECT 1 / (SELECT count(*) FROM theirs WHERE id = 7)")
 
 
-def test_the_migrations_are_found_in_the_package_first_and_then_in_the_checkout(
-    tmp_path: Path,
-) -> None:
+def test_migrations_are_of_the_package_first_and_then_of_the_checkout(tmp_path: Path) -> None:
     package = tmp_path / "moetune"
     package.mkdir()
     with pytest.raises(MoetuneError, match="migrations are missing"):

@@ -58,14 +58,11 @@ def test_a_password_among_the_options_is_shown_nowhere(network_url: URL) -> None
     assert "guess-word" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "exit_code", "what", "hint"),
-    [
-        ({"password": "guess-word"}, 1, "refuses this user or password", "check the user"),
-        ({"database": "absent"}, 2, "does not exist", "createdb"),
-        ({"port": 1}, 1, "cannot be reached", "check that the server runs"),
-    ],
-)
+@pytest.mark.parametrize(("change", "exit_code", "what", "hint"), [
+    ({"password": "guess-word"}, 1, "refuses this user or password", "check the user"),
+    ({"database": "absent"}, 2, "does not exist", "createdb"),
+    ({"port": 1}, 1, "cannot be reached", "check that the server runs"),
+])  # fmt: skip
 def test_what_refuses_at_the_door_is_said_with_its_place(
     network_url: URL, change: dict[str, Any], exit_code: int, what: str, hint: str
 ) -> None:
@@ -89,9 +86,7 @@ def test_a_user_without_rights_is_told(network_url: URL, socket_url: str) -> Non
         open_store(shown(guest))
 
 
-def test_without_the_driver_the_command_that_installs_it_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_driver_its_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MoetuneError) as caught:
         open_store("postgresql+psycopg://user:guess-word@host/db")
@@ -108,9 +103,7 @@ def test_a_lost_connection_is_made_again(socket_url: str) -> None:
         assert len(store.runs()) == 3
 
 
-def test_a_connection_lost_at_the_commit_is_not_tried_again_and_said_to_be_open(
-    socket_url: str,
-) -> None:
+def test_a_connection_lost_at_the_commit_is_not_tried_again_but_open(socket_url: str) -> None:
     with open_store(socket_url) as store:
         commits = []
 
@@ -155,20 +148,12 @@ def test_conflicts_are_tried_again_once(
     assert len(attempts) == 2
 
 
-@pytest.mark.parametrize(
-    ("sqlstate", "part"),
-    [
-        ("53100", "no space left; nothing was written"),
-        ("25006", "is read-only"),
-        ("53300", "too many connections"),
-        ("55P03", "stayed locked"),
-        ("22001", "cannot hold this value"),
-        ("XX000", "failed"),
-    ],
-)
-def test_errors_of_the_server_are_translated_and_not_tried_again(
-    socket_url: str, sqlstate: str, part: str
-) -> None:
+@pytest.mark.parametrize(("sqlstate", "part"), [
+    ("53100", "no space left; nothing was written"), ("25006", "is read-only"),
+    ("53300", "too many connections"), ("55P03", "stayed locked"),
+    ("22001", "cannot hold this value"), ("XX000", "failed"),
+])  # fmt: skip
+def test_errors_of_a_server_are_not_tried_again(socket_url: str, sqlstate: str, part: str) -> None:
     attempts = []
 
     def work(connection: Connection) -> None:

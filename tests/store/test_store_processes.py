@@ -22,12 +22,9 @@ Worker = subprocess.Popen[str]
 @contextmanager
 def worker(task: str, *arguments: object) -> Iterator[Worker]:
     process = subprocess.Popen(
-        [sys.executable, WORKER, task, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, WORKER, task, *map(str, arguments)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     with process:
         try:
             yield process

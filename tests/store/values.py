@@ -21,10 +21,8 @@ from moetune.store.database import Database
 from tests.report.lab import lab_plan
 
 CLUSTER = Cluster(
-    machine=Machine(
-        kind="cuda", device="NVIDIA H200", num_devices=8, devices_per_node=8,
-        memory_bytes=150_754_820_096,
-    ),
+    machine=Machine(kind="cuda", device="NVIDIA H200", num_devices=8, devices_per_node=8,
+                    memory_bytes=150_754_820_096),
     fingerprint=Fingerprint(
         hardware={"gpu": "NVIDIA H200", "cpu": "Größe"}, software={"torch": "2.13.0"}
     ),
@@ -55,10 +53,8 @@ MEASURED = (
 def make_profile(
     name: str = "h200-x8", *, beta: float = 1e-12, samples: tuple[Sample, ...] = ()
 ) -> Profile:
-    error = FitError(
-        num_points=9, median=0.01, p95=0.03, low=1.0, high=1e12, quality="good",
-        alpha_seconds=(1e-5, 2e-5), beta_seconds=(1e-12, 2e-12),
-    )  # fmt: skip
+    error = FitError(num_points=9, median=0.01, p95=0.03, low=1.0, high=1e12, quality="good",
+                     alpha_seconds=(1e-5, 2e-5), beta_seconds=(1e-12, 2e-12))  # fmt: skip
     product = GemmLine(dtype="float32", alpha_seconds=1e-5, beta_seconds_per_mac=beta, error=error)
     exchange = CollectiveLine(
         op="all_to_all", group_size=8, alpha_seconds=0.1, beta_seconds_per_byte=1 / 3

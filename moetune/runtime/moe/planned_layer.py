@@ -44,6 +44,7 @@ from moetune.runtime.moe.gate import Routing, no_routing
 from moetune.runtime.moe.loads import LoadRecorder
 from moetune.runtime.moe.operator import handle_of, run_as_operator
 from moetune.runtime.moe.placement import is_dtensor
+from moetune.runtime.moe.products import GroupedKernel
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import CallWatch
@@ -98,6 +99,7 @@ class PlannedLayer(nn.Module):
         self.decision = SAFE_DECISION
         self._num_dropped = 0
         self._expected: dict[int, int] = {}
+        self._kernels: dict[tuple[object, ...], GroupedKernel | None] = {}
         self._decisions = decisions
         self._workspace = Workspace(tracker)
         self._handle = handle_of(self)
@@ -340,9 +342,11 @@ class PlannedLayer(nn.Module):
         context: PipelineContext,
     ) -> MemoryPolicy:
         """Return the memory policy of a step, now that the rows' numbers are known."""
-        grouped, widths = None, (self.shape.d_model, self.shape.d_hidden)
-        kernel = grouped_kernel(self.decision.kernel, x_TD, widths)
-        if kernel is not None:
+        grouped, wanted = None, (self.decision.kernel, x_TD.dtype, x_TD.device)
+        if wanted not in self._kernels:
+            widths = self.shape.d_model, self.shape.d_hidden
+            self._kernels[wanted] = grouped_kernel(self.decision.kernel, x_TD, widths)
+        if (kernel := self._kernels[wanted]) is not None:
             bias = bool(self.experts.names.up_bias)
             grouped = GroupedRows.of(counts, like=x_TD, bias=bias, kernel=kernel)
         dispatch = permutation.dispatch(counts, grouped=grouped)

@@ -39,6 +39,10 @@ class GroupedKernel(ABC):
     name: ClassVar[ExpertKernel]
     fuses_swiglu: ClassVar[bool] = False
 
+    def __reduce__(self) -> tuple[type["GroupedKernel"], tuple[()]]:
+        """Copies of a layer load the kernel again: a module of Python cannot be copied."""
+        return type(self), ()
+
     @abstractmethod
     def product(self, a: torch.Tensor, b: torch.Tensor, part: "RowPart") -> torch.Tensor:
         """Return the products of all experts' rows.

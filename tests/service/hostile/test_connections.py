@@ -70,17 +70,13 @@ def test_more_silent_connections_than_descriptors_stop_nobody(service: Served) -
     assert len(service.log.read_text().splitlines()) - before < 60
 
 
-@pytest.mark.parametrize(
-    ("start", "piece"),
-    [
-        (HEAD + b"X-Long: ", b"a" * 4096),
-        (HEAD, b"X-Many: " + b"b" * 1000 + b"\r\n"),
-        (b"GET /", b"c" * 4096),
-        (CHUNKED + b"2\r\n{}\r\n0\r\n", b"X-T: " + b"d" * 999 + b"\r\n"),
-        (CHUNKED, b"1;" + b"e" * 4000 + b"\r\n \r\n"),
-    ],
-    ids=["one header", "headers", "address", "trailers", "extensions of chunks"],
-)  # fmt: skip
+@pytest.mark.parametrize(("start", "piece"), [
+    (HEAD + b"X-Long: ", b"a" * 4096),
+    (HEAD, b"X-Many: " + b"b" * 1000 + b"\r\n"),
+    (b"GET /", b"c" * 4096),
+    (CHUNKED + b"2\r\n{}\r\n0\r\n", b"X-T: " + b"d" * 999 + b"\r\n"),
+    (CHUNKED, b"1;" + b"e" * 4000 + b"\r\n \r\n"),
+], ids=["one header", "headers", "address", "trailers", "extensions of chunks"])  # fmt: skip
 def test_what_never_ends_is_cut_off(service: Served, start: bytes, piece: bytes) -> None:
     with contextlib.closing(connect(service)) as connection:
         connection.sendall(start)

@@ -19,11 +19,9 @@ LONG = 240.0
 
 def big(number: int = 0) -> dict[str, Any]:
     """A what-if of a model of 1,024 layers on 16,384 ranks; each number is another one."""
-    inputs = {
-        "num_layers": 1024 - number, "num_heads": 64, "seq": 2048, "vocab": 51200,
-        "d_model": 4096, "d_hidden": 16384, "num_experts": 64, "top_k": 2,
-        "profile": "v100-x256", "world_size": 2**14, "global_batch": 2**20,
-    }  # fmt: skip
+    inputs = {"num_layers": 1024 - number, "num_heads": 64, "seq": 2048, "vocab": 51200,
+              "d_model": 4096, "d_hidden": 16384, "num_experts": 64, "top_k": 2,
+              "profile": "v100-x256", "world_size": 2**14, "global_batch": 2**20}  # fmt: skip
     return {"inputs": inputs, "changes": {"memory_limit_bytes": 2**35}}
 
 
@@ -119,10 +117,8 @@ def test_pages_of_other_sites_have_nothing_computed(service: Served) -> None:
             f"/v1/plans/{plan_id}/trace", f"/plans/{plan_id}", "/observed", "/compare",
         ):  # fmt: skip
             assert client.get(path, headers=foreign).status_code == 403, path
-        followed = {
-            "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate",
-            "Sec-Fetch-Dest": "document", "Sec-Fetch-User": "?1",
-        }  # fmt: skip
+        followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate",
+                    "Sec-Fetch-Dest": "document", "Sec-Fetch-User": "?1"}  # fmt: skip
         assert client.get(f"/plans/{plan_id}", headers=followed).status_code == 200
         assert client.get("/healthz", headers=foreign).status_code == 200
 

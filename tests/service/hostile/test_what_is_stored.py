@@ -61,20 +61,16 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
         plan_id = client.post("/v1/plans:resolve", SMALL).json()["id"]
         client.post("/v1/observations", batch(plan_id))
         strange = [insert(database, plan_id, *row) for row in ((1.0, "[1e308]"), (1e-320, "[1.0]"))]
-        paths = (
-            "/observed", f"/observed?plan={plan_id}", f"/plans/{plan_id}", "/v1/observations",
-            "/v1/drift", "/metrics", "/observed/drift.csv",
-        )  # fmt: skip
+        paths = ("/observed", f"/observed?plan={plan_id}", f"/plans/{plan_id}", "/v1/observations",
+                 "/v1/drift", "/metrics", "/observed/drift.csv")  # fmt: skip
         for path in paths:
             answer = client.get(path)
             assert answer.status_code == 200, path
             assert "inf" not in answer.text.lower().split(), path
         assert "no step takes its time" in client.get("/observed").text
     report = tmp_path / "report.html"
-    write_report(
-        report, profile=None, plans=(plan_id,), now=datetime.now(UTC), version="1",
-        stores=partial(find_store, Settings(db=str(database))),
-    )  # fmt: skip
+    write_report(report, profile=None, plans=(plan_id,), now=datetime.now(UTC), version="1",
+                 stores=partial(find_store, Settings(db=str(database))))  # fmt: skip
     assert plan_id[:6] in report.read_text()
     problems = store.check(str(database))
     assert len(problems) == 2
@@ -86,10 +82,8 @@ def test_rows_of_older_versions_break_no_page_and_can_be_removed(
 
 
 def test_words_of_a_table_are_no_formulas() -> None:
-    figure = Figure(
-        name="f", title="F", words="", panels=(), header=("=1+1", "seconds"),
-        rows=(("@cmd", -1.5), ("-2", 3.0), ("plain", "+x")),
-    )  # fmt: skip
+    figure = Figure(name="f", title="F", words="", panels=(), header=("=1+1", "seconds"),
+                    rows=(("@cmd", -1.5), ("-2", 3.0), ("plain", "+x")))  # fmt: skip
     assert figure.csv.split("\r\n") == ["'=1+1,seconds", "'@cmd,-1.5", "'-2,3.0", "plain,'+x", ""]
 
 
