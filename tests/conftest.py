@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -19,6 +19,9 @@ from hypothesis import settings
 from moetune.app.training import _search
 from moetune.domain.errors import MoetuneError
 from moetune.domain.profile import Profile
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("any-machine", deadline=None)
@@ -58,6 +61,18 @@ LONGEST = (
 
 PLANNING = frozenset({"cli", "docs", "golden", "launch", "service"})
 """Folders whose tests ask for the same plans of whole models again and again."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from moetune.app.wiring import StoreFinder
+from moetune.store import open_store
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -15,3 +18,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, str(tmp_path / folder))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> StoreFinder:
+    path = str(tmp_path / "m.db")
+    return lambda: open_store(path)

@@ -38,10 +38,6 @@ LAYERS = list(MODELS)
 @pytest.mark.parametrize("model", LAYERS)
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
 def test_a_plan_has_the_terms_it_was_made_from(profile: Profile, model: str, order: Order) -> None:
-    _check_terms(profile, model, order)
-
-
-def _check_terms(profile: Profile, model: str, order: Order) -> None:
     plan = make_plan(PlanRequest(model=model, constraints={"order": order}), profile=profile)
     found = LayerSubject(plan=plan, profile=profile)
     assert found.forward is not None

@@ -1,7 +1,6 @@
 """Profiles in lists, tables and comparisons: every number that one has, and none that it lacks."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from moetune.domain.cluster import Cluster
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import FitError, Profile, ProfileQuality, SuspectGroup
 from moetune.domain.samples import Quality, RowsPoint
-from moetune.store import open_store
 from tests.fit.measured import FINGERPRINT, MACHINE
 from tests.report.lab import lab_profile
 
@@ -78,12 +76,6 @@ def test_groups_without_fits_are_judged_by_their_samples() -> None:
     found = quality_of(replace(profile, samples=marked))
     assert found is not None
     assert found.suspect == (SuspectGroup(group="memory-bound operations"),)
-
-
-@pytest.fixture
-def stores(tmp_path: Path) -> StoreFinder:
-    path = str(tmp_path / "m.db")
-    return lambda: open_store(path)
 
 
 def test_a_profile_is_listed_as_its_newest_run_with_samples_of_all(stores: StoreFinder) -> None:

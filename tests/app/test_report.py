@@ -11,17 +11,10 @@ from moetune.app.files import find_plan
 from moetune.app.report import NUM_PLANS, Report, write_report
 from moetune.app.wiring import StoreFinder
 from moetune.domain.errors import InputError, ProfileError
-from moetune.store import open_store
 from tests.report.lab import lab_plan, lab_profile, observations
 from tests.training_plans import training_plan
 
 NOW = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
-
-
-@pytest.fixture
-def stores(tmp_path: Path) -> StoreFinder:
-    path = str(tmp_path / "m.db")
-    return lambda: open_store(path)
 
 
 def report(stores: StoreFinder, file: Path, **options: Any) -> Report:

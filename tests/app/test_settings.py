@@ -163,11 +163,8 @@ def test_the_examples_database_is_the_default(tmp_path: Path) -> None:
     assert found == tmp_path / shown.relative_to("~")
 
 
-def test_a_process_started_by_hand_is_no_launch() -> None:
+def test_a_launch_is_read_whole_and_a_process_started_by_hand_is_none() -> None:
     assert launch({"PATH": "/bin", "MASTER_ADDR": "x"}) is None
-
-
-def test_a_launch_is_read_whole() -> None:
     found = launch(
         {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8",
          "MASTER_ADDR": "node0", "MASTER_PORT": "1234"}

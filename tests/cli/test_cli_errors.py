@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from moetune.app.files import bundled_profiles
-from tests.cli.running import Cli
+from tests.cli.running import XL, Cli
 
 PLAN = ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")
+GPT_XL = ("plan", *XL)
 PAPER = ("plan", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
 SIZES = ("plan", "--d-model", "64", "--d-hidden", "256", "--num-experts", "8", "--num-layers", "4",
          "--num-heads", "4", "--seq", "128", "--profile", "a100-x8")  # fmt: skip
@@ -30,6 +31,17 @@ TOML = bundled_profiles()["rtx2080ti-x64"].read_text(encoding="utf-8")
     ((*PLAN, "--world-size", "48"), 2, ("num_experts (64) does not divide", "48")),
     ((*PLAN, "--dtype", "float64"), 5, ("no GEMM measured in float64", "moetune profile")),
     ((*PLAN, "--memory-limit", "1MB"), 3, ("memory binds",)),
+    ((*PLAN, "--global-batch", "8"), 2, ("--global-batch",)),
+    ((*PLAN, "--schedule", "1f1b"), 2, ("--schedule",)),
+    ((*GPT_XL, "--forward-degree", "5", "--backward-degree", "3"), 2,
+     ("--forward-degree 5 and --backward-degree 3 exclude each other",)),
+    ((*GPT_XL, "--forward-degree", "9", "--max-degree", "8"), 3, ("max_degree is 8",)),
+    ((*GPT_XL, "--memory-limit", "100MiB"), 3, ("memory binds", "100 MiB")),
+    ((*GPT_XL, "--memory-taken", "12GiB"), 3, ("takes 12.0 GiB of 10.1 GiB",)),
+    ((*GPT_XL, "--strategy", "S1"), 5, ("S1 copies to the host",)),
+    (("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x16", "--world-size", "64"), 5,
+     ('no all_to_all measured for 64 ranks (profile "rtx2080ti-x16" has 16)', "moetune profile",
+      "--allow-modelled")),
     ((*PLAN, "--output", "no/such/plan.json"), 2, ("no/such/plan.json cannot be written",)),
     (("plan", "--model", "gpt-s", "--profile", "lab.toml"), 2, ("lab.toml cannot be read",)),
     ((*PLAN, "--d-modle", "8"), 2, ("--d-modle", "--d-model")),

@@ -66,8 +66,7 @@ def test_wrong_input(cli: Cli, arguments: tuple[str, ...], code: int, words: str
 
 
 def test_a_pinned_layout_that_the_runtime_refuses_is_priced_all_the_same(cli: Cli) -> None:
-    result = cli(*JOB, "--model", "glm-4.5-air", "--target", "megatron@0.16", "--tp", "3",
-                 "--json")  # fmt: skip
+    result = cli(*JOB, "--model", "glm-4.5-air", "--target", "megatron@0.16", "--tp", "3", "--json")
     assert result.code == 3
     error = result.document
     for part in ("tp 3 with 8 key-value heads", "transformer_config.py", "megatron-core 0.16.1"):

@@ -251,7 +251,7 @@ WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [
     ({**TRAINING, "strategy": "S1"}, moetune.InputError, "^strategy is for layers"),
     ({**TRAINING, "global_batch": None}, moetune.InputError, "lacks global_batch\n.*seq=4096"),
     ({**TRAINING, "memory_limit": 10**9}, moetune.LayoutTooLargeError, "memory binds"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("arguments", "kind", "words"), WRONG)

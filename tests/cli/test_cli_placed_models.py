@@ -12,9 +12,7 @@ from moetune.domain.routing_record import ModelRoutingRecord, RoutingRecord
 from tests.cli.running import OLMOE, Cli
 
 LAYERS, EXPERTS, TOP_K = 16, 64, 8
-PLAN = (
-    "plan", *OLMOE, "--world-size", "8", "--tp", "1", "--cp", "1", "--pp", "1", "--ep", "8",
-)  # fmt: skip
+PLAN = ("plan", *OLMOE, "--world-size", "8", "--tp", "1", "--cp", "1", "--pp", "1", "--ep", "8")
 
 
 def record(loads: list[int], *, top_k: int = TOP_K) -> RoutingRecord:

@@ -4,24 +4,12 @@ import csv
 import io
 import re
 from base64 import b64decode
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from tests.cli.running import Cli
 from tests.report.lab import fill
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
-        )
-        yield opened
-        opened.close()
 
 
 def test_a_report_holds_the_profile_the_plans_and_what_was_observed(

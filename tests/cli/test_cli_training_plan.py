@@ -73,13 +73,6 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
     assert plan["predicted"]["step_seconds"] > 0
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--global-batch", "8"), ("--schedule", "1f1b")])
-def test_flags_of_decoders_are_refused_for_papers_models(cli: Cli, flag: str, value: str) -> None:
-    result = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", flag, value)
-    assert result.code == 2
-    assert flag in result.err
-
-
 def test_a_schedule_and_stages_by_hand_are_kept_and_exported(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     stages = "Et*5|(t*6|)*7tL"

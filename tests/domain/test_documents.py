@@ -215,10 +215,9 @@ FORMS = (
 )
 
 
-@pytest.mark.parametrize("good", [
-    PUT_TOGETHER, {**PUT_TOGETHER, "note": "b"},
-    {"schema": "list/1", "file": "c"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "good", [PUT_TOGETHER, {**PUT_TOGETHER, "note": "b"}, {"schema": "list/1", "file": "c"}]
+)
 def test_documents_that_are_put_together_have_one_of_their_forms(good: dict[str, Any]) -> None:
     validator_for(schema_of(*FORMS, tag="list/1")).validate(good)
     assert not validator_for(schema_of(FORMS[1], tag="list/1")).is_valid(PUT_TOGETHER)

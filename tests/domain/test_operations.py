@@ -37,9 +37,7 @@ def test_tokens_travel_both_ways_and_experts_compute_their_rows() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("shards", "name"), [(False, "all_reduce"), (True, "reduce_scatter")]
-)  # fmt: skip
+@pytest.mark.parametrize(("shards", "name"), [(False, "all_reduce"), (True, "reduce_scatter")])
 def test_tensor_parallel_ranks_sum_tokens_and_share_their_pairs(
     shards: bool,  # noqa: FBT001 - a case
     name: str,

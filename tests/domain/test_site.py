@@ -78,6 +78,9 @@ def test_a_measured_capability_tells_the_generation_of_an_unknown_device() -> No
     assert generation_of((8, 6)) == "ampere"
     assert generation_of((6, 1)) is None
     assert generation_of((13, 0)) is None
+    for incomplete in ("9", ".0"):
+        unknown = _profile("NVIDIA H77", compute_capability=incomplete)
+        assert site_of(unknown).capability is None
 
 
 def test_rocm_numbers_are_no_compute_capability() -> None:
@@ -123,8 +126,3 @@ def test_a_format_without_units_is_refused_by_name(device: str, dtype: str, word
         check_format(_profile(device), dtype)
     assert caught.value.what == f"{device} has no units that multiply {dtype}"
     assert words in caught.value.hint
-
-
-def test_a_capability_without_its_minor_number_is_none() -> None:
-    assert site_of(_profile("NVIDIA H77", compute_capability="9")).capability is None
-    assert site_of(_profile("NVIDIA H77", compute_capability=".0")).capability is None

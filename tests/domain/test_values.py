@@ -181,9 +181,7 @@ def test_a_ranks_work_is_that_of_its_tokens_and_their_choices() -> None:
 
 
 def test_attention_has_two_products_forward_and_five_backward_halved_by_the_mask() -> None:
-    forward = AttentionPoint(
-        dtype="float32", num_sequences=3, length=10, num_heads=2, head_dim=4
-    )  # fmt: skip
+    forward = AttentionPoint(dtype="float32", num_sequences=3, length=10, num_heads=2, head_dim=4)
     once = 3 * 2 * 10 * 10 * 4 / 2
     assert forward.macs == 2 * once
     assert replace(forward, backward=True).macs == 5 * once

@@ -22,9 +22,9 @@ def described(name: str, **changes: object) -> MegatronModel:
 
 
 def test_the_rotary_base_of_named_models_is_known() -> None:
-    names = (name for name in model_names() if not [
-        *model_rules(named_model(name).decoder, NEWEST)
-    ])  # fmt: skip
+    names = (
+        name for name in model_names() if not [*model_rules(named_model(name).decoder, NEWEST)]
+    )
     assert {name for name in names if "--rotary-base" in str(described(name).notes)} == UNKNOWN
 
 

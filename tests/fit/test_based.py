@@ -6,20 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.app.files import bundled_profiles, load_profile_file
 from moetune.domain.cost_keys import CollectiveKey, GemmKey
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.fit.based import BaseScaling, Peaks, scaled_base, without_foreign
 from moetune.fit.costs import costs_of
+from tests.fit.measured import read
 
-
-def reference(name: str) -> Profile:
-    return load_profile_file(bundled_profiles()[name])
-
-
-H100, H800 = reference("h100-x8"), reference("h800-x8")
+H100, H800 = read("h100-x8"), read("h800-x8")
 
 
 def on_nodes_of(base: Profile, devices: int, *, nic: float = 50e9) -> Profile:
@@ -58,7 +53,7 @@ def test_other_cards_take_the_times_between_nodes_away() -> None:
 
 
 def test_lines_of_a_base_between_nodes_go_with_its_nodes() -> None:
-    base = reference("rtx2080ti-x64")
+    base = read("rtx2080ti-x64")
     profile = replace(base, machine=replace(base.machine, devices_per_node=8))
     assert base.collective
     assert without_foreign(profile, base, stated=("machine",)).collective == ()
@@ -95,9 +90,9 @@ def table(profile: Profile) -> dict[tuple[float, ...], float]:
     ("a100-x8", "h200-x8", Peaks(here="989TFLOP/s", base="312TFLOP/s")),
 ])  # fmt: skip
 def test_published_gpus_predict_others_in_the_spread(base: str, other: str, peaks: Peaks) -> None:
-    scaled = scaled_base(reference(base), BaseScaling(computation=peaks))
+    scaled = scaled_base(read(base), BaseScaling(computation=peaks))
     spread = next(one.spread for one in scaled.tables if isinstance(one, GemmTable))
-    predicted, published = table(scaled), table(reference(other))
+    predicted, published = table(scaled), table(read(other))
     errors = [
         math.log(predicted[key] / published[key])
         for key in predicted.keys() & published.keys()
@@ -121,7 +116,7 @@ def test_links_are_scaled_inside_a_node_only_and_start_ups_never() -> None:
 
 
 def test_lines_are_scaled_too() -> None:
-    base = reference("v100-x256")
+    base = read("v100-x256")
     both = BaseScaling(
         computation=Peaks(here="250TFLOP/s", base="125TFLOP/s"),
         links=Peaks(here="150GB/s", base="300GB/s"),

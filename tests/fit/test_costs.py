@@ -86,10 +86,8 @@ PUBLISHED = Profile(
 
 def test_published_profile_predicts_its_lines_and_calls_them_modelled() -> None:
     costs: Costs = costs_of(PUBLISHED)
-
     comm_line = line_of(costs, CollectiveKey("all_to_all", 16))
     found = costs.seconds(GemmKey("float32", "grad_weight", 2, 512, 2048), 100.5)
-
     assert not costs.is_measured("float32")
     assert (comm_line.alpha_seconds, comm_line.beta_seconds) == pytest.approx((1e-4, 3e-10))
     assert found.seconds == pytest.approx(6e-5 + 4e-14 * 2 * 100.5 * 512 * 2048)
@@ -125,7 +123,6 @@ def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
             ]
         )
     )
-
     for in_flight, rate, trust in (
         (1, 4e-9, "measured"), (4, 2e-9, "measured"), (2, 2e-9, "interpolated"),
         (10, 1e-9, "interpolated"), (64, 1e-9, "interpolated"),
@@ -140,9 +137,7 @@ def test_arrays_of_bytes_and_numbers_in_flight_are_those_of_each() -> None:
     workload = Workload(layer=layer, world_size=8, tokens_per_rank=64)
     costs = layer_costs(workload=workload, costs=costs_of(lab_profile()))
     sizes, numbers = [2.0**8, 3e5, 2.0**20, 2.0**20, 7e8, 1e5], [1, 4, 2, 9, 1, 64]
-
     found = costs.collectives("all_to_all", array_of(sizes), np.array(numbers)).seconds
-
     assert np.asarray(found).tolist() == pytest.approx([
         costs.collective("all_to_all", size, in_flight=number).seconds
         for size, number in zip(sizes, numbers, strict=True)
@@ -153,16 +148,13 @@ def test_arrays_of_bytes_and_numbers_in_flight_are_those_of_each() -> None:
 
 def test_a_group_of_one_talks_to_nobody() -> None:
     found = costs_of(PUBLISHED).seconds(CollectiveKey("all_reduce", 1), 1e9)
-
     assert (found.seconds, found.trust) == (0.0, "measured")
 
 
 def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
     profile = measured([comm(size, size * 1e-9, ranks=ranks) for size in SIZES for ranks in (2, 4)])
-
     with pytest.raises(ProfileError) as seen:
         costs_of(profile).seconds(CollectiveKey("all_to_all", 16), 1e6)
-
     assert str(seen.value) == (
         'no all_to_all measured for 16 ranks (profile "lab" has 2, 4)\n'
         "  measure it on the cluster:  torchrun --nnodes 2 --nproc-per-node 8"
@@ -220,9 +212,7 @@ def test_another_group_is_estimated_by_the_bytes_on_its_slowest_wire(
         [comm(size, 1e-9 * size, ranks=known, nodes=known_nodes, op=op) for size in SIZES]
     )
     costs = costs_of(profile, allow_modelled=True)
-
     found = costs.seconds(CollectiveKey(op, ranks, nodes), 2**16)
-
     assert found.seconds == pytest.approx(2**16 * 1e-9 * factor)
     assert found.trust == "modelled"
 
@@ -255,7 +245,6 @@ def test_a_missing_narrow_format_names_a_profile_that_has_some() -> None:
 def test_missing_copy_names_those_there() -> None:
     with pytest.raises(ProfileError) as seen:
         costs_of(PUBLISHED).seconds(CopyKey("d2h", pinned=False), 10)
-
     assert seen.value.what == 'no pageable d2h copy measured (profile "paper" has pinned h2d)'
     assert seen.value.hint == "measure it:  moetune profile --name NAME"
 
@@ -285,9 +274,7 @@ def expert_products() -> list[Sample]:
 def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trust: str) -> None:
     num_experts, d_in, d_out = shape
     costs = costs_of(measured(expert_products()))
-
     found = costs.seconds(GemmKey("float32", "forward", num_experts, d_in, d_out), rows)
-
     assert found.trust == trust
     assert found.seconds == pytest.approx(gemm_seconds(rows, shape), rel=0.12)
 
@@ -309,9 +296,7 @@ def test_each_form_of_the_product_has_its_own_times() -> None:
         for rows in (8, 32, 128, 512, 2048)
     ]
     costs = costs_of(measured(samples))
-
     found = costs.seconds(GemmKey("float32", "grad_weight", 1, 512, 2048), 128)
-
     assert found.seconds == 2 * gemm_seconds(128, SHAPES[0])
     assert found.trust == "measured"
 

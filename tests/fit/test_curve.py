@@ -46,9 +46,7 @@ def test_time_never_falls_as_the_size_grows(
 ) -> None:
     curve = through(given_points, alpha_seconds)
     everywhere = sorted([*sizes, *(float(size) for size, _ in given_points)])
-
     seconds = [curve.predict(size).seconds for size in everywhere]
-
     assert all(one > 0 for one in seconds[1:])
     assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(seconds))
 
@@ -58,7 +56,6 @@ def test_a_measured_size_has_its_median_if_rising(given_points: list[tuple[int, 
     rising = zip(given_points, sorted(seconds for _, seconds in given_points), strict=True)
     kept = [(size, seconds) for (size, _), seconds in rising]
     curve = through(kept)
-
     for size, seconds in kept:
         found = curve.predict(size)
         assert found.seconds == seconds
@@ -73,7 +70,6 @@ def test_between_points_it_equals_the_monotone_cubic_of_scipy(
     sizes = [float(size) for size, _ in given_points]
     curve = curve_through(sizes=sizes, seconds=rising)
     theirs = PchipInterpolator(np.log(sizes), np.log(rising))
-
     for low, high in pairwise(sizes):
         size = low + share * (high - low)
         assert curve.predict(size).seconds == pytest.approx(
@@ -98,7 +94,6 @@ def test_between_two_points_a_start_up_and_a_rate_are_met(spacing: int) -> None:
 
 def test_below_the_smallest_size_the_line_of_the_first_two_points_goes_on() -> None:
     curve = through([(1000, 30e-6), (2000, 50e-6), (4000, 1.0)])
-
     assert curve.predict(500).seconds == pytest.approx(20e-6)
     assert curve.predict(0).seconds == pytest.approx(10e-6)
     assert curve.predict(500).trust == "extrapolated"
@@ -110,9 +105,7 @@ def test_below_the_smallest_size_no_time_is_under_alpha(
 ) -> None:
     curve = through(given_points, alpha_seconds)
     (smallest, *_), (first, *_) = curve.sizes[0], curve.seconds[0]
-
     found = curve.predict(smallest * share).seconds
-
     assert found >= min(alpha_seconds, first) * (1 - 1e-12)
     assert found <= first * (1 + 1e-12)
 
@@ -120,7 +113,6 @@ def test_below_the_smallest_size_no_time_is_under_alpha(
 def test_interpolation_errors_is_zero_on_a_power_law_and_shows_one_bad_point() -> None:
     sizes = [2.0**at for at in range(10)]
     seconds = [size**0.5 for size in sizes]
-
     assert interpolation_errors(sizes=sizes, seconds=seconds) == pytest.approx([0] * 8, abs=1e-12)
     seconds[5] *= 1.2
     errors = interpolation_errors(sizes=sizes, seconds=seconds)

@@ -187,7 +187,7 @@ def test_a_doubt_names_the_operation_the_size_and_what_was_measured() -> None:
             dtype="float32", num_sequences=count, length=64, num_heads=2, head_dim=8
         ): 1e-5 * count
         for count in (1, 4)
-    }  # fmt: skip
+    }
     exact, draws = costs_from(points | products())
     for rows, expected in ((4, 1), (8, 0), (64, 0), (256, 1)):
         found = seconds_if_known(exact, RowsKey("gelu", "float32"), rows * 512)

@@ -90,7 +90,6 @@ def test_profile_has_a_line_for_every_operation_that_was_measured() -> None:
 def test_later_samples_of_a_point_join_the_earlier_ones() -> None:
     apart = fitted([all_to_all(1000, 1.0, 5.0), all_to_all(2000, 8.0), all_to_all(1000, 3.0)])
     joined = fitted([all_to_all(1000, 1.0, 5.0, 3.0), all_to_all(2000, 8.0)])
-
     assert apart.collective == joined.collective
     assert len(apart.samples) == 3
     found = costs_of(apart).seconds(CollectiveKey("all_to_all", 2), 1000)
@@ -99,10 +98,8 @@ def test_later_samples_of_a_point_join_the_earlier_ones() -> None:
 
 def test_a_profile_without_any_time_is_refused_with_the_next_step() -> None:
     point = CollectivePoint(op="all_to_all", group_size=2, num_bytes=4000)
-
     with pytest.raises(ProfileError, match=r'"lab" has no sample with a time \(1 failed\)') as seen:
         fitted([Sample(point=point, seconds=(), error="rank 1 died")])
-
     assert "moetune profile --name lab" in seen.value.hint
 
 
@@ -126,9 +123,7 @@ def test_interference_is_the_time_alone_over_the_time_with_the_others() -> None:
 
 def test_same_samples_and_seed_give_the_same_profile_and_order_does_not_matter() -> None:
     samples = noisy(lambda size: 2e-5 + size * 1e-9, [2**at for at in range(10, 20)])
-
     first = fitted(samples, seed=4)
-
     assert fitted(samples, seed=4) == first
     assert fitted(samples[::-1], seed=4).collective == first.collective
     assert fitted(samples, seed=5).collective != first.collective
@@ -143,7 +138,6 @@ def test_same_samples_and_seed_give_the_same_profile_and_order_does_not_matter()
 )
 def test_whatever_was_measured_makes_a_valid_profile(points: list[tuple[int, list[float]]]) -> None:
     profile = fitted([all_to_all(size, *seconds) for size, seconds in points])
-
     for line in profile.collective:
         assert line.alpha_seconds >= 0
         assert line.beta_seconds_per_byte > 0
@@ -169,9 +163,7 @@ def noisy_times(
 def test_line_recovers_start_up_and_rate_despite_noise_and_stragglers(seed: int) -> None:
     rng = np.random.default_rng(seed)
     times = noisy_times([20e-6 + size * 3e-10 for size in SIZES], rng)
-
     line = fit_line(sizes=SIZES, seconds=[float(np.median(one)) for one in times])
-
     assert line.alpha_seconds == pytest.approx(20e-6, rel=0.03)
     assert line.beta_seconds == pytest.approx(3e-10, rel=0.03)
 
@@ -184,9 +176,7 @@ def test_line_misses_no_more_than_scipys_least_squares(points: list[tuple[int, f
     sizes = np.array([2.0**at for at, _ in points])
     seconds = np.array([one for _, one in points])
     features = np.stack([1 / seconds, sizes / seconds], axis=1)
-
     line = fit_line(sizes=sizes.tolist(), seconds=seconds.tolist())
-
     ours = np.linalg.norm(features @ [line.alpha_seconds, line.beta_seconds] - 1)
     least = nnls(features, np.ones(len(points)))[1]
     # A slope must be above 0, so a falling or flat curve misses by a little more.
@@ -203,7 +193,6 @@ def test_bootstrap_intervals_cover_the_truth_about_nine_times_in_ten() -> None:
             zip(line_intervals(sizes=sizes, times=times, rng=rng), (20e-6, 3e-10), strict=True)
         ):
             covered[at] += low <= truth <= high
-
     assert (covered >= 75).all(), covered
     assert (covered <= 99).all(), covered
 

@@ -74,9 +74,7 @@ def test_blended_times_never_fall_with_rows_and_never_beat_the_best_rate_seen(
     made = surface(cliff)
     best = max(math.prod(one) * at / cliff(one, at) for one in SHAPES for at in ROWS)
     curve = made.blend(shape)
-
     seconds = [curve.predict(one).seconds for one in sorted(rows)]
-
     assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(seconds))
     for one, time in zip(sorted(rows), seconds, strict=True):
         if one >= ROWS[0]:
@@ -89,15 +87,12 @@ def test_a_left_out_shape_is_predicted_from_the_others_alone(truth: Truth) -> No
     for shape in sorted(SHAPES):
         others = surface(truth, tuple(one for one in SHAPES if one != shape)).blend(shape)
         expected += [abs(others.predict(rows).seconds / truth(shape, rows) - 1) for rows in ROWS]
-
     assert surface(truth).shape_errors() == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def test_one_shape_alone_carries_a_blend_with_a_large_error() -> None:
     made = surface(saturating, ((1, 512, 2048),))
-
     curve = made.blend((1, 512, 1024))
-
     assert made.shape_errors() == []
     assert curve.relative_error == 0.30
     assert curve.predict(512).seconds < saturating((1, 512, 2048), 512)

@@ -19,7 +19,6 @@ FIG_6B = {16: (1.72e-5, 2.96e-10), 32: (2.09e-4, 3.54e-10), 64: (7.83e-4, 3.84e-
 @pytest.mark.parametrize("num_gpus", FIG_6B)
 def test_pipemoe_profile_has_the_constants_of_figure_6(num_gpus: int) -> None:
     profile = read(f"rtx2080ti-x{num_gpus}")
-
     assert profile.name == f"rtx2080ti-x{num_gpus}"
     assert profile.provenance == "published"
     assert profile.citation == "PipeMoE, Fig. 6, Table III"

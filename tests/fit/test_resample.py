@@ -102,7 +102,6 @@ def test_draws_lie_around_the_costs_with_the_noise_of_a_median() -> None:
     drawn = resample_costs(made, num=200, seed=1)
     error = made.collective[0].error
     assert error is not None
-
     for size in (2**12, 3 * 2**14, 2**20):
         ratio = all_to_all(drawn, size) / all_to_all([exact], size)
         assert np.median(ratio) == pytest.approx(1, abs=0.03)
@@ -115,10 +114,8 @@ def test_systematic_error_moves_a_whole_curve_together() -> None:
     drawn = resample_costs(made, num=200, seed=1)
     error = made.collective[0].error
     assert error is not None
-
     small = all_to_all(drawn, 2**12) / all_to_all([exact], 2**12)
     large = all_to_all(drawn, 2**22) / all_to_all([exact], 2**22)
-
     assert np.corrcoef(small, large)[0, 1] > 0.95
     assert np.median(np.abs(small - 1)) == pytest.approx(error.median, rel=0.25)
     assert error.median > 0.08 * SPACING_SHARE
@@ -128,7 +125,6 @@ def test_lines_without_samples_are_drawn_with_the_assumed_error() -> None:
     drawn = resample_costs(PUBLISHED, num=400, seed=3)
     lines = [line_of(one, CollectiveKey("all_to_all", 2)) for one in drawn]
     products = [line_of(one, GemmKey("float32")) for one in drawn]
-
     for found, truth in ((lines, (1e-4, 3e-10)), (products, (6e-5, 4e-14))):
         pairs = np.array([(one.alpha_seconds, one.beta_seconds) for one in found])
         assert pairs.shape == (400, 2)
@@ -143,7 +139,6 @@ def test_draws_depend_on_the_seed_and_not_on_the_order_of_questions() -> None:
     first, second = (resample_costs(made, num=5, seed=7) for _ in range(2))
     forward = [(all_to_all([one], 5000)[0], gemm(one, d_in=300)) for one in first]
     backward = [(gemm(one, d_in=300), all_to_all([one], 5000)[0]) for one in reversed(second)]
-
     assert forward == [(comm, product) for product, comm in reversed(backward)]
     other = resample_costs(made, num=5, seed=8)
     assert (all_to_all(other, 5000) != all_to_all(first, 5000)).all()
@@ -159,9 +154,7 @@ def disturbed(alone: tuple[float, ...], beside: tuple[float, ...]) -> Profile:
 
 def test_interference_is_drawn_from_its_raw_times() -> None:
     made = disturbed((1.0, 1.1, 0.9), (2.0, 2.2, 1.8))
-
     speeds = {one.interference.comm.comp for one in resample_costs(made, num=100, seed=0)}
-
     assert min(speeds) == pytest.approx(0.9 / 2.2)
     assert max(speeds) == pytest.approx(1.1 / 1.8)
     assert len(speeds) > 3
@@ -170,7 +163,5 @@ def test_interference_is_drawn_from_its_raw_times() -> None:
 def test_interference_that_somebody_set_is_left_as_it_is() -> None:
     made = disturbed((1.0, 1.1, 0.9), (2.0, 2.2, 1.8))
     edited = replace(made, interference=Interference(comm=CommSpeed(comp=0.7)))
-
     drawn = resample_costs(edited, num=5, seed=0)
-
     assert {one.interference for one in drawn} == {edited.interference}

@@ -29,7 +29,7 @@ def times(profile: Profile) -> dict[str, tuple[float, ...]]:
         costs.seconds(GemmKey("float32", form, experts, d_in, 2048), rows)
         for form in ("forward", "grad_weight")
         for experts, rows, d_in in ((1, 128, 512), (2, 300, 512), (4, 77, 1024))
-    ]  # fmt: skip
+    ]
     if profile.samples:
         gelu = seconds_if_known(costs, RowsKey("gelu", "float32"), 100 * 512)
         assert gelu is not None

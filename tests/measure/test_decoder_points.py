@@ -77,7 +77,7 @@ def test_the_experts_of_every_layout_are_covered(local_experts: int) -> None:
     costs = costs_by(points_of())
     for rows in (TOKENS // local_experts, TOKENS // local_experts // 8):
         for form in PRODUCTS:
-            found = costs.seconds(GemmKey(DTYPE, form, local_experts, 256, 1024), rows)  # fmt: skip
+            found = costs.seconds(GemmKey(DTYPE, form, local_experts, 256, 1024), rows)
             assert found.trust in ("measured", "interpolated")
 
 

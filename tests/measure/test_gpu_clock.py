@@ -45,18 +45,14 @@ def _cost(name: str) -> float:
 def test_kernels_that_are_shorter_than_their_launch_are_timed_without_it() -> None:
     with FakeCuda(cost=_cost) as cuda:
         experiment = Experiment(victim=local_operation(_launch_bound(cuda)))
-        timing = measure(
-            experiment, device=open_device(), ranks=MeasuringRanks(), effort=EFFORT
-        )  # fmt: skip
+        timing = measure(experiment, device=open_device(), ranks=MeasuringRanks(), effort=EFFORT)
     assert timing.seconds == pytest.approx([KERNEL_SECONDS] * 4)
 
 
 def test_a_layers_step_is_timed_with_its_launches() -> None:
     with FakeCuda(cost=_cost) as cuda:
         experiment = Experiment(victim=local_operation(_launch_bound(cuda)), is_issued=True)
-        timing = measure(
-            experiment, device=open_device(), ranks=MeasuringRanks(), effort=EFFORT
-        )  # fmt: skip
+        timing = measure(experiment, device=open_device(), ranks=MeasuringRanks(), effort=EFFORT)
     assert all(LAUNCH_SECONDS <= one <= LAUNCH_SECONDS + KERNEL_SECONDS for one in timing.seconds)
 
 

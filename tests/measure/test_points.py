@@ -211,8 +211,6 @@ def test_a_collective_takes_as_many_all_to_alls_as_it_sends(op: CollectiveOp, se
 @pytest.mark.parametrize(("num_experts", "rows"), [(1, 7), (2, 8), (3, 2), (4, 16), (9, 5), (8, 1)])
 def test_experts_of_a_measured_product_share_all_its_rows(num_experts: int, rows: int) -> None:
     point = GemmPoint(dtype="float32", num_experts=num_experts, rows=rows, d_in=8, d_out=8)
-
     found = point.expert_rows
-
     assert sum(found) == num_experts * rows
     assert all(abs(one - rows) <= 1 and one > 0 for one in found)

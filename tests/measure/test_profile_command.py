@@ -110,7 +110,6 @@ def test_a_killed_profile_keeps_points_and_resume_adds_the_rest(
     before = planner.samples()
     assert len(before) >= 3
     assert [run.status for run in planner.runs()] == ["running"]
-
     resumed = planner.start(*SMALL_LAYER, "--nproc", "2", "--resume", "--budget", "8s", "--json")
     answer, words = resumed.communicate(timeout=TIMEOUT_SECONDS)
     assert resumed.returncode == 0, words

@@ -1,7 +1,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,9 +10,6 @@ from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from tests.service.asking import READ, SMALL, WRITE, Client, client_of
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 
 @pytest.fixture(scope="session")
@@ -78,15 +75,3 @@ def steady_guarded(steady_planner: ServicePlanner) -> Iterator[Client]:
 @pytest.fixture
 def inputs() -> dict[str, Any]:
     return SMALL
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
-        )
-        yield opened
-        opened.close()

@@ -103,9 +103,9 @@ def test_the_api_plans_models_as_the_command_does_and_whatif_changes_them(
     assert client.get(made.headers["content-location"]).content == made.content
     config = client.post("/v1/plans:resolve", {**body(PASTED), "config": CONFIG})
     assert config.json()["inputs"]["model"] == "pasted"
-    changed = client.post("/v1/whatif", {
-        "inputs": asked, "changes": {"constraints": {"tp": None}},
-    }).json()  # fmt: skip
+    changed = client.post(
+        "/v1/whatif", {"inputs": asked, "changes": {"constraints": {"tp": None}}}
+    ).json()
     assert changed["before"] == plan
     assert changed["after"]["id"] == client.post("/v1/plans:resolve", body(MODEL)).json()["id"]
 

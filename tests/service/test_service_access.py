@@ -17,7 +17,7 @@ from moetune.service.access import (
     is_loopback,
     names_of,
     read_token_file,
-)  # fmt: skip
+)
 from moetune.service.app import create_app
 from moetune.service.middleware import SECURITY_HEADERS
 from moetune.service.server import ServerOptions, access_of

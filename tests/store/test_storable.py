@@ -20,9 +20,7 @@ from moetune.domain.samples import GemmPoint, Sample, StepRecord
 from moetune.store import storable
 from tests.runtime.plans import small_plan
 
-MACHINE = Machine(
-    kind="cuda", device="GPU", num_devices=2, devices_per_node=2, memory_bytes=2**30
-)  # fmt: skip
+MACHINE = Machine(kind="cuda", device="GPU", num_devices=2, devices_per_node=2, memory_bytes=2**30)
 PLAIN = Profile(name="one", provenance="published", machine=MACHINE)
 ROW = {"plan_id": "a" * 64, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 8,
        "predicted_seconds": 1.0, "seconds": [1.0], "source": "training"}  # fmt: skip

@@ -23,9 +23,7 @@ from tests.training_plans import training_plan
 
 
 def settled(plan_id: str, *seconds: float, tokens: int = 2**33) -> Settled:
-    decision = Decision(
-        forward_degree=4, backward_degree=3, order="interleaved", strategy="S4"
-    )  # fmt: skip
+    decision = Decision(forward_degree=4, backward_degree=3, order="interleaved", strategy="S4")
     return Settled(plan_id=plan_id, hardware_id="0123456789abcdef", memory_reuse=None,
                    tokens_per_rank=tokens, decision=decision, seconds=seconds or (1 / 3, 0.1 + 0.2),
                    planned_seconds=1.0000000000000002e-9, num_steps=23)  # fmt: skip
@@ -163,9 +161,7 @@ def test_operations_of_observed_steps_come_back_exactly(store: SqlStore) -> None
     plan = make_plan(1)
     store.save_plan(plan)
     operation = Operation(name="all_to_all", phase="backward", size=2**40, degree=3)
-    times = OperationTimes(
-        operation=operation, predicted_seconds=None, seconds=(1 / 3, 1e-9)
-    )  # fmt: skip
+    times = OperationTimes(operation=operation, predicted_seconds=None, seconds=(1 / 3, 1e-9))
     others = replace(times, operation=replace(operation, name="experts"), predicted_seconds=0.1)
     made = replace(observation(plan.id, 1.0, 2.0), operations=(times, others),
                    device_id="0123456789abcdef", strategy="S2")  # fmt: skip

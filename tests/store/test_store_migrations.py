@@ -156,9 +156,9 @@ OBSERVED: dict[str, object] = {
 
 
 @pytest.mark.parametrize(
-    ("column", "stay", "go"), [("dispatcher", (None, "flat"), "hierarchical"),
-                               ("overlap", (None,), "both")],
-)  # fmt: skip
+    ("column", "stay", "go"),
+    [("dispatcher", (None, "flat"), "hierarchical"), ("overlap", (None,), "both")],
+)
 def test_what_was_measured_of_withdrawn_things_goes_and_the_rest_stays(
     url: str, column: str, stay: tuple[str | None, ...], go: str
 ) -> None:
