@@ -43,7 +43,7 @@ def verification(*steps: VerifiedStep) -> Verification:
     ({}, 1.24, True, "holds here"),
     ({"tolerance": 1e-9}, 2.5, False, "changed the numbers"),
 ])  # fmt: skip
-def test_verification_in_words(
+def test_a_verification_ends_in_a_sentence(
     changes: dict[str, Any], alone: float, says: str, *, holds: bool
 ) -> None:
     found = replace(verification(replace(ALONE, step_seconds=alone), PLANNED), **changes)

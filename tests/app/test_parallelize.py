@@ -37,7 +37,7 @@ FOUR: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize(
     ("num_ranks", "layouts"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.thorough)]
 )
-def test_a_model_trains_as_in_a_process(
+def test_a_model_of_ones_own_trains_as_one_process_does(
     num_ranks: int, layouts: tuple[dict[str, Any], ...]
 ) -> None:
     assert run_ranks(own.layouts_train_alike, num_ranks, layouts) == [""] * num_ranks

@@ -85,7 +85,7 @@ def test_a_job_asks_for_its_inputs_runs_the_plan_and_reports(service: Stub) -> N
 
 
 @pytest.mark.parametrize("how", ["variable", "file"])
-def test_settings_count(
+def test_the_service_may_be_a_setting(
     service: Stub, home: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     if how == "variable":

@@ -60,7 +60,7 @@ def test_a_long_list_says_how_many_follow(cli: Cli, database: Path, plans: tuple
     assert len(cli("observations", "list", "--limit", "3", "--json").document["observations"]) == 3
 
 
-def test_observations_come_and_are_removed(
+def test_observations_are_listed_by_plan_and_removed(
     cli: Cli, database: Path, plans: tuple[str, str]
 ) -> None:
     for plan_id in plans:

@@ -102,7 +102,7 @@ def test_a_profile_without_the_rate_of_its_memory_is_named(cli: Cli) -> None:
     (("verify",), "is the plan of a model's training"),
     (("trace", "--nproc", "2"), "is a training plan, whose steps only its target runs"),
 ])  # fmt: skip
-def test_what_runs_plans_says_it_runs_layers(
+def test_what_runs_a_plan_says_that_it_runs_layers(
     cli: Cli, command: tuple[str, ...], words: str
 ) -> None:
     assert cli(*PLAN, "--output", "plan.json").code == 0

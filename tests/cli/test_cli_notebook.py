@@ -256,7 +256,7 @@ WRONG: list[tuple[dict[str, Any], type[moetune.MoetuneError], str]] = [
 
 @pytest.mark.parametrize(("arguments", "kind", "words"), WRONG)
 @pytest.mark.usefixtures("home")
-def test_wrong_values(
+def test_a_wrong_argument_is_named(
     arguments: dict[str, Any], kind: type[moetune.MoetuneError], words: str
 ) -> None:
     with pytest.raises(kind, match=words) as caught:

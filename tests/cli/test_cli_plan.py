@@ -151,7 +151,7 @@ def test_memory_that_others_take_counts_against_the_limit(cli: Cli) -> None:
     assert taken["inputs"]["constraints"]["memory-taken"] == str(round(1.2 * 2**30))
 
 
-def test_a_pinned_strategy_without_copies_is_planned_from_a_profile_without(cli: Cli) -> None:
+def test_a_strategy_without_copies_is_planned_where_none_were_measured(cli: Cli) -> None:
     pinned = cli(*PLAN, "--strategy", "S4", "--json").document
     assert pinned["memory"]["strategy"] == "S4"
     assert pinned["pipeline"]["order"] == "interleaved"

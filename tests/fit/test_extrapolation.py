@@ -116,7 +116,7 @@ def test_the_interval_beyond_the_measured_sizes_covers_the_truth(
     deviates=st.tuples(st.floats(-4, 4), st.floats(-4, 4)),
     octaves=st.floats(0.01, 30),
 )
-def test_draws_are_possible(
+def test_no_draw_leaves_what_is_possible(
     seconds: list[float], deviates: tuple[float, float], octaves: float
 ) -> None:
     """Larger takes no less time, and smaller no less than its share."""

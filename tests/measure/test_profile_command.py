@@ -91,7 +91,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_killed_profile_keeps_points_and_resume_adds_the_rest(
+def test_a_killed_profile_keeps_its_points_and_resume_measures_only_the_rest(
     planner: Desk, tmp_path: Path
 ) -> None:
     temporary = tmp_path / "temporary"

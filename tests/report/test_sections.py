@@ -73,7 +73,7 @@ def test_screen_and_page_show_the_same_facts(capsys: pytest.CaptureFixture[str],
     assert fact in on_page(SECTION)
 
 
-def test_it_reads_plain(
+def test_without_colour_it_reads_as_well(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = on_screen(capsys, SECTION, color=False)

@@ -139,7 +139,7 @@ def test_observations_are_kept_in_order_and_paged(client: Client) -> None:
     ({"tokens_per_rank": 1.5}, "observations[1].tokens_per_rank"),
     ({"surprise": 1}, "surprise"),
 ])  # fmt: skip
-def test_a_wrong_observation_keeps_all_out(
+def test_one_wrong_observation_keeps_all_of_them_out(
     client: Client, spoil: dict[str, Any], names: str
 ) -> None:
     (plan_id,) = _plans(client, (1024,))

@@ -129,7 +129,7 @@ def test_the_id_of_a_removed_run_is_never_given_again(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize("digit", ["0", "f"])
-def test_a_plan_comes_back_by_any_prefix_and_digit_that_follows(
+def test_a_plan_comes_back_exactly_by_any_prefix_whatever_digit_follows(
     store: SqlStore, digit: str
 ) -> None:
     plan = next(one for one in map(make_plan, itertools.count(1)) if one.id[2] == digit)
