@@ -1,0 +1,310 @@
+"""The commands of a shell script, with the words that its own variables give them.
+
+Functions, loops and branches whose test has no value here are left aside, each with a note.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from typing import NamedTuple
+
+from moetune.launches.expansion import Run, Scope, Text, Word, missing_of, plain, text_of
+from moetune.launches.tokens import Token, tokens_of
+
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_FUNCTION = re.compile(r"[A-Za-z_][\w-]*$")
+_SBATCH = re.compile(r"^#SBATCH\s+(?:-N|--nodes)[= ]\s*(\d+)\s*$", re.MULTILINE)
+_SLURM_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+_DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_SEPARATORS = frozenset({"\n", ";", "&", ";;"})
+_NUMBERS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
+_TESTS = frozenset({"[", "[[", "test"})
+
+
+class Note(NamedTuple):
+    """What of a file is left aside, with its line."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellCommand:
+    """A command.
+
+    Args:
+        environment: assignments before its first word, and exported ones.
+    """
+
+    words: tuple[Word, ...]
+    line: int
+    environment: Mapping[str, Word]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellScript:
+    """The commands of a script, and what of it is left aside."""
+
+    commands: tuple[ShellCommand, ...]
+    notes: tuple[Note, ...]
+
+
+def read_script(
+    text: str, *, extra: tuple[str, ...] = (), values: Mapping[str, str] | None = None
+) -> ShellScript:
+    """Return the commands of a script.
+
+    Args:
+        extra: words behind the script, its `$@`.
+        values: variables that the script takes from its environment.
+    """
+    reader = _Reader(
+        tokens=[*tokens_of(text)],
+        scope=Scope(positional=tuple(plain(word, 0) for word in extra)),
+    )
+    given = dict(values or {})
+    if nodes := _SBATCH.search(text):
+        given = {**dict.fromkeys(_SLURM_NODES, nodes[1]), **given}
+    for name, value in given.items():
+        reader.scope.variables[name] = (plain(value, 0),)
+        reader.exported.add(name)
+    while reader.at < len(reader.tokens):
+        reader.block(frozenset(), active=True)
+        reader.at += 1
+    return ShellScript(commands=tuple(reader.commands), notes=tuple(reader.notes))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reader:
+    """A position among a script's tokens, and what was read up to it."""
+
+    tokens: list[Token]
+    scope: Scope
+    at: int = 0
+    exported: set[str] = field(default_factory=set)
+    commands: list[ShellCommand] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    @property
+    def _token(self) -> Token | None:
+        return self.tokens[self.at] if self.at < len(self.tokens) else None
+
+    def block(self, ends: frozenset[str], *, active: bool) -> str:
+        """Read commands up to one of the words, and return it; "" at the end of the script."""
+        result: bool | None = True
+        joint = ""
+        while (token := self._token) is not None:
+            if token.kind == "operator" and token.text in {*_SEPARATORS, "&&", "||", "|"}:
+                joint = token.text if token.text in ("&&", "||") else ""
+                self.at += 1
+                if token.text in ends:
+                    return token.text
+                continue
+            if token.text in ends:
+                self.at += 1
+                return token.text
+            runs = active
+            if joint and active:
+                runs = result is (joint == "&&")
+                if result is None:
+                    self._leave(token.line, "what follows a test that has no value here")
+            following = self._statement(active=runs)
+            result = following if runs or not joint else result
+        return ""
+
+    def _statement(self, *, active: bool) -> bool | None:
+        token = self.tokens[self.at]
+        following = self.tokens[self.at + 1].text if self.at + 1 < len(self.tokens) else ""
+        match token.text:
+            case "if" if token.kind == "word":
+                self._if(active=active)
+            case "for" | "while" | "until" | "select" if token.kind == "word":
+                self._aside(token, "a loop", "done", active=active)
+            case "case" if token.kind == "word":
+                self._aside(token, "a case", "esac", active=active)
+            case "function":
+                self._aside(token, "a function", "}", active=active)
+            case "(" | "{":
+                self.at += 1
+                self.block(frozenset({"}" if token.text == "{" else ")"}), active=active)
+            case _ if following == "(" and _FUNCTION.match(token.text):
+                self._aside(token, "a function", "}", active=active)
+            case _:
+                return self._simple(active=active)
+        return True
+
+    def _aside(self, token: Token, what: str, end: str, *, active: bool) -> None:
+        """Skip a construct with all that is in it."""
+        self.at += 1
+        opening = {"done": "do", "esac": "case", "}": "{"}[end]
+        depth = int(end == "esac")
+        while (inner := self._token) is not None:
+            self.at += 1
+            if inner.text == opening:
+                depth += 1
+            elif inner.text == end:
+                depth -= 1
+                if not depth:
+                    break
+        if active:
+            self._leave(token.line, what)
+
+    def _leave(self, line: int, what: str) -> None:
+        self.notes.append(Note(f"{what} is left aside", line))
+
+    def _if(self, *, active: bool) -> None:
+        """Read the branch whose test is true; without a value none is read."""
+        line, ends = self.tokens[self.at].line, frozenset({"elif", "else", "fi"})
+        self.at += 1
+        is_open: bool | None = active
+        end = "if"
+        while end and end != "fi":
+            test: bool | None = True
+            if end in ("if", "elif"):
+                test = self._condition(active=bool(is_open))
+            start = self.at
+            takes = bool(is_open and test)
+            end = self.block(ends, active=takes)
+            if takes:
+                is_open = False
+            elif is_open and test is None:
+                self._leave(line, "a branch whose test has no value here")
+                is_open = False
+            elif active:
+                self._forget(start)
+
+    def _forget(self, start: int) -> None:
+        """Take for empty what a branch would set that is not taken."""
+        for token in self.tokens[start : self.at]:
+            if match := _ASSIGNED.match(token.text):
+                self.scope.empty.add(match[1])
+
+    def _condition(self, *, active: bool) -> bool | None:
+        """Read the commands up to `then`, and return whether they succeed."""
+        result: bool | None = True
+        joint = "&&"
+        while (token := self._token) is not None:
+            if token.text == "then":
+                self.at += 1
+                break
+            if token.kind == "operator":
+                joint = token.text if token.text in ("&&", "||") else joint
+                self.at += 1
+                continue
+            one = self._simple(active=active, is_test=True)
+            if joint == "&&":
+                result = (
+                    False if False in (result, one) else None if None in (result, one) else True
+                )
+            else:
+                result = True if True in (result, one) else None if None in (result, one) else False
+        return result
+
+    def _simple(self, *, active: bool, is_test: bool = False) -> bool | None:
+        """Read a command up to its end, and return whether it succeeds: a test may not."""
+        tokens = [*takewhile(_is_inside, self.tokens[self.at :])]
+        self.at += len(tokens) or 1
+        if not active or not tokens:
+            return True
+        if tokens[0].text in _TESTS:
+            return self._tested(tokens)
+        if is_test:
+            return None
+        if tokens[0].text in ("true", "false", ":"):
+            return tokens[0].text != "false"
+        assigned = [*takewhile(_is_assignment, tokens)]
+        rest = tokens[len(assigned) :]
+        if rest and rest[0].text in _DECLARING:
+            assigned = [token for token in rest if _is_assignment(token)]
+            if rest[0].text == "export":
+                self.exported |= {token.text.partition("=")[0] for token in rest[1:]}
+            rest = []
+        if not rest:
+            for token in assigned:
+                self._assign(token)
+            return True
+        self._command(assigned, rest)
+        return True
+
+    def _assign(self, token: Token) -> None:
+        name, adds, raw = _ASSIGNED.fullmatch(token.text).groups()  # type: ignore[union-attr]
+        variables = self.scope.variables
+        before = variables.get(name, ())
+        if token.kind == "array":
+            added = self.scope.elements(token.inside, token.line)
+            variables[name] = (*before, *added) if adds else added
+            return
+        value = self.scope.text(raw, token.line)
+        if adds and before:
+            variables[name] = ((*before[0], *value), *before[1:])
+        else:
+            variables[name] = (value, *before[1:]) if len(before) > 1 else (value,)
+
+    def _command(self, assigned: list[Token], rest: list[Token]) -> None:
+        words = [word for token in rest for word in self.scope.words(token.text, token.line)]
+        if not words:
+            return
+        if words[0].text == "shift":
+            by = int(words[1].text) if len(words) > 1 and words[1].text.isdigit() else 1
+            self.scope.positional = self.scope.positional[by:]
+            return
+        if words[0].text == "unset":
+            for word in words[1:]:
+                self.scope.variables.pop(word.text, None)
+            return
+        if words[0].text in ("source", "."):
+            self.notes.append(Note("a file that the script reads is left aside", rest[0].line))
+            return
+        if words[0].text == "eval":
+            words = [word._replace(text=word.text.strip("'\"")) for word in words[1:]]
+        environment = {
+            name: _as_word(self.scope.variables[name][0])
+            for name in self.exported if self.scope.variables.get(name)
+        }  # fmt: skip
+        for token in assigned:
+            name, _, raw = token.text.partition("=")
+            environment[name] = _as_word(self.scope.text(raw, token.line) or plain("", token.line))
+        self.commands.append(
+            ShellCommand(words=tuple(words), line=rest[0].line, environment=environment)
+        )
+
+    def _tested(self, tokens: list[Token]) -> bool | None:
+        """Return whether a test is true; None where it has no value here."""
+        inside = [token for token in tokens[1:] if token.text not in ("]", "]]")]
+        is_not = bool(inside) and inside[0].text == "!"
+        texts = [self.scope.text(token.text, token.line) for token in inside[is_not:]]
+        result = self._compared(texts)
+        return result if result is None else result is not is_not
+
+    def _compared(self, texts: list[Text]) -> bool | None:
+        words = [*map(text_of, texts)]
+        is_run = any(missing_of(text).startswith(("$(", "`")) for text in texts)
+        match words:
+            case ["-z" | "-n", value] if not is_run:
+                return bool(value) is (words[0] == "-n")
+            case _ if any(map(missing_of, texts)):
+                return None
+            case [value]:
+                return bool(value)
+            case [left, "=" | "==" | "!=", right]:
+                return fnmatchcase(left, right) is (words[1] != "!=")
+            case [left, sign, right] if sign in _NUMBERS:
+                number = self.scope.number(f"({left}) {_NUMBERS[sign]} ({right})")
+                return None if number is None else bool(number)
+            case _:
+                return None
+
+
+def _is_inside(token: Token) -> bool:
+    return token.kind != "operator"
+
+
+def _is_assignment(token: Token) -> bool:
+    return token.kind == "array" or bool(_ASSIGNED.fullmatch(token.text))
+
+
+def _as_word(text: Text) -> Word:
+    runs = text or (Run("", 0),)
+    return Word(text_of(runs), runs[0].line, missing_of(runs))
