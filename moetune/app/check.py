@@ -45,6 +45,11 @@ _WORDS = {
     "deepep": "dispatcher", "hybrid_ep": "dispatcher", "all_gather": "dispatcher",
 }  # fmt: skip
 """Words of rules, and the decision that they are of."""
+_OFF = {
+    "hides_gradients": "gradients are reduced with nothing beside it",
+    "splits_sequence": "tensor ranks do not share the sequence between their layers",
+}  # fmt: skip
+"""Facts of a target that a launch may leave off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ class Checked:
     """A launch file, checked.
 
     Args:
-        problems: those that stop it first.
+        problems: those that stop it first, causes before what follows from them.
         answer: the step and the memory as it is; None where the layout has none.
         better: single changes, the shortest step first.
         best: all changes that lead to the best layout; None where none is better.
@@ -126,8 +131,15 @@ def written_change(launch: LaunchFile, checked: Checked, take: str) -> str:
         raise InputError(f"--take {take!r} is no change", f"use one of {known}")
     chosen = choices[take]
     text = launch.written(chosen.keys)
-    again, wanted = launch.read_again(text).reading, chosen.answer.layout
-    if again.layout.explicit(again.decoder) != wanted.explicit(again.decoder):
+    again, wanted, site = launch.read_again(text), chosen.answer.layout, site_of(checked.profile)
+    before = {problem.what for problem in checked.problems}
+    stops = {problem.what for problem in again.problems(site) if problem.severity == "stops"}
+    decoder = again.reading.decoder
+    layouts = (  # of whole blocks
+        layout.changed(offload_activations=layout.offloaded_share(decoder)).explicit(decoder)
+        for layout in (again.reading.layout, wanted)
+    )
+    if len({*layouts}) > 1 or stops - before:
         raise InputError(
             "the file's lines cannot have this change", f"write it by hand: {chosen.change}"
         )
@@ -152,9 +164,14 @@ class _Check:
     launch: LaunchFile
     profile: Profile
     limit_bytes: int = field(init=False)
+    facts: Mapping[str, Any] = field(init=False)
+    _searches: dict[object, FoldedSearch] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.limit_bytes = usable_bytes(self.profile.machine)
+        self.facts = dict(self.reading.facts)
+        if self.reading.decoder.num_moe_layers:  # which do not start otherwise
+            self.facts["splits_sequence"] = self.reading.target.splits_sequence
 
     @property
     def reading(self) -> Reading:
@@ -163,20 +180,21 @@ class _Check:
 
     def checked(self) -> Checked:
         """Return what there is to say."""
-        problems = [*self.launch.problems(site_of(self.profile)), *self._refusals()]
+        refusals = [*self._refusals()]
+        problems = [*self.launch.problems(site_of(self.profile)), *refusals]
         is_sound = next(broken_rules(self.reading.layout, self.reading.job), None) is None
         priced = self._priced() if is_sound else None
-        fits = priced is not None and self._search().fits(priced.layout)
-        starts = fits and all(problem.severity != "stops" for problem in problems)
-        better = self._better(priced if starts else None)
+        fits = priced is not None and self._search(self.facts).fits(priced.layout)
+        known = priced if fits and not refusals else None
+        better = self._better(known)
         if priced is not None and not fits:
             problems.append(self._too_large(priced, better))
         problems += self._costs(priced) if priced is not None else ()
-        problems.sort(key=lambda problem: (SEVERITIES.index(problem.severity), problem.line or 0))
+        problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
         return Checked(
             file=self.file, profile=self.profile, reading=self.reading, problems=tuple(problems),
             answer=None if priced is None else self._answer(priced), limit_bytes=self.limit_bytes,
-            better=better, best=self._best(priced if starts else None),
+            better=better, best=self._best(known, better),
         )  # fmt: skip
 
     def _refusals(self) -> Iterator[Problem]:
@@ -215,19 +233,23 @@ class _Check:
         names = "|".join(name.replace("_", "[_-]") for name in _NAMES)
         return re.sub(rf"(?:--)?\b({names})( (?=\d))", key, hint.removeprefix("use "))
 
-    def _search(self, *, facts: Mapping[str, Any] | None = None, asks: bool = True) -> FoldedSearch:
-        """Return the search with the launch's facts of the target, or with others."""
-        reading = self.reading
-        target: Target = replace(reading.target, **(reading.facts if facts is None else facts))
-        costs = costs_of(self.profile, allow_modelled=True)
-        prices = step_prices(reading.job, target, self.profile, costs)
-        return search_of(prices, self.profile, limit_bytes=self.limit_bytes, asks_runtime=asks)
+    def _search(self, facts: Mapping[str, Any], *, asks: bool = True) -> FoldedSearch:
+        """Return the search with facts of the target, as far as it went before."""
+        key = (*facts.items(), asks)
+        if key not in self._searches:
+            target: Target = replace(self.reading.target, **facts)
+            costs = costs_of(self.profile, allow_modelled=True)
+            prices = step_prices(self.reading.job, target, self.profile, costs)
+            self._searches[key] = search_of(
+                prices, self.profile, limit_bytes=self.limit_bytes, asks_runtime=asks
+            )
+        return self._searches[key]
 
     def _priced(self) -> PricedLayout | None:
         """Return the launch's own layout with its price; None where a time is not known."""
         try:
             check_format(self.profile, self.reading.job.dtype)
-            search = self._search(asks=False)
+            search = self._search(self.facts)
             return search.answer_of(search.price(self.reading.layout))
         except InputError:
             return None
@@ -249,18 +271,21 @@ class _Check:
             fix=better[0].change if better else "take more or larger devices",
         )  # fmt: skip
 
+    @property
+    def _off(self) -> tuple[str, ...]:
+        """Facts that the launch leaves off, and that a single key would set."""
+        names = [("hides_gradients", self.reading.layout.dp > 1),
+                 ("splits_sequence", self.reading.layout.tp > 1)]  # fmt: skip
+        return tuple(name for name, counts in names if counts and not self.facts.get(name, True))
+
     def _costs(self, priced: PricedLayout) -> Iterator[Problem]:
         """Yield facts that cost time, as the launch has them."""
-        layout = self.reading.layout
-        if layout.dp > 1 and not self.reading.facts.get("hides_gradients", True):
-            facts = {**self.reading.facts, "hides_gradients": True}
-            step = self._search(facts=facts, asks=False).price(layout).step.seconds
+        for name in self._off:
+            search = self._search({**self.facts, name: True})
+            saved = priced.step.seconds - search.price(priced.layout).step.seconds
             yield Problem(
-                severity="costs", line=self.reading.lines.get("zero"),
-                what="gradients are reduced with nothing beside it",
-                why=f"{self.reading.target.label}: the default",
-                fix=self.launch.key_of("hides_gradients"),
-                seconds_saved=max(0.0, priced.step.seconds - step),
+                severity="costs", line=None, what=_OFF[name], seconds_saved=max(0.0, saved),
+                why=f"{self.reading.target.label}: the default", fix=self.launch.key_of(name),
             )  # fmt: skip
 
     def _better(self, priced: PricedLayout | None) -> tuple[Better, ...]:
@@ -269,42 +294,35 @@ class _Check:
         Args:
             priced: the launch as it is; None where it does not start or does not fit.
         """
-        search, pins = self._search(), self._pins
-        found: list[PricedLayout] = []
+        search, pins = self._search(self.facts), self._pins
+        changes = [self._change(best, priced) for best in self._answers(search, pins)]
+        for name in self._off if priced is not None else ():
+            other = self._search({**self.facts, name: True})
+            row = other.answer_of(other.price(self.reading.layout))
+            changes.append(self._change(row, priced, name))
+        found = [better for better in changes if better is not None]
+        found.sort(key=lambda better: better.answer.predicted.step_seconds)
+        unique = {better.change: better for better in reversed(found)}
+        return tuple([*reversed(unique.values())][:MOST_CHANGES])
+
+    def _answers(self, search: FoldedSearch, pins: LayoutRequest) -> Iterator[PricedLayout]:
+        """Yield the best layout that fits with each decision left free, all else pinned."""
         for group in _GROUPS:
             try:
                 best = BestLayouts.of(search, pins.without(group)).best()
             except MoetuneError:
                 continue
             if search.fits(best.layout):
-                found.append(best)
-        changes = [better for best in found if (better := self._change(best, priced)) is not None]
-        changes += self._hidden(priced)
-        changes.sort(key=lambda better: better.answer.predicted.step_seconds)
-        unique = {tuple(better.keys.items()): better for better in reversed(changes)}
-        return tuple([*reversed(unique.values())][:MOST_CHANGES])
-
-    def _hidden(self, priced: PricedLayout | None) -> Iterator[Better]:
-        """Yield the change that hides collectives of gradients."""
-        if priced is None or self.reading.facts.get("hides_gradients", True):
-            return
-        facts = {"hides_gradients": True}
-        search = self._search(facts={**self.reading.facts, **facts})
-        better = self._change(search.answer_of(search.price(priced.layout)), priced, facts)
-        if better is not None:
-            yield better
+                yield best
 
     def _change(
-        self,
-        best: PricedLayout,
-        priced: PricedLayout | None,
-        facts: Mapping[str, Any] | None = None,
+        self, best: PricedLayout, priced: PricedLayout | None, *facts: str
     ) -> Better | None:
         """Return a layout as a change of the launch; None where it is not worth one."""
         step = None if priced is None else priced.step.seconds
         if step is not None and best.step.seconds > step * (1 - LEAST_SAVED):
             return None
-        keys = self.launch.changes(best.layout, facts or {})
+        keys = self.launch.changes(best.layout, facts)
         if not keys:
             return None
         return Better(
@@ -312,12 +330,11 @@ class _Check:
             seconds_saved=None if step is None else step - best.step.seconds,
         )  # fmt: skip
 
-    def _best(self, priced: PricedLayout | None) -> Better | None:
+    def _best(self, priced: PricedLayout | None, better: tuple[Better, ...]) -> Better | None:
         """Return the best layout without any pin, with all that the runtime can hide."""
-        facts = {name: True for name in ("hides_gradients",) if name in self.reading.facts}
-        own = {name: value for name, value in self.reading.facts.items()
-               if name not in (*facts, "splits_sequence")}  # fmt: skip
-        search, free = self._search(facts={**own, **facts}), LayoutRequest()
+        off = tuple(name for name in _OFF if not self.facts.get(name, True))
+        search = self._search({**self.facts, **dict.fromkeys(off, True)})
+        free = LayoutRequest()
         try:
             plain = BestLayouts.of(search, free).best()
             graphed = with_graphs(search, free, plain)
@@ -326,8 +343,8 @@ class _Check:
             return None
         if not search.fits(best.layout):
             return None
-        is_off = not self.reading.facts.get("hides_gradients", True)
-        return self._change(best, priced, facts if is_off else None)
+        change = self._change(best, priced, *off)
+        return None if change is None or change.change in [row.change for row in better] else change
 
     @property
     def _pins(self) -> LayoutRequest:

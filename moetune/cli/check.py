@@ -57,8 +57,9 @@ def check(
     with session.planner(profile) as planner:
         machine = planner.sources.profile(None, for_models=True).profile
         launch, checked = planner.run(machine.name, check_file, file, asked, machine)
-    session.screen.answer(check_sections(checked), check_document(checked))
     if write is not None:
         write_text(write, written_change(launch, checked, take))
+    session.screen.answer(check_sections(checked), check_document(checked))
+    if write is not None:
         session.screen.note(f"Written to {write}, with change {take}.")
     return 0 if checked.starts else QualityError.exit_code

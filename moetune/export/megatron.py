@@ -19,6 +19,8 @@ NEGATIVES = MappingProxyType(
     {"add_bias_linear": "--disable-bias-linear", "apply_rope_fusion": "--no-rope-fusion"}
 )
 """Flags of fields that are False."""
+NO_ARGUMENT = "cpu_offloading"
+"""A field without a flag: it follows from the number of layers."""
 _LISTS = frozenset({"moe_layer_freq", "linear_attention_freq"})
 """Fields that a flag takes as a Python list."""
 _FILE = "megatron_layout.sh"
@@ -94,7 +96,7 @@ _HYBRID_PATTERN = (0, 17)
 def _arguments(planned: Planned, model: MegatronModel) -> Iterator[str]:
     values = megatron_values(planned)
     for field, value in values.model.items():
-        if field != "cpu_offloading":  # follows from its number of layers
+        if field != NO_ARGUMENT:
             yield from _argument(field, value)
     if planned.layout.pp > 1 and not model.is_hybrid:
         yield f"--pipeline-model-parallel-layout '{stage_letters(planned)}'"

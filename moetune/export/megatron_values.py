@@ -42,7 +42,7 @@ _NARROW: Mapping[TrainingDtype, tuple[Value, ...]] = MappingProxyType({
 _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _MOMENTS = MappingProxyType({4: "bf16", 8: "fp32"})
 _FP32_BYTES = 4
-_SHARED_CONNECTIONS = 32
+SHARED_CONNECTIONS = 32
 GRAPHS_BY_MODULE: MegatronCore = (0, 18)
 """First core whose graphs of parts are `cuda_graph_modules`, and whose whole steps an own kind."""
 _STASH: Mapping[str, Value] = MappingProxyType({
@@ -355,4 +355,4 @@ def _connections(planned: Planned) -> int:
     """
     layout = planned.layout
     runs_streams = layout.overlap == "batch" or layout.zero >= _FIRST_FSDP_STAGE
-    return _SHARED_CONNECTIONS if runs_streams else 1
+    return SHARED_CONNECTIONS if runs_streams else 1

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.errors import InputError
 from moetune.launches.expansion import Word
@@ -26,11 +26,6 @@ class Argument:
     name: str
     values: tuple[Word, ...]
     line: int
-
-    @property
-    def missing(self) -> Word | None:
-        """The first value of a variable that has none."""
-        return next((word for word in self.values if word.missing), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +74,7 @@ class Launch:
         if word.text in _ALL_OF_A_NODE and not word.missing:
             return all_of_them
         if word.missing or not word.text.isdigit() or not int(word.text):
-            what = f"line {word.line or self.line}: {written} has {word.missing or word.text!r}"
+            what = f"line {word.line or self.line}: {written} has {word.missing or word.text}"
             lacks = "which has no value here" if word.missing else "which is no number of ranks"
             raise InputError(f"{what}, {lacks}", "give the ranks: --world-size N")
         return int(word.text)
@@ -91,8 +86,11 @@ def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, li
     Raises:
         InputError: no command has any.
     """
-    launches = [_launch(command, script.notes) for command in script.commands
-                if command.words[0].text not in ("echo", "printf")]  # fmt: skip
+    commands, cuts = _mended(script.commands)
+    launches = [
+        _launch(command, script.notes) for command in commands
+        if command.words[0].text not in ("echo", "printf")
+    ]  # fmt: skip
     numbers = [
         sum(argument.name.replace("-", "_") in known for argument in launch.arguments)
         + len(launch.overrides)
@@ -105,20 +103,31 @@ def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, li
             f"give the script whose last command starts the ranks{f' ({notes})' if notes else ''}",
         )
     best = numbers.index(max(numbers))
-    return launches[best], [*_cut_off(script.commands)]
+    return launches[best], cuts
 
 
-def _cut_off(commands: tuple[ShellCommand, ...]) -> Iterator[Problem]:
-    """Yield lines that begin a command with an argument: the line before them does not go on."""
+def _mended(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:
+    """Return commands with what is cut off from them, and the lines that cut it off.
+
+    A line that begins with an argument is a command by itself: the one before does not go on.
+    """
+    mended: list[ShellCommand] = []
+    cuts = []
     for command in commands:
         first = command.words[0]
-        if re.match(r"--?[A-Za-z]", first.text) and not first.missing:
-            yield Problem(
+        if not mended or first.missing or not re.match(r"--?[A-Za-z]", first.text):
+            mended.append(command)
+            continue
+        mended[-1] = replace(mended[-1], words=(*mended[-1].words, *command.words))
+        cuts.append(
+            Problem(
                 severity="stops", line=command.line,
                 what=f"line {command.line} begins a command with {first.text}",
                 why="the line before it does not end in a backslash, or a comment ends the command",
-                fix="end the line before it in a backslash, with nothing behind it",
-            )  # fmt: skip
+                fix="a backslash at the end of the line before it, with nothing behind",
+            )
+        )  # fmt: skip
+    return mended, cuts
 
 
 def _launch(command: ShellCommand, notes: tuple[Note, ...]) -> Launch:

@@ -36,7 +36,8 @@ def edited(text: str, given: Mapping[str, Given], changes: Mapping[str, str]) ->
             )
         lines[place.line - 1] = changed
     if added:
-        anchor = next((place for place in given.values() if place.line), None)
+        flags = (place for place in given.values() if place.written.startswith("--"))
+        anchor = next((place for place in flags if place.line), None)
         if anchor is None:
             raise InputError("no line of the file has an argument", "add them by hand")
         line = lines[anchor.line - 1]

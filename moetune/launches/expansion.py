@@ -82,12 +82,14 @@ class Scope:
 
     Args:
         variables: a text for each element; of those that are no arrays a single one.
+        is_passed_on: whether the script has asked for the words behind it.
         empty: names that only a branch sets which is not taken: they are empty.
     """
 
     variables: dict[str, tuple[Text, ...]] = field(default_factory=dict)
     positional: tuple[Text, ...] = ()
     empty: set[str] = field(default_factory=set)
+    is_passed_on: bool = False
     deep: int = 0
 
     def words(self, raw: str, line: int) -> list[Word]:
@@ -211,6 +213,7 @@ class Scope:
 
     def _value(self, name: str, index: str) -> tuple[Text, ...] | None:
         """Return the elements of a variable; None where it has no value."""
+        self.is_passed_on = self.is_passed_on or name in "@*" or name.isdigit()
         if name in "@*":
             return self.positional
         if name == "#":

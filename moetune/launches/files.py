@@ -1,6 +1,6 @@
 """A launch file of any kind: opened, read, checked, and written with changes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,7 +33,7 @@ class LaunchFile(Protocol):
         """Yield what of it stops, costs or surprises, rules of layouts aside."""
         ...
 
-    def changes(self, layout: FoldedLayout, facts: Mapping[str, object]) -> dict[str, Value]:
+    def changes(self, layout: FoldedLayout, facts: Collection[str]) -> dict[str, Value]:
         """Return the keys that another layout has otherwise."""
         ...
 
@@ -99,7 +99,7 @@ class MegatronFile:
         for note in self.launch.notes:
             yield Problem(severity="note", line=note.line, what=note.text)
 
-    def changes(self, layout: FoldedLayout, facts: Mapping[str, object]) -> dict[str, Value]:
+    def changes(self, layout: FoldedLayout, facts: Collection[str]) -> dict[str, Value]:
         """Return the fields that another layout has otherwise."""
         return megatron_changes(self.reading, layout, facts)
 

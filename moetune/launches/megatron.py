@@ -41,6 +41,13 @@ KEYS = frozenset(
 )
 """Keys that say a layout, a job or a model's sizes."""
 _LISTS = frozenset({"recompute_modules", "cuda_graph_modules", "cuda_graph_scope"})
+_SWITCHES = frozenset(
+    {key for setting in SETTINGS for key, default in setting.keys.items() if default is False}
+    | {"swiglu", "group_query_attention", "untie_embeddings_and_output_weights", "qk_layernorm",
+       "multi_latent_attention", "add_qkv_bias", "squared_relu", "fp16", "moe_permute_fusion",
+       "tp_comm_overlap", "cross_entropy_loss_fusion"}
+)  # fmt: skip
+"""Keys without a value."""
 _FIELDS = MappingProxyType({flag.removeprefix("--"): field for field, flag in FLAGS.items()})
 _FALSE = MappingProxyType({flag.removeprefix("--"): field for field, flag in NEGATIVES.items()})
 _SHARDING_CORE: MegatronCore = (0, 18)
@@ -53,6 +60,8 @@ _SWIFT_DEFAULTS: Mapping[str, Value] = MappingProxyType({
     "moe_grouped_gemm": True,
 })  # fmt: skip
 """modelscope/ms-swift, `swift/megatron/arguments/megatron_args.py`."""
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""Variable of the environment that the arguments' rules ask for."""
 SWIFT = "megatron"
 """Program of ms-swift's command."""
 
@@ -144,17 +153,20 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
         if field not in KEYS:
             continue
         value = _value(argument, field) if is_on else False
+        problems += _unset(argument)
         written = f"--{argument.name}"
-        if (before := given.get(field)) is not None:
-            places = f"{_place(before.line)} and {_place(argument.line)}"
+        before = given.get(field)
+        if before is not None and before.value != value:
+            places = f"{before.value} {_place(before.line)} and {value} {_place(argument.line)}"
             problems.append(
-                Problem(
-                    severity="note", line=argument.line,
-                    what=f"{written} is given twice, {places}",
-                    why="the last one counts", fix="leave out the other one",
-                )
+                Problem(severity="note", line=argument.line, what=f"{written} is {places}",
+                        why="the last one counts", fix="keep one of them")
             )  # fmt: skip
         given[field] = Given(value=value, written=written, line=argument.line)
+    word = launch.environment.get(CONNECTIONS)
+    if word is not None and not word.missing:
+        value = plain_value(word.text)
+        given[CONNECTIONS] = Given(value=value, written=CONNECTIONS, line=word.line)
     values = {field: found.value for field, found in given.items()}
     defaults: dict[str, Value] = dict(_SWIFT_DEFAULTS) if is_swift else {}
     if (target.core or (0, 16)) < _SHARDING_CORE:
@@ -162,6 +174,14 @@ def _fields_of(launch: Launch, target: Target) -> MegatronArguments:
     return MegatronArguments(
         given=given, values=_resolved(defaults | values), problems=tuple(problems)
     )
+
+
+def _unset(argument: Argument) -> Iterator[Problem]:
+    """Yield variables among an argument's words that have no value, and are read as empty."""
+    for word in argument.values:
+        if word.missing.startswith("$") and not word.text and argument.name != "tokenizer-model":
+            what = f"{word.missing} has no value here, and is read as empty"
+            yield Problem(severity="note", line=word.line, what=what, fix="--set NAME=VALUE")
 
 
 def _place(line: int) -> str:
@@ -192,21 +212,23 @@ def _resolved(values: dict[str, Value]) -> dict[str, Value]:
 
 
 def _value(argument: Argument, field: str) -> Value:
-    """Return the value of an argument's words.
+    """Return the value of an argument's words; behind a switch, or behind a value, come others.
 
     Raises:
         InputError: a variable has no value.
     """
-    if (missing := argument.missing) is not None and field != "tokenizer_model":
+    texts = [word.text for word in argument.values if not word.missing]
+    missing = next((word for word in argument.values if word.missing), None)
+    is_first = missing is not None and argument.values[0] is missing
+    if missing is not None and is_first and field not in (*_SWITCHES, "tokenizer_model"):
+        name = missing.missing.strip("${}")
+        hint = (
+            f"--set {name}=VALUE, or as a word behind --" if name.isidentifier() else "in its place"
+        )
         raise InputError(
             f"line {missing.line or argument.line}: --{argument.name} has {missing.missing}, which "
-            "has no value here",
-            f"give it one: --set {missing.missing.strip('${}')}=VALUE, or words of the script "
-            "behind --"
-            if missing.missing.startswith("$")
-            else "write a value in its place",
-        )
-    texts = [word.text for word in argument.values]
+            "has no value here", f"give it one: {hint}",
+        )  # fmt: skip
     if field in _LISTS:
         return tuple(texts)
     return plain_value(texts[0]) if texts else True

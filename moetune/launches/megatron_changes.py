@@ -1,12 +1,13 @@
 """Another layout as changes of Megatron's arguments, by the keys that exports write."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from moetune.domain.training import FoldedLayout
 from moetune.export.keys import Value, keys_of, written
-from moetune.export.megatron_values import SETTINGS, stage_letters
+from moetune.export.megatron import NO_ARGUMENT
+from moetune.export.megatron_values import SETTINGS, SHARED_CONNECTIONS, stage_letters
 from moetune.export.planned import Planned
-from moetune.launches.megatron import STAGES, flag_of_key
+from moetune.launches.megatron import CONNECTIONS, STAGES, flag_of_key
 from moetune.launches.reading import Reading
 
 _ATTRIBUTES = (
@@ -17,7 +18,7 @@ _FIRST_FSDP_STAGE = 2
 
 
 def megatron_changes(
-    reading: Reading, layout: FoldedLayout, facts: Mapping[str, object]
+    reading: Reading, layout: FoldedLayout, facts: Collection[str]
 ) -> dict[str, Value]:
     """Return the keys that another layout has otherwise; None or False for one that is left out.
 
@@ -26,8 +27,8 @@ def megatron_changes(
     """
     planned = Planned(plan_id="", job=reading.job, layout=layout, target=reading.target)
     wanted = written(SETTINGS, planned)
-    names = [*_differing(reading.layout, layout), *(name for name in facts if facts[name])]
-    keys = [key for name in names for key in keys_of(SETTINGS, name)]
+    names = [*_differing(reading.layout, layout), *facts]
+    keys = [key for name in names for key in keys_of(SETTINGS, name) if key != NO_ARGUMENT]
     changes: dict[str, Value] = {
         key: wanted.get(key) for key in keys if wanted.get(key) != reading.values.get(key)
     }
@@ -82,6 +83,9 @@ def _with(reading: Reading, layout: FoldedLayout, changes: Mapping[str, Value]) 
         more["moe_router_dtype"] = "fp32"
     if layout.zero >= _FIRST_FSDP_STAGE and reading.layout.zero < _FIRST_FSDP_STAGE:
         more["ckpt_format"] = "fsdp_dtensor"
+    runs_streams = layout.overlap == "batch" or layout.zero >= _FIRST_FSDP_STAGE
+    if runs_streams and reading.values.get(CONNECTIONS) == 1:
+        more[CONNECTIONS] = SHARED_CONNECTIONS
     return more
 
 
@@ -98,6 +102,8 @@ def argument_words(changes: Mapping[str, Value]) -> str:
 
 def argument_text(key: str, value: Value) -> str:
     """Return a key with its value as an argument."""
+    if key == CONNECTIONS:
+        return f"{key}={value}"
     flag = flag_of_key(key)
     if value is True:
         return flag

@@ -11,7 +11,7 @@ from typing import Any
 
 from moetune.domain.chips import Generation
 from moetune.launches.arguments import Launch
-from moetune.launches.megatron import KEYS, SWIFT, known_names
+from moetune.launches.megatron import CONNECTIONS, KEYS, SWIFT, known_names
 from moetune.launches.reading import Problem, Reading, Severity
 
 _ARGUMENTS = "megatron/training/arguments.py"
@@ -21,7 +21,6 @@ _EXPERTS = "megatron/core/transformer/moe/experts.py"
 _OWN_PROGRAMS = frozenset({"pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py"})
 """Megatron-LM's programs, which refuse arguments that are not its parser's."""
 _NEAR = 0.85
-_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _NEWEST_ASKING: tuple[Generation, ...] = ("ampere", "hopper")
 
 
@@ -49,8 +48,8 @@ class Context:
     @property
     def connections(self) -> str | None:
         """CUDA_DEVICE_MAX_CONNECTIONS as the script sets it; None where it does not."""
-        word = self.launch.environment.get(_CONNECTIONS)
-        return word.text if word is not None and not word.missing else None
+        value = self.values.get(CONNECTIONS)
+        return None if value is None else str(value)
 
     @property
     def is_routed(self) -> bool:
@@ -170,20 +169,20 @@ _CHECKS = (
     Check("stops", "use_megatron_fsdp", "Megatron-FSDP without --ckpt-format fsdp_dtensor",
           _ARGUMENTS, "--ckpt-format fsdp_dtensor",
           lambda context: context.is_fsdp and context.values.get("ckpt_format") != "fsdp_dtensor"),
-    Check("stops", "use_megatron_fsdp", f"Megatron-FSDP with {_CONNECTIONS}=1", _ARGUMENTS,
-          f"export {_CONNECTIONS}=32",
+    Check("stops", "use_megatron_fsdp", f"Megatron-FSDP with {CONNECTIONS}=1", _ARGUMENTS,
+          f"export {CONNECTIONS}=32",
           lambda context: context.is_fsdp and context.connections == "1"),
     Check("stops", "tensor_model_parallel_size context_parallel_size",
-          f"tensor or context parallelism with {_CONNECTIONS} other than 1", _ARGUMENTS,
-          f"export {_CONNECTIONS}=1",
+          f"tensor or context parallelism with {CONNECTIONS} other than 1", _ARGUMENTS,
+          f"export {CONNECTIONS}=1",
           lambda context: _needs_single(context) and context.connections not in (None, "1")),
     Check("note", "tensor_model_parallel_size context_parallel_size",
-          f"tensor or context parallelism asks for {_CONNECTIONS}=1, which the script does not set",
-          _ARGUMENTS, f"export {_CONNECTIONS}=1",
+          f"tensor or context parallelism asks for {CONNECTIONS}=1, which the script does not set",
+          _ARGUMENTS, f"export {CONNECTIONS}=1",
           lambda context: _needs_single(context) and context.connections is None),
     Check("costs", "overlap_moe_expert_parallel_comm", "--overlap-moe-expert-parallel-comm hides "
-          f"nothing with {_CONNECTIONS}=1: kernels of both streams wait for each other",
-          _ARGUMENTS, f"export {_CONNECTIONS}=32",
+          f"nothing with {CONNECTIONS}=1: kernels of both streams wait for each other",
+          _ARGUMENTS, f"export {CONNECTIONS}=32",
           lambda context: context.reading.layout.overlap == "batch" and context.connections == "1"),
     Check("costs", "num_moe_experts", "experts run one by one without --moe-grouped-gemm",
           _EXPERTS, "--moe-grouped-gemm",

@@ -4,8 +4,9 @@ A known model is compared by what `export` would write of it (`megatron_model`).
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from moetune.domain.architecture import Decoder
@@ -71,7 +72,7 @@ def recognise(values: Values, *, name: str | None = None) -> Recognised:
         return Recognised(_changed(found.decoder, values), f"{found.title}, by its name")
     sizes = effective(values)
     hint = resolve_name(str(values.get("tokenizer_model", "")).rstrip("/"))
-    alike = [model for model in _described() if _is_same(model, sizes)]
+    alike = [model for model, theirs in _described() if _is_same(theirs, sizes)]
     if alike:
         vocabulary = _vocabulary(values)
         model = min(
@@ -176,19 +177,20 @@ def _listed(text: str) -> tuple[int, ...] | int:
     return value if isinstance(value, int) else tuple(map(int, value))
 
 
-def _described() -> Iterator[PublishedModel]:
-    """Yield the registry's models that Megatron's arguments describe."""
-    target = find_target("megatron")
+@cache
+def _described() -> tuple[tuple[PublishedModel, Mapping[str, Any]], ...]:
+    """Return the registry's models that Megatron's arguments describe, with their sizes."""
+    target, found = find_target("megatron"), []
     for name in model_names():
         model = named_model(name)
         if next(model_rules(model.decoder, target), None) is None:
-            yield model
+            written = megatron_model(model.decoder, _NEWEST, model.config, 1)
+            found.append((model, effective({**written.fields, **written.flags})))
+    return tuple(found)
 
 
-def _is_same(model: PublishedModel, sizes: Mapping[str, Any]) -> bool:
+def _is_same(theirs: Mapping[str, Any], sizes: Mapping[str, Any]) -> bool:
     """Return whether a model has the sizes, whatever its number of layers."""
-    written = megatron_model(model.decoder, _NEWEST, model.config, 1)
-    theirs = effective({**written.fields, **written.flags})
     rest = {"num_layers", "first_routed"}
     if {key: value for key, value in theirs.items() if key not in rest} != {
         key: value for key, value in sizes.items() if key not in rest
@@ -236,12 +238,13 @@ def _of_sizes(values: Values, sizes: Mapping[str, Any], hint: str | None) -> Dec
         InputError: the vocabulary is missing, or the sizes are of none.
     """
     vocabulary = _vocabulary(values)
+    hint = hint or _near(sizes)
     if vocabulary is None and hint is not None:
         vocabulary = named_model(hint).decoder.vocab_size
     if vocabulary is None:
         raise InputError(
             "no model is known by the script's sizes, and it does not say its vocabulary",
-            "give --vocab-size behind --, or name the model with --model",
+            "name the model, or its config.json, with --model",
         )
     if "pattern" in sizes or "experimental_attention_variant" in sizes:
         raise InputError("no model is known by the script's sizes", "name it with --model")
@@ -249,6 +252,14 @@ def _of_sizes(values: Values, sizes: Mapping[str, Any], hint: str | None) -> Dec
     document["tie_word_embeddings"] = not values.get("untie_embeddings_and_output_weights")
     name = f"decoder of {sizes['num_layers']} blocks, {sizes['hidden_size']} wide"
     return _changed(read_decoder(document, name=name, where="the script"), values)
+
+
+def _near(sizes: Mapping[str, Any]) -> str | None:
+    """Return a known model of the same width, heads and layers, whose vocabulary may be theirs."""
+    keys = ("hidden_size", "num_attention_heads", "num_layers")
+    same = (model.decoder.name for model, theirs in _described()
+            if all(theirs.get(key) == sizes.get(key) for key in keys))  # fmt: skip
+    return next(same, None)
 
 
 def _document(values: Values, sizes: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import NamedTuple
 
+from moetune.domain.errors import InputError
 from moetune.launches.expansion import Run, Scope, Text, Word, missing_of, plain, text_of
 from moetune.launches.tokens import Token, tokens_of
 
@@ -20,6 +21,7 @@ _SLURM_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _SEPARATORS = frozenset({"\n", ";", "&", ";;"})
 _NUMBERS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
+_SHELLS = frozenset({"sbatch", "bash", "sh"})
 _TESTS = frozenset({"[", "[[", "test"})
 
 
@@ -59,6 +61,9 @@ def read_script(
     Args:
         extra: words behind the script, its `$@`.
         values: variables that the script takes from its environment.
+
+    Raises:
+        InputError: the script has no use for the words behind it.
     """
     reader = _Reader(
         tokens=[*tokens_of(text)],
@@ -73,6 +78,8 @@ def read_script(
     while reader.at < len(reader.tokens):
         reader.block(frozenset(), active=True)
         reader.at += 1
+    if extra and not reader.scope.is_passed_on:
+        raise InputError("the script does not pass on the words behind --", "leave them out")
     return ShellScript(commands=tuple(reader.commands), notes=tuple(reader.notes))
 
 
@@ -96,21 +103,22 @@ class _Reader:
         result: bool | None = True
         joint = ""
         while (token := self._token) is not None:
-            if token.kind == "operator" and token.text in {*_SEPARATORS, "&&", "||", "|"}:
-                joint = token.text if token.text in ("&&", "||") else ""
-                self.at += 1
-                if token.text in ends:
-                    return token.text
-                continue
             if token.text in ends:
                 self.at += 1
                 return token.text
+            if token.kind == "operator" and token.text in {*_SEPARATORS, "&&", "||", "|"}:
+                joint = token.text if token.text in ("&&", "||") else ""
+                self.at += 1
+                continue
             runs = active
             if joint and active:
                 runs = result is (joint == "&&")
                 if result is None:
                     self._leave(token.line, "what follows a test that has no value here")
+            start = self.at
             following = self._statement(active=runs)
+            if active and not runs and result is not None:
+                self._forget(start)
             result = following if runs or not joint else result
         return ""
 
@@ -123,7 +131,7 @@ class _Reader:
             case "for" | "while" | "until" | "select" if token.kind == "word":
                 self._aside(token, "a loop", "done", active=active)
             case "case" if token.kind == "word":
-                self._aside(token, "a case", "esac", active=active)
+                self._case(active=active)
             case "function":
                 self._aside(token, "a function", "}", active=active)
             case "(" | "{":
@@ -138,8 +146,7 @@ class _Reader:
     def _aside(self, token: Token, what: str, end: str, *, active: bool) -> None:
         """Skip a construct with all that is in it."""
         self.at += 1
-        opening = {"done": "do", "esac": "case", "}": "{"}[end]
-        depth = int(end == "esac")
+        opening, depth = {"done": "do", "}": "{"}[end], 0
         while (inner := self._token) is not None:
             self.at += 1
             if inner.text == opening:
@@ -175,6 +182,33 @@ class _Reader:
             elif active:
                 self._forget(start)
 
+    def _case(self, *, active: bool) -> None:
+        """Read the branch whose pattern fits; without a value none is read."""
+        token = self.tokens[self.at + 1]
+        text, is_open = self.scope.text(token.text, token.line), active
+        if active and missing_of(text):
+            self._leave(token.line, "a case whose word has no value here")
+            is_open = False
+        self.at += 3  # case, its word, in
+        while (token := self.tokens[min(self.at, len(self.tokens) - 1)]).text != "esac":
+            if self.at >= len(self.tokens):
+                return
+            if token.text in ("\n", "("):
+                self.at += 1
+                continue
+            patterns = [*takewhile(lambda token: token.text != ")", self.tokens[self.at :])]
+            self.at += len(patterns) + 1
+            names = (text_of(self.scope.text(one.text, one.line)) for one in patterns)
+            fits = any(fnmatchcase(text_of(text), name) for name in names)
+            start, takes = self.at, is_open and fits
+            end = self.block(frozenset({";;", "esac"}), active=takes)
+            is_open = is_open and not takes
+            if active and not takes:
+                self._forget(start)
+            if end != ";;":
+                return
+        self.at += 1
+
     def _forget(self, start: int) -> None:
         """Take for empty what a branch would set that is not taken."""
         for token in self.tokens[start : self.at]:
@@ -194,12 +228,7 @@ class _Reader:
                 self.at += 1
                 continue
             one = self._simple(active=active, is_test=True)
-            if joint == "&&":
-                result = (
-                    False if False in (result, one) else None if None in (result, one) else True
-                )
-            else:
-                result = True if True in (result, one) else None if None in (result, one) else False
+            result = _joined(joint, result, one)
         return result
 
     def _simple(self, *, active: bool, is_test: bool = False) -> bool | None:
@@ -210,10 +239,10 @@ class _Reader:
             return True
         if tokens[0].text in _TESTS:
             return self._tested(tokens)
-        if is_test:
-            return None
         if tokens[0].text in ("true", "false", ":"):
             return tokens[0].text != "false"
+        if is_test:
+            return None
         assigned = [*takewhile(_is_assignment, tokens)]
         rest = tokens[len(assigned) :]
         if rest and rest[0].text in _DECLARING:
@@ -243,8 +272,19 @@ class _Reader:
             variables[name] = (value, *before[1:]) if len(before) > 1 else (value,)
 
     def _command(self, assigned: list[Token], rest: list[Token]) -> None:
+        here = [token for token in rest if token.kind == "here"]
+        rest = [token for token in rest if token.kind != "here"]
         words = [word for token in rest for word in self.scope.words(token.text, token.line)]
         if not words:
+            return
+        if words[0].text in _SHELLS and here:
+            self._inner(here[0].text, here[0].line)
+            return
+        texts = [word.text for word in words]
+        shell = next((at for at, text in enumerate(texts) if text in _SHELLS), len(texts))
+        if "-c" in texts[shell:-1]:
+            script = words[texts.index("-c", shell) + 1]
+            self._inner(script.text, script.line)
             return
         if words[0].text == "shift":
             by = int(words[1].text) if len(words) > 1 and words[1].text.isdigit() else 1
@@ -270,9 +310,22 @@ class _Reader:
             ShellCommand(words=tuple(words), line=rest[0].line, environment=environment)
         )
 
+    def _inner(self, text: str, line: int) -> None:
+        """Read a script in the script, with its variables."""
+        tokens, at = self.tokens, self.at
+        self.tokens, self.at = [*tokens_of(text, line)], 0
+        while self.at < len(self.tokens):
+            self.block(frozenset(), active=True)
+            self.at += 1
+        self.tokens, self.at = tokens, at
+
     def _tested(self, tokens: list[Token]) -> bool | None:
         """Return whether a test is true; None where it has no value here."""
-        inside = [token for token in tokens[1:] if token.text not in ("]", "]]")]
+        inside = [token for token in tokens if token.text not in ("[", "[[", "test", "]", "]]")]
+        for joint in ("||", "&&"):
+            at = next((at for at, token in enumerate(inside) if token.text == joint), None)
+            if at is not None:
+                return _joined(joint, self._tested(inside[:at]), self._tested(inside[at + 1 :]))
         is_not = bool(inside) and inside[0].text == "!"
         texts = [self.scope.text(token.text, token.line) for token in inside[is_not:]]
         result = self._compared(texts)
@@ -295,6 +348,14 @@ class _Reader:
                 return None if number is None else bool(number)
             case _:
                 return None
+
+
+def _joined(joint: str, *results: bool | None) -> bool | None:
+    """Return what tests give together; None where that is not known."""
+    decides = joint == "||"
+    if decides in results:
+        return decides
+    return None if None in results else not decides
 
 
 def _is_inside(token: Token) -> bool:

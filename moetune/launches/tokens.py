@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-TokenKind = Literal["word", "array", "operator"]
+TokenKind = Literal["word", "array", "here", "operator"]
 _OPERATOR = re.compile(r";;|&&|\|\||[;|&()]")
 _REDIRECT = re.compile(r"&>>?|<<<|[0-9]*(?:>>|>&|<&|>|<)")
 _HERE = re.compile(r"[0-9]*<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
@@ -16,7 +16,7 @@ class Token(NamedTuple):
     """A token.
 
     Args:
-        text: as it is written; of an array its name with `=` or `+=`.
+        text: as it is written; of an array its name with `=` or `+=`, of a here-document its body.
         inside: the elements of an array, as they are written.
     """
 
@@ -50,8 +50,9 @@ class _Lexer:
             elif not self._in_test and (match := _REDIRECT.match(self._text, self._at)):
                 self._at, drops = match.end(), True
             elif self._text[self._at] == "\n":
-                yield Token("operator", "\n", self._line)
-                self._end_line()
+                line = self._line
+                yield from self._end_line()
+                yield Token("operator", "\n", line)
             elif match := self._operator():
                 self._at = match.end()
                 yield Token("operator", match[0], self._line)
@@ -79,14 +80,17 @@ class _Lexer:
             return False
         return True
 
-    def _end_line(self) -> None:
+    def _end_line(self) -> Iterator[Token]:
+        """Go to the next line, past here-documents, which are yielded."""
         self._at, self._line = self._at + 1, self._line + 1
         for end in self._here:
+            start, first = self._at, self._line
             while self._at < len(self._text):
                 line, _, _ = self._text[self._at :].partition("\n")
                 self._at, self._line = self._at + len(line) + 1, self._line + 1
                 if line.strip() == end:
                     break
+            yield Token("here", self._text[start : self._at].rstrip().removesuffix(end), first)
         self._here = []
 
     def _word(self) -> Token:
