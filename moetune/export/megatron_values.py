@@ -105,10 +105,12 @@ def _read_zero(is_distributed: object, is_fsdp: object, strategy: str) -> ZeroSt
     return 1 if is_distributed else 0
 
 
-def _read_graphs(kind: str, modules: tuple[str, ...], scope: tuple[str, ...]) -> CudaGraphs:
+def _read_graphs(
+    kind: str, modules: tuple[str, ...] | None, scope: tuple[str, ...] | None
+) -> CudaGraphs:
     if kind == "none":
         return "none"
-    is_whole = kind == "full_iteration" or "full_iteration" in (*modules, *scope)
+    is_whole = kind == "full_iteration" or "full_iteration" in (*(modules or ()), *(scope or ()))
     return "full" if is_whole else "partial"
 
 

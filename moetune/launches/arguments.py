@@ -92,7 +92,7 @@ def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, li
         if command.words[0].text not in ("echo", "printf")
     ]  # fmt: skip
     numbers = [
-        sum(argument.name.replace("-", "_") in known for argument in launch.arguments)
+        sum(_is_known(argument.name, known) for argument in launch.arguments)
         + len(launch.overrides)
         for launch in launches
     ]
@@ -104,6 +104,11 @@ def find_launch(script: ShellScript, known: Collection[str]) -> tuple[Launch, li
         )
     best = numbers.index(max(numbers))
     return launches[best], cuts
+
+
+def _is_known(name: str, known: Collection[str]) -> bool:
+    """Return whether an argument says a training: Megatron's, or a path of torchtitan's."""
+    return name.replace("-", "_") in known or name.startswith(("parallelism.", "training."))
 
 
 def _mended(commands: tuple[ShellCommand, ...]) -> tuple[list[ShellCommand], list[Problem]]:

@@ -1,7 +1,9 @@
 """A launch file of any kind: opened, read, checked, and written with changes."""
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from moetune.domain.errors import InputError
@@ -9,14 +11,26 @@ from moetune.domain.site import Site
 from moetune.domain.training import FoldedLayout
 from moetune.export.keys import Value, keys_of
 from moetune.export.megatron_values import SETTINGS
-from moetune.launches.arguments import Launch, find_launch
+from moetune.launches.arguments import Launch, arguments_of, find_launch
+from moetune.launches.bridge import bridge_entries, read_bridge, titan_entries, yaml_launch
 from moetune.launches.edit import edited
-from moetune.launches.megatron import KEYS, flag_of_key, read_megatron
+from moetune.launches.entries import Entry, entries_of
+from moetune.launches.expansion import Word
+from moetune.launches.keyed import (
+    DEEPSPEED,
+    TITAN,
+    TRANSFORMERS,
+    Dialect,
+    keyed_changes,
+    read_keyed,
+)
+from moetune.launches.megatron import KEYS, flag_of_key, plain_value, read_megatron
 from moetune.launches.megatron_changes import argument_text, argument_words, megatron_changes
 from moetune.launches.megatron_checks import Context, megatron_problems
 from moetune.launches.reading import Asked, Problem, Reading
 from moetune.launches.shell import read_script
 
+_ASSIGNED = r"""(?<!\w)["']?{key}["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^\s,#}}]+)"""
 LARGEST_BYTES = 2**20
 """Of a file that is read."""
 
@@ -58,24 +72,123 @@ def open_launch(name: str, text: str, asked: Asked) -> LaunchFile:
     """Return a launch file.
 
     Args:
-        name: of the file.
+        name: of the file, whose ending says its kind.
 
     Raises:
         InputError: it is of an unknown kind, or something of it is missing or wrong.
     """
     if len(text) > LARGEST_BYTES:
-        raise InputError(f"{name} is larger than 1 MiB", "give the script that starts the run")
+        raise InputError(f"{name} is larger than 1 MiB", "give the file that starts the run")
     if "\0" in text:
-        raise InputError(f"{name} is no text", "give the script that starts the run")
+        raise InputError(f"{name} is no text", "give the file that starts the run")
+    if name.endswith((".toml", ".json", ".yaml", ".yml", ".py")):
+        return _configured(name, text, asked)
     script = read_script(text, extra=asked.extra, values=asked.values)
     launch, cuts = find_launch(script, KEYS)
+    if (entries := titan_entries(launch)) or (bridge := bridge_entries(launch)):
+        if entries:
+            return _keyed(TITAN, entries, text, asked, ranks=launch.ranks)
+        ranks = launch.ranks(asked)
+        reading = read_bridge(bridge, replace(asked, world_size=ranks), line=launch.line)
+        return KeyedFile(reading=reading, text=text, name=name, asked=asked)
     return MegatronFile(
-        reading=read_megatron(launch, asked),
-        launch=launch,
-        text=text,
-        asked=asked,
+        reading=read_megatron(launch, asked), launch=launch, text=text, asked=asked,
         cuts=tuple(cuts),
+    )  # fmt: skip
+
+
+def _configured(name: str, text: str, asked: Asked) -> LaunchFile:
+    """Return a configuration, by the keys that it has."""
+    entries = entries_of(name, text)
+    paths = {entry.path for entry in entries}
+    leaves = {path.rpartition(".")[2] for path in paths}
+    if "MODEL_ARGS" in {path.partition(".")[0] for path in paths}:
+        launch = yaml_launch(entries, asked)
+        reading = read_megatron(launch, asked)
+        return MegatronFile(reading=reading, launch=launch, text=text, asked=asked)
+    if leaves & {"tensor_parallel_degree", "data_parallel_shard_degree", "local_batch_size"}:
+        return _keyed(TITAN, entries, text, asked, name=name)
+    if "tensor_model_parallel_size" in leaves:
+        reading = read_bridge(entries, asked, line=1)
+        return KeyedFile(reading=reading, text=text, name=name, asked=asked)
+    extra = tuple(
+        Entry(argument.name.replace("-", "_"), plain_value(argument.values[0].text), 0)
+        for argument in arguments_of(tuple(Word(word, 0) for word in asked.extra))
+        if argument.values
     )
+    if leaves & {"zero_optimization", "train_micro_batch_size_per_gpu", "stage", "zero_stage"}:
+        return _keyed(DEEPSPEED, (*entries, *extra), text, asked, name=name)
+    if leaves & {"per_device_train_batch_size", "distributed_type", "fsdp_version"}:
+        return _keyed(TRANSFORMERS, (*entries, *extra), text, asked, name=name)
+    raise InputError(
+        f"{name} is of no kind that is known",
+        "give a shell script, a torchtitan TOML, a program of Megatron-Bridge, a DeepSpeed JSON, "
+        "an accelerate YAML, or TrainingArguments",
+    )
+
+
+def _keyed(
+    dialect: Dialect, entries: tuple[Entry, ...], text: str, asked: Asked, *, name: str = "",
+    ranks: Callable[[Asked], int] | None = None,
+) -> "KeyedFile":  # fmt: skip
+    if ranks is not None:
+        asked = replace(asked, world_size=ranks(asked))
+    reading = read_keyed(dialect, entries, asked)
+    return KeyedFile(reading=reading, text=text, name=name, asked=asked, dialect=dialect)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedFile:
+    """A configuration whose keys say the layout.
+
+    Args:
+        dialect: None for Megatron-Bridge's, whose keys are Megatron's fields.
+    """
+
+    reading: Reading
+    text: str
+    name: str
+    asked: Asked
+    dialect: Dialect | None = None
+
+    def problems(self, site: Site | None) -> Iterator[Problem]:
+        """Yield what of the keys surprises."""
+        del site
+        yield from self.reading.problems
+
+    def changes(self, layout: FoldedLayout, facts: Collection[str]) -> dict[str, Value]:
+        """Return the keys that another layout has otherwise."""
+        if self.dialect is None:
+            return megatron_changes(self.reading, layout, facts)
+        return keyed_changes(self.dialect, self.reading, layout)
+
+    def words(self, changes: Mapping[str, Value]) -> str:
+        """Return changes as assignments."""
+        return ", ".join(f"{key} = {value}" for key, value in changes.items())
+
+    def key_of(self, name: str) -> str:
+        """Return the key of an attribute of the layout."""
+        settings = SETTINGS if self.dialect is None else self.dialect.settings
+        return next(iter(keys_of(settings, name)), "")
+
+    def written(self, changes: Mapping[str, Value]) -> str:
+        """Return the file with other values in its lines."""
+        lines = self.text.splitlines(keepends=True)
+        for key, value in changes.items():
+            place = self.reading.given.get(key)
+            line = lines[place.line - 1] if place is not None and place.line else ""
+            match = re.search(_ASSIGNED.format(key=re.escape(key.rpartition(".")[2])), line)
+            if place is None or match is None or value is None:
+                raise InputError(
+                    f"{key} stands in no line of the file", f"write it by hand: {key} = {value}"
+                )
+            new = json.dumps(list(value) if isinstance(value, tuple) else value)
+            lines[place.line - 1] = line[: match.start(1)] + new + line[match.end(1) :]
+        return "".join(lines)
+
+    def read_again(self, text: str) -> LaunchFile:
+        """Return another text."""
+        return open_launch(self.name, text, self.asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

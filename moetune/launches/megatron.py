@@ -106,26 +106,43 @@ def read_megatron(launch: Launch, asked: Asked) -> Reading:
     """
     target = find_target(asked.target or "megatron")
     arguments = _fields_of(launch, target)
-    values = dict(arguments.values)
+    model = asked.model or _named(launch)
+    return reading_of(arguments, target, launch.ranks(asked), model=model, line=launch.line)
+
+
+def reading_of(
+    arguments: MegatronArguments, target: Target, ranks: int, *, model: str | None, line: int
+) -> Reading:
+    """Return the training of fields of Megatron's classes.
+
+    Args:
+        model: its name; None to find it by its sizes.
+        line: of what starts the training.
+
+    Raises:
+        InputError: a value is missing or wrong, or the model is not known.
+    """
+    values = arguments.values
     for key, wanted in (("micro_batch_size", "a micro-batch"), ("seq_length", "a length")):
         if not isinstance(values.get(key), int):
-            flag = f"--{key.replace('_', '-')}"
-            raise InputError(
-                f"line {launch.line}: the command gives no {flag}", f"give it {wanted}"
-            )
-    name = asked.model or _named(launch)
-    model = recognise(values, name=name)
+            what = f"line {line}: nothing gives {flag_of_key(key)}"
+            raise InputError(what, f"give it {wanted}")
+    decoder, words = recognise(values, name=model)
     found = read_settings(SETTINGS, values)
-    ranks = launch.ranks(asked)
-    layout = _layout(found, values, ranks, model.decoder)
+    if found["dispatcher"] is None:
+        raise InputError(
+            f"{values.get('moe_flex_dispatcher_backend')} is no dispatcher that is planned",
+            "use allgather, alltoall, or flex with deepep or hybridep",
+        )
+    layout = _layout(found, values, ranks, decoder)
     job = TrainingJob(
-        decoder=model.decoder, world_size=ranks, length=found["length"],
+        decoder=decoder, world_size=ranks, length=found["length"],
         global_batch=found["global_batch"] or layout.micro_batch * layout.dp,
         dtype=found["narrow"] or ("float16" if values.get("fp16") else "bfloat16"),
-        optimizer=found["optimizer"], leaves_room=model.decoder.num_moe_layers > 0,
+        optimizer=found["optimizer"], leaves_room=decoder.num_moe_layers > 0,
     )  # fmt: skip
     return Reading(
-        target=target, decoder=model.decoder, model_words=model.words, job=job, layout=layout,
+        target=target, decoder=decoder, model_words=words, job=job, layout=layout,
         given=arguments.given, values=values, facts=_facts(found, values, target),
         rows=tuple(_rows(arguments, layout, job)), lines=_lines(arguments.given),
         problems=arguments.problems,

@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 from moetune.domain.rules import broken_rules
 from moetune.domain.target_rules import model_rules, target_rules
-from moetune.domain.targets import find_target
+from moetune.domain.targets import Target, find_target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.export import export_layout
 from moetune.export.planned import Planned
@@ -13,17 +14,11 @@ from moetune.huggingface.reader import language_model
 from moetune.huggingface.registry import named_model
 from tests.golden.cases import CASES
 
-CHOICES: dict[str, tuple[object, ...]] = {
+SIZES: dict[str, tuple[int, ...]] = {
     "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2, 3), "ep": (1, 2, 4, 8),
-    "etp": (1, 2), "micro_batch": (1, 2), "zero": (0, 1, 2, 3),
-    "recompute": ((), ("full",), ("moe_act", "norm"), ("core_attn", "mlp"), ("selective",)),
-    "dispatcher": ("all_to_all", "all_gather", "deepep", "hybrid_ep"),
-    "overlap": ("none", "batch"), "cuda_graphs": ("none", "partial"),
-    "schedule": (None, "zero_bubble"), "offload_activations": (0.0, 0.0, 0.25),
-    "offload_optimizer": (0.0, 0.0, 0.5),
+    "etp": (1, 2), "micro_batch": (1, 2), "dp": (1, 2, 4, 8),
 }  # fmt: skip
-OPTIMIZERS = ("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16")
-DTYPES = ("bfloat16", "bfloat16", "fp8", "mxfp8", "nvfp4")
+MODULES = (("moe_act", "norm"), ("core_attn", "mlp"))
 
 
 def models() -> tuple[str, ...]:
@@ -33,20 +28,39 @@ def models() -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def choices(target: Target) -> dict[str, tuple[Any, ...]]:
+    """Return values that the runtime's row of facts has, for each part of a layout."""
+    sizes = {
+        name: tuple(size for size in sizes if size <= target.largest.get(name, size))
+        for name, sizes in SIZES.items()
+    }
+    lists = [names for names in MODULES if {*names} <= {*target.recompute}]
+    return {
+        **sizes,
+        "zero": target.zero, "dispatcher": target.dispatchers, "overlap": target.overlaps,
+        "recompute": ((), *((name,) for name in target.recompute), *lists),
+        "cuda_graphs": target.cuda_graphs[:2], "schedule": (None, *target.schedules),
+        "offload_activations": (0.0, 0.25) if target.offloads_activations else (0.0,),
+        "offload_optimizer": (0.0, 0.5) if target.offloads_optimizer else (0.0,),
+    }  # fmt: skip
+
+
 def drawn(target_name: str, count: int, seed: int = 7) -> Iterator[tuple[Planned, str]]:
     """Yield plans that the runtime runs, each with its export."""
     draw, target = random.Random(seed), find_target(target_name)
+    able = choices(target)
     while count:
         model = named_model(draw.choice(models()))
-        values = {name: draw.choice(choices) for name, choices in CHOICES.items()}
-        if values["vpp"] != 1 and values["pp"] == 1:
-            values["vpp"] = 1
-        layout = FoldedLayout(dp=draw.choice((1, 2, 4, 8)), **values)  # type: ignore[arg-type]
+        values = {name: draw.choice(options) for name, options in able.items()}
+        values["vpp"] = values["vpp"] if values["pp"] > 1 else 1
+        if values["ep"] == 1:  # nothing is exchanged
+            values["dispatcher"] = "all_to_all"
+        layout = FoldedLayout(**values)
         share = layout.offloaded_share(model.decoder)  # of whole blocks
         layout = layout.changed(offload_activations=share)
         job = TrainingJob(
             decoder=model.decoder, world_size=layout.world_size, global_batch=192, length=4096,
-            optimizer=draw.choice(OPTIMIZERS), dtype=draw.choice(DTYPES),  # type: ignore[arg-type]
+            optimizer=draw.choice(target.optimizers), dtype=draw.choice(target.dtypes),
         )  # fmt: skip
         rules = (*broken_rules(layout, job), *model_rules(model.decoder, target),
                  *target_rules(layout, target, job))  # fmt: skip

@@ -19,3 +19,20 @@ def test_a_drawn_layout_is_read_back_as_it_was_written(target: str) -> None:
             assert getattr(found.job, name) == getattr(job, name), (name, text)
         assert found.facts["hides_gradients"]
         assert [row for row in found.rows if row.line is None and row.name in ("tp", "ep")] == []
+
+
+PROGRAMS = ("bridge@0.3", "bridge@0.6", "torchtitan", "deepspeed", "transformers")
+
+
+@pytest.mark.parametrize("target", PROGRAMS)
+def test_a_drawn_program_is_read_back_as_it_was_written(target: str) -> None:
+    for planned, text in drawn(target, 20):
+        job = planned.job
+        asked = Asked(
+            target=target, world_size=job.world_size, model=job.decoder.name,
+            extra=("--max_seq_length", str(job.length)),
+        )  # fmt: skip
+        found = open_launch("layout.py", text, asked).reading
+        assert found.layout.explicit(job.decoder) == planned.layout.explicit(job.decoder), text
+        for name in ("global_batch", "length", "world_size", "dtype"):
+            assert getattr(found.job, name) == getattr(job, name), (name, text)

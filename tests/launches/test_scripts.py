@@ -185,7 +185,7 @@ def test_words_are_those_of_bash(script: str, words: list[str]) -> None:
         (("--num-layers 32 ", "--num-layers $L "), {}, "line 8: --num-layers has $L"),
         (("$NODES)", "$COUNT)"), {}, "line 6: --nnodes has $COUNT, which has no value here"),
         (("torchrun", "echo torchrun"), {}, "no command in the file starts a training"),
-        (("--seq-length 4096", ""), {}, "the command gives no --seq-length"),
+        (("--seq-length 4096", ""), {}, "nothing gives --seq-length"),
         (("--hidden-size 4096", ""), {}, "the script gives no --hidden-size"),
         (("--hidden-size 4096", "--hidden-size 4160"), {}, "does not say its vocabulary"),
         (("", ""), {"model": "none-such"}, "model 'none-such' is unknown"),
