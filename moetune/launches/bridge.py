@@ -42,8 +42,8 @@ def yaml_launch(entries: tuple[Entry, ...], asked: Asked) -> Launch:
             environment[key] = Word(str(entry.value), entry.line)
         elif key.startswith("--") and entry.value is not False:
             parts = entry.value if isinstance(entry.value, tuple) else (entry.value,)
-            words = [word for part in parts if part is not True
-                     for word in scope.words(str(part), entry.line)]  # fmt: skip
+            texts = [text for part in parts if part is not True for text in str(part).split()]
+            words = [word for text in texts for word in scope.words(text, entry.line)]
             arguments.append(
                 Argument(name=key.removeprefix("--"), values=tuple(words), line=entry.line)
             )

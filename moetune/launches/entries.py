@@ -114,7 +114,7 @@ def _on_line(entries: Iterator[Entry], line: int, value: object) -> Iterator[Ent
 def _of_yaml(text: str) -> Iterator[Entry]:
     """Yield the values of nested mappings with scalars and lists of scalars, as launchers write."""
     above: list[tuple[int, str]] = []
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
     items: dict[str, tuple[list[Any], int]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         plain = re.sub(r"(^|\s)#.*", "", line).rstrip()
@@ -127,13 +127,13 @@ def _of_yaml(text: str) -> Iterator[Entry]:
         above = [(depth, name) for depth, name in above if depth < indent or match[2]]
         if key is None:
             path = ".".join(name for _, name in above)
-            items.setdefault(path, ([], number))[0].append(_scalar(rest))
+            items.setdefault(path, ([], seen.get(path, number)))[0].append(_scalar(rest))
             continue
         above = [(depth, name) for depth, name in above if depth < indent]
         path = ".".join([*(name for _, name in above), key.strip("\"'")])
         if path in seen:
             raise InputError(f"line {number}: {path} is given twice", "keep one of them")
-        seen.add(path)
+        seen[path] = number
         if rest:
             yield Entry(path, _scalar(rest), number)
         else:
