@@ -27,7 +27,7 @@ from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.launches.files import LARGEST_BYTES, LaunchFile, open_launch
 from moetune.launches.reading import SEVERITIES, Asked, Problem, Reading
-from moetune.solve.model.alternatives import LEAST_SAVED, with_graphs
+from moetune.solve.model.alternatives import LEAST_SAVED
 from moetune.solve.model.best import BestLayouts
 from moetune.solve.model.search import FoldedSearch, PricedLayout
 
@@ -183,26 +183,39 @@ class _Check:
         refusals = [*self._refusals()]
         problems = [*self.launch.problems(site_of(self.profile)), *refusals]
         is_sound = next(broken_rules(self.reading.layout, self.reading.job), None) is None
-        priced = self._priced() if is_sound else None
+        try:
+            priced = self._priced() if is_sound else None
+        except MoetuneError as error:  # nor has any other layout a price
+            what = f"it has no price: {error.what}"
+            problems.append(Problem(severity="note", line=None, what=what, fix=error.hint))
+            return self._answered(problems)
         fits = priced is not None and self._search(self.facts).fits(priced.layout)
         known = priced if fits and not refusals else None
         better = self._better(known)
-        if priced is not None and not fits:
-            problems.append(self._too_large(priced, better))
-        problems += self._costs(priced) if priced is not None else ()
+        if priced is not None:
+            problems += [] if fits else [self._too_large(priced, better)]
+            problems += self._costs(priced)
+        return self._answered(problems, priced, better, self._best(known, better))
+
+    def _answered(
+        self, problems: list[Problem], priced: PricedLayout | None = None,
+        better: tuple[Better, ...] = (), best: Better | None = None,
+    ) -> Checked:  # fmt: skip
+        """Return the answer, what stops the launch first."""
         problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
         return Checked(
             file=self.file, profile=self.profile, reading=self.reading, problems=tuple(problems),
             answer=None if priced is None else self._answer(priced), limit_bytes=self.limit_bytes,
-            better=better, best=self._best(known, better),
+            better=better, best=best,
         )  # fmt: skip
 
     def _refusals(self) -> Iterator[Problem]:
         """Yield the rules that the layout breaks."""
         reading, seen = self.reading, set[str]()
         site = site_of(self.profile)
+        describes = reading.target.name == "megatron"  # by its arguments, whatever the model
         rules = chain(
-            model_rules(reading.decoder, reading.target),
+            () if describes else model_rules(reading.decoder, reading.target),
             broken_rules(reading.layout, reading.job),
             target_rules(reading.layout, reading.target, reading.job, site),
         )
@@ -220,8 +233,14 @@ class _Check:
         return Problem(
             severity="stops", line=lines[0] if lines else None,
             what=what if is_sourced else rule.what,
-            why=source if is_sourced else "a rule of every runtime", fix=self._in_keys(rule.hint),
+            why=source if is_sourced else self._source(rule), fix=self._in_keys(rule.hint),
         )  # fmt: skip
+
+    def _source(self, rule: BrokenRule) -> str:
+        """Return where a rule without a file of its own is from."""
+        target = self.reading.target
+        is_own = rule.what.startswith(target.label)
+        return f"{target.label}: {target.source}" if is_own else "a rule of every runtime"
 
     def _in_keys(self, hint: str) -> str:
         """Return a hint whose flags of `moetune plan` are the runtime's keys."""
@@ -245,14 +264,15 @@ class _Check:
             )
         return self._searches[key]
 
-    def _priced(self) -> PricedLayout | None:
-        """Return the launch's own layout with its price; None where a time is not known."""
-        try:
-            check_format(self.profile, self.reading.job.dtype)
-            search = self._search(self.facts)
-            return search.answer_of(search.price(self.reading.layout))
-        except InputError:
-            return None
+    def _priced(self) -> PricedLayout:
+        """Return the launch's own layout with its price.
+
+        Raises:
+            MoetuneError: the profile does not know a time, or its machine not the format.
+        """
+        check_format(self.profile, self.reading.job.dtype)
+        search = self._search(self.facts)
+        return search.answer_of(search.price(self.reading.layout))
 
     def _answer(self, priced: PricedLayout) -> TrainingAnswer:
         return answer_of(priced, self.reading.job, self.profile.machine.device)
@@ -331,14 +351,12 @@ class _Check:
         )  # fmt: skip
 
     def _best(self, priced: PricedLayout | None, better: tuple[Better, ...]) -> Better | None:
-        """Return the best layout without any pin, with all that the runtime can hide."""
+        """Return the best layout with the launch's CUDA graphs, and all that can be hidden."""
         off = tuple(name for name in _OFF if not self.facts.get(name, True))
         search = self._search({**self.facts, **dict.fromkeys(off, True)})
-        free = LayoutRequest()
         try:
-            plain = BestLayouts.of(search, free).best()
-            graphed = with_graphs(search, free, plain)
-            best = plain if graphed is None else graphed.best()
+            graphs = self.reading.layout.cuda_graphs
+            best = BestLayouts.of(search, LayoutRequest(cuda_graphs=graphs)).best()
         except MoetuneError:
             return None
         if not search.fits(best.layout):

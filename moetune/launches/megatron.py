@@ -138,7 +138,7 @@ def reading_of(
     job = TrainingJob(
         decoder=decoder, world_size=ranks, length=found["length"],
         global_batch=found["global_batch"] or layout.micro_batch * layout.dp,
-        dtype=found["narrow"] or ("float16" if values.get("fp16") else "bfloat16"),
+        dtype=found["narrow"] or "bfloat16",
         optimizer=found["optimizer"], leaves_room=decoder.num_moe_layers > 0,
     )  # fmt: skip
     return Reading(

@@ -103,6 +103,7 @@ def _needs_single(context: Context) -> bool:
     """Return whether Megatron asks for a single connection: shards of layers before Blackwell."""
     layout = context.reading.layout
     is_asked = layout.tp * layout.cp > 1 and context.generation in _NEWEST_ASKING
+    is_asked = is_asked and context.launch.program != SWIFT  # which sets it
     return is_asked and not context.is_fsdp and layout.overlap == "none"
 
 
@@ -215,6 +216,8 @@ _CHECKS = (
           "1", _ARGUMENTS, "",
           lambda context: "sequence_parallel" in context.reading.given
           and context.reading.layout.tp == 1),
+    Check("note", "fp16", "float16 is priced as bfloat16, which has as many bytes", _ARGUMENTS, "",
+          lambda context: context.has("fp16")),
     Check("note", "recompute_method", "--recompute-method block recomputes the first "
           "--recompute-num-layers of a stage alone; times and memory here are of all", _CONFIG, "",
           lambda context: context.values.get("recompute_method") == "block"),

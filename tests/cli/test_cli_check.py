@@ -122,6 +122,17 @@ def test_what_is_broken_is_the_first_problem_with_its_line_and_its_fix(
     assert first["why"]
 
 
+def test_what_the_machine_does_not_have_has_no_price_and_problems_all_the_same(cli: Cli) -> None:
+    text = SCRIPT.replace("--bf16", "--bf16 --fp8-format hybrid")
+    Path("run.sh").write_text(text.replace("    --sequence-parallel\n", ""))
+    found = cli("check", "run.sh", "--profile", "a100-x8", "--json").document
+    stops, narrow, *_, note = found["problems"]
+    assert "no sequence" in stops["what"]
+    assert "the dtype fp8 on a100" in narrow["what"]
+    assert note["what"].startswith("it has no price: ")
+    assert (found["predicted"], found["better"], found["best"]) == (None, [], None)
+
+
 def test_words_say_what_runs_and_what_would_be_better(cli: Cli) -> None:
     text = SCRIPT.replace("    --expert-tensor-parallel-size 1\n", "")
     text = text.replace("--expert-model-parallel-size 8", "--expert-model-parallel-size 4")
