@@ -13,6 +13,8 @@ from moetune.launches.tokens import tokens_of
 _PARAMETER = re.compile(
     r"(#?)([A-Za-z_]\w*|\d+|[@*#?!$-])(\[[@*]\]|\[\d+\])?(:?[-=?+])?(.*)", re.DOTALL
 )
+_CHOICE = re.compile(r"^([^?:]+)\?([^?:]+):([^?:]+)$")
+"""Of C, which Python writes otherwise."""
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?!$]")
 _OPERATIONS: Mapping[type, Callable[[int, int], int]] = MappingProxyType({
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -235,10 +237,11 @@ class Scope:
             if self.deep > _DEEPEST:
                 return None
             flat = "".join(
-                run.text if run and not run.missing else "?"
+                run.text if run and not run.missing else "$"
                 for run, _ in self._pieces(text, 0, quoted=True)
             )
-            return self._computed(ast.parse(flat.strip(), mode="eval").body)
+            python = _CHOICE.sub(r"(\2) if (\1) else (\3)", flat.strip())
+            return self._computed(ast.parse(python, mode="eval").body)
         except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
             return None
         finally:
@@ -254,6 +257,9 @@ class Scope:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 inner = self._computed(operand)
                 return None if inner is None else -inner
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                holds = self._computed(test)
+                return None if holds is None else self._computed(body if holds else orelse)
             case ast.BinOp(left=left, op=operation, right=right):
                 return self._combined(left, operation, right)
             case ast.Compare(left=left, ops=[operation], comparators=[right]):

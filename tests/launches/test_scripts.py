@@ -1,5 +1,6 @@
 """Shell scripts as people write them: what runs is read right, and nothing of them is run."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -158,24 +159,51 @@ def test_nothing_is_run_and_nothing_of_the_environment_is_read(
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("B=5\nA=(1 '2 3' \"4 $B\")\nA+=(6)\nrun ${A[@]} \"${A[@]}\" ${#A[@]}",
-         ["1", "2", "3", "4", "5", "6", "1", "2 3", "4 5", "6", "4"]),
-        ("A=x\nrun $A$A ${A}y \"$A y\" '$A' \\$A ${B:-d} ${B-$A} ${A:+z}",
-         ["xx", "xy", "x y", "$A", "$A", "d", "x", "z"]),
-        ("N=6\nrun $((N*2 + 1)) $(( $N / 4 )) $((N % 4))", ["13", "1", "2"]),
-        ("run a \\\n  b # c\nother d", ["a", "b"]),
-        ("for x in 1 2; do run $x; done\nf() { run no; }\nrun yes", ["yes"]),
-        ("run a > out.txt 2>&1 < in && run2 b", ["a"]),
-        ("if false; then run no; elif [ 3 -ge 3 ]; then run it; else run no; fi", ["it"]),
-        ("[ a = b ] || X=1\n[ a != b ] && Y=2\nrun $X $Y", ["1", "2"]),
-    ],
-)  # fmt: skip
-def test_words_are_those_of_bash(script: str, words: list[str]) -> None:
-    commands = [one for one in read_script(script).commands if one.words[0].text == "run"]
-    assert [word.text for word in commands[0].words[1:]] == words
+LAUNCHER = """
+exec 3>&1
+torchrun() { printf '%s\\0' torchrun "$@" >&3; exit; }
+"""
+"""A command of bash that writes its words, and ends the script, in place of starting anything."""
+SCRIPTS = (
+    'B=5\nA=(1 "2 3" "4 $B")\nA+=(6)\ntorchrun ${A[@]} "${A[@]}" ${#A[@]} "${A[*]}" ${A[1]}',
+    'A=x\ntorchrun $A$A ${A}y "$A y" \'$A\' \\$A ${B:-d} ${B-$A} ${A:+z} "${C:-a b}" ${C:-a b}',
+    "N=6\ntorchrun $((N*2 + 1)) $(( $N / 4 )) $((N % 4)) $(( N > 2 ? 1 : 0 ))",
+    "torchrun a \\\n  b # c\nother d",
+    "torchrun a > /dev/null 2>&1 < /dev/null && run2 b",
+    "if false; then torchrun no; elif [ 3 -ge 3 ]; then torchrun it; else torchrun no; fi",
+    "[ a = b ] || X=1\n[ a != b ] && Y=2\n[ a = b ] && Z=3\ntorchrun $X $Y $Z end",
+    "M=30b\ncase $M in\n 7b|8b) N=1;;\n 30*) N=2 ;;\n *) N=3;;\nesac\ntorchrun $N",
+    "if [[ ab == a* && -z $U ]] || [ 1 -gt 2 ]; then X=y; fi\nX+=z\ntorchrun $X \"\" ''",
+    'A=" --a 1 \\\n  --b 2"\nR="torchrun $A --c \'([1]*4)\'"\neval $R',
+    "set -- p q r\nfor x in 1; do :; done\nf() { torchrun no; }\ntorchrun yes",
+    'cat > /dev/null <<EOF\ntorchrun no\nEOF\ntorchrun "a\tb" a\\ b',
+)
+
+
+def words_of_bash(script: str, *extra: str, **environment: str) -> list[str]:
+    """Return the words of the first command that would start ranks, as bash itself has them."""
+    done = subprocess.run(
+        ("bash", "-c", f"{LAUNCHER}{script}", "run.sh", *extra), text=True, check=False,
+        capture_output=True, env={"PATH": "/usr/bin:/bin", **environment},
+    )  # fmt: skip
+    return done.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_words_are_those_of_bash(script: str) -> None:
+    commands = read_script(script.replace("set -- p q r\n", "")).commands
+    found = next(one for one in commands if one.words[0].text == "torchrun")
+    assert [word.text for word in found.words] == words_of_bash(script)
+
+
+@pytest.mark.parametrize(("text", "asked"), [row[:2] for row in ROWS[:4]])
+def test_the_command_of_a_script_is_the_one_that_bash_starts(
+    text: str, asked: dict[str, Any]
+) -> None:
+    extra, values = asked.get("extra", ("data",)), asked.get("values", {})
+    commands = read_script(text, extra=extra, values=values).commands
+    found = next(one for one in commands if one.words[0].text == "torchrun")
+    assert [word.text for word in found.words] == words_of_bash(text, *extra, **values)
 
 
 @pytest.mark.parametrize(
