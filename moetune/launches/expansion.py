@@ -248,24 +248,25 @@ class Scope:
             self.deep -= 1
 
     def _computed(self, node: ast.expr) -> int | None:
+        result: int | None = None
         match node:
             case ast.Constant(value=int() as value):
-                return int(value)
+                result = int(value)
             case ast.Name(id=name):
                 text = self._value(name, "")
-                return None if not text else self.number(text_of(text[0]) or "0")
+                result = self.number(text_of(text[0]) or "0") if text else None
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                inner = self._computed(operand)
-                return None if inner is None else -inner
+                result = self._combined(ast.Constant(0), ast.Sub(), operand)
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 holds = self._computed(test)
-                return None if holds is None else self._computed(body if holds else orelse)
+                result = None if holds is None else self._computed(body if holds else orelse)
             case ast.BinOp(left=left, op=operation, right=right):
-                return self._combined(left, operation, right)
+                result = self._combined(left, operation, right)
             case ast.Compare(left=left, ops=[operation], comparators=[right]):
-                return self._combined(left, operation, right)
+                result = self._combined(left, operation, right)
             case _:
-                return None
+                pass
+        return result
 
     def _combined(self, left: ast.expr, operation: ast.AST, right: ast.expr) -> int | None:
         first, second = self._computed(left), self._computed(right)

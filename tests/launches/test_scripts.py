@@ -160,7 +160,7 @@ def test_nothing_is_run_and_nothing_of_the_environment_is_read(
 
 
 LAUNCHER = """
-exec 3>&1
+exec 3>&1 1>&2
 torchrun() { printf '%s\\0' torchrun "$@" >&3; exit; }
 """
 """A command of bash that writes its words, and ends the script, in place of starting anything."""
