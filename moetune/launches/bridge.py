@@ -9,6 +9,7 @@ from moetune.export.keys import Value
 from moetune.launches.arguments import Argument, Launch
 from moetune.launches.entries import Entry
 from moetune.launches.expansion import Scope, Word, plain
+from moetune.launches.keyed import misspelt
 from moetune.launches.megatron import KEYS, MegatronArguments, plain_value, reading_of
 from moetune.launches.reading import Asked, Given, Problem, Reading
 
@@ -74,7 +75,7 @@ def read_bridge(entries: tuple[Entry, ...], asked: Asked, *, line: int) -> Readi
     note = Problem(severity="note", line=None, what=_FROM_RECIPE, why="the recipe is not run")
     arguments = MegatronArguments(
         given=given, values={"bf16": True, "moe_token_dispatcher_type": "alltoall", **values},
-        problems=(note,),
+        problems=(*misspelt(entries, KEYS, "stops", f"{target.label}: {target.source}"), note),
     )  # fmt: skip
     return reading_of(arguments, target, asked.world_size, model=name, line=line)
 

@@ -1,7 +1,8 @@
 """torchtitan, DeepSpeed and transformers: configurations whose keys say a layout and a batch."""
 
+import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,10 @@ from moetune.export.torchtitan import BACKEND, PARALLELISM, TRAINING
 from moetune.export.transformers import DISTRIBUTED
 from moetune.huggingface.registry import find_decoder_model, model_names, named_model
 from moetune.launches.entries import Entry
-from moetune.launches.reading import Asked, Given, Problem, Reading, Row
+from moetune.launches.reading import Asked, Given, Problem, Reading, Row, Severity
 
 Found = dict[str, Any]
+_NEAR = 0.95
 _POLICIES = {"full": ("full",), "selective": ("selective",), "none": ()}
 _ALIASES = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
@@ -45,12 +47,14 @@ class Dialect:
     """A runtime's configuration.
 
     Args:
+        unknown: how grave a key is that it does not have.
         arrange: completes what its keys say to a layout's and a job's values, for so many ranks.
     """
 
     target: str
     settings: tuple[Setting, ...]
     arrange: Callable[[Found, Mapping[str, Any], int], None]
+    unknown: Severity = "stops"
 
 
 def _titan(found: Found, values: Mapping[str, Any], ranks: int) -> None:
@@ -96,7 +100,10 @@ def _hugging_face(found: Found, _: Mapping[str, Any], ranks: int) -> None:
 
 
 TITAN = Dialect(target="torchtitan", settings=(*PARALLELISM, *TRAINING, BACKEND), arrange=_titan)
-DEEPSPEED = Dialect(target="deepspeed", settings=(*CONFIG, *_HUGGING_FACE), arrange=_hugging_face)
+DEEPSPEED = Dialect(
+    target="deepspeed", settings=(*CONFIG, *_HUGGING_FACE), arrange=_hugging_face,
+    unknown="note",  # it ignores them
+)  # fmt: skip
 TRANSFORMERS = Dialect(
     target="transformers", settings=(*CONFIG[:2], *DISTRIBUTED, *_HUGGING_FACE),
     arrange=_hugging_face,
@@ -143,7 +150,11 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
         rows=tuple(_rows(dialect, given, layout, job)),
         lines={setting.name: given[key].line for setting in dialect.settings
                for key in setting.keys if key in given},
-        problems=tuple(_problems(values, given)),
+        problems=(
+            *misspelt(entries, [key for setting in dialect.settings for key in setting.keys],
+                      dialect.unknown, f"{target.label}: {target.source}"),
+            *_problems(values, given),
+        ),
     )  # fmt: skip
 
 
@@ -191,6 +202,20 @@ def _stages(names: Any, found: Found, decoder: Any) -> StageLetters:  # noqa: AN
         begins, ends = "tok_embeddings" in part, "lm_head" in part or "output" in part
         words.append("E" * begins + "t" * count + "L" * ends)
     return tuple(words)
+
+
+def misspelt(
+    entries: Iterable[Entry], known: Collection[str], severity: Severity, why: str
+) -> Iterator[Problem]:
+    """Yield keys that are a letter or two from a known one."""
+    leaves = {key.rpartition(".")[2] for key in known}
+    for entry in entries:
+        leaf = entry.path.rpartition(".")[2]
+        near = difflib.get_close_matches(leaf, leaves - {leaf}, n=1, cutoff=_NEAR)
+        if near and leaf not in leaves and leaf not in _ALIASES:
+            fix = f"did you mean {near[0]}?"
+            yield Problem(severity=severity, line=entry.line, what=f"{entry.path} is unknown",
+                          why=why, fix=fix)  # fmt: skip
 
 
 def _problems(values: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator[Problem]:

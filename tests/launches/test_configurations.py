@@ -191,6 +191,26 @@ def test_wrong_input_is_a_message(
     assert refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "key", "line", "severity"),
+    [
+        ("run.toml", TITAN, "expert_parallel_degree", 12, "stops"),
+        ("run.py", RECIPE, "expert_model_parallel_size", 7, "stops"),
+        ("ds.json", DEEPSPEED, "autoep_size", 6, "note"),
+    ],
+)
+def test_a_misspelt_key_is_named_with_the_nearest_one(
+    name: str, text: str, key: str, line: int, severity: str
+) -> None:
+    wrong = key.replace("l", "", 1) if "l" in key else key + "s"
+    asked = Asked(world_size=64, model="qwen3-30b-a3b", extra=BATCH[:2])
+    launch = open_launch(name, text.replace(key, wrong), asked)
+    first = next(launch.problems(None))
+    assert (first.line, first.severity) == (line, severity)
+    assert wrong in first.what
+    assert key in first.fix
+
+
 def test_values_have_the_lines_of_their_keys() -> None:
     for name, text in (("a.json", DEEPSPEED), ("a.yaml", ACCELERATE), ("a.toml", TITAN)):
         for entry in entries_of(name, text):
