@@ -45,6 +45,10 @@ _WORDS = {
     "deepep": "dispatcher", "hybrid_ep": "dispatcher", "all_gather": "dispatcher",
 }  # fmt: skip
 """Words of rules, and the decision that they are of."""
+_PINS = re.compile(
+    "--(dispatcher|overlap|recompute|zero|vpp|cuda-graphs|offload|schedule|stages|dtype|optimizer)"
+    r"(?: |-\w+ )"
+)
 _OFF = {
     "hides_gradients": "gradients are reduced with nothing beside it",
     "splits_sequence": "tensor ranks do not share the sequence between their layers",
@@ -181,17 +185,18 @@ class _Check:
     def checked(self) -> Checked:
         """Return what there is to say."""
         refusals = [*self._refusals()]
-        problems = [*self.launch.problems(site_of(self.profile)), *refusals]
+        problems = [*self.launch.problems(site_of(self.profile))]
         is_sound = next(broken_rules(self.reading.layout, self.reading.job), None) is None
         try:
             priced = self._priced() if is_sound else None
         except MoetuneError as error:  # nor has any other layout a price
             what = f"it has no price: {error.what}"
-            problems.append(Problem(severity="note", line=None, what=what, fix=error.hint))
-            return self._answered(problems)
+            note = Problem(severity="note", line=None, what=what, fix=error.hint)
+            return self._answered([*problems, *refusals, note])
         fits = priced is not None and self._search(self.facts).fits(priced.layout)
         known = priced if fits and not refusals else None
         better = self._better(known)
+        problems += [_with_fix(problem, better) for problem in refusals]
         if priced is not None:
             problems += [] if fits else [self._too_large(priced, better)]
             problems += self._costs(priced)
@@ -371,3 +376,10 @@ class _Check:
         values = {name: getattr(layout, name) for group in _GROUPS for name in group}
         values |= {"schedule": layout.order, "cuda_graphs": layout.cuda_graphs}
         return LayoutRequest(**values)
+
+
+def _with_fix(problem: Problem, better: tuple[Better, ...]) -> Problem:
+    """Return a refusal with a change that starts, where its fix is in flags of `moetune plan`."""
+    if better and _PINS.search(problem.fix):
+        return replace(problem, fix=better[0].change)
+    return problem

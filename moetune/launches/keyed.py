@@ -18,7 +18,15 @@ from moetune.export.torchtitan import BACKEND, PARALLELISM, TRAINING
 from moetune.export.transformers import DISTRIBUTED
 from moetune.huggingface.registry import find_decoder_model, model_names, named_model
 from moetune.launches.entries import Entry
-from moetune.launches.reading import Asked, Given, Problem, Reading, Row, Severity
+from moetune.launches.reading import (
+    Asked,
+    Given,
+    Problem,
+    Reading,
+    Severity,
+    lines_of,
+    rows_of,
+)
 
 Found = dict[str, Any]
 _NEAR = 0.95
@@ -147,9 +155,8 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     return Reading(
         target=target, decoder=model.decoder, model_words=f"{model.title}, by its name", job=job,
         layout=layout, given=given, values=values, facts=facts,
-        rows=tuple(_rows(dialect, given, layout, job)),
-        lines={setting.name: given[key].line for setting in dialect.settings
-               for key in setting.keys if key in given},
+        rows=tuple(rows_of(dialect.settings, given, layout, job)),
+        lines=lines_of(dialect.settings, given),
         problems=(
             *misspelt(entries, [key for setting in dialect.settings for key in setting.keys],
                       dialect.unknown, f"{target.label}: {target.source}"),
@@ -229,21 +236,6 @@ def _problems(values: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator
         if re.search(r"offload_(optimizer|param)\.device$", path) and place.value == "cpu":
             what = f"{path}: states in host memory are not priced for DeepSpeed"
             yield Problem(severity="note", line=place.line, what=what)
-
-
-def _rows(
-    dialect: Dialect, given: Mapping[str, Given], layout: FoldedLayout, job: TrainingJob
-) -> Iterator[Row]:
-    shown = {"global_batch": job.global_batch, "length": job.length}
-    for setting in dialect.settings:
-        value = shown.get(setting.name, getattr(layout, setting.name, None))
-        if value is None:
-            continue
-        key = next((key for key in setting.keys if key in given), next(iter(setting.keys)))
-        place = given.get(key)
-        text = ", ".join(value) or "none" if isinstance(value, tuple) else str(value)
-        yield Row(name=setting.name, value=text, key=place.written if place else key,
-                  line=place.line if place else None)  # fmt: skip
 
 
 def keyed_changes(dialect: Dialect, reading: Reading, layout: FoldedLayout) -> dict[str, Value]:

@@ -22,7 +22,7 @@ from moetune.export.megatron import FLAGS, NEGATIVES
 from moetune.export.megatron_values import SETTINGS
 from moetune.launches.arguments import Argument, Launch
 from moetune.launches.megatron_sizes import SIZES, recognise
-from moetune.launches.reading import Asked, Given, Problem, Reading, Row
+from moetune.launches.reading import Asked, Given, Problem, Reading, Row, lines_of, rows_of
 
 _NAMES = Path(__file__).with_name("megatron_arguments.txt")
 STAGES = (
@@ -144,7 +144,7 @@ def reading_of(
     return Reading(
         target=target, decoder=decoder, model_words=words, job=job, layout=layout,
         given=arguments.given, values=values, facts=_facts(found, values, target),
-        rows=tuple(_rows(arguments, layout, job)), lines=_lines(arguments.given),
+        rows=tuple(_rows(arguments.given, layout, job)), lines=_lines(arguments.given),
         problems=arguments.problems,
     )  # fmt: skip
 
@@ -349,11 +349,7 @@ def _facts(found: Mapping[str, Any], values: Mapping[str, Any], target: Target) 
 
 
 def _lines(given: Mapping[str, Given]) -> dict[str, int]:
-    """Return the line of each setting that has a key in the file."""
-    lines = {
-        setting.name: given[key].line
-        for setting in SETTINGS for key in setting.keys if key in given
-    }  # fmt: skip
+    lines = lines_of(SETTINGS, given)
     stages = [given[key].line for key in STAGES if key in given]
     return lines | ({"stages": stages[0], "vpp": stages[0]} if stages else {})
 
@@ -363,37 +359,12 @@ def flag_of_key(key: str) -> str:
     return FLAGS.get(key, "--" + key.replace("_", "-"))
 
 
-def _rows(arguments: MegatronArguments, layout: FoldedLayout, job: TrainingJob) -> Iterator[Row]:
-    """Yield what runs, each with its argument and line; None of a line is a default."""
-    shown: dict[str, object] = {
-        "tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": layout.ep, "etp": layout.etp,
-        "micro_batch": layout.micro_batch, "global_batch": job.global_batch, "length": job.length,
-        "recompute": layout.recompute_words, "dispatcher": layout.dispatcher,
-        "overlap": layout.overlap, "zero": layout.zero, "optimizer": job.optimizer,
-        "cuda_graphs": layout.cuda_graphs,
-    }  # fmt: skip
-    for setting in SETTINGS:
-        if setting.name in shown:
-            key = next(
-                (key for key in setting.keys if key in arguments.given), next(iter(setting.keys))
-            )
-            found = arguments.given.get(key)
-            yield Row(
-                name=setting.name, value=str(shown[setting.name]),
-                key=found.written if found else flag_of_key(key),
-                line=found.line if found else None,
-            )  # fmt: skip
+def _rows(given: Mapping[str, Given], layout: FoldedLayout, job: TrainingJob) -> Iterator[Row]:
+    """Yield what runs, and the stages of a pipeline, which several arguments may say."""
+    yield from rows_of(SETTINGS, given, layout, job, flag_of_key)
     if layout.stages is not None:
-        key = next((key for key in STAGES if key in arguments.given), STAGES[0])
-        found = arguments.given.get(key)
+        place = next((given[key] for key in STAGES if key in given), None)
         yield Row(
-            name="stages", value=stage_words(layout.stages), key=found.written if found else
-            flag_of_key(key), line=found.line if found else None,
+            name="stages", value=stage_words(layout.stages), line=place.line if place else None,
+            key=place.written if place else flag_of_key(STAGES[0]),
         )  # fmt: skip
-    yield Row(name="dtype", value=job.dtype, key="--bf16", line=_line(arguments, "bf16", "fp8"))
-
-
-def _line(arguments: MegatronArguments, *keys: str) -> int | None:
-    return next(
-        (arguments.given[key].line for key in reversed(keys) if key in arguments.given), None
-    )

@@ -1,13 +1,13 @@
 """What a launch file says of a training: its job, its layout, and where each value stands."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.export.keys import Value
+from moetune.export.keys import Setting, Value
 
 Severity = Literal["stops", "costs", "note"]
 SEVERITIES: tuple[Severity, ...] = ("stops", "costs", "note")
@@ -105,3 +105,35 @@ class Asked:
     devices_per_node: int = 8
     extra: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
+
+
+def rows_of(
+    settings: Iterable[Setting], given: Mapping[str, Given], layout: FoldedLayout,
+    job: TrainingJob, spelled: Callable[[str], str] = str,
+) -> Iterator[Row]:  # fmt: skip
+    """Yield the settings of a layout and a job, each with its key and line.
+
+    Args:
+        spelled: returns a key as the runtime spells it.
+    """
+    for setting in settings:
+        value = getattr(layout, setting.name, getattr(job, setting.name, None))
+        if value is None and setting.name == "narrow":
+            value = job.dtype
+        if value is None:
+            continue
+        key = next((key for key in setting.keys if key in given), next(iter(setting.keys)))
+        place = given.get(key)
+        yield Row(
+            name=setting.name, line=place.line if place else None,
+            value=", ".join(value) or "none" if isinstance(value, tuple) else str(value),
+            key=place.written if place else spelled(key),
+        )  # fmt: skip
+
+
+def lines_of(settings: Iterable[Setting], given: Mapping[str, Given]) -> dict[str, int]:
+    """Return the line of each setting that has a key in the file."""
+    return {
+        setting.name: given[key].line
+        for setting in settings for key in setting.keys if key in given
+    }  # fmt: skip

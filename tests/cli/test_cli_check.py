@@ -100,7 +100,7 @@ BREAKS = (
     ("--global-batch-size 128", "--global-batch-size 130", 22,
      "micro_batch·dp (4) does not divide global_batch (130)", "--global-batch-size 128"),
     ("--bf16 \\", "--bf16 --overlap-moe-expert-parallel-comm \\", 21,
-     "overlap batch with pp and no virtual stages", "vpp"),
+     "overlap batch with pp and no virtual stages", "-"),
     ("CONNECTIONS=1", "CONNECTIONS=8", 10, "CUDA_DEVICE_MAX_CONNECTIONS other than 1",
      "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
     ("--micro-batch-size 1", "--micro-batch-size 16", None, "it runs out of memory", "--"),

@@ -16,7 +16,7 @@ _NAMES = {
     "etp": "expert tensor parallel", "tp": "tensor parallel", "pp": "pipeline parallel",
     "cp": "context parallel", "ep": "expert parallel", "micro_batch": "micro-batch",
     "global_batch": "batch", "length": "sequence", "zero": "ZeRO stage",
-    "cuda_graphs": "CUDA graphs", "overlap": "overlap of exchanges",
+    "narrow": "dtype", "cuda_graphs": "CUDA graphs", "overlap": "overlap of exchanges",
 }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _problem(problem: Problem) -> str:
         "" if problem.line is None else f", line {problem.line}" if problem.line else ", behind --"
     )
     saves = f" That saves {format_seconds(problem.seconds_saved)}." if problem.seconds_saved else ""
-    fix = f" Write {problem.fix}.{saves}" if problem.fix else ""
+    fix = f" Instead: {problem.fix}.{saves}" if problem.fix else ""
     why = f" [{problem.why}]" if problem.why else ""
     return f"{problem.severity.capitalize()}{place}: {problem.what}.{fix}{why}"
 
