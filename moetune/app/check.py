@@ -308,9 +308,10 @@ class _Check:
         for name in self._off:
             search = self._search({**self.facts, name: True})
             saved = priced.step.seconds - search.price(priced.layout).step.seconds
+            keys = self.launch.changes(priced.layout, [name])
             yield Problem(
                 severity="costs", line=None, what=_OFF[name], seconds_saved=max(0.0, saved),
-                why=f"{self.reading.target.label}: the default", fix=self.launch.key_of(name),
+                why=f"{self.reading.target.label}: the default", fix=self.launch.words(keys),
             )  # fmt: skip
 
     def _better(self, priced: PricedLayout | None) -> tuple[Better, ...]:

@@ -160,11 +160,13 @@ class KeyedFile:
         """Return the keys that another layout has otherwise."""
         if self.dialect is None:
             return megatron_changes(self.reading, layout, facts)
-        return keyed_changes(self.dialect, self.reading, layout)
+        changes = keyed_changes(self.dialect, self.reading, layout)
+        keys = (key for name in facts for key in keys_of(self.dialect.settings, name))
+        return {**changes, **dict.fromkeys(keys, True)}
 
     def words(self, changes: Mapping[str, Value]) -> str:
         """Return changes as assignments."""
-        return ", ".join(f"{key} = {value}" for key, value in changes.items())
+        return ", ".join(f"{key} = {json.dumps(value)}" for key, value in changes.items())
 
     def key_of(self, name: str) -> str:
         """Return the key of an attribute of the layout."""
