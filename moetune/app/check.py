@@ -114,7 +114,10 @@ def check_file(file: Path, asked: Asked, profile: Profile) -> tuple[LaunchFile, 
     except UnicodeDecodeError:
         raise InputError(f"{file} is no text", "give the file that starts the run") from None
     width = site_of(profile).devices_per_node
-    launch = open_launch(file.name, text, replace(asked, devices_per_node=width))
+    try:
+        launch = open_launch(file.name, text, replace(asked, devices_per_node=width))
+    except RecursionError:
+        raise InputError(f"{file} is nested too deeply", "give the file that starts") from None
     return launch, check_launch(str(file), launch, profile)
 
 

@@ -47,7 +47,7 @@ def entries_of(name: str, text: str) -> tuple[Entry, ...]:
         raise InputError(f"{name} is no TOML: {error}", "mend that line") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{name} is no JSON: {error}", "mend that line") from None
-    except (SyntaxError, RecursionError) as error:
+    except SyntaxError as error:
         raise InputError(f"{name} is no Python: {error}", "mend that line") from None
 
 

@@ -30,6 +30,9 @@ from moetune.launches.reading import (
 
 Found = dict[str, Any]
 _NEAR = 0.95
+_NUMBERS = frozenset({"dp", "tp", "cp", "pp", "ep", "local", "copies", "global_batch", "length"})
+_FILLED_IN = {"dp": None, "tp": None}
+"""What the ranks say where the file does not."""
 _POLICIES = {"full": ("full",), "selective": ("selective",), "none": ()}
 _ALIASES = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
@@ -134,6 +137,9 @@ def read_keyed(dialect: Dialect, entries: tuple[Entry, ...], asked: Asked) -> Re
     for name, number in found.items():
         if number is None and name == "length":
             raise InputError("nothing says the tokens of a sequence", "-- --max_seq_length 4096")
+    for name in _NUMBERS & found.keys():
+        if not isinstance(found[name], int) and found[name] != _FILLED_IN.get(name, found):
+            raise InputError(f"{name} is {found[name]!r}, which is no number", "give a number")
     dialect.arrange(found, values, ranks)
     target = find_target(asked.target or dialect.target)
     named = asked.model or _model(values)

@@ -40,6 +40,14 @@ KEYS = frozenset(
     {*(key for setting in SETTINGS for key in setting.keys), *STAGES, *_OTHERS, *SIZES}
 )
 """Keys that say a layout, a job or a model's sizes."""
+_MAY_BE_NONE = frozenset({"cpu_offloading_num_layers", "mtp_num_layers", "recompute_num_layers"})
+_NUMBERS = frozenset(
+    {key for setting in SETTINGS for key, default in setting.keys.items() if key.endswith("_size")}
+    | {key for key in SIZES if key.startswith(("num_", "kv_", "q_lora")) or key.endswith("_size")}
+    | {key for key in STAGES if "num" in key or key.endswith("_size")}
+    | {"seq_length", "moe_router_topk", "cpu_offloading_num_layers", "mtp_num_layers"}
+)
+"""Keys of whole numbers."""
 _LISTS = frozenset({"recompute_modules", "cuda_graph_modules", "cuda_graph_scope"})
 _SWITCHES = frozenset(
     {key for setting in SETTINGS for key, default in setting.keys.items() if default is False}
@@ -123,6 +131,8 @@ def reading_of(
         InputError: a value is missing or wrong, or the model is not known.
     """
     values = arguments.values
+    for key in _NUMBERS & values.keys():
+        _check_number(key, values[key], arguments.given.get(key))
     for key, wanted in (("micro_batch_size", "a micro-batch"), ("seq_length", "a length")):
         if not isinstance(values.get(key), int):
             what = f"line {line}: nothing gives {flag_of_key(key)}"
@@ -147,6 +157,15 @@ def reading_of(
         rows=tuple(_rows(arguments.given, layout, job)), lines=_lines(arguments.given),
         problems=arguments.problems,
     )  # fmt: skip
+
+
+def _check_number(key: str, value: Value, given: Given | None) -> None:
+    """Raise InputError where a size is no whole number from 1 on, or from 0 where it may be 0."""
+    least = 0 if key in _MAY_BE_NONE else 1
+    if value is None or (isinstance(value, int) and value is not True and value >= least):
+        return
+    place = f"line {given.line}: {given.written}" if given else key
+    raise InputError(f"{place} is {value!r}, which is no number from {least} on", "give a number")
 
 
 def _named(launch: Launch) -> str | None:

@@ -161,8 +161,9 @@ def _listed(text: str) -> tuple[int, ...] | int:
                 return computed(left) + computed(right)
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
                 first, second = computed(left), computed(right)
-                times = second if isinstance(second, int) else first
-                if isinstance(times, int) and times > _LARGEST_LIST:
+                listed = first if isinstance(first, list) else second
+                times = second if isinstance(first, list) else first
+                if isinstance(listed, list) and len(listed) * times > _LARGEST_LIST:
                     raise ValueError
                 return first * second
             case _:

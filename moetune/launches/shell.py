@@ -273,32 +273,12 @@ class _Reader:
 
     def _command(self, assigned: list[Token], rest: list[Token]) -> None:
         here = [token for token in rest if token.kind == "here"]
-        rest = [token for token in rest if token.kind != "here"]
-        words = [word for token in rest for word in self.scope.words(token.text, token.line)]
-        if not words:
-            return
-        if words[0].text in _SHELLS and here:
-            self._inner(here[0].text, here[0].line)
-            return
-        texts = [word.text for word in words]
-        shell = next((at for at, text in enumerate(texts) if text in _SHELLS), len(texts))
-        if "-c" in texts[shell:-1]:
-            script = words[texts.index("-c", shell) + 1]
-            self._inner(script.text, script.line)
-            return
-        if words[0].text == "shift":
-            by = int(words[1].text) if len(words) > 1 and words[1].text.isdigit() else 1
-            self.scope.positional = self.scope.positional[by:]
-            return
-        if words[0].text == "unset":
-            for word in words[1:]:
-                self.scope.variables.pop(word.text, None)
-            return
-        if words[0].text in ("source", "."):
-            self.notes.append(Note("a file that the script reads is left aside", rest[0].line))
-            return
-        if words[0].text == "eval":
+        plain_words = [token for token in rest if token.kind != "here"]
+        words = [word for token in plain_words for word in self.scope.words(token.text, token.line)]
+        if words and words[0].text == "eval":
             words = [word._replace(text=word.text.strip("'\"")) for word in words[1:]]
+        if not words or self._is_of_shell(words, here):
+            return
         environment = {
             name: _as_word(self.scope.variables[name][0])
             for name in self.exported if self.scope.variables.get(name)
@@ -306,9 +286,31 @@ class _Reader:
         for token in assigned:
             name, _, raw = token.text.partition("=")
             environment[name] = _as_word(self.scope.text(raw, token.line) or plain("", token.line))
-        self.commands.append(
-            ShellCommand(words=tuple(words), line=rest[0].line, environment=environment)
-        )
+        line = rest[0].line
+        self.commands.append(ShellCommand(words=tuple(words), line=line, environment=environment))
+
+    def _is_of_shell(self, words: list[Word], here: list[Token]) -> bool:
+        """Return whether a command is the shell's own, or a script in it, and do as it says."""
+        texts = [word.text for word in words]
+        shell = next((at for at, text in enumerate(texts) if text in _SHELLS), len(texts))
+        if "-c" in texts[shell:-1]:
+            script = words[texts.index("-c", shell) + 1]
+            self._inner(script.text, script.line)
+            return True
+        match texts:
+            case [first, *_] if first in _SHELLS and here:
+                self._inner(here[0].text, here[0].line)
+            case ["shift", *by]:
+                number = int(by[0]) if by and by[0].isdigit() else 1
+                self.scope.positional = self.scope.positional[number:]
+            case ["unset", *names]:
+                for name in names:
+                    self.scope.variables.pop(name, None)
+            case ["source" | ".", *_]:
+                self._leave(words[0].line, "a file that the script reads")
+            case _:
+                return False
+        return True
 
     def _inner(self, text: str, line: int) -> None:
         """Read a script in the script, with its variables."""

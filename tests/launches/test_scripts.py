@@ -214,6 +214,7 @@ def test_the_command_of_a_script_is_the_one_that_bash_starts(
         (("$NODES)", "$COUNT)"), {}, "line 6: --nnodes has $COUNT, which has no value here"),
         (("torchrun", "echo torchrun"), {}, "no command in the file starts a training"),
         (("--seq-length 4096", ""), {}, "nothing gives --seq-length"),
+        (("parallel-size 4", "parallel-size x4"), {}, "is 'x4', which is no number from 1 on"),
         (("--hidden-size 4096", ""), {}, "the script gives no --hidden-size"),
         (("--hidden-size 4096", "--hidden-size 4160"), {}, "does not say its vocabulary"),
         (("", ""), {"model": "none-such"}, "model 'none-such' is unknown"),
